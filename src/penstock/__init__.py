@@ -6,6 +6,7 @@ needs no torch does not load it. Packages have nouns for names (`penstock.plan`)
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ MODULE_OF = {name: module for module, names in PLACES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("penstock")
     if name not in MODULE_OF:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
     value = getattr(import_module(MODULE_OF[name]), name)

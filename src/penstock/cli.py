@@ -6,6 +6,7 @@ Commands import what they need when they run, so that planning never loads torch
 
 import sys
 from io import TextIOWrapper
+from typing import Annotated
 
 import typer
 
@@ -29,16 +30,38 @@ SIGNALLED = 128
 
 app = typer.Typer(
     name="penstock",
-    help="Planned pipeline-parallel training for PyTorch.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def print_version(asked: bool) -> None:
+    """Print the version and end, if asked."""
+    if asked:
+        from importlib.metadata import version
+
+        print(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def penstock(
+    version: Annotated[
+        bool,
+        typer.Option("-V", "--version", callback=print_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None:
+    """Planned pipeline-parallel training for PyTorch."""
+
+
 app.command("profile")(job_commands.profile)
 app.command("plan")(planning_commands.plan)
 app.command("simulate")(simulate_command.simulate)
-app.command("rehearse")(rehearse_command.rehearse)
+app.command("rehearse", short_help="Carry out PLAN with processes that wait, not compute.")(
+    rehearse_command.rehearse
+)
 app.command("compare")(compare_command.compare)
 app.command("train")(job_commands.train)
 app.command("cluster")(cluster_commands.cluster)

@@ -26,6 +26,7 @@ __all__ = [
     "Entry",
     "Json",
     "check_document",
+    "check_folder",
     "check_place",
     "json_text",
     "parse_json",
@@ -307,6 +308,19 @@ def check_place(path: str | Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "may not be written to" if folder.is_dir() else "does not exist"
         raise BadInput(f"cannot write '{path}': folder '{folder}' {reason}; name another place")
+
+
+def check_folder(path: str | Path) -> None:
+    """Raise if a folder can neither be written to nor be made, before any work is done.
+
+    Raises:
+        BadInput: it is a file, or lies in a folder that may not be written to.
+    """
+    target = Path(os.path.realpath(path))
+    there = next((place for place in (target, *target.parents) if place.exists()), target)
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        reason = "may not be written to" if there.is_dir() else "is no folder"
+        raise BadInput(f"cannot write to folder '{path}': '{there}' {reason}; name another place")
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -2,7 +2,15 @@
 
 from collections.abc import Sequence
 
-__all__ = ["layers_text", "numbered", "percent_text", "rate_text", "seconds_text", "size_text"]
+__all__ = [
+    "counted",
+    "layers_text",
+    "numbered",
+    "percent_text",
+    "rate_text",
+    "seconds_text",
+    "size_text",
+]
 
 
 def seconds_text(seconds: float) -> str:
@@ -54,6 +62,16 @@ def layers_text(names: Sequence[str]) -> str:
     ('embed', 'embed ... block.1')
     """
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+
+
+def counted(number: int, thing: str) -> str:
+    """A number with its noun, in the plural if needed.
+
+    >>> counted(1, "stage"), counted(3, "stage"), counted(0, "micro-batch")
+    ('1 stage', '3 stages', '0 micro-batches')
+    """
+    plural = "es" if thing.endswith("ch") else "s"
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}{plural}"
 
 
 def numbered(word: str, numbers: Sequence[int]) -> str:

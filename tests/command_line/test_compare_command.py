@@ -79,10 +79,12 @@ def test_all_stands_for_every_synchronous_schedule_alone(
 
 def test_people_get_a_table_and_progress_row_by_row(penstock: Penstock, problem: list[str]) -> None:
     answer = penstock("compare", *problem, "--planners", "search,single-device")
-    assert answer.output.startswith("no plan takes less than ")
+    best, bound, *_ = answer.output.splitlines()
+    assert best.startswith("search: ") and "stages, 2 on each device, " in best
+    assert bound.startswith("no plan takes less than ")
     lines = answer.output.splitlines()
     header = next(line for line in lines if line.split()[:1] == ["planner"]).split()
-    assert header[:3] == ["planner", "schedule", "stages"]
+    assert header[:3] == ["planner", "schedule", "iteration"]
     assert "single-device: " in answer.errors and "planned in" in answer.errors
     assert "single-device: " not in answer.output
     quiet = penstock("compare", *problem, "--planners", "single-device", "--quiet")

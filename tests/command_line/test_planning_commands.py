@@ -36,6 +36,7 @@ PLAN_KEYS = {
     "spp_bound_s",
     "bubble",
     "peak_memory_bytes",
+    "fits",
     "memory_reserve",
     "planning_s",
     "speedup_over_one_device",
@@ -114,8 +115,7 @@ def test_a_saved_plan_is_read_again_and_simulates_to_the_same_figures(
     planned = penstock("plan", *problem, "-o", path, "--json").values
     assert read_plan(path).global_batch == 12
     played = penstock("simulate", path, "--json").values
-    assert (planned["memory_reserve"], played["memory_reserve"]) == (0.05, 0.0)
-    for key in PLAN_KEYS - {"planning_s", "memory_reserve"}:
+    for key in PLAN_KEYS - {"planning_s"}:
         assert played[key] == planned[key], key
 
 
@@ -150,13 +150,29 @@ def test_simulate_finds_profile_and_cluster_in_a_run_directory(
     assert answer.values["iteration_s"] == pytest.approx(summary["predicted_s"])
 
 
-def test_a_plan_that_does_not_fit_in_memory_is_simulated_with_a_warning(
+def test_a_plan_that_does_not_fit_in_memory_is_simulated_and_exits_with_3(
     penstock: Penstock, run_directory: Path
 ) -> None:
     path = run_directory / "cluster.toml"
+    assert penstock("simulate", run_directory / "plan.json", "--json").values["fits"] is True
     path.write_text(path.read_text().replace("memory = 60000000.0", "memory = 1000000.0"))
     answer = penstock("simulate", run_directory / "plan.json", "--json")
-    assert answer.code == 0 and "does not fit in the memory of device 0" in answer.errors
+    assert (answer.code, answer.values["fits"]) == (3, False)
+    (line,) = answer.errors.splitlines()
+    assert line.startswith("penstock: error: the plan does not fit in the memory of devices 0, 1")
+
+
+def test_simulate_has_the_limits_that_plan_has(
+    penstock: Penstock, problem: list[str], tmp_path: Path
+) -> None:
+    """Devices of 60 MB, of which plans leave 5 % free; with more memory the plan leaves less."""
+    out = tmp_path / "plan.json"
+    shown = penstock("plan", *problem, "--planner", "dapple", "-o", out).output
+    assert "57.0 MB" in shown and "57.0 MB" in penstock("simulate", out).output
+    full = max(penstock("simulate", out, "--json").values["peak_memory_bytes"])
+    cluster = tmp_path / "four.toml"
+    cluster.write_text(cluster.read_text().replace("60000000.0", f"{full / 0.96}"))
+    assert penstock("simulate", out, "--json").code == 3
 
 
 def test_people_get_a_table_and_notes_go_to_standard_error(

@@ -123,7 +123,10 @@ def test_the_first_plan_of_start_here_is_that_of_the_benchmark() -> None:
     rows = {(row["model"], row["cluster"]): row for row in results("planning")["rows"]}
     plan = answer_of(rows["bert-48", "dapple-a"])
     count = plan["micro_batches"]
-    assert f"\nsearch, {plan['schedule']}: {count} micro-batches of {64 // count} " in page
+    stages, order = plan["stages"].count(":") + 1, plan["schedule"]
+    assert (
+        f"\nsearch: {stages} stages x 2 replicas, 3 on each device, {order}; {count} micro-" in page
+    )
     milliseconds, gap = 1e3 * plan["iteration_s"], 100 * plan["gap"]
     assert f"\niteration {milliseconds:.0f} ms, {gap:.1f} % above the bound" in page
 

@@ -73,7 +73,7 @@ class Link:
     latency_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cluster:
     """Hosts with their devices, numbered throughout in order, and links that override host rates.
 
@@ -88,6 +88,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         check_cluster(self)
+
+    def __repr__(self) -> str:
+        return f"Cluster('{self.name}', {len(self.hosts)} hosts, {len(self.devices)} devices)"
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:

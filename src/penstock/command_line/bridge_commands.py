@@ -15,7 +15,7 @@ from penstock.command_line.options import (
     ProfileBatch,
     Quiet,
 )
-from penstock.command_line.shown_plan import show_planned
+from penstock.command_line.shown_plan import show_planned, too_full_words
 from penstock.command_line.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def export_plan(
         "files": files,
         "notes": notes,
     }
-    if out or as_json:
+    if out:
         terminal.show(values, stage_table(layout, exported.stages))
     else:
-        print(exported.text, end="", flush=True)
+        terminal.show_text(values, exported.text)
     for note in [*notes, *(f"wrote {path}" for path in files)]:
         terminal.note(note)
     if not out:
@@ -146,11 +146,12 @@ def import_layout(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Read a layout of another framework as a plan; -o writes the plan."""
+    """Read another framework's layout as a plan; -o writes the plan."""
     from penstock.bridges.layout import AskedLayout, plan_of_layout
     from penstock.bridges.registry import IMPORTERS
     from penstock.bridges.request import ImportRequest
     from penstock.document import check_place
+    from penstock.plan.in_words import plan_words
     from penstock.plan.json_file import plan_to_json, write_plan
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named
@@ -178,16 +179,15 @@ def import_layout(
         if out:
             write_planned(planned, out, inputs, 0.0)
         show_planned(terminal, planned, costs, machines, planned.to_json(0.0))
+        if planned.prediction.too_full:
+            terminal.note(too_full_words(planned.prediction.too_full))
     else:
         if out:
             write_plan(plan, out)
         values = plan_to_json(plan)
         kept = ("planner", "schedule", "micro_batches", "micro_batch_size", "stages")
         names = [[costs.layers[i].name for i in stage.layers] for stage in plan.stages]
-        head = (
-            f"{plan.schedule}: {plan.micro_batches} micro-batches of {plan.micro_batch_size} "
-            f"samples"
-        )
+        head = plan_words(plan)
         terminal.show({key: values[key] for key in kept}, head, stage_table(read, names))
     if not read.schedule and not schedule:
         terminal.note(f"the layout names no schedule; {plan.schedule} is taken (--schedule)")
@@ -279,5 +279,5 @@ def stage_table(layout: "PipelineLayout", names: Sequence[Sequence[str]]) -> "Ta
         table.add_column(head)
     for index, (layers, modules) in enumerate(zip(layout.stages, names, strict=True)):
         text = f"{layers_text(modules)}  [{layers.start}, {layers.stop})"
-        table.add_row(str(index), str(layout.ranks[index]), text.replace("[", r"\["))
+        table.add_row(str(index), str(layout.ranks[index]), text)
     return table

@@ -1,13 +1,16 @@
 """``penstock cluster`` and ``launch``: the hosts of a job, and what starts it on them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
 from penstock.command_line.options import AsJson, Device, JobName, Out, Quiet
 from penstock.command_line.terminal import Terminal
 from penstock.errors import BadInput, RunFailed
+
+if TYPE_CHECKING:
+    from penstock.cluster.cluster import Cluster
 
 __all__ = ["cluster", "launch"]
 
@@ -21,9 +24,9 @@ def cluster(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the hosts that torchrun or srun has started this on: devices and links.
+    """Measure the hosts that torchrun or srun has started it on.
 
-    -o writes the cluster as TOML, which planning reads.
+    Devices and links are measured. -o writes the cluster as TOML, which planning reads.
     """
     from penstock.runtime.processes.srun import one_of_several
 
@@ -31,11 +34,13 @@ def cluster(
     terminal = Terminal(as_json, quiet or started.rank > 0)
     from penstock.cluster.toml_file import read_cluster, write_cluster
     from penstock.document import check_place
+    from penstock.jobs.device_check import check_device
     from penstock.jobs.live_cluster import differences_from, measure_cluster
     from penstock.report.tables import cluster_table
 
     if out:
         check_place(out)
+    check_device(device, started.ranks)
     saved = read_cluster(check) if check else None
     terminal.note(f"measuring {started.ranks} rank(s) and the links between them")
     found = measure_cluster(device)
@@ -83,15 +88,16 @@ def launch(
         str, Option(metavar="DIR", help="Run directory, on a disk that all hosts share.")
     ] = "",
     image: Annotated[str, Option(metavar="IMAGE", help="Container image, for Kubernetes.")] = "",
-    device: Device = "cpu",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Option(help="Where the layers run. auto: on GPUs, if the cluster's devices are some."),
+    ] = "auto",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write what starts JOB on several hosts, in the order in which the plan numbers them."""
-    from rich.text import Text
-
-    from penstock.document import write_text
+    """Write what starts JOB on several hosts, in the plan's order."""
+    from penstock.document import check_place, write_text
     from penstock.jobs.launch_script import LAUNCHERS, Start, hosts_text
     from penstock.planning.plan_files import cluster_of_plan
 
@@ -99,25 +105,43 @@ def launch(
     asked = [n for n, on in zip(LAUNCHERS, (torchrun, slurm, kubernetes), strict=True) if on]
     if len(asked) != 1:
         raise BadInput(f"name one of {', '.join(f'--{name}' for name in LAUNCHERS)}")
+    if out:
+        check_place(out)
     hosts = cluster_of_plan(plan, cluster)
     directory = run or f"runs/{Path(job).stem}"
     arguments = (job, "--out", directory, *(("--plan", plan) if plan else ()))
     check_ranks(plan, len(hosts.devices))
+    on_gpus = runs_on_gpus(device, hosts, terminal)
     start = Start(
         Path(job).stem,
-        (*arguments, *(("--device", device) if device != "cpu" else ())),
+        (*arguments, *(("--device", "cuda") if on_gpus else ())),
         directory,
         tuple((host.name, len(host.devices)) for host in hosts.hosts),
-        on_gpus=device == "cuda",
+        on_gpus=on_gpus,
         image=image,
     )
     script = LAUNCHERS[asked[0]](start)
     if out:
         write_text(out, script)
         terminal.note(f"wrote {out}: {start.ranks} ranks, {hosts_text(start.hosts)}")
-    # The brackets of a shell are no markup, and its lines must not be broken.
-    shown = Text(script.rstrip(), no_wrap=True, overflow="ignore")
-    terminal.show({"script": script}, *([] if out else [shown]))
+    terminal.show_text({"script": script}, "" if out else script)
+
+
+def runs_on_gpus(device: str, cluster: "Cluster", terminal: Terminal) -> bool:
+    """Whether ranks run on GPUs: as asked, and with ``auto`` where the cluster's devices are some.
+
+    Notes what the cluster does not say, and what `penstock train` refuses.
+    """
+    from penstock.jobs.device_check import SEVERAL_GPUS
+
+    kinds = ", ".join(dict.fromkeys(each.kind for each in cluster.devices))
+    has_gpus = any(each.kind.lower() != "cpu" for each in cluster.devices)
+    on_gpus = device == "cuda" if device != "auto" else has_gpus
+    if on_gpus != has_gpus:
+        terminal.note(f"the devices of cluster '{cluster.name}' are {kinds}, not {device}")
+    if on_gpus and len(cluster.devices) > 1:
+        terminal.note(f"{SEVERAL_GPUS}: 'penstock train' will refuse --device cuda on these ranks")
+    return on_gpus
 
 
 def check_ranks(plan: str, ranks: int) -> None:

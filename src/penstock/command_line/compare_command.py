@@ -27,6 +27,7 @@ from penstock.command_line.options import (
 from penstock.command_line.progress import PlanningProgress, planning_progress
 from penstock.command_line.shown_plan import reserve_lines
 from penstock.command_line.terminal import Terminal
+from penstock.errors import BadInput
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
@@ -75,12 +76,14 @@ def compare(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the plans of all planners for PROFILE on a cluster, the fastest first.
+    """Compare the plans of all planners for PROFILE, fastest first.
 
     -o writes the result as JSON.
     """
     collect_garbage_rarely()
+    from penstock.command_line.narrow_table import NarrowTable
     from penstock.document import check_place
+    from penstock.plan.problem import other_kinds_words
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
     from penstock.planning.planning_problem import planning_problem
@@ -90,6 +93,8 @@ def compare(
     terminal = Terminal(as_json, quiet)
     start_numba_without_scipy()
     check_picture_path(picture)
+    if out.endswith((".csv", ".html", ".svg")):
+        raise BadInput(f"-o '{out}' would hold JSON, whatever its ending says; name a .json file")
     for place in filter(None, (out, picture)):
         check_place(place)
     inputs = PlanInputs(profile, cluster, profile_batch)
@@ -102,6 +107,7 @@ def compare(
         max_stages=max_stages,
         memory_reserve=memory_reserve,
     )
+    terminal.note(other_kinds_words(problem.profile, problem.cluster))
     asked, orders = names_in(planners), schedules_in(schedules)
     check_names(asked, orders)
     with planning_progress(terminal) as progress:
@@ -118,8 +124,8 @@ def compare(
         values["why"] = reasons_of(lines)
     terminal.save(values, out)
     rows = [line.row for line in lines]
-    shown = words if explain else []
-    terminal.show(values, *bound_lines(lines), comparison_table(rows), *refusal_lines(rows), *shown)
+    shown, table = words if explain else [], NarrowTable(comparison_table(rows), keys=2)
+    terminal.show(values, *bound_lines(lines), table, *refusal_lines(rows), *shown)
     if picture:
         drawn = [line.drawn for line in lines if line.drawn]
         write_picture(picture, drawn, picture_head(lines, problem), words)
@@ -181,7 +187,7 @@ def compared_lines(
         on_step=lambda planner, step: progress.show_step(step, planner),
     ):
         line = compared_line(found, problem, wanted)
-        progress.note(row_text(line.row))
+        progress.note(line_text(line))
         comparisons.append(line.comparison)
         lines[id(line.comparison)] = line
     require_a_plan(comparisons)
@@ -262,16 +268,21 @@ def row_of(found: "Comparison") -> "ComparisonRow":
     )
 
 
-def row_text(row: "ComparisonRow") -> str:
-    """A row in one line, printed as soon as it is known."""
+def line_text(line: ComparedLine) -> str:
+    """A plan in one line, printed as soon as it is known, or why there is none."""
+    from penstock.plan.in_words import plan_words
+    from penstock.planning.assessment import PlannedPipeline
     from penstock.words import seconds_text
 
-    result = row.refusal or f"{seconds_text(row.iteration_s)} with {row.schedule}, {row.stages}"
+    outcome, row = line.comparison.outcome, line.row
+    result = row.refusal
+    if isinstance(outcome, PlannedPipeline):
+        result = f"{seconds_text(row.iteration_s)}, {plan_words(outcome.plan)}"
     return f"{row.planner}: {result} (planned in {seconds_text(row.planning_s)})"
 
 
 def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
-    """The lower bound that all gaps refer to, and what proves it."""
+    """The fastest plan, the lower bound that all gaps refer to, and what proves it."""
     from penstock.planning.assessment import PlannedPipeline
     from penstock.words import seconds_text
 
@@ -281,7 +292,7 @@ def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
     argument = f": {planned.bound.argument}" if planned.bound.argument else ""
     covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
     bound = f"no plan takes less than {seconds_text(planned.lower_bound_s)}{covers}{argument}"
-    return [bound, *reserve_lines(planned.memory_reserve), ""]
+    return [line_text(lines[0]), bound, *reserve_lines(planned.memory_reserve), ""]
 
 
 def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:

@@ -44,22 +44,31 @@ def profile(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what each layer of JOB's model costs, in time and memory."""
+    """Measure the time and memory of each layer of JOB's model."""
+    from penstock.document import check_place
+    from penstock.jobs.device_check import check_device
+    from penstock.measure.hardware import hardware_named
+
     terminal = Terminal(as_json, quiet)
+    if out:
+        check_place(out)
+    if estimate:
+        hardware_named(estimate)
     with notice_if_long(terminal.note, LOADING):
-        from penstock.document import check_place
+        if not estimate:
+            check_device(device)
         from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import profile_job
         from penstock.profile.json_file import write_profile
         from penstock.report.tables import profile_table
 
-    if out:
-        check_place(out)
     found = find_job(job)
     terminal.note(f"costing the layers of '{job}'")
     costed = profile_job(found, device=device, estimate_for=estimate)
     if out:
         write_profile(costed, out)
+    for text in costed.notes:
+        terminal.note(text)
     samples, whole = costed.batch_size, range(len(costed.layers))
     values = {
         "layers": len(costed.layers),
@@ -98,14 +107,18 @@ def train(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train JOB on local workers, or on the ranks that torchrun or srun has started.
+    """Train JOB on local workers, or under torchrun or srun.
 
-    -o is the run directory.
+    There it trains on the ranks that these have started. -o is the run directory.
     """
     from penstock.runtime.processes.srun import one_of_several
 
     started = one_of_several()
+    from penstock.document import check_folder
+
     terminal = Terminal(as_json, quiet or started.rank > 0)
+    for folder in filter(None, (out, save_weights) if started.ranks == 1 else ()):
+        check_folder(folder)
     say_when_compiling(terminal.note)
     with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
@@ -179,18 +192,21 @@ def verify(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare one step of JOB's pipeline with its model run without Penstock.
+    """Compare one step of JOB with its model run without Penstock.
 
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
+    from penstock.document import check_place
+    from penstock.jobs.device_check import check_device
+
     terminal = Terminal(as_json, quiet)
+    if out:
+        check_place(out)
     with notice_if_long(terminal.note, LOADING):
-        from penstock.document import check_place
+        check_device(device, workers)
         from penstock.jobs.job_file import find_job
         from penstock.jobs.verify_job import verify_job
 
-    if out:
-        check_place(out)
     found, place = find_job(job), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
     result = verify_job(found, workers=workers, plan=place, device=device)
@@ -218,7 +234,7 @@ def report(
 
 
 def catalogue(out: Out = "", as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """List the built-in jobs, models, clusters, planners and schedules."""
+    """List built-in jobs, models, clusters, planners and schedules."""
     from penstock.cluster.presets import CLUSTERS
     from penstock.jobs.registry import JOBS
     from penstock.profile.built_in import MODELS

@@ -62,6 +62,7 @@ def plan(
     collect_garbage_rarely()
     from penstock.bounds.lower_bound import lower_bound
     from penstock.document import check_place
+    from penstock.plan.problem import other_kinds_words
     from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.asynchronous_advice import advice_words, without_flush
@@ -89,6 +90,7 @@ def plan(
         max_stages=max_stages,
         memory_reserve=memory_reserve,
     )
+    terminal.note(other_kinds_words(costs, machines))
     sizes = sizes_of(tensor_parallel)
     with planning_progress(terminal) as progress:
         start_s, score = perf_counter(), make_score(problem)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.planning.assessment import PlannedPipeline
     from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["headline", "reserve_lines", "show_planned"]
+__all__ = ["headline", "reserve_lines", "show_planned", "too_full_words"]
 
 
 def show_planned(
@@ -23,17 +23,20 @@ def show_planned(
     values: Mapping[str, object],
     parts: Sequence["RenderableType"] = (),
 ) -> None:
-    """Print a plan with its prediction and ``parts``, and a note if it does not fit in memory."""
+    """Print a plan with its prediction and ``parts``."""
     from penstock.report.tables import plan_table
 
     prediction = planned.prediction
     table = plan_table(planned.plan, profile, cluster, prediction.peak_memory_bytes)
     terminal.show(values, *headline(planned), table, *parts)
-    if prediction.too_full:
-        devices = ", ".join(map(str, prediction.too_full))
-        terminal.note(
-            f"the plan does not fit in the memory of device {devices}; recompute or replan"
-        )
+
+
+def too_full_words(devices: Sequence[int]) -> str:
+    """That a plan does not fit, and where."""
+    from penstock.words import numbered
+
+    where = numbered("device", devices)
+    return f"the plan does not fit in the memory of {where}; plan again, or recompute activations"
 
 
 def reserve_lines(share: float) -> list[str]:
@@ -58,6 +61,7 @@ def headline(planned: "PlannedPipeline") -> list[str]:
     """The main numbers of a plan, in a few lines."""
     from math import isfinite
 
+    from penstock.plan.in_words import plan_words
     from penstock.simulate.by_length import expected_s
     from penstock.words import percent_text, seconds_text
 
@@ -74,8 +78,7 @@ def headline(planned: "PlannedPipeline") -> list[str]:
     else:
         parts.append("data parallelism does not fit")
     lines = [
-        f"{plan.planner}, {plan.schedule}: {plan.micro_batches} micro-batches of "
-        f"{plan.micro_batch_size} samples",
+        f"{plan.planner}: {plan_words(plan)}",
         ", ".join(parts),
     ]
     if plan.tensor_groups:

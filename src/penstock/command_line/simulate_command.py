@@ -20,14 +20,14 @@ from penstock.command_line.options import (
     ProfileBatch,
     Quiet,
 )
-from penstock.command_line.shown_plan import groups_line, show_planned
+from penstock.command_line.shown_plan import groups_line, show_planned, too_full_words
 from penstock.command_line.terminal import Terminal
+from penstock.errors import Infeasible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.cluster.cluster import Cluster
-    from penstock.plan.plan import Plan
     from penstock.planning.what_if import PlayedPlan
     from penstock.timeline.timeline import Timeline
 
@@ -88,7 +88,9 @@ def simulate(
 ) -> None:
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
+    from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
+    from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan
     from penstock.planning.what_if import play, play_changed, read_what_if
     from penstock.timeline.json_file import timeline_to_json
@@ -100,13 +102,16 @@ def simulate(
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     costs, machines = inputs.read_profile(), inputs.read_cluster()
+    terminal.note(other_kinds_words(costs, machines))
     start_s = perf_counter()
-    before = play(given, costs, machines, iterations, optimizer_sync)
+    before = play(given, costs, machines, iterations, optimizer_sync, inputs.memory_reserve)
     after = play_changed(before, asked) if asked.words else before
     values = values_of(before, after, asked.words, perf_counter() - start_s)
     if timeline:
         values |= {"timeline": timeline_to_json(after.timeline)}
-    files.write(after.timeline, after.problem.cluster, title_of(after.planned.plan))
+    drawn = after.planned.plan
+    title = f"{drawn.schedule}: {micro_batch_words(drawn)}"
+    files.write(after.timeline, after.problem.cluster, title)
     parts: list[RenderableType] = []
     if not as_json:
         parts = [*change_parts(before, after, asked.words), *iteration_lines(after), ""]
@@ -115,6 +120,8 @@ def simulate(
         parts.append(terminal.chart(after.timeline))
     show_planned(terminal, after.planned, costs, after.problem.cluster, values, parts)
     files.tell(terminal)
+    if after.too_full:
+        raise Infeasible(too_full_words(after.too_full))
 
 
 def values_of(
@@ -187,12 +194,6 @@ class TimelineFiles:
         """Print what was written."""
         for place in filter(None, (self.timeline, self.trace, self.picture)):
             terminal.note(f"wrote {place}")
-
-
-def title_of(plan: "Plan") -> str:
-    """The title of a picture of the plan."""
-    samples = "1 sample" if plan.micro_batch_size == 1 else f"{plan.micro_batch_size} samples"
-    return f"{plan.schedule}: {plan.micro_batches} micro-batches of {samples}"
 
 
 def change_parts(

@@ -30,6 +30,10 @@ LONGEST_LINE = 600
 """The most characters of an error's line, unless the error has more to say."""
 
 
+WIDEST = 10_000
+"""The most characters of a table's line where the output is no terminal."""
+
+
 @dataclass(frozen=True, slots=True)
 class Terminal:
     """How to print: as one JSON object or for people; with or without notes."""
@@ -38,8 +42,8 @@ class Terminal:
     quiet: bool
 
     def note(self, text: str) -> None:
-        """Print a note on standard error."""
-        if not self.quiet:
+        """Print a note on standard error, unless it is empty."""
+        if text and not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def show(self, values: Mapping[str, object], *parts: "RenderableType") -> None:
@@ -48,11 +52,21 @@ class Terminal:
             print(json.dumps(values), flush=True)
             return
         from rich.console import Console
+        from rich.table import Table
 
-        # If the output is not a terminal, tables are as wide as they need to be.
-        console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
+        from penstock.command_line.narrow_table import NarrowTable
+
+        # Elsewhere than on a terminal tables are as wide as they need to be, and no line is broken.
+        shown = sys.stdout.isatty()
+        console = Console(width=None if shown else WIDEST, highlight=False, markup=False)
         for part in parts:
-            console.print(part)
+            part = NarrowTable(part) if isinstance(part, Table) else part
+            console.print(part, soft_wrap=isinstance(part, str) and not shown)
+
+    def show_text(self, values: Mapping[str, object], text: str) -> None:
+        """Print a text that a program will read exactly as it is, or ``values`` as JSON."""
+        sys.stdout.write(f"{json.dumps(values)}\n" if self.as_json else text)
+        sys.stdout.flush()
 
     def chart(self, timeline: "Timeline") -> "RenderableType":
         """A timeline as a chart of characters, as wide as the terminal, in colour on a terminal.

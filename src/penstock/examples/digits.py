@@ -71,8 +71,7 @@ def images(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
         from sklearn.datasets import load_digits
     except ImportError:
         raise BadInput(
-            "job 'digits' needs scikit-learn, which is not installed; "
-            "run: pip install 'penstock[examples]'"
+            "job 'digits' needs scikit-learn, which is not installed; run: pip install scikit-learn"
         ) from None
     pixels, classes = load_digits(return_X_y=True)
     chosen = slice(-HELD_OUT, None) if split == "held-out" else slice(None, -HELD_OUT)

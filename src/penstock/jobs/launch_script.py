@@ -3,6 +3,7 @@
 Ranks are numbered host by host, in the order of the cluster, for so a plan numbers its devices.
 """
 
+import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,7 @@ def kubernetes_manifest(start: Start) -> str:
         )
     (ranks,) = counts
     name, hosts = f"penstock-{start.name}".lower().replace("_", "-"), len(start.hosts)
+    runs = json.dumps(parent_of(start.run_directory))
     shell = [
         "set -eu",
         start.resumed,
@@ -160,7 +162,7 @@ def kubernetes_manifest(start: Start) -> str:
             "      restartPolicy: OnFailure",
             "      containers:",
             "        - name: ranks",
-            f"          image: {start.image}",
+            f"          image: {json.dumps(start.image)}",
             "          command: [bash, -c]",
             "          args:",
             "            - |",
@@ -169,7 +171,7 @@ def kubernetes_manifest(start: Start) -> str:
             "            - {name: OMP_NUM_THREADS, value: '1'}",
             *([f"          resources: {{limits: {{nvidia.com/gpu: {ranks}}}}}"] * start.on_gpus),
             "          volumeMounts:",
-            f"            - {{name: runs, mountPath: {parent_of(start.run_directory)}}}",
+            f"            - {{name: runs, mountPath: {runs}}}",
             "      volumes:",
             f"        - {{name: runs, persistentVolumeClaim: {{claimName: {name}}}}}",
             "",

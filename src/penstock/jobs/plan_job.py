@@ -4,15 +4,16 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.cluster.cluster import Cluster
-from penstock.errors import BadInput
+from penstock.errors import BadInput, Infeasible
 from penstock.jobs.compile_ahead import planners_compiled_beside
 from penstock.jobs.job import Job, uses_of_job
 from penstock.jobs.train_request import TrainRequest
 from penstock.plan.can_run import schedule_refusal
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.in_words import parallel_words
+from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, PlanningProblem
 from penstock.plan.undoable_step import with_undoable_step
-from penstock.planning.answers import TimeLimit
+from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.on_ranks import on_ranks
 from penstock.planning.planning_problem import schedules_named
 from penstock.planning.tensor_groups import on_groups, planned_in_groups, without_groups
@@ -21,17 +22,19 @@ from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.search.registry import PLANNERS
+from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.words import seconds_text
 
 __all__ = [
     "check_layers",
     "check_plan_fits",
-    "in_words",
     "new_plan",
-    "predict",
+    "predict_step",
     "problem_of",
     "training_problem",
+    "without_pipeline_words",
 ]
 
 STEADY_ITERATIONS = 6
@@ -142,20 +145,24 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
     return replace(prediction, iteration_s=several.steady_s, peak_memory_bytes=peaks)
 
 
-def in_words(plan: Plan) -> str:
-    """A plan in one line: ``layers 0-9 on 3 workers, 10-11 on 1; 8 micro-batches of 2, 1f1b``.
+def predict_step(
+    job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster
+) -> tuple[Prediction, tuple[LengthPrediction, ...]]:
+    """As `predict`, but the mean time where batches have several lengths; and that of each."""
+    prediction = predict(job, plan, profile, cluster)
+    by_length = predict_lengths(profile, lambda at: predict(job, plan, at, cluster).iteration_s)
+    mean_s = expected_s(by_length) if by_length else prediction.iteration_s
+    return replace(prediction, iteration_s=mean_s), by_length
 
-    A stage on two tensor groups of four is on ``2 x 4`` workers.
-    """
 
-    def workers(stage: Stage) -> str:
-        ranks = len(plan.ranks_of(stage.devices[0]))
-        return f"{stage.replicas} x {ranks}" if ranks > 1 else f"{stage.replicas}"
-
-    stages = ", ".join(
-        f"{stage.layers.start}-{stage.layers.stop - 1} on {workers(stage)}" for stage in plan.stages
-    )
-    return (
-        f"layers {stages} worker(s); {plan.micro_batches} micro-batches of "
-        f"{plan.micro_batch_size}, {plan.schedule}"
-    )
+def without_pipeline_words(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
+    """What a step of plain data parallelism would take, in words; empty if the plan is that."""
+    if len(plan.device_groups) == 1:
+        return ""
+    problem = replace(problem_of(job, profile, cluster), schedules=("1f1b",))
+    try:
+        plain = find_plan(problem, "data-parallel", make_score(problem))
+    except Infeasible:
+        return "data parallelism does not fit in memory"
+    step_s = predict_step(job, plain, profile, cluster)[0].iteration_s
+    return f"{parallel_words(plain, 'worker')[0]} would take {seconds_text(step_s)}"

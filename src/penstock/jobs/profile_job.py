@@ -48,6 +48,8 @@ __all__ = [
 
 REPEATS = 5
 
+CHECKPOINTS = "the model checkpoints activations; that is left out, and the plan decides instead"
+
 STEPPED_BYTES = 64_000_000
 """Parameters of this size do not fit in a cache, so an optimizer reads them from memory."""
 
@@ -136,7 +138,7 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
             )
             return with_tensor_costs(found, job, graph, batch)
 
-        return profile_by(job, estimated)
+        return with_model_notes(profile_by(job, estimated), graph)
     return measure_job(job, device)
 
 
@@ -173,7 +175,18 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
             )
         return with_tensor_costs(found, job, graph, batch)
 
-    return profile_by(job, measured)
+    return with_model_notes(profile_by(job, measured), graph)
+
+
+def with_model_notes(profile: ModelProfile, graph: LayerGraph) -> ModelProfile:
+    """``profile`` with a note if the model checkpoints activations, as models of Hugging Face say.
+
+    Capture leaves that out, because the plan decides what is computed again.
+    """
+    asked = (getattr(module, "gradient_checkpointing", False) for module in graph.model.modules())
+    if not any(flag is True for flag in asked):
+        return profile
+    return replace(profile, notes=(*profile.notes, CHECKPOINTS))
 
 
 @contextmanager

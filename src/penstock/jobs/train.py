@@ -1,11 +1,13 @@
 """Trains a job on this machine: measure, plan, predict, run, report."""
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import BadInput
+from penstock.jobs.device_check import check_device
 from penstock.jobs.job import Job
 from penstock.jobs.measured_lengths import MeasuredLength, mean_s
 from penstock.jobs.plan_job import check_plan_fits
@@ -15,6 +17,8 @@ from penstock.jobs.run_workers import LocalWorkers, RunWorkers, check_loss_allow
 from penstock.jobs.train_part import RunPart
 from penstock.jobs.train_request import Log, TrainRequest
 from penstock.jobs.worker_changes import Course, train_through_changes
+from penstock.measure.links import usable_cores
+from penstock.measure.machine_load import busy_beside
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.report.page import write_report
@@ -79,6 +83,7 @@ def train_job(
     say = log or (lambda text: print(text, file=sys.stderr, flush=True) if request.shown else None)
     if request.workers < 1:
         raise BadInput(f"--workers is {request.workers}; at least 1 is needed")
+    check_device(request.device, request.workers)
     job, workers = job_as_asked(job, request), workers or LocalWorkers()
     if job.save_weights is not None:
         check_free(job.save_weights)
@@ -157,6 +162,11 @@ def finish(
         drift += tuple(map(str, first.drifts))
         with notice_if_long(say, "planning again, since ranks or links were slower than planned"):
             drift += (hint_of_new_plan(job, request, directory, part),)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", len(part.reports)))
+    busy = busy_beside(here, usable_cores(), os.getloadavg()[0])
+    if busy:
+        say(busy)
+        summary["busy"] = busy
     if drift:
         summary["drift"] = list(drift)
     for text in drift[len(course.drift) :]:

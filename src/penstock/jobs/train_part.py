@@ -15,10 +15,10 @@ from penstock.jobs.plan_ahead import planned_ahead
 from penstock.jobs.plan_job import (
     check_layers,
     check_plan_fits,
-    in_words,
     new_plan,
-    predict,
+    predict_step,
     training_problem,
+    without_pipeline_words,
 )
 from penstock.jobs.profile_job import CostedJob, cluster_for, has_tensor_costs
 from penstock.jobs.progress import show_cursor
@@ -26,13 +26,14 @@ from penstock.jobs.run_directory import RunDirectory, read_rows
 from penstock.jobs.run_workers import RunWorkers
 from penstock.jobs.train_request import Log, TrainRequest
 from penstock.jobs.worker import WARM_UP_STEPS, Pauses, WorkerReport, WorkerTask
+from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Plan
 from penstock.planning.answers import TimeLimit
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
-from penstock.simulate.by_length import expected_s, predict_lengths
 from penstock.simulate.simulation import Prediction
 from penstock.waiting import notice_if_long
+from penstock.words import counted, seconds_text
 
 __all__ = ["LOST", "RunPart", "checkpoint_to_resume", "train_part"]
 
@@ -92,12 +93,11 @@ def train_part(
     plans[request.workers] = plan
     directory.write_plan(plan)
     with notice_if_long(say, "simulating a step of the plan"):
-        prediction = predict(job, plan, profile, cluster)
-    by_length = predict_lengths(profile, lambda at: predict(job, plan, at, cluster).iteration_s)
-    if by_length:
-        prediction = replace(prediction, iteration_s=expected_s(by_length))
+        prediction, by_length = predict_step(job, plan, profile, cluster)
+        other = without_pipeline_words(job, plan, profile, cluster)
     directory.write_predicted(prediction.timeline)
-    say(f"plan: {in_words(plan)}; predicted {1000 * prediction.iteration_s:.0f} ms a step")
+    step = f"predicted {seconds_text(prediction.iteration_s)} a step"
+    say("; ".join(filter(None, (f"plan: {plan_words(plan, 'worker')}", step, other))))
     say(f"starting {request.workers} workers")
     task = WorkerTask(
         job,
@@ -182,7 +182,9 @@ def costs_of(
     costed = crew.measured(job, request, directory.logs)
     directory.write_costs(costed.profile, costed.cluster)
     seconds = time.perf_counter() - start_s
-    say(f"measured {len(costed.profile.layers)} layers in {seconds:.1f} s")
+    say(f"measured {counted(len(costed.profile.layers), 'layer')} in {seconds:.1f} s")
+    for text in costed.profile.notes:
+        say(text)
     return costed.profile, costed.cluster
 
 

@@ -26,7 +26,9 @@ If all shares are 1, a device is estimated at its roofline.
 
 from dataclasses import dataclass
 
-__all__ = ["HARDWARE", "Hardware"]
+from penstock.errors import BadInput
+
+__all__ = ["HARDWARE", "Hardware", "hardware_named"]
 
 MEMORY_SHARE = 0.9
 
@@ -98,3 +100,16 @@ HARDWARE: dict[str, Hardware] = {
         83e9, 83e9, 12e9, 8e9, 2e-6, "one 2.6 GHz core with two 256-bit multiply-add units"
     ),
 }
+
+
+def hardware_named(name: str) -> Hardware:
+    """The device of that name in `HARDWARE`.
+
+    Raises:
+        BadInput: there is none; the message says which was probably meant.
+    """
+    if name in HARDWARE:
+        return HARDWARE[name]
+    meant = [known for known in HARDWARE if name and known.lower().startswith(name.lower())]
+    hint = f"did you mean {' or '.join(meant)}?" if meant else f"use one of {', '.join(HARDWARE)}"
+    raise BadInput(f"hardware '{name}' is not in the table; {hint}")

@@ -22,6 +22,8 @@ from penstock.measure.layer_runs import (
     walk,
 )
 from penstock.measure.layer_sizes import Sizes, layer_sizes
+from penstock.measure.links import kind_of, usable_cores
+from penstock.measure.machine_load import LoadWatch
 from penstock.measure.model_structure import edges_of, parameters_of
 from penstock.measure.same_work import work_of
 from penstock.measure.stand_ins import is_on_meta
@@ -29,6 +31,7 @@ from penstock.profile.model_profile import (
     LayerCost,
     ModelProfile,
 )
+from penstock.words import counted
 
 __all__ = ["measure_profile"]
 
@@ -71,8 +74,10 @@ def measure_profile(
         )
     settings = RunSettings(torch.device(device), autocast, shares_cores)
     programs = programs_of(graph, settings.device)
+    watch = LoadWatch(usable_cores(), shares_cores)
     with undisturbed(programs, settings.device):
-        times = [layer_times(graph, programs, leaves, n, repeats, settings) for n in sizes]
+        times = [layer_times(graph, programs, leaves, n, repeats, settings, watch) for n in sizes]
+        notes = watch.warnings()
         bytes_at = [layer_sizes(programs, resized(leaves, n), settings) for n in sizes]
     own, shared = parameters_of(graph)
     layers = tuple(
@@ -86,7 +91,10 @@ def measure_profile(
         shared=shared,
         batch_size=max(sizes),
         step_s_per_byte=step_s_per_byte,
-        source=f"measured on {settings.device.type}, {torch.get_num_threads()} threads",
+        source=f"measured on {settings.device.type}, {counted(torch.get_num_threads(), 'thread')}, "
+        f"{'CPU' if shares_cores else 'wall-clock'} times, {watch}",
+        device=kind_of(settings.device),
+        notes=notes,
     )
 
 
@@ -125,6 +133,7 @@ def layer_times(
     samples: int,
     repeats: int,
     settings: RunSettings,
+    watch: LoadWatch,
 ) -> list[PassSeconds]:
     """The seconds of the layers at one batch size, adding up to those of the model in one stage.
 
@@ -138,7 +147,9 @@ def layer_times(
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
         works.append(work_of(run) or index)
-        measured.setdefault(works[-1], []).extend(time_layer(run, repeats))
+        times = time_layer(run, repeats)
+        watch.add([t.forward_s + t.backward_s for t in times])
+        measured.setdefault(works[-1], []).extend(times)
         return run.forward()
 
     walk(programs, rows, settings, visit)

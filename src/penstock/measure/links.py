@@ -23,6 +23,7 @@ __all__ = [
     "MeasuredLink",
     "Member",
     "cluster_of",
+    "kind_of",
     "measure_links",
     "measure_pairs",
     "rounds_of",
@@ -169,9 +170,14 @@ def this_member(device: torch.device) -> Member:
     """This rank's host, device and memory."""
     host, node = socket.gethostname(), os.environ.get("GROUP_RANK", "")
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        return Member(host, properties.name, properties.total_memory, 0, node)
-    return Member(host, "cpu", usable_memory_bytes(), usable_cores(), node)
+        memory_bytes = torch.cuda.get_device_properties(device).total_memory
+        return Member(host, kind_of(device), memory_bytes, 0, node)
+    return Member(host, kind_of(device), usable_memory_bytes(), usable_cores(), node)
+
+
+def kind_of(device: torch.device) -> str:
+    """The name of a device's model; that of no CPU is asked for."""
+    return torch.cuda.get_device_properties(device).name if device.type == "cuda" else "cpu"
 
 
 def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink | None:

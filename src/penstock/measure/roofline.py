@@ -20,7 +20,7 @@ from penstock.measure.affine_fit import fit_affine, whole_bytes
 from penstock.measure.backward_halves import PassSeconds
 from penstock.measure.equal_layers import EqualLayers
 from penstock.measure.fused_attention import FusedAttention
-from penstock.measure.hardware import HARDWARE, Hardware
+from penstock.measure.hardware import Hardware, hardware_named
 from penstock.measure.layer_runs import LayerRun, RunSettings, resized, walk
 from penstock.measure.model_structure import edges_of, parameters_of
 from penstock.measure.operator_seconds import OperatorSeconds
@@ -50,11 +50,7 @@ def estimate_profile(
     Raises:
         BadInput: unknown hardware, or a batch size below 1.
     """
-    if hardware_name not in HARDWARE:
-        raise BadInput(
-            f"hardware '{hardware_name}' is not in the table; use one of {', '.join(HARDWARE)}"
-        )
-    hardware = HARDWARE[hardware_name]
+    hardware = hardware_named(hardware_name)
     leaves = graph.batch_leaves(batch)
     sizes = tuple(batch_sizes) or tuple(sorted({max(1, len(leaves[0]) // 2), len(leaves[0])}))
     if min(sizes) < 1:

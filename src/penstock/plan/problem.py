@@ -1,5 +1,6 @@
 """A planning problem: a profile, a cluster, a batch, and what plans may use."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -21,6 +22,7 @@ __all__ = [
     "check_batch",
     "check_speeds",
     "micro_batch_sizes_of",
+    "other_kinds_words",
     "score_of",
 ]
 
@@ -134,15 +136,33 @@ def check_speeds(profile: ModelProfile, cluster: Cluster) -> None:
     """Raise `BadInput` where speeds are relative to another device than the profile's.
 
     For example, take a profile that was estimated for an H100, and a preset whose H100 has its
-    speed relative to a V100. All times would be four times too short.
+    speed relative to a V100. All times would be four times too short. CPUs have one name, however
+    fast they are.
     """
-    for device in cluster.devices:
+    for device in cluster.devices if profile.device != "cpu" else ():
         if device.kind == profile.device and device.speed != 1.0:
             raise BadInput(
                 f"profile '{profile.name}' is of a {device.kind}, but cluster '{cluster.name}' "
                 f"gives that device the speed {device.speed:g}, relative to another one; write the "
                 f"cluster with speed = 1 for {device.kind}, and other kinds relative to it"
             )
+
+
+def other_kinds_words(profile: ModelProfile, cluster: Cluster) -> str:
+    """That devices of another kind count as fast as the profile's own; empty where none do."""
+
+    def words_of(kind: str) -> set[str]:
+        return set(re.findall(r"\w+", kind.lower()))
+
+    own = words_of(profile.device)
+    kinds = dict.fromkeys(device.kind for device in cluster.devices if device.speed == 1.0)
+    other = [kind for kind in kinds if not (own <= words_of(kind) or words_of(kind) <= own)]
+    if not own or not other:
+        return ""
+    return (
+        f"the times of profile '{profile.name}' are of {profile.device}, and cluster "
+        f"'{cluster.name}' counts {', '.join(other)} as equally fast (speed = 1)"
+    )
 
 
 def check_costs_at(profile: ModelProfile, samples: int) -> None:

@@ -98,6 +98,7 @@ class PlannedPipeline:
             "spp_bound_s": finite(self.spp_bound_s),
             "bubble": self.prediction.bubble,
             "peak_memory_bytes": list(self.prediction.peak_memory_bytes),
+            "fits": self.prediction.fits,
             "memory_reserve": self.memory_reserve,
             "planning_s": planning_s,
             "speedup_over_one_device": finite(self.speedup_over_one_device),

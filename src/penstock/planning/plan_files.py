@@ -36,11 +36,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """The profile and cluster of a plan, as given on the command line; empty where not given."""
+    """The profile and cluster of a plan, as given on the command line; empty where not given.
+
+    ``memory_reserve`` is the share of memory that a plan was made to leave free.
+    """
 
     profile: str = ""
     cluster: str = ""
     profile_batch: int = 0
+    memory_reserve: float = 0.0
 
     def read_profile(self) -> ModelProfile:
         """The profile.
@@ -69,6 +73,7 @@ class Origin(BaseModel):
     cluster: str = ""
     profile_batch: int = 0
     iteration_s: float = 0.0
+    memory_reserve: float = 0.0
 
 
 def prediction_path(plan_path: str | Path) -> Path:
@@ -117,7 +122,8 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
                 f"plan '{plan_path}' does not say which {thing} it was made for, and there is none "
                 f"beside it; name one with --{thing}"
             )
-    return PlanInputs(profile, cluster, given.profile_batch or recorded.profile_batch)
+    batch = given.profile_batch or recorded.profile_batch
+    return PlanInputs(profile, cluster, batch, recorded.memory_reserve)
 
 
 def cluster_of_plan(plan_path: str, given: str) -> Cluster:

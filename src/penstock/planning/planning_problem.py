@@ -137,17 +137,19 @@ def synchronous_schedules() -> tuple[str, ...]:
     return tuple(n for n, family in FAMILIES.items() if family.flushes)
 
 
-def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
+def problem_of_plan(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, memory_reserve: float = 0.0
+) -> PlanningProblem:
     """The problem that ``plan`` solves: any micro-batch size, the schedules of its planner.
 
-    It keeps no memory reserve, because a given plan may use all memory that there is.
+    Where nothing is said of a reserve it keeps none: a plan may use all memory that there is.
 
     Raises:
         BadInput: the plan does not fit to the profile or the cluster.
     """
     check_plan_fits_inputs(plan, profile, cluster)
     problem = planning_problem(
-        profile, cluster, plan.global_batch, planner=plan.planner, memory_reserve=0.0
+        profile, cluster, plan.global_batch, planner=plan.planner, memory_reserve=memory_reserve
     )
     # The bound of the problem must hold for the plan.
     return replace(problem, schedules=tuple(dict.fromkeys((*problem.schedules, plan.schedule))))

@@ -181,6 +181,12 @@ class PlayedPlan:
         """The highest peak of any device in one iteration."""
         return max(self.planned.prediction.peak_memory_bytes)
 
+    @property
+    def too_full(self) -> tuple[int, ...]:
+        """The devices with too little memory, for one iteration or for several in a row."""
+        several = self.repeated.too_full if self.repeated else ()
+        return tuple(sorted({*self.planned.prediction.too_full, *several}))
+
     @cached_property
     def explanation(self) -> Explanation:
         """What limits the plan."""
@@ -188,7 +194,7 @@ class PlayedPlan:
 
     def to_json(self, seconds: float, explained: bool) -> dict[str, Json]:
         """The keys of a plan, and of several iterations; what limits it where that is asked for."""
-        values = self.planned.to_json(seconds)
+        values = self.planned.to_json(seconds) | {"fits": not self.too_full}
         if self.tensor_groups:
             values |= {"tensor_groups": [list(group) for group in self.tensor_groups]}
         if self.repeated:
@@ -208,16 +214,17 @@ def play(
     cluster: Cluster,
     iterations: int = 1,
     optimizer_sync: OptimizerSync = "before",
+    memory_reserve: float = 0.0,
 ) -> PlayedPlan:
     """Simulate one iteration of a plan on a cluster, and ``iterations`` in a row if more than one.
 
-    ``optimizer_sync`` is that of `simulate_plan`, for several iterations. The tensor groups of a
-    plan are the devices of the result.
+    ``optimizer_sync`` is that of `simulate_plan`, for several iterations. The plan fits if it
+    leaves ``memory_reserve`` free. Its tensor groups are the devices of the result.
 
     Raises:
         BadInput: the plan does not fit the profile or the cluster, or its schedule refuses it.
     """
-    problem = problem_of_plan(replace(plan, tensor_groups=()), profile, cluster)
+    problem = problem_of_plan(replace(plan, tensor_groups=()), profile, cluster, memory_reserve)
     baselines = baselines_of(problem, make_score(problem))
     plan, problem = on_groups(plan, problem)
     groups, plan = plan.tensor_groups, replace(plan, tensor_groups=())
@@ -244,4 +251,5 @@ def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:
     cluster = changed_cluster(before.problem.cluster, changes)
     problem = replace(before.problem, cluster=cluster)
     plan = changed_plan(problem, before.planned.plan, changes)
-    return play(plan, problem.profile, cluster, before.iterations, before.optimizer_sync)
+    costs, reserve = problem.profile, problem.memory_reserve
+    return play(plan, costs, cluster, before.iterations, before.optimizer_sync, reserve)

@@ -149,6 +149,7 @@ class ProfileEntry(Entry):
     by_length: list[LengthCostsEntry] = Field(default_factory=list[LengthCostsEntry])
     halves_assumed: bool = False
     tensor_parallel: TensorParallelEntry | None = None
+    notes: list[str] = Field(default_factory=list[str])
 
 
 def read_profile(path: str | Path) -> ModelProfile:
@@ -180,6 +181,7 @@ def profile_from_json(data: object, path: str | Path) -> ModelProfile:
             by_length=tuple(costs.value() for costs in entry.by_length),
             halves_assumed=entry.halves_assumed,
             tensor_parallel=entry.tensor_parallel.value() if entry.tensor_parallel else None,
+            notes=tuple(entry.notes),
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -193,6 +195,7 @@ def profile_to_json(profile: ModelProfile) -> dict[str, object]:
         "name": profile.name,
         "source": profile.source,
         **({"device": profile.device} if profile.device else {}),
+        **({"notes": list(profile.notes)} if profile.notes else {}),
         **({"halves_assumed": True} if profile.halves_assumed else {}),
         "batch_size": profile.batch_size,
         "step_s_per_byte": profile.step_s_per_byte,

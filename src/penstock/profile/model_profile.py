@@ -124,13 +124,14 @@ class LengthCosts:
         return ", ".join(f"{name} {size}" for name, size in self.lengths)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelProfile:
     """A chain of layers with measured or estimated costs.
 
     ``batch_size`` is the largest batch (samples) that was measured. ``step_s_per_byte`` is the
-    optimizer's seconds per byte of parameters. ``source`` says where the numbers come from, and
-    ``device`` is the name of the device model that they hold for, if known.
+    optimizer's seconds per byte of parameters. ``source`` says where the numbers come from: which
+    clock, what load. ``device`` is the name of the device model that they hold for, if known.
+    ``notes`` say what people should know before they trust the numbers, in a line each.
 
     If batches have different lengths, ``by_length`` has the costs of each, from short to long. Then
     times and edges are means over all batches, and saved bytes those of the longest batch.
@@ -153,9 +154,13 @@ class ModelProfile:
     by_length: tuple[LengthCosts, ...] = ()
     halves_assumed: bool = False
     tensor_parallel: TensorParallelCosts | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_profile(self)
+
+    def __repr__(self) -> str:
+        return f"ModelProfile('{self.name}', {len(self.layers)} layers, {self.source})"
 
     @cached_property
     def has_norms(self) -> bool:

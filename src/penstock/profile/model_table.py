@@ -48,6 +48,7 @@ class TableEntry(Entry):
 
     name: str
     source: str
+    device: str = ""
     batch_size: Annotated[int, Field(ge=1)]
     saved_mb_per_sample: float | None = None
     layers: str
@@ -104,6 +105,7 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
         ),
         batch_size=batch,
         source=entry.source,
+        device=entry.device,
         halves_assumed=True,
     )
     return without_batch_inputs(profile)

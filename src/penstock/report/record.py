@@ -84,6 +84,7 @@ class RunSummary(FiniteLine):
     measured_peak_memory_bytes: tuple[float, ...] = ()
     by_length: tuple[LengthRecord, ...] = ()
     drift: tuple[str, ...] = ()
+    busy: str = ""
 
 
 RowType = TypeVar("RowType", bound=RecordLine)

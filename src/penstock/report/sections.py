@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from html import escape
 
+from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Stage
 from penstock.report.device_stages import stages_by_rank
 from penstock.report.record import LengthRecord, RunRecord
@@ -15,7 +16,7 @@ from penstock.timeline.metrics import (
     peak_memory_bytes,
 )
 from penstock.timeline.timeline import Timeline
-from penstock.words import layers_text, percent_text, seconds_text, size_text
+from penstock.words import counted, layers_text, percent_text, seconds_text, size_text
 
 __all__ = [
     "drift_section",
@@ -38,15 +39,15 @@ def facts(record: RunRecord) -> str:
     """The line under the title: what ran, and how it was planned."""
     plan = record.plan
     parts = [
+        f"<b>{escape(plan_words(plan, 'worker'))}</b>",
         f"planner <b>{escape(plan.planner)}</b>",
         f"schedule <b>{escape(plan.schedule)}</b>",
-        f"<b>{record.summary.workers}</b> workers",
-        f"<b>{plan.micro_batches}</b> micro-batches of <b>{plan.micro_batch_size}</b> samples",
-        f"<b>{record.summary.steps}</b> steps",
+        counted(record.summary.workers, "worker"),
+        counted(record.summary.steps, "step"),
     ]
     if record.verified:
         parts.append(f"the first step: {escape(record.verified)}")
-    return " · ".join(parts)
+    return " · ".join([*parts, *map(escape, record.profile.notes)])
 
 
 def tiles(record: RunRecord) -> str:
@@ -70,7 +71,7 @@ def tiles(record: RunRecord) -> str:
             tile(
                 "Prediction error",
                 percent_text(abs(error)),
-                f"the run was {side} than predicted",
+                "; ".join(filter(None, (f"the run was {side} than predicted", summary.busy))),
                 verdict,
             ),
             tile(
@@ -97,8 +98,8 @@ def plan_note(record: RunRecord) -> str:
     """A summary of the plan in one sentence."""
     stages, devices = len(record.plan.stages), len(record.plan.ranks)
     return (
-        f"{count(len(record.profile.layers), 'layer')} in {count(stages, 'stage')} "
-        f"on {count(devices, 'device')} of {escape(record.cluster.name)}"
+        f"{counted(len(record.profile.layers), 'layer')} in {counted(stages, 'stage')} "
+        f"on {counted(devices, 'device')} of {escape(record.cluster.name)}"
     )
 
 
@@ -296,12 +297,3 @@ def table(heads: list[tuple[str, str]], rows: list[list[str]]) -> str:
 def lines(texts: Iterable[str]) -> str:
     """Texts on separate lines of a cell."""
     return "<br>".join(escape(text) for text in texts)
-
-
-def count(number: int, thing: str) -> str:
-    """A number with its noun, in the plural if needed.
-
-    >>> count(1, "stage"), count(3, "stage")
-    ('1 stage', '3 stages')
-    """
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

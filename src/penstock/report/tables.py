@@ -59,8 +59,8 @@ def cluster_table(cluster: Cluster) -> Table:
         ]
         inside, port = host.link_bytes_per_s, host.port_bytes_per_s
         table.add_row(
-            host.name.replace("[", r"\["),
-            ", ".join(kinds).replace("[", r"\["),
+            host.name,
+            ", ".join(kinds),
             size_text(min(device.memory_bytes for device in host.devices)),
             *((rate_text(inside), seconds_text(host.link_latency_s)) if inside else ("-", "-")),
             *((rate_text(port), seconds_text(host.port_latency_s)) if port else ("-", "-")),
@@ -79,7 +79,7 @@ def profile_table(profile: ModelProfile) -> Table:
     for index, layer in enumerate(profile.layers):
         table.add_row(
             str(index),
-            layer.name.replace("[", r"\["),
+            layer.name,
             seconds_text(layer.forward_s.at(samples)),
             seconds_text(layer.backward_s.at(samples)),
             size_text(layer.parameter_bytes),
@@ -95,21 +95,21 @@ def plan_table(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("stage", "layers", "devices", "rows", "recompute"):
         table.add_column(head)
-    for head in ("parameters", "peak memory", "limit"):
+    for head in ("parameters", "peak\nmemory", "limit"):
         table.add_column(head, justify="right")
+    table.add_column("names", overflow="fold")
     for index, stage in enumerate(plan.stages):
         names = [profile.layers[i].name for i in stage.layers]
         table.add_row(
             str(index),
-            f"{layers_text(names)}  [{stage.layers.start}, {stage.layers.stop})".replace(
-                "[", r"\["
-            ),
+            f"[{stage.layers.start}, {stage.layers.stop})",
             listed(stage.devices),
             listed(stage.slices),
             recompute_text(stage),
             size_text(profile.parameter_bytes(stage.layers)),
             size_text(max(peak_memory_bytes[device] for device in stage.devices)),
             size_text(min(cluster.devices[device].memory_bytes for device in stage.devices)),
+            layers_text(names),
         )
     return table
 
@@ -128,23 +128,22 @@ def recompute_text(stage: Stage) -> str:
 def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
     """One row for each plan, in the given order; for rows without a plan see `refusal_lines`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("planner", no_wrap=True)
-    for head in ("schedule", "stages", "micro-batches"):
-        table.add_column(head)
+    for head in ("planner", "schedule"):
+        table.add_column(head, no_wrap=True)
     has_spp = any(row.spp_bound_s < inf for row in rows)
-    heads = ["iteration", "x data par.", "x 1 device", "above bound", "bubble", "peak memory"]
-    for head in [*heads, *(["SPP's bound"] if has_spp else []), "planned in"]:
+    heads = ["iteration", "x data\npar.", "x 1\ndevice", "above\nbound", "bubble", "peak\nmemory"]
+    for head in [*heads, *(["SPP's\nbound"] if has_spp else []), "planned\nin"]:
         table.add_column(head, justify="right")
+    for head in ("stages", "micro-batches"):
+        table.add_column(head, overflow="fold")
     for row in rows:
         if row.refusal:
-            cells = [row.planner, row.schedule, "no plan", *[""] * (len(heads) + 1 + has_spp)]
-            table.add_row(*cells, seconds_text(row.planning_s), style="dim")
+            cells = ["no plan", *[""] * (len(heads) - 1 + has_spp), seconds_text(row.planning_s)]
+            table.add_row(row.planner, row.schedule, *cells, style="dim")
             continue
         table.add_row(
             row.planner,
             row.schedule,
-            row.stages.replace("[", r"\["),
-            row.micro_batches,
             seconds_text(row.iteration_s),
             factor_text(row.speedup_over_data_parallel),
             factor_text(row.speedup_over_one_device),
@@ -153,6 +152,8 @@ def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
             size_text(row.peak_memory_bytes),
             *([seconds_text(row.spp_bound_s) if row.spp_bound_s < inf else "-"] * has_spp),
             seconds_text(row.planning_s),
+            row.stages,
+            row.micro_batches,
         )
     return table
 

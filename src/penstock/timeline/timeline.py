@@ -37,7 +37,7 @@ class MemorySample:
     bytes: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """One iteration, or several: events sorted by start, from time 0, and memory over time.
 
@@ -48,3 +48,6 @@ class Timeline:
     devices: int
     memory: tuple[MemorySample, ...] = ()
     title: str = ""
+
+    def __repr__(self) -> str:
+        return f"Timeline('{self.title}', {self.devices} devices, {len(self.events)} events)"

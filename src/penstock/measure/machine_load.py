@@ -1,0 +1,68 @@
+"""Whether other work kept the machine busy while something was measured on it."""
+
+import os
+from collections.abc import Callable, Sequence
+from resource import RUSAGE_SELF, getrusage
+from time import perf_counter
+
+__all__ = ["LoadWatch", "busy_beside"]
+
+MOST_SWITCHES_PER_S = 50.0
+"""A process with a core for itself loses it less often."""
+
+MOST_SPREAD = 1.5
+"""On an idle machine the slowest of a few repeats takes less than so many times the fastest."""
+
+
+def system_counts() -> tuple[float, int, float]:
+    """The load average of the last minute, how often this process lost its core, and the clock."""
+    return os.getloadavg()[0], getrusage(RUSAGE_SELF).ru_nivcsw, perf_counter()
+
+
+class LoadWatch:
+    """The load of the machine from the making of this object on.
+
+    ``shares_cores``: this process and its own kind take the cores from one another.
+    """
+
+    def __init__(
+        self,
+        cores: int,
+        shares_cores: bool = False,
+        counts: Callable[[], tuple[float, int, float]] = system_counts,
+    ) -> None:
+        self._cores, self._shares_cores, self._counts = cores, shares_cores, counts
+        self._start, self._least_s, self._most_s = counts(), 0.0, 0.0
+
+    def add(self, repeats: Sequence[float]) -> None:
+        """Add the seconds that the same work took, time after time."""
+        self._least_s += min(repeats)
+        self._most_s += max(repeats)
+
+    def __str__(self) -> str:
+        return f"load {self._start[0]:.1f} on {self._cores} core{'s' * (self._cores > 1)}"
+
+    def warnings(self) -> tuple[str, ...]:
+        """That the times until now cannot be trusted, and why, in a line; empty if they can."""
+        load, switches, start_s = self._start
+        _, switches_now, now_s = self._counts()
+        switches_per_s = (switches_now - switches) / max(now_s - start_s, 1e-9)
+        lost = not self._shares_cores and switches_per_s > MOST_SWITCHES_PER_S
+        busy, spread = lost or load > self._cores, self._most_s / (self._least_s or 1.0)
+        if not busy and spread <= MOST_SPREAD:
+            return ()
+        why = f"{self}, {switches_per_s:.0f} involuntary switches a second" if lost else self
+        return (
+            f"{'machine busy' if busy else 'unsteady'} ({why}), times vary by x {spread:.2g}; "
+            f"measure again while nothing else runs",
+        )
+
+
+def busy_beside(workers: int, cores: int, load: float) -> str:
+    """That other work ran beside ``workers`` workers, in one line; empty if none did.
+
+    >>> busy_beside(2, 2, 6.25), busy_beside(2, 2, 2.4)
+    ('machine busy (load 6.2 with 2 workers on 2 cores)', '')
+    """
+    words = f"machine busy (load {load:.1f} with {workers} workers on {cores} cores)"
+    return words if load > workers + 1 else ""

@@ -1,0 +1,64 @@
+"""A plan in words: what runs beside what, in which order, on how much at a time."""
+
+from collections import Counter
+
+from penstock.plan.plan import Plan
+from penstock.words import counted
+
+__all__ = ["micro_batch_words", "parallel_words", "plan_words"]
+
+MOST_NAMED = 6
+"""Up to so many numbers of replicas are named one by one."""
+
+
+def plan_words(plan: Plan, device: str = "device") -> str:
+    """What a plan does, on what computes: a "device", or a "worker".
+
+    >>> from penstock.plan.plan import Stage
+    >>> parts = tuple(Stage(range(k, k + 1), (0, 1), (8, 8)) for k in range(3))
+    >>> plan_words(Plan(parts, 1, 16, "interleaved"), "worker")
+    'data parallelism over 2 workers, gradients summed in 3 parts; 1 micro-batch of 16 samples'
+    >>> one = Stage(range(1), (0,), (2,))
+    >>> plan_words(Plan((one, Stage(range(1, 2), (1, 2), (1, 1), True)), 8, 2, "1f1b"))
+    '2 stages on 1 + 2 devices, 1f1b, activations recomputed in 1; 8 micro-batches of 2 samples'
+    """
+    words = parallel_words(plan, device)
+    if len(plan.device_groups) > 1:
+        words.append(plan.schedule)
+    again = sum(stage.recompute for stage in plan.stages)
+    if again:
+        where = "" if again == len(plan.stages) else f" in {again}"
+        words.append(f"activations recomputed{where}")
+    return f"{', '.join(words)}; {micro_batch_words(plan)}"
+
+
+def micro_batch_words(plan: Plan) -> str:
+    """How many micro-batches there are, and of how many samples."""
+    samples = counted(plan.micro_batch_size, "sample")
+    return f"{counted(plan.micro_batches, 'micro-batch')} of {samples}"
+
+
+def parallel_words(plan: Plan, device: str) -> list[str]:
+    """How the work is divided among the devices."""
+    stages, groups = len(plan.stages), plan.device_groups
+    ranks = sorted({len(plan.ranks_of(member)) for member in plan.devices})
+    of_ranks = [f"each {device} is {' or '.join(map(str, ranks))} ranks"] if ranks != [1] else []
+    if len(groups) == 1:
+        count, summed = len(plan.devices), f"gradients summed in {stages} parts"
+        if count == 1:
+            return [f"the whole model on 1 {device}", *of_ranks]
+        over = f"data parallelism over {counted(count, device)}"
+        return [over, *([summed] if stages > 1 else []), *of_ranks]
+    sizes = [len(group) for group in groups]
+    on = f" x {sizes[0]} replicas" if sizes[0] > 1 else ""
+    if len(set(sizes)) > 1:
+        each = " + ".join(map(str, sizes))
+        each = each if len(sizes) <= MOST_NAMED else f"{min(sizes)} to {max(sizes)}"
+        on = f" on {each} {device}s"
+    words = [f"{counted(stages, 'stage')}{on}"]
+    if plan.mirrored:
+        words.append("each held twice")
+    elif stages > len(groups):
+        held = sorted(set(Counter(stage.devices for stage in plan.stages).values()))
+        words.append(f"{' or '.join(map(str, held))} on each {device}")
+    return [*words, *of_ranks]

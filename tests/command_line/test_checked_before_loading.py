@@ -1,0 +1,53 @@
+"""What can be refused at once is refused before PyTorch is loaded and before a model is built."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WITHOUT_TORCH = """
+import sys
+from penstock import cli
+sys.argv = ["penstock", *sys.argv[1:]]
+code = cli.run()
+sys.exit("torch is loaded" if "torch" in sys.modules else code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "gpt-text", "-o", "file/run"], "cannot write to folder 'file/run'"),
+        (["train", "gpt-text", "--save-weights", "file"], "cannot write to folder 'file'"),
+        (["profile", "gpt-text", "-o", "none/p.json"], "folder 'none' does not exist"),
+        (["verify", "gpt-text", "-o", "none/p.json"], "folder 'none' does not exist"),
+        (["profile", "gpt-text", "--estimate", "A100"], "did you mean A100-80GB?"),
+        (["profile", "gpt-text", "--estimate", "h"], "did you mean H100-80GB or H200-141GB?"),
+        (["profile", "gpt-text", "--estimate", "TPU"], "use one of V100-16GB"),
+    ],
+)
+def test_the_answer_comes_without_torch(tmp_path: Path, arguments: list[str], told: str) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith("penstock: error: ") and told in line
+    assert [place.name for place in tmp_path.iterdir()] == ["file"]
+
+
+def test_json_is_not_written_under_another_ending(
+    penstock: Callable[..., Any], tmp_path: Path
+) -> None:
+    problem = ["bert-48", "--cluster", "dapple-a", "--batch", "64", "--planners", "single-device"]
+    answer = penstock("compare", *problem, "-o", tmp_path / "c.csv")
+    assert answer.code == 2 and "would hold JSON, whatever its ending says" in answer.errors
+    assert not list(tmp_path.iterdir())
+    assert penstock("compare", *problem, "-o", tmp_path / "c.json", "--quiet").code == 0

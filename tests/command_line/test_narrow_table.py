@@ -1,0 +1,56 @@
+"""On a terminal of 80 columns every figure of a table is there, whole."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.toml_file import write_cluster
+from penstock.profile.json_file import write_profile
+from penstock.profile.model_profile import ModelProfile
+
+Penstock = Callable[..., Any]
+
+NAME = "model.decoder.layers.{}.feed_forward.down_projection"
+
+
+@pytest.fixture
+def problem(tmp_path: Path, small_profile: ModelProfile, small_cluster: Cluster) -> list[str]:
+    """The arguments of a problem whose layers have long names."""
+    layers = [replace(one, name=NAME.format(k)) for k, one in enumerate(small_profile.layers)]
+    write_profile(replace(small_profile, layers=tuple(layers)), tmp_path / "profile.json")
+    write_cluster(small_cluster, tmp_path / "four.toml")
+    return [f"{tmp_path}/profile.json", "--cluster", f"{tmp_path}/four.toml", "--batch", "12"]
+
+
+def cells(text: str) -> set[str]:
+    """What stands in the lines of a text with two spaces between."""
+    return {word.strip() for line in text.splitlines() for word in line.split("  ")} - {""}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan", "--planner", "dapple"],
+        ["compare", "--planners", "dapple,gpipe,dynamic-program", "--schedules", "early-backward"],
+    ],
+    ids=["plan", "compare"],
+)
+def test_no_figure_is_cut(
+    penstock: Penstock, problem: list[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    name, *options = command
+    on_a_pipe = penstock(name, *problem, *options, "--quiet").output
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    colours = penstock(name, *problem, *options, "--quiet").output
+    shown = re.sub("\x1b\\[[0-9;]*m", "", colours)
+    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
+    figures = {cell for cell in cells(on_a_pipe) if re.fullmatch(r"[\d.]+ (%|MB)|\d\.\d\d", cell)}
+    assert len(figures) >= 5
+    assert figures <= cells(shown)
