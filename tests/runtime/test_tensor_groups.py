@@ -105,7 +105,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no layer": ({"tensor_parallel": {"blocks.*.x": "colwise"}}, "names 'blocks.*.x', and the"),
     "no linear layer": ({"tensor_parallel": {"words": "colwise"}}, "names 'words', a Embedding;"),
     "no such split": ({"tensor_parallel": {"head": "both"}}, "says \"both\" for 'head'; it must"),
-    "adafactor": ({"optimizer": torch.optim.Adafactor}, "optimizer Adafactor does not work with the tensor"),
+    "adafactor": (
+        {"optimizer": torch.optim.Adafactor},
+        "optimizer Adafactor does not work with the tensor",
+    ),
     "dropout": ({"dropout": 0.1}, "in layer 'model.blocks.0' cannot run on shards of a tensor"),
     "heads": ({"heads": 1}, "cannot run on shards of a tensor group"),
     "width": (
