@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such split": ({"tensor_parallel": {"head": "both"}}, "says \"both\" for 'head'; it must"),
     "adafactor": (
         {"optimizer": torch.optim.Adafactor},
-        "optimizer Adafactor does not work with the tensor",
+        "optimizer Adafactor does not work with",
     ),
     "dropout": ({"dropout": 0.1}, "in layer 'model.blocks.0' cannot run on shards of a tensor"),
     "heads": ({"heads": 1}, "cannot run on shards of a tensor group"),
