@@ -170,6 +170,8 @@ def two_at_once(transport: str) -> list[str]:
         pipes[first_closed].close()
         other = pipes[1 - first_closed]
         other.step(BATCH)
+        if not WATCH.action().endswith(f" of stage {other.rank}"):
+            wrong.append(f"{first_closed} closed first: the other says it is at '{WATCH.action()}'")
         seed = 2 - first_closed
         expected = trained_alone(seed, 2)
         for name, tensor in other.named_parameters():
