@@ -194,6 +194,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
     display = display_for(start, job.steps, shown=task.shown and first)
     loss, step, samples = math.nan, start, job.batch_size * job.accumulate
     lengths = deque[Mapping[str, int]]()
+    pipe.print_with(display.note)
     with closing(display), closing(Records(directory, start, writes=first)) as records:
 
         def gone_back(to: int, why: str) -> None:
@@ -216,8 +217,6 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
                 records.drift(step, watch.add(step, timeline))
             verified = str(pipe.verified) if pipe.verified is not None and step == 1 else ""
             records.step(metrics, verified, lengths.popleft())
-            if verified:
-                display.note(f"step 1: {verified}")
             display.step(step, metrics)
             if job.evaluate_every and step % job.evaluate_every == 0:
                 evaluation = evaluate(pipe, job)

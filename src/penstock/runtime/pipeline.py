@@ -1,6 +1,6 @@
 """`Pipeline`: trains a model over several processes, from within a user's script."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain, islice
@@ -57,7 +57,7 @@ from penstock.runtime.steps.plain_step import flushed_step
 from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule, Training
 from penstock.runtime.transport.channels import TransportChoice
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums, check_metrics
-from penstock.runtime.verify.first_step import FirstStep
+from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify
 from penstock.runtime.weights.pretrained import Weights
 from penstock.runtime.without_flush.training import endless_training
@@ -93,8 +93,9 @@ class Pipeline:
     torchrun the pipeline runs in this process alone.
 
     ``compile`` compiles stages with ``torch.compile`` for the rows of a full micro-batch, which
-    takes time once. ``verify="first-step"`` compares the first step with the whole model, as
-    `verify` does, before anything changes; `verified` is the result. With
+    takes time once. The first step is compared with the whole model, as `verify` does, before
+    anything changes, unless ``verify="off"``; so is every ``verify_every``-th step (0: none). Rank
+    0 prints a line about each, and `verified` is the latest result. With
     ``optimizer_sync="after"``, `stream` may take an optimizer step before all ranks have agreed
     whether to clip or skip it; a wrong step is undone exactly. With ``on_non_finite="skip"`` a
     step whose loss or gradients are NaN or infinite is left out on all ranks, without an error.
@@ -132,7 +133,8 @@ class Pipeline:
         callbacks: Sequence[Callback] = (),
         prediction_error_every: int = 0,
         dynamic: Dynamic | None = None,
-        verify: Verification = "off",
+        verify: Verification = "first-step",
+        verify_every: int = 0,
         optimizer_sync: OptimizerSync = "before",
         on_non_finite: OnNonFinite = "stop",
         compare_replicas_every: int = 50,
@@ -140,7 +142,8 @@ class Pipeline:
     ) -> None:
         others = compare_replicas_every, tensor_parallel
         settings = RankSettings(autocast, transport, shard_optimizer, gradient_noise, seed, *others)
-        check_settings(clip_norm, timeout_s, settings, verify, optimizer_sync, on_non_finite)
+        modes = (verify, verify_every, optimizer_sync, on_non_finite)
+        check_settings(clip_norm, timeout_s, settings, *modes)
         check_metrics(metrics or {})
         check_callbacks(callbacks)
         check_tensor_settings(plan, settings, compile, metrics, dynamic, optimizer_sync)
@@ -179,8 +182,8 @@ class Pipeline:
             on_non_finite=on_non_finite,
         )
         self._worker.tensor.check_optimizer(self._training.optimizer)
-        self._first = FirstStep(self._worker) if verify == "first-step" else None
         both = self._worker, self._training
+        self._verified = VerifiedSteps(*both, first=verify == "first-step", every=verify_every)
         self._endless = self._world.agreed(
             lambda: endless_training(
                 *both, clip_norm=clip_norm, measure_every=prediction_error_every, compiled=compile
@@ -195,13 +198,12 @@ class Pipeline:
 
     @property
     def verified(self) -> VerifyResult | None:
-        """The result of verifying the first step; ``None`` before it, or without verification."""
-        return self._first.result if self._first is not None else None
+        """How the latest step that was compared did; ``None`` if none was here."""
+        return self._verified.result
 
-    @property
-    def _is_first(self) -> bool:
-        """Whether no step was taken, neither here nor before a loaded checkpoint."""
-        return self._training.steps == 0 and self.verified is None
+    def print_with(self, say: Callable[[str], None]) -> None:
+        """Have rank 0 give the lines about verification to ``say``, not to standard error."""
+        self._verified.say = say
 
     @property
     def rank(self) -> int:
@@ -248,20 +250,20 @@ class Pipeline:
             LossNotFinite: loss or gradients are NaN or infinite, first in the layer and micro-batch
                 that the message names; no optimizer step was taken.
             RunFailed: a rank failed, which the message names; the pipeline cannot be used any more.
-                Or the first step was verified and differs from that of the whole model.
+                Or the step was verified and differs from that of the whole model.
             ReplicasDiffer: copies of a weight are not equal; the step was not taken.
         """
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
         self._drain()
         leaves = self._reading.of_step(batches)
-        first = self._first if self._is_first else None
+        due = self._verified.due
         if self._endless is not None:
-            if first is not None:
-                first.beforehand(leaves)
+            if due:
+                self._verified.beforehand(leaves)
             metrics = self._endless.step(leaves)
-        elif first is not None:
-            metrics = first.flushed(self._training, leaves)
+        elif due:
+            metrics = self._verified.flushed(leaves)
         else:
             metrics = flushed_step(self._worker, self._training, leaves)
         self._tell(metrics)
@@ -281,25 +283,21 @@ class Pipeline:
             LossNotFinite: as `step`; without a flush weights have already changed.
             RunFailed: as `step`.
         """
-        if self._overlapped is not None:
-            left = iter(batches)
-            if self._first is not None and self._is_first:
-                yield from map(self.step, islice(left, 1))
-            for metrics in self._overlapped.stream(map(self._reading.of_stream, left)):
-                self._tell(metrics)
-                yield metrics
-            return
-        if self._endless is None:
+        training = self._overlapped or self._endless
+        if training is None:
             yield from map(self.step, batches)
             return
-        every = map(self._reading.of_stream, batches)
-        if self._first is not None and self._is_first:
-            for leaves in islice(every, 1):
-                self._first.beforehand([leaves])
-                every = chain([leaves], every)
-        for metrics in self._endless.stream(every):
-            self._tell(metrics)
-            yield metrics
+        for due, some in self._verified.stretches(batches):
+            if due and self._endless is None:
+                yield from map(self.step, islice(some, 1))
+            every = map(self._reading.of_stream, some)
+            if due and self._endless is not None:
+                first = next(every)
+                self._verified.beforehand([first])
+                every = chain([first], every)
+            for metrics in training.stream(every):
+                self._tell(metrics)
+                yield metrics
 
     def evaluate(self, batch: Batch) -> Evaluation:
         """Mean loss and metrics on one batch in evaluation mode; changes nothing.

@@ -91,6 +91,7 @@ def check_settings(
     timeout_s: float,
     settings: RankSettings,
     verify: str,
+    verify_every: int,
     optimizer_sync: str,
     on_non_finite: str,
 ) -> None:
@@ -108,8 +109,10 @@ def check_settings(
         raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")
     if not timeout_s > 0:
         raise BadInput(f"timeout_s is {timeout_s}; it must be > 0")
-    every = settings.compare_replicas_every
-    if every < 0:
-        raise BadInput(
-            f"compare_replicas_every is {every}; it must be a number of steps, or 0 for never"
-        )
+    intervals = {
+        "compare_replicas_every": settings.compare_replicas_every,
+        "verify_every": verify_every,
+    }
+    for name, every in intervals.items():
+        if every < 0:
+            raise BadInput(f"{name} is {every}; it must be a number of steps, or 0 for never")

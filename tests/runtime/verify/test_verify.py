@@ -26,7 +26,6 @@ from penstock.capture.trace import capture_model
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 
-SAME_DROPOUT = "equal to your module on the whole batch, with the step's own dropout: loss "
 WHOLE = "equal to your module on the whole batch: loss "
 
 
@@ -138,11 +137,8 @@ def three_ranks() -> dict[str, str]:
         ("one replica scaled", "gradient of '0.0.weight' on stage 0 is "),
         ("missing on one rank", "gradient of '2.0.weight' on stage 1 is 0, of your module on "),
         ("lost tied gradient", "gradient of 'embed.weight' on stage 0 is "),
-        (
-            "gpt2, first step",
-            "equal to your module on the whole batch, with the step's own dropout",
-        ),
-        ("t5, first step", "equal to your module on the whole batch, with the step's own dropout"),
+        ("gpt2, first step", WHOLE),
+        ("t5, first step", WHOLE),
         ("gpt2, first step, one replica scaled", "the first step is not that of your module, and"),
     ],
 )

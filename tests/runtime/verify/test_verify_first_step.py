@@ -49,40 +49,18 @@ def trained(model: nn.Module, verify: str, steps: int = 2, batches: int = 1) -> 
         return losses, [p.detach().clone() for p in model.parameters()], pipe.verified
 
 
-class DroppingSum(nn.Module):
-    """Adds a vector that is dropped once a forward: other masks in each micro-batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.ones(8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` and what is left of the vector."""
-        return torch.tanh(x + functional.dropout(self.shift, 0.5, self.training))
-
-
 @pytest.mark.parametrize(
     ("between", "batches", "more"),
     [
         (nn.Tanh, 1, 0),
         (nn.Tanh, 2, 0),
         (lambda: nn.BatchNorm1d(8), 2, 0),
-        (nn.Dropout, 1, 0),
-        (lambda: nn.Sequential(nn.Dropout(0.3), nn.BatchNorm1d(8), nn.Dropout(0.2)), 1, 0),
+        (lambda: nn.Sequential(nn.Dropout(0.3), nn.BatchNorm1d(8), nn.Dropout(0.2)), 1, 1),
         (nn.Dropout, 2, 1),
-        (lambda: DroppingSum(), 1, 1),
     ],
-    ids=[
-        "plain",
-        "two batches",
-        "batch norm, two batches",
-        "dropout",
-        "dropout and batch norm",
-        "dropout, two batches",
-        "dropout without samples",
-    ],
+    ids=["plain", "two batches", "batch norm, two batches", "dropout", "dropout, two batches"],
 )
-def test_the_first_step_is_compared_itself_where_its_dropout_can_be_drawn_again(
+def test_the_first_step_is_compared_itself_unless_there_is_dropout(
     between: Callable[[], nn.Module], batches: int, more: int, runs: list[int]
 ) -> None:
     losses, weights, verified = trained(net(between()), "first-step", batches=batches)
@@ -93,6 +71,76 @@ def test_the_first_step_is_compared_itself_where_its_dropout_can_be_drawn_again(
     assert none is None
     assert losses == plain_losses
     assert all(torch.equal(a, b) for a, b in zip(weights, plain_weights, strict=True))
+
+
+def test_by_default_the_first_step_is_compared_and_a_line_says_how(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    graph = capture_model(net(), batch(), loss=functional.cross_entropy)
+    with Pipeline(graph, one_rank(graph), batch(), optimizer=descend) as pipe:
+        for _ in range(2):
+            pipe.step(batch())
+        assert capsys.readouterr().err == f"step 1: {pipe.verified}\n"
+    assert str(pipe.verified).startswith("equal to your module on the whole batch: loss ")
+
+
+def test_what_mixes_samples_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for micro_batches, step in [(2, Pipeline.step), (2, Pipeline.step), (1, Pipeline.step)]:
+        graph = capture_model(net(nn.BatchNorm1d(8)), batch(), loss=functional.cross_entropy)
+        with Pipeline(graph, one_rank(graph, micro_batches), batch(), verify_every=2) as pipe:
+            for _ in range(2):
+                step(pipe, batch())
+        told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+        expected = (
+            "warning: your module is computed for each of 2 micro-batches of at most 4 samples by "
+            "itself, as in gradient accumulation, and not for the 8 samples of a step at once, "
+            "because it mixes samples (BatchNorm1d 'between')"
+        )
+        assert told == [expected] * (micro_batches == 2)
+
+
+class Annealed(nn.Module):
+    """Scales by an attribute, which capture takes to be constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``, scaled."""
+        return x * (1 + self.beta)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_later_steps_are_compared_every_so_often(schedule: str, streams: bool) -> None:
+    model = net(Annealed())
+    graph = capture_model(model, batch(), loss=functional.cross_entropy)
+    stages = (Stage(range(len(graph.layer_names)), (0,), (4,)),)
+    options: dict[str, Any] = {"optimizer": descend, "verify": "off", "verify_every": 3}
+    with Pipeline(graph, Plan(stages, 2, 4, schedule), batch(), **options) as pipe:
+        seen = list[Any]()
+
+        def batches(count: int) -> Any:
+            for _ in range(count):
+                seen.append(pipe.verified)
+                yield batch()
+
+        def train(count: int) -> None:
+            if streams:
+                assert len(list(pipe.stream(batches(count)))) == count
+            else:
+                for one in batches(count):
+                    pipe.step(one)
+
+        train(5)
+        assert seen[2] is None
+        assert pipe.verified is not None and pipe.verified.equal, str(pipe.verified)
+        weights = [p.detach().clone() for p in pipe.parameters()]
+        model.get_submodule("between").beta = 0.5  # type: ignore[assignment]
+        with pytest.raises(RunFailed, match="step 6 is not that of your module, and it was not"):
+            train(1)
+        assert all(map(torch.equal, pipe.parameters(), weights))
 
 
 def test_a_wrong_first_step_ends_before_anything_is_trained() -> None:
@@ -213,3 +261,6 @@ def test_a_schedule_without_a_flush_is_compared_beforehand(runs: list[int]) -> N
 def test_another_value_is_refused() -> None:
     with pytest.raises(BadInput, match='verify is "always"; it must be "first-step" or "off"'):
         trained(net(), "always")
+    graph = capture_model(net(), batch(), loss=functional.cross_entropy)
+    with pytest.raises(BadInput, match="verify_every is -1; it must be a number of steps, or 0"):
+        Pipeline(graph, one_rank(graph), batch(), verify_every=-1)

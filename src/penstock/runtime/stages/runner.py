@@ -92,8 +92,7 @@ class ModuleRunner:
     runs inside ``around_forward``, which gets this replica's number of rows. ``seed`` multiplies
     the gradient from which every backward of the loss starts. ``call`` is used to call the module
     in training (``None``: the fastest). ``take_outputs`` gets the micro-batch and the model's
-    outputs of each forward that has any. ``forwarding`` is the micro-batch whose forward is
-    running, or -1.
+    outputs of each forward that has any.
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class ModuleRunner:
         self.loss_terms: list[LossTerm] = []
         self._loss_places: list[LossTerm] = []
         self.seed = 1.0
-        self.forwarding = -1
         self._module: nn.Module = program.module
         self._training_call = call or stage_call(program.module)
         # Evaluation changes the mode of the module, which the traced graph would not follow.
@@ -190,13 +188,6 @@ class ModuleRunner:
             if not (self._synchronised and work.training):
                 return ()
             received = self._row_of_zeros(self.program.received)
-        self.forwarding = micro_batch
-        sent = self._forward(micro_batch, received, borrowed)
-        self.forwarding = -1
-        return sent
-
-    def _forward(self, micro_batch: int, received: Tensors, borrowed: bool) -> Tensors:
-        work = self._work
         inputs = [tensor for tensor in received if tensor is not None]
         if not (work.training and self.has_work("B")):
             with torch.no_grad():

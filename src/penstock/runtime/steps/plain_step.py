@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from penstock.capture.batch_part import Leaf
 from penstock.errors import LossNotFinite
@@ -20,20 +20,19 @@ def flushed_step(
     training: Training,
     batches: Sequence[Sequence[Leaf]],
     *,
-    within: AbstractContextManager[object] | None = None,
     before_update: Callable[[Totals, float], None] | None = None,
 ) -> StepMetrics:
     """One step on batches, given as their leaves; see `Pipeline.step`.
 
-    Forwards and backwards run inside ``within``. ``before_update`` is called when gradients are
-    summed but neither divided nor used. It gets the totals and the factor on the loss.
+    ``before_update`` is called when gradients are summed but neither divided nor used. It gets the
+    totals and the factor on the loss.
     """
     samples = sum(leaves[0].shape[0] for leaves in batches)
     worker.check_noise(len(batches))
     seed = training.seed(samples)
     worker.check_replicas(training.steps + 1)
     begin = begin_of_step(worker, training)
-    totals = worker.run(*batches, within=within, seed=seed)
+    totals = worker.run(*batches, seed=seed)
     if before_update is not None:
         before_update(totals, seed)
     with timed_step(worker):

@@ -21,10 +21,10 @@ from penstock.capture.torch_calls import TorchCalls
 from penstock.runtime.stages.replay import random_state, restore_random_state
 from penstock.runtime.verify.loss_terms import LossTerms, MeasuredLoss, accumulate
 from penstock.runtime.verify.random_calls import random_call
-from penstock.runtime.verify.same_dropout import Masks, SameDropout
+from penstock.runtime.verify.result import Values
 from penstock.runtime.verify.without_dropout import WithoutDropout
 
-__all__ = ["OwnRun", "run_own_module"]
+__all__ = ["OwnRun", "Reference", "in_double", "run_own_module"]
 
 
 CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
@@ -32,18 +32,30 @@ CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
 
 @dataclass(frozen=True)
 class OwnRun:
-    """Loss, gradients and buffers of the user's module on a batch, by first names in the model.
+    """The ``values`` of the user's module on a batch, by first names in the model.
 
     ``types`` are the element types of the tensors with gradients. ``dropped``: dropout had to be
     switched off. ``random`` names the line that draws other random numbers, if there is one.
     """
 
-    loss: float
-    gradients: Mapping[str, torch.Tensor]
-    buffers: Mapping[str, torch.Tensor]
+    values: Values
     types: frozenset[torch.dtype]
     dropped: bool
     random: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The results of the user's module; ``run`` is set on rank 0 only, the rest on all ranks.
+
+    ``dropped``: its dropout was off. ``skipped`` is the reason if there are no results to compare
+    with.
+    """
+
+    name: str
+    dropped: bool
+    skipped: str
+    run: OwnRun | None
 
 
 def run_own_module(
@@ -54,37 +66,28 @@ def run_own_module(
     *,
     device: torch.device,
     autocast: torch.dtype | None,
-    masks: Masks = (),
+    double: bool = False,
 ) -> OwnRun:
     """Run forward and backward of the user's module and loss, with ``values`` as its tensors.
 
     ``micro_batches`` are the rows of each micro-batch; one range runs the whole batch at once.
-    Dropout is off, or uses the ``masks`` of a step.
-
-    Raises:
-        OtherMasks: the module's calls of dropout differ from those of the step.
+    Dropout is off. With ``double`` all numbers given are in float64.
     """
     module = graph.own_module()
     placed = [leaf.to(device) for leaf in leaves]
-    same, off, seen = SameDropout(masks, device), WithoutDropout(), TrainedTypes()
+    off, seen = WithoutDropout(), TrainedTypes()
 
     # In half precision small gradients become zero unless the loss is scaled, as in the pipeline.
     scale = float(placed[0].shape[0]) if autocast == torch.float16 else 1.0
 
     def run() -> float:
         precision = torch.autocast(device.type, autocast) if autocast else nullcontext()
-        with seen, same if masks else off:
+        with seen, off:
             if len(micro_batches) > 1:
-                parts: list[MeasuredLoss] = []
-                for rows in micro_batches:
-                    same.begin(rows)
-                    parts.append(measured_loss(module, placed, rows, precision))
-                    same.end()
+                parts = [measured_loss(module, placed, rows, precision) for rows in micro_batches]
                 return accumulate(parts, scale)
-            same.begin(micro_batches[0])
             with precision:
                 loss = module(*placed)[0]
-            same.end()
             if loss.requires_grad:
                 loss.backward(loss.new_tensor(scale))
             return float(loss.detach())
@@ -94,14 +97,14 @@ def run_own_module(
         around.enter_context(kept_random_state(device))
         around.enter_context(kept_attributes(module))
         around.enter_context(as_trained(module, module.get_submodule("model")))
-        held = around.enter_context(own_tensors(module, names, values, device))
+        held = around.enter_context(own_tensors(module, names, values, device, double=double))
         around.enter_context(torch.enable_grad())
         before = random_state(device)
         loss = run()
         gradients, buffers = results(held, scale)
         found = "" if same_state(before, random_state(device)) else random_call(run, device)
     types = frozenset(seen.types) | {gradient.dtype for gradient in gradients.values()}
-    return OwnRun(loss, gradients, buffers, types, off.dropped, found)
+    return OwnRun(Values(loss, gradients, buffers), types, off.dropped, found)
 
 
 class TrainedTypes(TorchCalls):
@@ -145,11 +148,13 @@ def own_tensors(
     names: Mapping[str, str],
     values: Mapping[str, torch.Tensor],
     device: torch.device,
+    *,
+    double: bool,
 ) -> Iterator[Mapping[str, torch.Tensor]]:
     """Within, the module's tensors have ``values`` and no gradients; yields them by first name.
 
-    Parameters stay the same objects, since the user's code may hold them. Parameters without values
-    (on the meta device) are replaced.
+    Parameters stay the same objects, since the user's code may hold them. Those without values (on
+    the meta device) are replaced, and in ``double`` all, since gradients have the old type.
     """
     held: dict[str, torch.Tensor] = {}
     with ExitStack() as undo:
@@ -160,7 +165,7 @@ def own_tensors(
             old = (owner._buffers if is_buffer else owner._parameters)[last]
             assert old is not None
             value = values[first].detach() if first in values else old.detach()
-            if first not in held and (is_buffer or old.is_meta):
+            if first not in held and (is_buffer or old.is_meta or double):
                 held[first] = replacement(old, value.to(device), copied=is_buffer)
             elif first not in held:
                 assert isinstance(old, nn.Parameter)
@@ -172,6 +177,11 @@ def own_tensors(
                 undo.callback(set_tensor, owner, last, old)
                 set_tensor(owner, last, held[first])
         yield held
+
+
+def in_double(value: torch.Tensor) -> torch.Tensor:
+    """The values in float64; whole numbers and truth values as they are."""
+    return value.double() if value.is_floating_point() else value
 
 
 def replacement(old: torch.Tensor, value: torch.Tensor, *, copied: bool) -> torch.Tensor:

@@ -28,21 +28,27 @@ class Need:
         return f"{size_text(self.bytes)} more on rank 0 ({', '.join(parts)})"
 
 
-def memory_for_reference(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
+def memory_for_reference(
+    worker: Worker, batches: Sequence[Sequence[torch.Tensor]], *, double: bool = False
+) -> str:
     """Why the reference does not fit on rank 0; empty if it may. All ranks must call this.
 
-    The estimate is a lower bound: operators inside a layer may keep more than their results.
+    The estimate is a lower bound: operators inside a layer may keep more than their results. A
+    ``double`` reference is in float64, taken to be twice as large.
     """
     why = ""
     if worker.world.rank == 0:
         run, comparison = needs(worker, batches)
+        share = 2.0 if double else 1.0
         device = worker.world.device
         host = [comparison] if device.type == "cuda" else [run, comparison]
         on_host = free_memory(torch.device("cpu"))
         tried = [(need, on_host) for need in host]
         if device.type == "cuda":
             tried.append((run, free_memory(device)))
-        why = next((refusal(need, free) for need, free in tried if need.bytes > free.bytes), "")
+        why = next(
+            (refusal(need, free) for need, free in tried if share * need.bytes > free.bytes), ""
+        )
     return worker.world.from_first(why)
 
 

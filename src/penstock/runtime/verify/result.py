@@ -9,7 +9,16 @@ import torch
 
 from penstock.runtime.rank import Worker
 
-__all__ = ["Difference", "Values", "VerifyResult", "compare", "not_compared"]
+__all__ = [
+    "TOLERANCES",
+    "Difference",
+    "Values",
+    "VerifyResult",
+    "compare",
+    "not_compared",
+    "pairs_of",
+    "tolerance_of",
+]
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference relative to the tensor's largest value, by the type of the computation.
@@ -92,46 +101,56 @@ def not_compared(why: str) -> VerifyResult:
     return VerifyResult(float("nan"), float("nan"), 0, 0.0, 0.0, None, skipped=why)
 
 
+@dataclass(frozen=True)
+class Pair:
+    """The pipeline's tensor and the reference's; small ones are judged as if of size ``floor``."""
+
+    name: str
+    kind: Literal["loss", "gradient", "buffer"]
+    ours: torch.Tensor
+    theirs: torch.Tensor
+    floor: float
+
+    @property
+    def gap(self) -> float:
+        """The largest difference relative to the reference's largest value."""
+        gap = relative_gap(self.ours, self.theirs, max(largest_of(self.theirs), self.floor))
+        return gap if gap == gap else difference_of(self, 0).relative
+
+
+def pairs_of(worker: Worker, found: Values, reference: Values) -> list[Pair]:
+    """The loss first, then gradients and buffers in the model's order."""
+    largest = max(map(largest_of, reference.gradients.values()), default=0.0)
+    pairs = [Pair("loss", "loss", torch.tensor(found.loss), torch.tensor(reference.loss), 0.0)]
+    for use in worker.graph.parameter_uses:
+        ours = (found.buffers if use.is_buffer else found.gradients).get(use.name)
+        theirs = (reference.buffers if use.is_buffer else reference.gradients).get(use.name)
+        if ours is not None or theirs is not None:
+            ours, theirs = both(ours, theirs)
+            floor = 0.0 if use.is_buffer else largest * NOISE_SHARE
+            kind = "buffer" if use.is_buffer else "gradient"
+            pairs.append(Pair(use.name, kind, ours, theirs, floor))
+    return pairs
+
+
 def compare(
     worker: Worker,
     found: Values,
     reference: Values,
-    *,
-    types: Collection[torch.dtype],
+    tolerance: float,
     reference_name: str,
 ) -> VerifyResult:
-    """Compare the loss first, then gradients in the model's order, then buffers.
-
-    ``types`` are the element types of the reference, ``reference_name`` is used in messages.
-    """
-    tolerance = tolerance_of(worker, types)
+    """Compare all values; ``reference_name`` is used in messages."""
     first: Difference | None = None
     largest = 0.0
-    pairs: list[tuple[str, Literal["loss", "gradient", "buffer"], torch.Tensor, torch.Tensor]] = [
-        ("loss", "loss", torch.tensor(found.loss), torch.tensor(reference.loss))
-    ]
-    for use in worker.graph.parameter_uses:
-        kind = "buffer" if use.is_buffer else "gradient"
-        ours = (found.buffers if use.is_buffer else found.gradients).get(use.name)
-        theirs = (reference.buffers if use.is_buffer else reference.gradients).get(use.name)
-        if ours is not None or theirs is not None:
-            pairs.append((use.name, kind, *both(ours, theirs)))
-    sizes = [largest_of(r) for *_, r in pairs]
-    kinds = [kind for _, kind, _, _ in pairs]
-    scale = max((s for s, k in zip(sizes, kinds, strict=True) if k == "gradient"), default=0.0)
-    for (name, kind, ours, theirs), size in zip(pairs, sizes, strict=True):
-        floor = scale * NOISE_SHARE if kind == "gradient" else 0.0
-        relative = relative_gap(ours, theirs, max(size, floor))
-        found_here: Difference | None = None
-        if not relative <= tolerance:
-            found_here = difference_of(name, kind, stage_of(worker, name), ours, theirs, floor)
-            relative = found_here.relative
-        largest = max(largest, relative)
+    pairs = pairs_of(worker, found, reference)
+    for pair in pairs:
+        relative = pair.gap
         if first is None and not relative <= tolerance:
-            first = found_here
-    count = len(pairs) - 1
+            first = difference_of(pair, stage_of(worker, pair.name))
+        largest = max(largest, relative)
     return VerifyResult(
-        found.loss, reference.loss, count, largest, tolerance, first, reference_name
+        found.loss, reference.loss, len(pairs) - 1, largest, tolerance, first, reference_name
     )
 
 
@@ -165,23 +184,17 @@ def largest_of(values: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(numbers, inf))
 
 
-def difference_of(
-    name: str,
-    kind: Literal["loss", "gradient", "buffer"],
-    stage: int,
-    ours: torch.Tensor,
-    theirs: torch.Tensor,
-    floor: float,
-) -> Difference:
-    """Where two tensors differ most, relative to their largest value or ``floor``."""
-    a, b = (tensor.detach().cpu().double().reshape(-1) for tensor in (ours, theirs))
+def difference_of(pair: Pair, stage: int) -> Difference:
+    """Where two tensors differ most, relative to their largest value or the floor."""
+    name, kind = pair.name, pair.kind
+    a, b = (tensor.detach().cpu().double().reshape(-1) for tensor in (pair.ours, pair.theirs))
     if not a.numel():
         return Difference(name, kind, stage, 0.0, 0.0, 0.0)
     # Equal infinities (in masks that are buffers) are no difference.
     gap = torch.where(a == b, 0.0, (a - b).abs())
     at = int(gap.argmax())
     finite = b[b.isfinite()]
-    size = max(float(finite.abs().max()) if finite.numel() else 0.0, floor)
+    size = max(float(finite.abs().max()) if finite.numel() else 0.0, pair.floor)
     relative = float(gap[at]) / size if size else float(gap[at])
     return Difference(name, kind, stage, float(a[at]), float(b[at]), relative)
 

@@ -4,25 +4,27 @@
     all ranks run the batch through the pipeline            compare
     rank 0    gathers its gradients and buffers -------------+
 
-Dropout is off in both. But a training step itself can be compared, before its optimizer changes the
-weights, if there is no dropout or if the module can draw the masks of the step (`same_dropout`).
+Dropout is off in both. Without dropout a training step itself can be compared, before its optimizer
+changes the weights. Where something differs in low precision, the module runs once more in float64:
+the limit then follows from how much rounding moves its own results (`rounding`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 
 import torch
 
+from penstock.capture.batch_part import Leaf
 from penstock.capture.kept_buffers import kept_buffers
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.processes.gathering import gathered
 from penstock.runtime.rank import Worker
 from penstock.runtime.stages.replay import random_state, restore_random_state
-from penstock.runtime.verify.own_module import OwnRun, run_own_module
+from penstock.runtime.verify.own_module import Reference, run_own_module
 from penstock.runtime.verify.reference_memory import memory_for_reference
 from penstock.runtime.verify.result import (
     Difference,
@@ -30,16 +32,19 @@ from penstock.runtime.verify.result import (
     VerifyResult,
     compare,
     not_compared,
+    tolerance_of,
 )
-from penstock.runtime.verify.same_dropout import DropoutCall, OtherMasks, Slices, masks_of
+from penstock.runtime.verify.rounding import moved, second_look
 from penstock.runtime.verify.without_dropout import WithoutDropout
 
 __all__ = [
     "Difference",
     "Reference",
     "VerifyResult",
+    "buffers_of",
     "compared",
     "compared_without_dropout",
+    "mixing_warning",
     "not_compared",
     "obstacle",
     "reference_of",
@@ -49,21 +54,6 @@ __all__ = [
 
 WHOLE = "your module on the whole batch"
 IN_PARTS = "your module, micro-batch by micro-batch"
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The results of the user's module; ``run`` is set on rank 0 only, the rest on all ranks.
-
-    ``dropped``: its dropout was off. ``masked``: it used the masks of a step. ``skipped`` is the
-    reason if there are no results to compare with.
-    """
-
-    name: str
-    dropped: bool
-    skipped: str
-    run: OwnRun | None
-    masked: bool = False
 
 
 def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
@@ -95,9 +85,10 @@ def verify_with(
     """Run batches through the pipeline, without dropout, and compare with the reference."""
     if reference.skipped:
         return not_compared(reference.skipped)
+    again = partial(reference_of, worker, batches, buffers_of(worker))
     with untouched(worker):
         totals = worker.run(*batches, within=WithoutDropout())
-        return compared(worker, reference, totals)
+        return compared(worker, reference, totals, again)
 
 
 @contextmanager
@@ -115,6 +106,11 @@ def untouched(worker: Worker) -> Iterator[None]:
         worker.random.state = random
 
 
+def buffers_of(worker: Worker) -> dict[str, torch.Tensor]:
+    """Copies of the buffers that this rank holds."""
+    return {name: buffer.clone() for name, buffer in worker.held.named_buffers()}
+
+
 def obstacle(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
     """Why the user's module cannot run on the batches, or empty; all ranks must call this."""
     return different_lengths(batches) or memory_for_reference(worker, batches)
@@ -123,18 +119,20 @@ def obstacle(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
 def reference_of(
     worker: Worker,
     batches: Sequence[Sequence[torch.Tensor]],
-    *,
     before: Mapping[str, torch.Tensor] | None = None,
-    slices: Slices | None = None,
+    draw: int | None = None,
 ) -> Reference:
     """Run the user's module on rank 0 on the rows of all batches; all ranks must call this.
 
     It runs on the whole batch or, if samples affect one another, on each micro-batch. ``before``
-    are values of this rank's buffers before they were updated. ``slices`` is the dropout that this
-    rank has drawn: the module draws the same if possible.
+    are values of this rank's buffers before they were updated. With a ``draw`` it runs in
+    float64, on `moved` numbers.
     """
     world, graph, held = worker.world, worker.graph, worker.held
-    drawn = world.gather_to_first(slices or {}, DropoutCall)
+    double = draw is not None
+    why = memory_for_reference(worker, batches, double=True) if double else ""
+    if why:
+        return Reference("", False, why, None)
     whole = held.whole_tensors()
     others = {n: t for n, t in whole.items() if held.owns(n) and 0 not in held.holders[n]}
     others.update({n: t for n, t in (before or {}).items() if n in others})
@@ -147,45 +145,32 @@ def reference_of(
         try:
             leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
             rows = micro_batch_rows(worker, batches) if reason else [range(leaves[0].shape[0])]
-            run, masked = run_with_masks(worker, values, leaves, rows, drawn)
+            if draw is not None:
+                values = dict(zip(values, moved([*values.values()], draw), strict=True))
+                leaves = moved(leaves, draw)
+            run = run_own_module(
+                graph,
+                values,
+                leaves,
+                rows,
+                device=world.device,
+                autocast=worker.autocast_dtype,
+                double=double,
+            )
             why = f"random operators, which are not dropout: {run.random}" if run.random else ""
-            if reason and not isfinite(run.loss):
+            if reason and not isfinite(run.values.loss):
                 why = (
-                    f"{name}, gives a loss of {run.loss}, as a mean over no targets does; give "
-                    f"each micro-batch some"
+                    f"{name}, gives a loss of {run.values.loss}, as a mean over no targets does; "
+                    f"give each micro-batch some"
                 )
-            name += ", with the step's own dropout" if masked else ""
-            found = Reference(name, run.dropped, why, run, masked)
+            name += " in float64, up to rounding" * double
+            found = Reference(name, run.dropped, why, run)
         except Exception as error:
             text = str(error).partition("\n")[0]
             why = f"{graph.name} does not run by itself on rank 0: {type(error).__name__}: {text}"
             found = Reference(name, False, why, None)
     received = world.from_first(None if found is None else replace(found, run=None), Reference)
     return received if found is None else found
-
-
-def run_with_masks(
-    worker: Worker,
-    values: Mapping[str, torch.Tensor],
-    leaves: Sequence[torch.Tensor],
-    rows: Sequence[range],
-    drawn: Sequence[Slices],
-) -> tuple[OwnRun, bool]:
-    """Run the module with the dropout that all ranks have drawn; also whether that was possible."""
-    run = partial(
-        run_own_module,
-        worker.graph,
-        values,
-        leaves,
-        rows,
-        device=worker.world.device,
-        autocast=worker.autocast_dtype,
-    )
-    with suppress(OtherMasks):
-        masks = masks_of(drawn)
-        if masks:
-            return run(masks=masks), True
-    return run(), False
 
 
 def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
@@ -201,7 +186,7 @@ def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
     return ""
 
 
-def micro_batch_rows(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> list[range]:
+def micro_batch_rows(worker: Worker, batches: Sequence[Sequence[Leaf]]) -> list[range]:
     """The rows of all micro-batches in the joined batches."""
     found: list[range] = []
     start = 0
@@ -212,10 +197,28 @@ def micro_batch_rows(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) 
     return found
 
 
+def mixing_warning(worker: Worker, batches: Sequence[Sequence[Leaf]]) -> str:
+    """What to know of a module that mixes samples, in a line; empty where nothing is lost."""
+    rows, reason = micro_batch_rows(worker, batches), worker.graph.mixing
+    if not reason or len(rows) == 1:
+        return ""
+    return (
+        f"warning: your module is computed for each of {len(rows)} micro-batches of at most "
+        f"{max(map(len, rows))} samples by itself, as in gradient accumulation, and not for the "
+        f"{rows[-1].stop} samples of a step at once, because {reason}"
+    )
+
+
 def compared(
-    worker: Worker, reference: Reference, totals: Totals, seed: float = 1.0
+    worker: Worker,
+    reference: Reference,
+    totals: Totals,
+    again: Callable[[int], Reference],
+    seed: float = 1.0,
 ) -> VerifyResult:
     """Compare what the pipeline has just computed with the reference; all ranks must call this.
+
+    If they differ, ``again`` makes references for a `second_look`.
 
     Gradients are still sums over ``totals.weight`` terms, times ``seed``; buffers are updated.
     """
@@ -234,13 +237,13 @@ def compared(
     names = {name for name, _ in worker.held.named_buffers()}
     buffers = {name: t for name, t in worker.held.owned_tensors().items() if name in names}
     gradients, buffers = gathered(world, sums), gathered(world, buffers)
+    for name in gradients:
+        # One at a time, so that each gathered sum is freed when its mean is computed.
+        gradients[name] = gradients[name] / divisor
+    found, own = Values(totals.loss, gradients, buffers), reference.run
     result = None
-    if reference.run is not None:
-        own = reference.run
-        for name in gradients:
-            # One at a time, so that each gathered sum is freed when its mean is computed.
-            gradients[name] = gradients[name] / divisor
-        found = Values(totals.loss, gradients, buffers)
-        theirs = Values(own.loss, own.gradients, own.buffers)
-        result = compare(worker, found, theirs, types=own.types, reference_name=reference.name)
-    return world.from_first(result, VerifyResult, Difference)
+    if own is not None:
+        limit = tolerance_of(worker, own.types)
+        result = compare(worker, found, own.values, limit, reference.name)
+    result = world.from_first(result, VerifyResult, Difference)
+    return second_look(worker, result, found, own, again)

@@ -1,0 +1,157 @@
+"""Compares training steps with the user's own module, before they change anything."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+
+import torch
+
+from penstock.capture.batch_part import Leaf
+from penstock.capture.kept_buffers import kept_buffers
+from penstock.capture.layer_graph import Batch
+from penstock.errors import RunFailed
+from penstock.runtime.metrics import StepMetrics, Totals
+from penstock.runtime.rank import Worker
+from penstock.runtime.steps.plain_step import flushed_step
+from penstock.runtime.steps.training import Training
+from penstock.runtime.verify.verify import (
+    Reference,
+    VerifyResult,
+    buffers_of,
+    compared,
+    compared_without_dropout,
+    mixing_warning,
+    not_compared,
+    obstacle,
+    reference_of,
+    verify_with,
+)
+
+__all__ = ["VerifiedSteps", "say"]
+
+Batches = Sequence[Sequence[Leaf]]
+WholeBatches = Sequence[Sequence[torch.Tensor]]
+
+IN_PART = (
+    "a part of a batch was given, and your module runs on the whole; give every rank the whole "
+    "batch in the step that is to be compared"
+)
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class VerifiedSteps:
+    """Compares the ``first`` step, and every ``every``-th if that is not 0.
+
+    The step itself is compared, so the only cost is a run of the user's module. If that is not
+    possible, because of dropout, because gradients are scaled or because weights change without a
+    flush, the batch runs through the pipeline a second time, without dropout. ``result`` is the
+    latest. ``say`` gets each line to print, on rank 0.
+    """
+
+    def __init__(self, worker: Worker, training: Training, *, first: bool, every: int) -> None:
+        self.result: VerifyResult | None = None
+        self.say: Callable[[str], None] = say
+        self._worker, self._training = worker, training
+        self._first, self._every = first, every
+        self._warned = False
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step is compared."""
+        taken = self._training.steps
+        if self._first and taken == 0 and self.result is None:
+            return True
+        return bool(self._every) and (taken + 1) % self._every == 0
+
+    def stretches(self, batches: Iterable[Batch]) -> Iterator[tuple[bool, Iterator[Batch]]]:
+        """Cut a stream before each batch that is compared; with whether a part begins with one.
+
+        A part must have been trained on before the next is taken.
+        """
+        left, every = iter(batches), self._every
+        for batch in left:
+            others = every - 1 - (self._training.steps + 1) % every if every else None
+            yield self.due, chain([batch], islice(left, others))
+
+    def flushed(self, batches: Batches) -> StepMetrics:
+        """Take a step and compare it, with a schedule that drains after every batch.
+
+        Raises:
+            RunFailed: it differs from the step of the user's module, and was not taken.
+        """
+        worker, training, whole = self._worker, self._training, whole_batches(batches)
+        if training.scaler is not None or whole is None:
+            self.beforehand(batches)
+            return flushed_step(worker, training, batches)
+        self._warn(batches)
+        why = obstacle(worker, whole)
+        if why:
+            self._judge(not_compared(why))
+            return flushed_step(worker, training, batches)
+        before = buffers_of(worker)
+
+        def inspect(totals: Totals, seed: float) -> None:
+            again = partial(reference_of, worker, whole, before)
+            reference = again()
+            if reference.dropped:
+                result = self._without_dropout(reference, before, whole)
+            else:
+                result = compared(worker, reference, totals, again, seed)
+            self._judge(result)
+
+        return flushed_step(worker, training, batches, before_update=inspect)
+
+    def beforehand(self, batches: Batches) -> None:
+        """Compare without taking the step (raises RunFailed as `flushed`)."""
+        self._warn(batches)
+        whole = whole_batches(batches)
+        self._judge(
+            not_compared(IN_PART)
+            if whole is None
+            else compared_without_dropout(self._worker, whole)
+        )
+
+    def _without_dropout(
+        self, reference: Reference, before: Mapping[str, torch.Tensor], batches: WholeBatches
+    ) -> VerifyResult:
+        """Compare the same batches again, starting with buffers ``before``; new values are kept."""
+        worker = self._worker
+        means, named = worker.means, dict(worker.held.named_buffers())
+        with kept_buffers(named.values()):
+            with torch.no_grad():
+                for name, buffer in named.items():
+                    buffer.copy_(before[name])
+            result = verify_with(worker, reference, batches)
+        worker.means = means
+        return result
+
+    def _warn(self, batches: Batches) -> None:
+        text = "" if self._warned else mixing_warning(self._worker, batches)
+        self._warned = True
+        if text and self._worker.world.rank == 0:
+            self.say(text)
+
+    def _judge(self, result: VerifyResult) -> None:
+        self.result = result
+        step = self._training.steps + 1
+        if not result.equal and not result.skipped:
+            which, done = f"step {step}", "it was not taken"
+            if step == 1:
+                which, done = "the first step", "nothing was trained"
+            raise RunFailed(
+                f"{which} is not that of your module, and {done}: {result}; report it with the "
+                f'model, or train all the same with verify = "off" (--no-verify)'
+            )
+        if self._worker.world.rank == 0:
+            self.say(f"step {step}: {result}")
+
+
+def whole_batches(batches: Batches) -> list[list[torch.Tensor]] | None:
+    """The leaves of the batches of a step; ``None`` if they are parts of batches."""
+    whole = [[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] for leaves in batches]
+    return whole if list(map(len, whole)) == list(map(len, batches)) else None

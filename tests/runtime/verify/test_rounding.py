@@ -1,0 +1,84 @@
+"""In float32 a difference that rounding explains is no error; an error is still found."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+from runtime.verify.verify_cases import Reversed, node_named
+from torch import nn
+from torch.nn import functional
+
+from penstock.capture.trace import capture_model
+from penstock.capture.traced_graph import TracedGraph
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.verify.verify import VerifyResult
+
+ROWS = 512
+
+
+class AtZero(nn.Module):
+    """The second unit of the last row is exactly at the kink of its ReLU: 1 * 1 - 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.relu, self.last = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)
+        with torch.no_grad():
+            self.first.weight[1] = torch.tensor([1.0, 0.0, 0.0, 0.0])
+            self.first.bias[1] = -1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Class scores."""
+        return self.last(self.relu(self.first(x)))
+
+
+class OnlyFloat32(AtZero):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Class scores, with a product that no other type can enter."""
+        return self.last(self.relu(self.first(x)).float() @ torch.eye(8))
+
+
+class Scaled(Reversed):
+    """Passes numbers on, and gradients that are larger by 2 %."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        """The gradient, scaled."""
+        return 1.02 * gradients[0]
+
+
+def just_above(x: torch.Tensor) -> torch.Tensor:
+    """ReLU after a sum that was rounded up."""
+    return torch.relu(x + 2.0**-24)
+
+
+def verified(model: nn.Module, **changed: Any) -> VerifyResult:
+    """What `verify` says of a pipeline in which the operators named are replaced."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(ROWS, 4, generator=generator), torch.arange(ROWS) % 3
+    x[-1, 0] = 1.0
+    graph = cast(TracedGraph, capture_model(model, (x, y), loss=functional.cross_entropy))
+    for name, target in changed.items():
+        node_named(graph, name).target = target
+    stage = Stage(range(len(graph.layer_names)), (0,), (ROWS // 2,))
+    with Pipeline(graph, Plan((stage,), 2, ROWS // 2, "1f1b"), (x, y)) as pipe:
+        return pipe.verify((x, y))
+
+
+def test_a_unit_that_rounding_turns_on_is_no_error() -> None:
+    result = verified(AtZero(), relu=just_above)
+    assert result.equal, str(result)
+    assert result.reference == "your module on the whole batch in float64, up to rounding"
+    assert result.largest < result.tolerance == 2e-4
+
+
+@pytest.mark.parametrize("model", [AtZero, OnlyFloat32])
+def test_an_error_of_two_percent_is_refused(model: type[nn.Module]) -> None:
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return Scaled.apply(torch.relu(x))  # type: ignore[return-value]
+
+    result = verified(model(), relu=wrong)
+    assert str(result).startswith("gradient of 'first.weight' on stage 0 is ")
+    assert result.difference is not None and 0.005 < result.difference.relative < 0.05
+    assert result.tolerance == 2e-4
