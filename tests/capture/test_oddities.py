@@ -4,6 +4,7 @@ import collections
 import copy
 import datetime
 import random
+import sys
 import time
 from datetime import datetime as moment
 from random import random as chance
@@ -120,6 +121,12 @@ def seeded_chance(net: Any, h: Any) -> Any:
     return h * float(np.random.rand())
 
 
+def equal_in_shape_too(net: Any, h: Any) -> Any:
+    """An ``equal`` that broadcasting would call true."""
+    ones = torch.ones_like(h)
+    return h if torch.equal(ones, ones[:, :1]) or torch.equal(ones[0], ones) else h * 2
+
+
 def two_names(net: Any) -> None:
     net.again, net.alias = net.middle, net.first.weight
 
@@ -170,6 +177,7 @@ RIGHT = {
     "whole numbers as a parameter": (lambda net, h: h * net.numbers, whole_numbers),
     "reads and writes through .data": (detached_by_data, clamped),
     "module.to where it is already": (cast_to_what_it_is, None),
+    "torch.equal of unequal shapes": (equal_in_shape_too, None),
     "weight_norm": (keep, lambda net: nn.utils.parametrizations.weight_norm(net.middle)),
     "orthogonal": (keep, lambda net: nn.utils.parametrizations.orthogonal(net.middle)),
 }
@@ -277,6 +285,42 @@ def test_it_is_right_micro_batch_by_micro_batch(name: str) -> None:
     model = Net(*MIXING[name])
     compare(model, per_micro_batch=True)
     compare(Net(*MIXING[name]), micro_batches=1)
+
+
+def follows(net: Any, h: Any) -> Any:
+    """A momentum encoder in the usual form."""
+    with torch.no_grad():
+        for slow, fast in ((net.slow.weight, net.middle.weight), (net.slow.bias, net.middle.bias)):
+            slow.data = slow.data * 0.9 + fast.data * 0.1
+    return h + net.slow(h)
+
+
+def with_a_slow_copy(net: Any) -> None:
+    net.slow = copy.deepcopy(net.middle).requires_grad_(False)
+    nn.init.zeros_(net.slow.weight)
+
+
+def test_what_forward_assigns_to_data_is_as_in_the_plain_module() -> None:
+    model = Net(follows, with_a_slow_copy)
+    plain = copy.deepcopy(model)
+    graph = capture_model(model, BATCH, loss=functional.cross_entropy)
+    assert not model.get_parameter("slow.weight").any()
+    stage: Any = graph.stage(range(len(graph.layer_names))).module
+    for _ in range(2):
+        expected = functional.cross_entropy(plain(BATCH[0]), BATCH[1])
+        found = stage(*BATCH)[0]
+    torch.testing.assert_close(found, expected)
+    for name in ("slow.weight", "slow.bias"):
+        torch.testing.assert_close(model.get_parameter(name), plain.get_parameter(name))
+
+
+def test_another_type_of_data_is_refused_with_the_line() -> None:
+    def halves(net: Any, h: Any) -> Any:
+        net.middle.weight.data = net.middle.weight.data.float()
+        return h
+
+    with pytest.raises(CaptureFailed, match=r"\.data another type or shape at .*`net\.middle"):
+        capture_model(Net(halves), BATCH, loss=functional.cross_entropy)
 
 
 def unread(net: Any, h: Any) -> Any:
@@ -410,6 +454,16 @@ def test_state_of_python_that_changes_is_refused_and_put_back(name: str) -> None
     assert (STEPS, NOTES) == (0, [])
 
 
+def test_state_that_is_first_met_deep_down_is_refused_and_put_back_too() -> None:
+    model = Net(collects)
+    held = model.history
+    del model.history
+    model.above, model.history = [[[held]]], held
+    with pytest.raises(CaptureFailed, match=r"^Net\.history cannot be captured: forward "):
+        capture_model(model, BATCH, loss=functional.cross_entropy)
+    assert not held
+
+
 CHANCE = {
     "random.random()": drops_a_layer,
     "random.random() ": under_a_name_of_its_own,
@@ -432,6 +486,40 @@ def test_chance_and_time_outside_of_torch_are_refused_with_the_line(name: str) -
     assert type(random.random()) is float
     assert type(time.time()) is float
     assert datetime.datetime is moment
+
+
+def test_a_seed_from_the_clock_is_none() -> None:
+    def drops_a_layer(net: Any, h: Any) -> Any:
+        random.seed(3)
+        random.seed()
+        return h if random.random() < 0.5 else net.middle(h)
+
+    with pytest.raises(CaptureFailed, match=r"^random\.random\(\) gives forward another number"):
+        capture_model(Net(drops_a_layer), BATCH, loss=functional.cross_entropy)
+
+
+def test_dates_are_dates_while_a_model_is_captured() -> None:
+    found: list[object] = []
+
+    def asks(net: Any, h: Any) -> Any:
+        found.append(isinstance(moment(2026, 11, 25), datetime.datetime))
+        found.append(isinstance(3, datetime.datetime))
+        return h
+
+    capture_model(Net(asks), BATCH, loss=functional.cross_entropy)
+    assert found[:2] == [True, False]
+
+
+def test_what_forward_printed_is_kept_where_the_model_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def prints(net: Any, h: Any) -> Any:
+        print("on the way", file=sys.stderr)
+        return h * datetime.datetime.now().second
+
+    with pytest.raises(CaptureFailed):
+        capture_model(Net(prints), BATCH, loss=functional.cross_entropy)
+    assert capsys.readouterr().err == "on the way\n"
 
 
 def test_a_gradient_within_forward_that_cannot_be_traced_is_refused_with_the_line() -> None:

@@ -225,3 +225,62 @@ def test_predictions_check_the_inputs_but_need_no_labels():
     assert scores.shape == (4, 5)
     with pytest.raises(RunFailed, match="branches"):
         module(-leaf)
+
+
+class InRegion(nn.Module):
+    """Decides by values where gradients, or autocast, are off."""
+
+    def __init__(self, region):
+        super().__init__()
+        self.layer, self.region = nn.Linear(4, 3), region
+
+    def forward(self, values, flag):
+        with self.region():
+            scale = 2.0 if flag.any() else 1.0
+        return self.layer(values) * scale
+
+
+class Asserts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, values, flag):
+        torch._assert_async(flag.all(), "a flag is down")
+        return self.layer(values)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (InRegion(torch.no_grad), "the model branches at "),
+        (InRegion(lambda: torch.set_grad_enabled(False)), "the model branches at "),
+        (InRegion(lambda: torch.autocast("cpu", enabled=False)), "the model branches at "),
+        (Asserts(), "a flag is down"),
+    ],
+    ids=["no_grad", "set_grad_enabled", "autocast off", "_assert_async"],
+)
+def test_a_check_that_nothing_else_needs_runs_and_leaves_gradients_on(model, words):
+    batch = (torch.randn(4, 4), torch.ones(4, dtype=torch.bool), torch.arange(4) % 3)
+    graph = capture_model(model, batch, loss=torch.nn.functional.cross_entropy)
+    stage = graph.stage(range(len(graph.layer_names))).module
+    stage(*batch)
+    with pytest.raises((RunFailed, RuntimeError), match=words):
+        stage(batch[0], ~batch[1], batch[2])
+    assert torch.is_grad_enabled()
+
+
+def test_a_refusal_within_a_region_leaves_gradients_on():
+    class Uses(InRegion):
+        def forward(self, values, flag):
+            hidden = self.layer(values)
+            with torch.no_grad():
+                scale = (2.0 if flag.any() else 1.0) + 0 * hidden.sum()
+            return hidden * scale
+
+    batch = (torch.randn(4, 4), torch.ones(4, dtype=torch.bool), torch.arange(4) % 3)
+    graph = capture_model(Uses(None), batch, loss=torch.nn.functional.cross_entropy)
+    stage = graph.stage(range(len(graph.layer_names))).module
+    with pytest.raises(RunFailed, match="the model branches at "):
+        stage(batch[0], ~batch[1], batch[2])
+    assert torch.is_grad_enabled()

@@ -215,6 +215,7 @@ def wrong_in(case: Case) -> list[str]:
         transport=case.transport,
         autocast=None if precise else torch.bfloat16,
         timeout_s=60,
+        verify="off",
     ) as pipe:
         # The graph's own tensors are trained: they must start anew in every case.
         first = {n: t.detach().clone() for n, t in pipe._worker.held.named_tensors().items()}

@@ -336,8 +336,8 @@ def refusals() -> dict[str, Any]:
         losses = [pipe.step(own).loss, pipe.step(batch).loss]
         steps = pipe.steps
     with Pipeline(graph, Plan(stages, 3, 4, "1f1b"), rows_of(0, 4), verify="first-step") as pipe:
-        found["first step"] = message_of(pipe, own)
-        pipe.step(batch)
+        pipe.step(own)
+        found["first step"] = str(pipe.verified)
         found["after"] = (losses, steps, pipe.step(own).loss)
     return found
 

@@ -11,7 +11,10 @@ from torch.fx.node import has_side_effect
 
 from penstock.errors import RunFailed
 
-__all__ = ["assert_unchanged", "is_check"]
+__all__ = ["CHECKS", "assert_unchanged", "is_check"]
+
+CHECKS = "checks"
+"""The entry of a region's ``meta`` that is true if its body checks values."""
 
 _LIBRARY = torch.library.Library("penstock", "FRAGMENT")
 _LIBRARY.define("unchanged(Tensor value, Scalar expected, str line) -> ()")
@@ -26,8 +29,8 @@ def assert_unchanged(value: torch.Tensor, expected: float, line: str) -> None:
 
 
 def is_check(node: fx.Node) -> bool:
-    """Whether the node is such a check."""
-    return node.target is torch.ops.penstock.unchanged.default
+    """Whether the node checks values: so, by the user's assertion, or as an unread region."""
+    return node.target in _CHECKS or (bool(node.meta.get(CHECKS)) and not node.users)
 
 
 def _unchanged(value: torch.Tensor, expected: float, line: str) -> None:
@@ -45,6 +48,12 @@ def _unchanged(value: torch.Tensor, expected: float, line: str) -> None:
 def _without_values(value: torch.Tensor, expected: float, line: str) -> None:
     """Symbolic and meta tensors have no values, so nothing is checked."""
 
+
+_CHECKS = (
+    torch.ops.penstock.unchanged.default,
+    torch.ops.aten._assert_async.default,
+    torch.ops.aten._assert_async.msg,
+)
 
 _LIBRARY.impl("unchanged", _unchanged, "CompositeExplicitAutograd")
 _LIBRARY.impl("unchanged", _without_values, "Meta")

@@ -139,7 +139,8 @@ def refusing_chance(model: nn.Module) -> Iterator[None]:
     def seed(original: Any, kind: str) -> Callable[..., Any]:
         def seeding(*args: Any, **kwargs: Any) -> Any:
             if called_by_model():
-                seeded.add(kind)
+                fixed = any(value is not None for value in (*args[:1], *kwargs.values()))
+                (seeded.add if fixed else seeded.discard)(kind)
             return original(*args, **kwargs)
 
         return seeding
@@ -152,7 +153,11 @@ def refusing_chance(model: nn.Module) -> Iterator[None]:
 
         return generator
 
-    class RefusedClock(datetime.datetime):
+    class AnyDatetime(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, datetime_before)
+
+    class RefusedClock(datetime.datetime, metaclass=AnyDatetime):
         """`datetime.datetime` that refuses to tell the time."""
 
         @classmethod

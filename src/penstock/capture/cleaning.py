@@ -25,7 +25,7 @@ from penstock.capture.operators import (
     tensor_value,
     written_inputs,
 )
-from penstock.capture.regions import note_writes
+from penstock.capture.regions import note_regions
 from penstock.capture.sizes import ROWS, BatchSymbols, batch_symbols, size_nodes
 
 __all__ = ["CleanGraph", "clean", "device_of", "in_autocast"]
@@ -106,7 +106,7 @@ def clean(
     symbols = batch_symbols(leaves, length_places, example)
     _drop_assertions(graph)
     constants, bodies = _rename_attributes(exported, names)
-    note_writes(graph, bodies)
+    note_regions(graph, bodies)
     _write_early(graph)
     size_nodes(graph, symbols, {ROWS: rows} | dict(zip(symbols.lengths, lengths, strict=True)))
     bodies |= keep_mapped_regions(graph)

@@ -149,10 +149,12 @@ def _traced(
 ) -> fx.GraphModule:
     """The operators of ``module``, traced again with each aid that it turns out to need.
 
-    Output of a failed trace is removed from ``printed``.
+    Of the output in ``printed`` that of the last trace stays.
     """
     aids = _Aids()
     while True:
+        printed.seek(0)
+        printed.truncate()
         operators = OwnOperators(module.model, aids.kept | aids.written_out)
         refused: list[type[nn.Module]] = []
         changes: list[StateChange] = []
@@ -173,8 +175,6 @@ def _traced(
             check_changes(changes, module, example)
             return traced
         except Exception as error:
-            printed.seek(0)
-            printed.truncate()
             if operators.found is not None:
                 aids = replace(aids, kept=aids.kept | {operators.found})
             elif refused:
@@ -326,6 +326,6 @@ def _without_logs() -> Iterator[io.StringIO]:
             # PyTorch looks through tensors of a failed trace.
             warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
             yield printed
-        sys.stderr.write(printed.getvalue())
     finally:
         logging.disable(before)
+        sys.stderr.write(printed.getvalue())

@@ -120,7 +120,8 @@ def size_text(size: int | torch.SymInt) -> str:
 def is_assertion(node: fx.Node) -> bool:
     """Whether the node only checks an assumption of tracing."""
     name = packet_name(node)
-    return name.startswith(("_assert", "sym_constrain_range")) or name == "_guards_fn"
+    own = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
+    return name.startswith(own) or name == "_guards_fn"
 
 
 def is_grouped(node: fx.Node) -> bool:

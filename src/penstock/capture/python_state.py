@@ -71,7 +71,7 @@ class _State:
 
     def _prints(self) -> dict[tuple[int, str], Any]:
         """A value to compare for everything that is watched."""
-        known: dict[int, Any] = {}
+        known: dict[tuple[int, int], Any] = {}
         found: dict[tuple[int, str], Any] = {}
         for owner, _, held in self._holders:
             of_python = "__name__" in held
@@ -81,16 +81,18 @@ class _State:
                 found[owner, name] = self._print(value, known, 0)
         return found
 
-    def _print(self, value: Any, known: dict[int, Any], depth: int) -> Any:
+    def _print(self, value: Any, known: dict[tuple[int, int], Any], depth: int) -> Any:
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, torch.Tensor):
             return id(value), value._version
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return id(value), None
-        if id(value) in known:
-            return known[id(value)]
-        known[id(value)] = found = id(value)
+        # By depth too: deeper down less of the same object is printed.
+        key = id(value), depth
+        if key in known:
+            return known[key]
+        known[key] = found = id(value)
         if isinstance(value, random.Random):
             found = value.getstate()
         elif isinstance(value, np.random.Generator):
@@ -102,10 +104,10 @@ class _State:
             if held is not None and len(held) < _LONGEST:
                 self._copies.setdefault(id(held), (held, _copied(held)))
                 found = self._prints_of(held, known, depth)
-        known[id(value)] = found
+        known[key] = found
         return found
 
-    def _prints_of(self, held: Any, known: dict[int, Any], depth: int) -> Any:
+    def _prints_of(self, held: Any, known: dict[tuple[int, int], Any], depth: int) -> Any:
         if isinstance(held, dict):
             pairs = ((repr(k), self._print(v, known, depth + 1)) for k, v in held.items())
             return tuple(sorted(pairs, key=lambda pair: pair[0]))

@@ -37,12 +37,19 @@ _NUMBERS = frozenset(
 )
 _AS_THEY_ARE = frozenset({torch.Tensor.item, torch.Tensor.tolist})
 _TESTS: dict[Any, Callable[..., torch.Tensor]] = {
-    torch.equal: lambda one, other: (one == other).all(),
-    torch.Tensor.equal: lambda one, other: (one == other).all(),
+    torch.equal: lambda one, other: _equal(one, other),
+    torch.Tensor.equal: lambda one, other: _equal(one, other),
     torch.allclose: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
     torch.Tensor.allclose: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
     torch.Tensor.__contains__: lambda tensor, element: (tensor == element).any(),
 }
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """As `torch.equal`, which does not broadcast."""
+    sizes = zip(one.shape, other.shape, strict=False)
+    unlike = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+    return torch.tensor(False) if unlike or one.dim() != other.dim() else (one == other).all()
 
 
 @dataclass(frozen=True)

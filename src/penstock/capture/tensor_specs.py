@@ -26,6 +26,7 @@ from penstock.capture.operators import (
     tensor_value,
     written_inputs,
 )
+from penstock.capture.regions import with_gradients
 from penstock.capture.sizes import BatchSymbols
 
 __all__ = ["TensorFacts", "find_facts"]
@@ -195,7 +196,7 @@ def _has_gradient(node: fx.Node, known: Collection[fx.Node]) -> bool:
     name = packet_name(node)
     if name in _NO_GRADIENT or name.startswith("new_"):
         return False
-    if name == "wrap_with_set_grad_enabled" and node.args[0] is False:
+    if node.target is with_gradients and node.args[0] is False:
         return False
     origin = node.all_input_nodes[0] if node.all_input_nodes else node
     if name == "getitem" and packet_name(origin) == "broadcast_tensors":
