@@ -129,6 +129,13 @@ def test_half_of_a_character_is_refused_and_both_halves_are_read() -> None:
 
 def test_a_message_that_repeats_a_long_value_keeps_its_beginning_and_its_end() -> None:
     message = str(BadInput(f"key 'a' is '{'x' * 5000}\n'; use 'b'"))
-    assert len(message) <= 300
+    assert len(message) <= 600
     assert message.startswith("key 'a' is 'xxx")
     assert message.endswith("xxx '; use 'b'")
+
+
+def test_a_long_value_is_cut_where_it_is_and_not_the_remedy() -> None:
+    remedy = "use 'b' " + "for one of many reasons " * 20
+    message = str(BadInput(f"key 'a' is '{'x' * 5000}'; {remedy}"))
+    assert len(message) <= 600
+    assert message.endswith(f"x'; {remedy.strip()}")

@@ -29,10 +29,23 @@ __all__ = [
 ]
 
 
+SHORTEST_CUT = 40
+"""A word is cut to no fewer characters."""
+
+
 def shortened(text: str, longest: int) -> str:
-    """A text of at most ``longest`` characters, of which a third are the end of a longer one."""
+    """A text of at most ``longest`` characters, of which a third are the end of a longer one.
+
+    If its longest word is long enough, only that is cut.
+    """
+    if len(text) <= longest:
+        return text
+    word = max(text.split(" "), key=len)
+    room = longest - (len(text) - len(word))
+    if room > SHORTEST_CUT and word != text:
+        return text.replace(word, shortened(word, room), 1)
     end = longest // 3
-    return text if len(text) <= longest else f"{text[: longest - end - 5]} ... {text[-end:]}"
+    return f"{text[: longest - end - 5]} ... {text[-end:]}"
 
 
 class PenstockError(Exception):
@@ -48,7 +61,7 @@ class BadInput(PenstockError):
     """
 
     exit_code = 2
-    longest: ClassVar[int] = 300
+    longest: ClassVar[int] = 600
 
     def __init__(self, message: str) -> None:
         super().__init__(shortened(" ".join(message.split()), self.longest))

@@ -109,3 +109,30 @@ def test_a_module_that_is_cast_in_forward_names_the_line():
     message = _message(CastsItsWeights())
     assert "Linear.to at" in message and "self.linear.double()" in message
     assert "penstock.Chain" in message
+
+
+def test_a_wrapper_that_does_a_pipelines_work_is_refused_for_the_bare_module(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(_Linear())
+        with pytest.raises(BadInput, match=r"pass the bare module \(model\.module\)"):
+            capture_model(wrapped, BATCH, loss=functional.cross_entropy)
+    finally:
+        torch.distributed.destroy_process_group()
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    with pytest.raises(BadInput, match="'1' is a SyncBatchNorm, which is not needed here"):
+        capture_model(net, BATCH, loss=functional.cross_entropy)
+
+
+def test_edges_of_a_graph_that_were_taken_for_samples_are_told():
+    class Sums(_Linear):
+        def forward(self, values, edges):
+            found = torch.zeros_like(values).index_add(0, edges[0], values[edges[1]])
+            return self.linear(found.view(6, 4))
+
+    batch = (torch.randn(6, 4), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]), torch.arange(6) % 3)
+    with pytest.raises(CaptureFailed, match=r"batch\[1\] has 2 rows, so 2 samples were assumed"):
+        capture_model(Sums(), batch, loss=functional.cross_entropy)

@@ -307,7 +307,10 @@ def _match(structure: Any, value: Any, name: str) -> Iterator[torch.Tensor]:
             yield from _match(entry, value[i], f"{name}[{i}]")
     elif isinstance(value, torch.Tensor) or value != structure:
         shown = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
-        raise _mismatch(name, shown, repr(structure))
+        raise BadInput(
+            f"{name} is {shown}, but was {structure!r} at capture, where whatever is no tensor is "
+            f"constant; leave it out of the batch if the model does not read it, {_CAPTURE_AGAIN}"
+        )
 
 
 def _mismatch(name: str, found: str, expected: str) -> BadInput:

@@ -118,8 +118,21 @@ def export_module(
             for number, leaf in enumerate(layout.leaves)
             for dim, length in leaf.varying
         }
-        raise capture_failed(error, type(module.model).__name__, names) from error
+        failure = capture_failed(error, type(module.model).__name__, names)
+        raise type(failure)(f"{failure}{_assumed_samples(layout)}") from error
     return traced
+
+
+def _assumed_samples(layout: BatchLayout) -> str:
+    """What to add to a refusal if tensors have unequal numbers of rows: edges are no samples."""
+    fewest = next((leaf for leaf in layout.leaves if leaf.rows == 1), None)
+    if fewest is None or all(leaf.rows == 1 for leaf in layout.leaves):
+        return ""
+    return (
+        f"; {fewest.name} has {layout.batch_size} rows, so {layout.batch_size} samples were "
+        f"assumed: if its dimension 0 is not the samples (the edges of a graph), transpose it, or "
+        f"keep it in the model as a buffer"
+    )
 
 
 @dataclass(frozen=True)
@@ -160,7 +173,7 @@ def _traced(
         changes: list[StateChange] = []
         asked = DataDependence() if aids.asked is None else aids.asked
         calls = KeptCalls(asked.kept, table, lambda: module.samples)
-        module.inside = partial(_inside, table, operators, aids, calls)
+        module.inside = partial(_inside, table, operators, aids, calls, printed)
         try:
             with (
                 keeping_modules(module.model, aids.kept, table, refused),
@@ -188,11 +201,12 @@ def _traced(
 
 @contextlib.contextmanager
 def _inside(
-    table: OpaqueTable, operators: OwnOperators, aids: _Aids, calls: KeptCalls
+    table: OpaqueTable, operators: OwnOperators, aids: _Aids, calls: KeptCalls, printed: io.StringIO
 ) -> Iterator[None]:
     """The context in which the code of the model runs while it is traced."""
     calls.restart()
     with contextlib.ExitStack() as modes:
+        modes.enter_context(contextlib.redirect_stderr(printed))
         modes.enter_context(operators)
         modes.enter_context(KeepCtc(table))
         modes.enter_context(KeepData())
@@ -315,12 +329,15 @@ def _enough_rows(leaf: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _without_logs() -> Iterator[io.StringIO]:
-    """Suppress PyTorch's long logs on standard error; one exception explains what went wrong."""
+    """Suppress PyTorch's long logs on standard error; one exception explains what went wrong.
+
+    What the model itself prints goes to the result, which is printed at the end.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(printed), warnings.catch_warnings():
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             # `check_changes` reports this if it matters.
             warnings.filterwarnings("ignore", message=r"The tensor attributes? ")
             # PyTorch looks through tensors of a failed trace.

@@ -64,6 +64,7 @@ def capture_model(
         raise BadInput(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
+    _check_wrappers(model)
     one_length = partial(_captured, model, loss, granularity, reuse_blocks, dynamic=None)
     if not dynamic:
         return one_length(batch)
@@ -80,6 +81,21 @@ def capture_model(
         if not in_buckets:
             raise
     return capture_buckets(model, batch, dynamic, one_length)
+
+
+def _check_wrappers(model: nn.Module) -> None:
+    """Raise `BadInput` for wrappers that do themselves what a pipeline does."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise BadInput(
+            "the model is a DistributedDataParallel, whose work a pipeline does itself: it sums "
+            "the gradients of replicas; pass the bare module (model.module)"
+        )
+    for name, part in model.named_modules():
+        if isinstance(part, nn.SyncBatchNorm):
+            raise BadInput(
+                f"'{name}' is a SyncBatchNorm, which is not needed here: the replicas of a stage "
+                f"share the statistics of each micro-batch; leave convert_sync_batchnorm out"
+            )
 
 
 def _captured(

@@ -25,7 +25,7 @@ __all__ = ["INTERRUPTED", "Terminal", "print_error", "silence_output"]
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
-LONGEST_LINE = 300
+LONGEST_LINE = 600
 """The most characters of an error's line, unless the error has more to say."""
 
 

@@ -90,7 +90,8 @@ def gradients(size: float, autocast: torch.dtype | None, initial: float) -> list
     """Gradients over ``size`` after a step in float16, or (no ``autocast``) in float32."""
     model, batch = model_and_batch(size)
     scaling = LossScaling(initial=initial) if autocast is not None else None
-    with Pipeline(model, PLAN, batch, autocast=autocast, loss_scaling=scaling) as pipe:
+    options: Any = {"autocast": autocast, "loss_scaling": scaling, "verify": "off"}
+    with Pipeline(model, PLAN, batch, **options) as pipe:
         pipe.step(batch)
         return [p.grad / size for p in pipe.parameters() if p.grad is not None]
 

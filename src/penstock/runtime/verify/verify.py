@@ -158,6 +158,9 @@ def reference_of(
                 double=double,
             )
             why = f"random operators, which are not dropout: {run.random}" if run.random else ""
+            infinite = (n for n, g in run.values.gradients.items() if not g.isfinite().all())
+            if isfinite(run.values.loss) and (bad := next(infinite, "")):
+                why = f"the gradient of '{bad}' in your module is not finite"
             if reason and not isfinite(run.values.loss):
                 why = (
                     f"{name}, gives a loss of {run.values.loss}, as a mean over no targets does; "
