@@ -74,7 +74,7 @@ class Worker:
         self.clock = clock_for(world.device)
         self.noise = NoiseMeter(plan, world.rank) if settings.gradient_noise else None
         self.metrics = metrics
-        self.autocast_dtype = settings.autocast
+        self.autocast_dtype, self.compiled = settings.autocast, compiler is not None
         self.random = RandomStream(world.device, settings.seed, max(plan.device_of(world.rank), 0))
         self.means: Means = {}
         self._closed = False

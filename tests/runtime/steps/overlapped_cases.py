@@ -125,6 +125,7 @@ def pipeline(case: Case, clip_norm: float | None, **options: Any) -> Pipeline:
         loss_scaling=scaling,
         transport=case.transport,
         timeout_s=60,
+        verify="off",
         **options,
     )
 
