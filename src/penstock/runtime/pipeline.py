@@ -142,7 +142,7 @@ class Pipeline:
     ) -> None:
         others = compare_replicas_every, tensor_parallel
         settings = RankSettings(autocast, transport, shard_optimizer, gradient_noise, seed, *others)
-        modes = (verify, verify_every, optimizer_sync, on_non_finite)
+        modes = verify, verify_every, optimizer_sync, on_non_finite
         check_settings(clip_norm, timeout_s, settings, *modes)
         check_metrics(metrics or {})
         check_callbacks(callbacks)
@@ -184,11 +184,8 @@ class Pipeline:
         self._worker.tensor.check_optimizer(self._training.optimizer)
         both = self._worker, self._training
         self._verified = VerifiedSteps(*both, first=verify == "first-step", every=verify_every)
-        self._endless = self._world.agreed(
-            lambda: endless_training(
-                *both, clip_norm=clip_norm, measure_every=prediction_error_every, compiled=compile
-            )
-        )
+        endless = partial(endless_training, *both, clip_norm=clip_norm, compiled=compile)
+        self._endless = self._world.agreed(lambda: endless(measure_every=prediction_error_every))
         self._overlapped = self._world.agreed(lambda: overlapped_training(*both, optimizer_sync))
 
     @property
