@@ -45,7 +45,6 @@ with penstock.Pipeline(
     ),
     clip_norm=1.0,
     metrics={"accuracy": accuracy},
-    verify="first-step",
 ) as pipe:
     if any(checkpoints.glob("step-*")):
         pipe.load(checkpoints, loader=loader)

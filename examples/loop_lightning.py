@@ -94,7 +94,6 @@ def fit(module, epochs, checkpoints):
         clip_norm=1.0,
         metrics={"accuracy": accuracy},
         callbacks=[stop_when_good],
-        verify="first-step",
     ) as pipe:
         if any(checkpoints.glob("step-*")):
             pipe.load(checkpoints, loader=loader)

@@ -34,7 +34,6 @@ with penstock.Pipeline(
         optimizer, 0.1, total_iters=10
     ),
     clip_norm=1.0,
-    verify="first-step",
 ) as pipe:
     if any(checkpoints.glob("step-*")):
         pipe.load(checkpoints)

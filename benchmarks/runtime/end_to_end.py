@@ -58,7 +58,7 @@ def compare_end_to_end(
         nn.Sequential(*model.blocks), model.batch(1), loss=model.loss, granularity="module"
     )
     plan, predicted_s = own_plan(graph, model, micro_batches)
-    pipe = Pipeline(graph, plan, model.batch(1))
+    pipe = Pipeline(graph, plan, model.batch(1), verify="off")
     contenders: dict[str, tuple[Callable[[], None], Callable[[], object]]] = {
         "ours": (lambda: None, lambda: pipe.step(batch))
     }
@@ -229,7 +229,8 @@ def compare_data_parallel(model_name: str, micro_batches: int, rounds: int) -> d
     )
     stage = Stage(range(len(graph.layer_names)), tuple(range(ranks)), (model.rows,) * ranks)
     own_count, rows = micro_batches // ranks, model.rows
-    pipe = Pipeline(graph, Plan((stage,), own_count, rows * ranks, "1f1b"), model.batch(ranks))
+    plan = Plan((stage,), own_count, rows * ranks, "1f1b")
+    pipe = Pipeline(graph, plan, model.batch(ranks), verify="off")
     rival = data_parallel_rival(make_model(model_name), batch, micro_batches)
     ours = (lambda: None, lambda: pipe.step(batch))
     taken = alternated({"ours": ours, "rival": rival}, rounds)

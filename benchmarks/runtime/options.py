@@ -77,7 +77,8 @@ def pipeline_of(
         case = CASES["1f1b"]
         bounds = bounds_of(case, model.name, len(model.blocks), ranks)
         plan = plan_of(case, bounds, graph.layer_names, ranks, micro_batches, rows)
-    return Pipeline(graph, plan, example, optimizer=lambda p: AdamW(p, lr=1e-4), **options)
+    given: Any = {"optimizer": lambda p: AdamW(p, lr=1e-4), "verify": "off", **options}
+    return Pipeline(graph, plan, example, **given)
 
 
 def optimizer_bytes(pipe: Pipeline) -> int:

@@ -150,7 +150,8 @@ def pipeline_of(
         whole = nn.Sequential(*blocks)
         graph = capture_model(whole, example, loss=model.loss, granularity="block")
     plan = plan_of(case, bounds, graph.layer_names, ranks, micro_batches, rows, schedule)
-    return Pipeline(graph, plan, example, optimizer=make_optimizer, optimizer_sync=optimizer_sync)
+    options: Any = {"optimizer": make_optimizer, "optimizer_sync": optimizer_sync}
+    return Pipeline(graph, plan, example, verify="off", **options)
 
 
 def waiting_profile(ranks: int) -> ModelProfile:

@@ -44,6 +44,16 @@ _UNIT = frozenset(["random", "random_sample", "ranf", "sample", "rand"])
 """Functions that return a number in [0, 1) if called without arguments."""
 
 
+_DATETIME = datetime.datetime
+
+
+class _AnyDatetime(type):
+    """The type of a class whose instances are all dates with times."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _DATETIME)
+
+
 class RandomNumber:
     """An unknown number; at most its range [``low``, ``high``) is known."""
 
@@ -153,11 +163,7 @@ def refusing_chance(model: nn.Module) -> Iterator[None]:
 
         return generator
 
-    class AnyDatetime(type):
-        def __instancecheck__(cls, value: object) -> bool:
-            return isinstance(value, datetime_before)
-
-    class RefusedClock(datetime.datetime, metaclass=AnyDatetime):
+    class RefusedClock(datetime.datetime, metaclass=_AnyDatetime):
         """`datetime.datetime` that refuses to tell the time."""
 
         @classmethod
@@ -165,9 +171,8 @@ def refusing_chance(model: nn.Module) -> Iterator[None]:
             """Refuse calls from the model."""
             if called_by_model():
                 raise _refused("datetime.now()")
-            return datetime_before.now(tz)
+            return _DATETIME.now(tz)
 
-    datetime_before = datetime.datetime
     makers: list[tuple[Any, str, Any]] = [(datetime, "datetime", RefusedClock)]
     for owner, kind, names in (
         (random, "random", _bound_to(random, random.random)),

@@ -102,7 +102,7 @@ def not_compared(why: str) -> VerifyResult:
 
 
 @dataclass(frozen=True)
-class Pair:
+class Compared:
     """The pipeline's tensor and the reference's; small ones are judged as if of size ``floor``."""
 
     name: str
@@ -118,10 +118,10 @@ class Pair:
         return gap if gap == gap else difference_of(self, 0).relative
 
 
-def pairs_of(worker: Worker, found: Values, reference: Values) -> list[Pair]:
+def pairs_of(worker: Worker, found: Values, reference: Values) -> list[Compared]:
     """The loss first, then gradients and buffers in the model's order."""
     largest = max(map(largest_of, reference.gradients.values()), default=0.0)
-    pairs = [Pair("loss", "loss", torch.tensor(found.loss), torch.tensor(reference.loss), 0.0)]
+    pairs = [Compared("loss", "loss", torch.tensor(found.loss), torch.tensor(reference.loss), 0.0)]
     for use in worker.graph.parameter_uses:
         ours = (found.buffers if use.is_buffer else found.gradients).get(use.name)
         theirs = (reference.buffers if use.is_buffer else reference.gradients).get(use.name)
@@ -129,7 +129,7 @@ def pairs_of(worker: Worker, found: Values, reference: Values) -> list[Pair]:
             ours, theirs = both(ours, theirs)
             floor = 0.0 if use.is_buffer else largest * NOISE_SHARE
             kind = "buffer" if use.is_buffer else "gradient"
-            pairs.append(Pair(use.name, kind, ours, theirs, floor))
+            pairs.append(Compared(use.name, kind, ours, theirs, floor))
     return pairs
 
 
@@ -184,7 +184,7 @@ def largest_of(values: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(numbers, inf))
 
 
-def difference_of(pair: Pair, stage: int) -> Difference:
+def difference_of(pair: Compared, stage: int) -> Difference:
     """Where two tensors differ most, relative to their largest value or the floor."""
     name, kind = pair.name, pair.kind
     a, b = (tensor.detach().cpu().double().reshape(-1) for tensor in (pair.ours, pair.theirs))

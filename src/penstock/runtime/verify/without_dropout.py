@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from penstock.capture.torch_calls import TorchCalls
 
-__all__ = ["RECURRENT", "WithoutDropout", "drops"]
+__all__ = ["WithoutDropout"]
 
 
 class WithoutDropout(TorchCalls):
