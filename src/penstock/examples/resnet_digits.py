@@ -20,7 +20,7 @@ WIDTHS = (32, 64, 128)
 BLOCKS = 3
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two normalised 3x3 convolutions beside a shortcut; the first may halve the image."""
 
     def __init__(self, before: int, after: int) -> None:
@@ -48,7 +48,9 @@ class ResNet(nn.Module):
         self.stem = nn.Conv2d(1, widths[0], 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(widths[0])
         before = [widths[0], *(width for width in widths for _ in range(blocks))]
-        self.blocks = nn.Sequential(*(Block(narrow, wide) for narrow, wide in pairwise(before)))
+        self.blocks = nn.Sequential(
+            *(ResidualBlock(narrow, wide) for narrow, wide in pairwise(before))
+        )
         self.output = nn.Linear(widths[-1], CLASSES)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
