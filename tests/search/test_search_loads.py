@@ -64,21 +64,30 @@ def test_an_engine_that_sends_all_the_time_is_the_load():
 
 def test_with_a_power_full_resources_beside_the_fullest_count_too():
     asked = problem(7.0 * MEGABYTE)
-    # With links of their own between all four devices, only the engines are full, and no port.
-    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
-    apart = problem(7.0 * MEGABYTE, tuple(Link(i, j, 1.0 * MEGABYTE) for i, j in pairs))
-    fullest, rest_empty = (load_of(one, plan_on(0, 1, 2, 3)) for one in (asked, apart))
-    assert fullest == rest_empty
-    assert load_of(asked, plan_on(0, 1, 2, 3), 10.0) > load_of(apart, plan_on(0, 1, 2, 3), 10.0)
+    fullest = load_of(asked, plan_on(0, 1, 2, 3))
+    assert load_of(asked, plan_on(0, 1, 2, 3), 10.0) > fullest
     assert load_of(asked, plan_on(0, 1, 2, 3), 1000.0) == pytest.approx(fullest, rel=0.01)
 
 
 @pytest.mark.parametrize("power", [1.0, 15.0, 30.0])
-@pytest.mark.parametrize("devices", [(0,), (0, 1), (0, 1, 2, 3)])
-def test_a_mean_of_loads_is_not_above_the_largest(devices: tuple[int, ...], power: float):
-    asked = problem(1.0 * MEGABYTE)
-    most_s = load_of(asked, plan_on(*devices))
-    assert 0 < load_of(asked, plan_on(*devices), power) <= most_s
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_the_norm_of_equal_loads_grows_with_their_number(stages: int, power: float):
+    """Stages that compute all the time and nothing else; each resource alone is known by hand."""
+    second = Affine(per_sample=1.0)
+    layer = LayerCost("layer", second, second, Affine())
+    host = Host("one", (Device("d", 1e12),) * 4, 1e9)
+    asked = PlanningProblem(
+        ModelProfile("four", (layer,) * 4), Cluster("one", (host,)), 16, (1,), schedules=("1f1b",)
+    )
+    each = 4 // stages
+    loads: list[float] = []
+    for s in range(stages):
+        # Forwards before it, all micro-batches, and backwards after it.
+        loads.append(s * each + 16 * 2 * each + s * each)
+        loads.append((s * each if s else 2 * (4 - each) + each) + each + s * each)
+        loads.append(s * each + each + (s * each if s else 0))
+    expected_s = (sum(load**power for load in loads) / 3) ** (1 / power)
+    assert load_of(asked, plan_on(*range(stages)), power) == pytest.approx(expected_s)
 
 
 def two_hosts_of_four(layers: ModelProfile) -> PlanningProblem:

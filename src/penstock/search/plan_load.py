@@ -26,6 +26,9 @@ __all__ = ["Layout", "LoadKind", "load_s"]
 SENT, RECEIVED = 0, 1
 """Rows of the tables of seconds that engines and ports are busy with one micro-batch."""
 
+ONE_STAGE = 3
+"""Loads of a stage: computing, receiving and sending."""
+
 DOWN, UP = 0, 1
 """Rows of the table of messages to the next stage, and back."""
 
@@ -48,8 +51,9 @@ class Layout(NamedTuple):
 class LoadKind(NamedTuple):
     """Whether the load is the `steady` one; and its ``power``.
 
-    The load is the mean of that power over all resources, or their maximum where it is 0. A plan
-    whose resources are all full is slower than its fullest resource alone.
+    The load is a norm of that power of all resources' loads, or their maximum where it is 0. It is
+    scaled so that three equal loads, those of a stage alone, are worth one of them. More that are
+    equal are worth more: a plan whose resources are all full is slower than its fullest one alone.
     """
 
     power: float
@@ -212,19 +216,19 @@ def ports_of_group(a, order, first, last):
     return used
 
 
-def mean_load_s(loads, power):
-    """The mean of a power over all loads, or the largest where the power is 0."""
+def norm_s(loads, power):
+    """The norm of a power of all loads (`LoadKind`), or the largest where the power is 0."""
     most_s = loads.max()
     if not 0 < most_s < np.inf or power <= 0:
         return most_s
     total = 0.0
     for value in loads:
         total += (value / most_s) ** power
-    return most_s * (total / len(loads)) ** (1 / power)
+    return most_s * (total / ONE_STAGE) ** (1 / power)
 
 
 def load_s(a, layout, size, batch, recompute, kind):
-    """Seconds of the most loaded resource, or a mean over all (`LoadKind`).
+    """Seconds of the most loaded resource, or a norm of all (`LoadKind`).
 
     A steady load also has the way of one micro-batch, and what is left of the latest all-reduce.
     Passing a micro-batch back takes twice as long then, because messages wait for one another.
@@ -282,4 +286,4 @@ def load_s(a, layout, size, batch, recompute, kind):
         after_s = backward_s + max(tail_s, after_s) + near[UP, s]
         drain_s += backward_s + near[UP, s]
     load_ports(a, layout, times, carried.ports, micro_batches, late_s, loads)
-    return mean_load_s(loads, kind.power) + (below_s[0] + late_s if kind.steady else 0.0)
+    return norm_s(loads, kind.power) + (below_s[0] + late_s if kind.steady else 0.0)

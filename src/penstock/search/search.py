@@ -202,7 +202,7 @@ def straight_steps(
         if own.best is None or gap(own.best_s, bound_s) <= PROVEN:
             break
         yield own.step("even loads")
-        before_s, fastest_s = own.best_s, min(own.best_s, simulated.best_s)
+        before_s, fastest_s = own.best_s, simulated.best_s
         start = own.best
         if may_split:
             start, _ = next(simulated.fastest([*own.problem.schedules, *split]))
@@ -210,7 +210,7 @@ def straight_steps(
         simulate_walked(own, simulated, plans, split, seed)
         if own.best_s < before_s:
             yield from improve(own, own.best, bound_s, ACTIONS_FOR_MOVES)
-        if min(own.best_s, simulated.best_s) >= fastest_s:
+        elif simulated.best_s == fastest_s:
             break
     if own.best is None or gap(own.best_s, bound_s) > PROVEN:
         yield from simulate_all(own)
