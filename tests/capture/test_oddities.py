@@ -499,10 +499,10 @@ def test_a_seed_from_the_clock_is_none() -> None:
 
 
 def test_dates_are_dates_while_a_model_is_captured() -> None:
-    found: list[object] = []
+    found, made = list[object](), moment(2026, 11, 25)
 
     def asks(net: Any, h: Any) -> Any:
-        found.append(isinstance(moment(2026, 11, 25), datetime.datetime))
+        found.append(isinstance(made, datetime.datetime))
         found.append(isinstance(3, datetime.datetime))
         return h
 
