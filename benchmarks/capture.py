@@ -1,10 +1,9 @@
-"""How long capture takes, with blocks that do the same traced twice, and with all of them traced.
+"""How long capture takes.
 
     python benchmarks/capture.py [--rounds 3] [--out results.json] [--only Llama]
     python benchmarks/capture.py --smallest
 
-Models have their usual sizes, on the meta device. In each round a model is captured both ways, one
-right after the other; which comes first alternates. Seconds are CPU seconds of this process, on one
+Models have their usual sizes, on the meta device. Seconds are CPU seconds of this process, on one
 thread, after one capture of a small model that loads what capture needs. With ``--only`` the other
 models' results stay as they are.
 """
@@ -35,11 +34,10 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, how many layers it has, and how many different ones; samples of ``tokens`` words."""
+    """A model and how many layers it has; samples of ``tokens`` words."""
 
     name: str
     layers: int
-    distinct: int
     tokens: int
     build: Callable[[], nn.Module]
 
@@ -77,12 +75,12 @@ def llama(layers: int) -> nn.Module:
 
 
 SUBJECTS = (
-    Subject("GPT-2", 12, 1, 1024, gpt2),
-    Subject("BERT", 12, 1, 512, bert),
-    Subject("T5", 24, 4, 512, t5),
-    *(Subject("Llama 3", count, 1, 4096, partial(llama, count)) for count in (12, 32, 80)),
+    Subject("GPT-2", 12, 1024, gpt2),
+    Subject("BERT", 12, 512, bert),
+    Subject("T5", 24, 512, t5),
+    *(Subject("Llama 3", count, 4096, partial(llama, count)) for count in (12, 32, 80)),
 )
-SMALL = Subject("small GPT-2", 3, 1, 16, partial(gpt2, 3, 64))
+SMALL = Subject("small GPT-2", 3, 16, partial(gpt2, 3, 64))
 
 
 def main() -> None:
@@ -94,7 +92,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    seconds(SMALL, reuse=True)
+    seconds(SMALL)
     if arguments.smallest:
         print(json.dumps(row(SMALL, 2)))
         return
@@ -120,44 +118,29 @@ def named(model: str, layers: int) -> str:
 
 def row(subject: Subject, rounds: int) -> dict[str, Any]:
     """The seconds of every round, in the order in which they were measured."""
-    found: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(rounds):
-        for reuse in (True, False) if number % 2 else (False, True):
-            found[reuse].append(seconds(subject, reuse=reuse))
     return {
         "model": subject.name,
         "layers": subject.layers,
-        "distinct": subject.distinct,
-        "twice_s": found[True],
-        "all_s": found[False],
+        "seconds": [seconds(subject) for _ in range(rounds)],
     }
 
 
-def seconds(subject: Subject, *, reuse: bool) -> float:
+def seconds(subject: Subject) -> float:
     """CPU seconds of one capture."""
     with torch.device("meta"):
         model = subject.build()
     words = torch.zeros(2, subject.tokens, dtype=torch.long)
     batch: Batch = {"input_ids": words, "labels": words}
     start_s = time.process_time()
-    capture_model(model, batch, granularity="block", reuse_blocks=reuse)
+    capture_model(model, batch, granularity="block")
     return time.process_time() - start_s
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The results as on the page: medians, with the least and the most in brackets."""
-    lines = [
-        "| model | layers | distinct | seconds | all traced | ratio |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
+    lines = ["| model | layers | seconds |", "|---|--:|--:|"]
     for each in rows:
-        ratios = [
-            whole / twice for twice, whole in zip(each["twice_s"], each["all_s"], strict=True)
-        ]
-        cells = (spread(each["twice_s"]), spread(each["all_s"]), spread(ratios))
-        lines.append(
-            f"| {each['model']} | {each['layers']} | {each['distinct']} | {' | '.join(cells)} |"
-        )
+        lines.append(f"| {each['model']} | {each['layers']} | {spread(each['seconds'])} |")
     return lines
 
 

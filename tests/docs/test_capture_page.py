@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -27,14 +26,8 @@ def test_the_table_is_that_of_the_results(benchmark: Any, rows: list[dict[str, A
     assert shown == benchmark.table(rows)
 
 
-def test_twelve_layers_take_less_than_two_seconds(rows: list[dict[str, Any]]) -> None:
-    found = {row["model"]: median(row["twice_s"]) for row in rows if row["layers"] == 12}
-    assert len(found) == 3
-    assert max(found.values()) < 2
-
-
-def test_a_model_is_captured_both_ways(benchmark: Any) -> None:
-    row = benchmark.row(benchmark.SMALL, 1)
-    assert (row["layers"], row["distinct"]) == (3, 1)
-    assert len(row["twice_s"]) == len(row["all_s"]) == 1
-    assert min(*row["twice_s"], *row["all_s"]) > 0
+def test_a_small_model_is_captured(benchmark: Any) -> None:
+    row = benchmark.row(benchmark.SMALL, 2)
+    assert row["layers"] == 3
+    assert len(row["seconds"]) == 2
+    assert min(row["seconds"]) > 0

@@ -19,8 +19,6 @@ from torch.fx.experimental import _config
 from penstock.capture.as_trained import as_trained
 from penstock.capture.asked import DataDependence, NotKept, asked_values
 from penstock.capture.batch_layout import BatchLayout
-from penstock.capture.block_calls import BlockCalls
-from penstock.capture.block_copies import copy_blocks
 from penstock.capture.called_by_name import Callee, callees_at, replaced_callees
 from penstock.capture.capture_errors import (
     GoesByValues,
@@ -72,15 +70,11 @@ def export_module(
     module: LossModule,
     leaves: Sequence[torch.Tensor],
     layout: BatchLayout,
-    *,
-    reuse_blocks: bool = True,
 ) -> fx.GraphModule:
     """The operators of ``module`` on ``leaves``, in training mode, for any number of rows.
 
     Dimensions that ``layout`` declares to vary are symbolic too. What the code assumes about them
-    is in the guards of the result. Module flags, buffers and random state are restored. With
-    ``reuse_blocks``, only two of several equal blocks are traced, then copied (`block_calls`); the
-    graph is the same.
+    is in the guards of the result. Module flags, buffers and random state are restored.
 
     Raises:
         CaptureFailed: the code cannot be traced, or only for one number of rows, or one length.
@@ -105,7 +99,7 @@ def export_module(
             modules_stay(),
             refusing_chance(module.model),
         ):
-            traced = _traced(module, example, shapes, table, reuse_blocks, printed)
+            traced = _traced(module, example, shapes, table, printed)
             keep_opaque_calls(traced, table)
     except PenstockError:
         raise
@@ -157,7 +151,6 @@ def _traced(
     example: tuple[torch.Tensor, ...],
     shapes: Any,
     table: OpaqueTable,
-    reuse_blocks: bool,
     printed: io.StringIO,
 ) -> fx.GraphModule:
     """The operators of ``module``, traced again with each aid that it turns out to need.
@@ -179,11 +172,7 @@ def _traced(
                 keeping_modules(module.model, aids.kept, table, refused),
                 replaced_callees(module.model, calls.callees, calls.wrap),
             ):
-                # Code must use values in the order in which they were recorded.
-                if reuse_blocks and aids.asked is None:
-                    traced = _with_copied_blocks(module, example, shapes, table, changes)
-                else:
-                    traced = _exported(module, example, shapes, changes)
+                traced = _exported(module, example, shapes, changes)
             module.inside = contextlib.nullcontext
             check_changes(changes, module, example)
             return traced
@@ -298,28 +287,6 @@ def _exported(
     traced = exported.module()
     assert isinstance(traced, fx.GraphModule)
     return traced
-
-
-def _with_copied_blocks(
-    module: LossModule,
-    example: tuple[torch.Tensor, ...],
-    shapes: Any,
-    table: OpaqueTable,
-    changes: list[StateChange],
-) -> fx.GraphModule:
-    """The same result as `_exported`, but only two of several equal blocks are run.
-
-    If blocks only seemed to be equal, all blocks of their classes are run in another trace.
-    """
-    apart: frozenset[type] = frozenset()
-    while True:
-        calls = BlockCalls(module, apart)
-        with calls.noted():
-            traced = _exported(module, example, shapes, changes)
-        unlike = copy_blocks(traced, module, calls, table)
-        if not unlike:
-            return traced
-        apart |= unlike
 
 
 def _enough_rows(leaf: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,6 @@ def capture_model(
     loss: Loss | None = None,
     granularity: Granularity = "module",
     dynamic: Dynamic | None = None,
-    reuse_blocks: bool = True,
 ) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
 
@@ -51,9 +50,6 @@ def capture_model(
 
     The model stays unchanged. A model in evaluation mode is captured in training mode; modules in
     evaluation mode inside a model in training mode stay so (frozen batch norms).
-
-    Of several equal blocks two are traced, and the others are copies of the second, unless
-    ``reuse_blocks`` is false. The layers are the same either way.
 
     Raises:
         BadInput: the batch does not fit the model, the loss is not a scalar or cannot be computed
@@ -65,7 +61,7 @@ def capture_model(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
     _check_wrappers(model)
-    one_length = partial(_captured, model, loss, granularity, reuse_blocks, dynamic=None)
+    one_length = partial(_captured, model, loss, granularity, dynamic=None)
     if not dynamic:
         return one_length(batch)
     in_buckets = has_buckets(named_lengths(dynamic))
@@ -76,7 +72,7 @@ def capture_model(
         )
     try:
         if not isinstance(model, Chain):
-            return _captured(model, loss, granularity, reuse_blocks, batch, dynamic=dynamic)
+            return _captured(model, loss, granularity, batch, dynamic=dynamic)
     except CaptureFailed:
         if not in_buckets:
             raise
@@ -102,7 +98,6 @@ def _captured(
     model: nn.Module,
     loss: Loss | None,
     granularity: Granularity,
-    reuse_blocks: bool,
     batch: Batch,
     *,
     dynamic: Dynamic | None,
@@ -114,9 +109,7 @@ def _captured(
     call = BatchCall.of(layout, model.forward, has_loss=loss is not None)
     tensors = _tensors(model, loss)
     leaves = layout.flatten(batch)
-    cleaned, outputs, conditions = _traced(
-        model, call, loss, leaves, _attribute_names(tensors), reuse_blocks
-    )
+    cleaned, outputs, conditions = _traced(model, call, loss, leaves, _attribute_names(tensors))
     conditions.check(type(model).__name__)
     _mark_parameters(cleaned, tensors)
     cleaned = add_weight(cleaned)
@@ -137,7 +130,6 @@ def _traced(
     loss: LossFunction | None,
     leaves: Sequence[torch.Tensor],
     names: Mapping[str, str],
-    reuse_blocks: bool,
 ) -> tuple[CleanGraph, Flattened, LengthConditions]:
     """The graph of model and loss, the structure of the model's outputs, and length conditions.
 
@@ -147,7 +139,7 @@ def _traced(
     layout, outputs = call.layout, ReturnedOutputs()
 
     def cleaned(module: LossModule) -> tuple[CleanGraph, LengthConditions]:
-        exported = export_module(module, leaves, layout, reuse_blocks=reuse_blocks)
+        exported = export_module(module, leaves, layout)
         conditions = guards_of(exported, layout)
         places, example = layout.length_places, layout.lengths_of(dict(enumerate(leaves)))
         graph = clean(exported, names, module.terms, places, example)
