@@ -278,6 +278,13 @@ def test_a_model_that_fits_no_host_is_not_left_on_one() -> None:
     assert lower_bound(every_order(profile, tight, 8)).seconds == pytest.approx(80, rel=2e-4)
 
 
+def test_a_layer_that_fits_no_device_is_an_infinite_bound() -> None:
+    bound = lower_bound(every_order(uniform(2, parameter_bytes=10), equal_hosts(2, memory=39.0), 4))
+    assert bound.seconds == inf and "memory: layer 'layer0'" in bound.argument
+    fits = every_order(uniform(2, parameter_bytes=10), equal_hosts(2, memory=40.0), 4)
+    assert lower_bound(fits).seconds < inf
+
+
 def test_links_between_hosts_that_cannot_pass_rows_say_which_layers() -> None:
     layers = uniform(2, parameter_bytes=10**9, message=1e6)
     problem = every_order(layers, equal_hosts(2, 1e5, memory=1e15), 8)

@@ -124,7 +124,7 @@ def test_plan_explains_its_plan(penstock: Penstock, problem: list[str]) -> None:
     assert "Bound by " in penstock("plan", *problem, "--explain").output
     values = penstock("plan", *problem, "--explain", "--json").values
     assert values["explanation"]["words"][0].startswith("Bound by ")
-    keys = {"optimizer", "schedule", "gain", "fits", "samples", "pays"}
+    keys = {"optimizer", "schedule", "gain", "fits"}
     assert values["without_flush"] and all(set(o) == keys for o in values["without_flush"])
 
 

@@ -168,6 +168,15 @@ def test_an_all_reduce_between_hosts_uses_their_ports() -> None:
     assert used["computing on device 0 (stage 0)"] == pytest.approx(4 / 6)
 
 
+def test_hosts_of_one_name_have_ports_of_their_own() -> None:
+    hosts = tuple(replace(host, name="same") for host in cluster().hosts)
+    first = Event(0, "SEND", 0, 0, 0.0, 1.0, peer=2), Event(2, "RECV", 1, 0, 0.0, 1.0, peer=0)
+    second = Event(2, "SEND", 1, 0, 1.0, 4.0, peer=0), Event(0, "RECV", 0, 0, 1.0, 4.0, peer=2)
+    used = utilisations(Timeline((*first, *second), devices=4), Cluster("c", hosts))
+    ports = [u.share for u in used if u.resource == "the outgoing port of same"]
+    assert ports == pytest.approx([3 / 4, 1 / 4])
+
+
 @pytest.mark.parametrize("half_duplex", [False, True])
 def test_separate_links_are_resources_of_their_own(half_duplex: bool) -> None:
     host = Host("a", (Device("d", 1e9),) * 2, 1e9, half_duplex=half_duplex, separate_links=True)

@@ -18,6 +18,9 @@ WHOLE_BACKWARDS = "whole backwards, one stage a device"
 ANY_ORDER = "whole or split backwards, any stages a device, either direction"
 """The plans and orders that a bound is about."""
 
+MEMORY_ROUNDING = 1e-9
+"""Memory that is short by a smaller share counts as enough."""
+
 
 @dataclass(frozen=True, slots=True)
 class LowerBound:
@@ -37,7 +40,7 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
 
     The answer is the least over the micro-batch sizes. For each it is the largest of the bounds of
     `bound_of_size`, and of `penstock.bounds.link_bound` if all schedules allowed flush. It is
-    infinite where some layers fit neither on one host nor on several.
+    infinite where the parameters of some layer fit on no device.
 
     The orders depend on the schedules that the problem allows; ``covers`` of the answer names them.
     If all have whole backwards and one stage a device, the bound holds for the orders of such plans
@@ -46,6 +49,11 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
     """
     flushes = all(FAMILIES[name].flushes for name in problem.schedules)
     covers = (WHOLE_BACKWARDS if has_whole_backwards(problem) else ANY_ORDER) if flushes else ""
+    copies = 2 + problem.optimizer_bytes_per_parameter_byte
+    fattest = max(problem.profile.layers, key=lambda layer: layer.parameter_bytes)
+    largest = max(device.memory_bytes for device in problem.cluster.devices)
+    if copies * fattest.parameter_bytes > largest * (1 + MEMORY_ROUNDING):
+        return LowerBound(inf, f"memory: layer '{fattest.name}' fits no device", covers)
     found: list[LowerBound] = []
     for size in problem.micro_batch_sizes:
         bound = bound_of_size(problem, size)

@@ -10,9 +10,16 @@ MOST_SIZES = 8
 
 
 def few_sizes_for_tables(problem: PlanningProblem) -> tuple[int, ...]:
-    """`few_sizes` for planners that fill large tables: half as many on more than `MOST_BLOCKS`."""
-    few = len(problem.cluster.devices) <= MOST_BLOCKS
-    return few_sizes(problem, MOST_SIZES if few else MOST_SIZES // 2)
+    """`few_sizes` for planners that fill large tables: half as many on more than `MOST_BLOCKS`.
+
+    Then those in the middle are taken. Smaller ones make many small messages, and larger ones leave
+    few micro-batches to a pipeline.
+    """
+    if len(problem.cluster.devices) <= MOST_BLOCKS:
+        return few_sizes(problem)
+    sizes, count = few_sizes(problem, len(problem.micro_batch_sizes)), MOST_SIZES // 2
+    first = max(0, len(sizes) - count) // 2
+    return sizes[first : first + count]
 
 
 def few_sizes(problem: PlanningProblem, count: int = MOST_SIZES) -> tuple[int, ...]:

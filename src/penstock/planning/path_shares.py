@@ -184,14 +184,14 @@ def all_reduce_beside(reducing: Sequence[Event], computing: Sequence[Event]) -> 
 def utilisations(timeline: Timeline, cluster: Cluster) -> tuple[Utilisation, ...]:
     """Every device's computing and every link and port in use, the busiest first."""
     end_s = max((event.end_s for event in timeline.events), default=0.0)
-    users: dict[str, list[Event]] = defaultdict(list)
+    users: dict[tuple[int, str], list[Event]] = defaultdict(list)
     hosts_of = hosts_of_reductions(timeline.events, cluster)
     for event in timeline.events:
         for resource in resources_of(event, cluster, hosts_of):
             users[resource].append(event)
     shares = [
         Utilisation(name, covered_s(events) / end_s, events[0].kind in NETWORK)
-        for name, events in users.items()
+        for (_, name), events in users.items()
     ]
     return tuple(sorted(shares, key=lambda u: -u.share))
 
@@ -224,21 +224,29 @@ def hosts_of_reductions(
 
 def resources_of(
     event: Event, cluster: Cluster, hosts_of: dict[tuple[float, float, float], set[int]]
-) -> list[str]:
-    """What an event occupies: its device, a link, or its engines and the port of its host."""
-    device, name = event.device, cluster.hosts[cluster.host_index[event.device]].name
+) -> list[tuple[int, str]]:
+    """What an event occupies: its device, a link, or its engines and the port of its host.
+
+    Each with the number of its device or host, since hosts may have the same name.
+    """
+    device, host = event.device, cluster.host_index[event.device]
+    name = cluster.hosts[host].name
     match event.kind:
         case "SEND" | "RECV" if has_own_link(event, cluster):
-            return [link_of(event, cluster)]
+            return [(-1, link_of(event, cluster))]
         case "SEND":
             crosses = cluster.uses_port(device, event.peer)
-            return [f"the outgoing port of {name}" if crosses else f"sending from device {device}"]
+            out = (host, f"the outgoing port of {name}")
+            return [out if crosses else (device, f"sending from device {device}")]
         case "RECV":
             crosses = cluster.uses_port(event.peer, device)
-            return [f"the incoming port of {name}" if crosses else f"receiving on device {device}"]
+            into = (host, f"the incoming port of {name}")
+            return [into if crosses else (device, f"receiving on device {device}")]
         case "REDUCE":
             if len(hosts_of[event.start_s, event.end_s, event.bytes]) > 1:
-                return [f"the outgoing port of {name}", f"the incoming port of {name}"]
-            return [f"sending from device {device}", f"receiving on device {device}"]
+                ports = (f"the outgoing port of {name}", f"the incoming port of {name}")
+                return [(host, port) for port in ports]
+            engines = (f"sending from device {device}", f"receiving on device {device}")
+            return [(device, engine) for engine in engines]
         case "F" | "B" | "I" | "W" | "R" | "STEP":
-            return [f"computing on device {device} (stage {event.stage})"]
+            return [(device, f"computing on device {device} (stage {event.stage})")]
