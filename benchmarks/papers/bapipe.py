@@ -6,6 +6,7 @@ from dataclasses import replace
 from claim import Claim
 from dapple_scaling import most_layers
 from reproduction.bapipe_forms import METHODS, closed_form_s, played_s
+from reproduction.published import without_norms
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.presets import find_cluster
@@ -57,7 +58,7 @@ def slower_links(bytes_per_s: float) -> Cluster:
 
 def iteration_s(model: str, planner: str, cluster: Cluster, times: int) -> float:
     """Seconds of a planner's plan, with ``times`` profiled batches for each device."""
-    profile = find_profile(model)
+    profile = without_norms(find_profile(model))
     batch = profile.batch_size * times * len(cluster.devices)
     problem = planning_problem(
         profile, cluster, batch, planner=planner, memory_reserve=0.0, as_fast=0.0

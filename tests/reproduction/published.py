@@ -1,7 +1,7 @@
 """The published profiles that the reproductions read, and how their papers used them."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -45,7 +45,16 @@ def as_published(name: str) -> ModelProfile:
     """
     path = Path(built_in.__file__).parent / "models" / f"{name}.toml"
     text = re.sub(r"(?m)^saved_mb_per_sample = .*\n", "", path.read_text(encoding="utf-8"))
-    return model_from_table(text, path)
+    return without_norms(model_from_table(text, path))
+
+
+def without_norms(profile: ModelProfile) -> ModelProfile:
+    """A profile whose replicas exchange no statistics, as in the systems of the papers.
+
+    In those each replica normalises with the statistics of its own rows.
+    """
+    layers = tuple(replace(layer, norms=0, norm_channels=0) for layer in profile.layers)
+    return replace(profile, layers=layers)
 
 
 MODELS = {
