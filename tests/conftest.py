@@ -18,7 +18,7 @@ from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.random_walk import random_walk
+from penstock.search.even_loads import random_walk
 from penstock.simulate.simulation import simulate_plan
 from penstock.timeline.json_file import write_timeline
 from penstock.timeline.metrics import iteration_s

@@ -9,8 +9,7 @@ import pytest
 from penstock.cli import run
 from penstock.command_line.removed import REMOVED_OPTIONS
 from penstock.errors import BadInput
-from penstock.jobs.job_file import JobTable, read_job
-from penstock.jobs.removed import REMOVED_KEYS
+from penstock.jobs.job_file import REMOVED_KEYS, JobTable, read_job
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.removed import REMOVED_ARGUMENTS, REMOVED_VARIABLES

@@ -11,8 +11,8 @@ from time import process_time
 from pipelines import Case, pipeline_of
 
 from penstock.kernels import compiled
-from penstock.simulate.arrays import state_of
 from penstock.simulate.catalogue import Catalogue
+from penstock.simulate.compiled import state_of
 from penstock.simulate.event_loop import play_to_the_end
 from penstock.simulate.orders import orders_of_plan
 

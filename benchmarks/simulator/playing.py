@@ -7,8 +7,8 @@ from pipelines import Case, median_s, pipeline_of, plan_of
 from penstock.kernels import compiled
 from penstock.plan.ordering import order_of
 from penstock.simulate import plain
-from penstock.simulate.arrays import state_of
 from penstock.simulate.catalogue import Catalogue, workload_of
+from penstock.simulate.compiled import state_of
 from penstock.simulate.event_loop import play_to_the_end
 from penstock.simulate.orders import orders_of_plan
 from penstock.simulate.score import make_score

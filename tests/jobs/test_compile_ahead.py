@@ -6,7 +6,7 @@ import sys
 
 PLAN = """
 from penstock.cluster.presets import find_cluster
-from penstock.jobs.compile_ahead import planners_compiled_beside
+from penstock.jobs.plan_job import planners_compiled_beside
 from penstock.kernels import is_on_disk, when_compiling
 from penstock.planners.dapple.kernel import explore
 from penstock.planners.registry import STARTING_PLANNERS
@@ -31,14 +31,14 @@ def test_planning_compiles_nothing_that_was_compiled_ahead(tmp_path):
         )
         return ended.stdout.strip()
 
-    assert output_of("-m", "penstock.jobs.compile_ahead") == ""
+    assert output_of("-m", "penstock.jobs.plan_job") == ""
     assert output_of("-c", PLAN) == "True []"
 
 
 def test_another_process_compiles_the_planners_where_they_are_not_on_disk(tmp_path):
     wait = """
 import time
-from penstock.jobs.compile_ahead import planners_compiled_beside
+from penstock.jobs.plan_job import planners_compiled_beside
 from penstock.kernels import is_on_disk
 from penstock.planners.dapple.kernel import explore
 

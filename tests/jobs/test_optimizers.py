@@ -10,8 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from penstock.jobs.job import OptimizerSettings
-from penstock.jobs.muon import MuonWithAdamW
-from penstock.jobs.optimizers import optimizer_factory
+from penstock.jobs.optimizers import MuonWithAdamW, optimizer_factory
 
 
 def model() -> nn.Sequential:

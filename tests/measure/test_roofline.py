@@ -14,11 +14,10 @@ from penstock.capture.chain_graph import chain_graph
 from penstock.capture.trace import Granularity, capture_model
 from penstock.cluster.presets import find_cluster
 from penstock.errors import BadInput
-from penstock.measure.equal_layers import EqualLayers
 from penstock.measure.hardware import HARDWARE
 from penstock.measure.layer_runs import LayerRun
 from penstock.measure.layer_times import measure_profile
-from penstock.measure.roofline import estimate_profile
+from penstock.measure.roofline import EqualLayers, estimate_profile
 from penstock.plan.plan import Plan, Stage
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.json_file import read_profile, write_profile

@@ -14,13 +14,14 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.bapipe.bapipe import bapipe, methods_for
 from penstock.planners.bapipe.formulas import Method, features_kept, mini_batch_s, pace_s
-from penstock.planners.bapipe.partition import (
+from penstock.planners.bapipe.pipeline import (
+    StraightPipeline,
     coarse_cuts,
     inter_layer_cuts,
     intra_layer_shares,
+    is_asynchronous,
     memory_fine_tuned,
 )
-from penstock.planners.bapipe.pipeline import StraightPipeline, is_asynchronous
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile

@@ -15,10 +15,11 @@ from penstock.cluster.presets import find_cluster
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.run_tables import run_tables
-from penstock.planners.pipedream.levels import Level, levels_of
 from penstock.planners.pipedream.pipedream import (
+    Level,
     Program,
     Window,
+    levels_of,
     pipedream,
     pipedream_candidates,
 )

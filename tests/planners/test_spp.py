@@ -30,10 +30,10 @@ from penstock.planners.sizes import few_sizes, few_sizes_for_tables
 from penstock.planners.spp.device_order import (
     device_weights,
     merge_twins,
+    minimum_cut,
     ordered_by_minimum_cuts,
     recursive_device_order,
 )
-from penstock.planners.spp.minimum_cut import minimum_cut
 from penstock.planners.spp.partition import partition
 from penstock.planners.spp.spp import MOST_CUTS, spp, spp_on_order
 from penstock.planning.planning_problem import planning_problem

@@ -19,7 +19,7 @@ from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import TensorSpec
 from penstock.errors import PenstockError
 from penstock.runtime.callbacks import Closing, Event
-from penstock.runtime.evaluation.prediction import RankOutputs
+from penstock.runtime.evaluation.inference import RankOutputs
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.gathering import gathered
 from penstock.runtime.processes.torch_texts import connection_is_lost, has_timed_out

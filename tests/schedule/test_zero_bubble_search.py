@@ -14,7 +14,7 @@ from penstock.schedule.searched.automatic_zero_bubble import (
     within_micro_batches,
     zero_bubble,
 )
-from penstock.schedule.searched.list_seeds import SEEDS
+from penstock.schedule.searched.list_search import SEEDS
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
 

@@ -16,7 +16,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.depths import deeper_variants, moved_in_flight, walked_depths
+from penstock.search.walked_plans import deeper_variants, moved_in_flight, walked_depths
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9

@@ -16,8 +16,7 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.errors import BadInput
 from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.started_ranks import RankFacts, check_alike, refusal_of
-from penstock.jobs.train_on_ranks import goes_on
+from penstock.jobs.train_on_ranks import RankFacts, check_alike, goes_on, refusal_of
 from penstock.jobs.train_request import TrainRequest
 from penstock.plan.json_file import read_plan
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
+from types import FrameType
 
 from penstock.errors import BadInput, LossNotFinite
 from penstock.jobs.drift_watch import DriftWatch
@@ -20,7 +22,6 @@ from penstock.jobs.progress import display_for
 from penstock.jobs.records import Records, trackers_of
 from penstock.jobs.roll_back import RollBack
 from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.termination import Termination
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.memory.measured_memory import MeasuredMemory
@@ -424,3 +425,28 @@ def measured_step(start: int, steps: int) -> int:
     It is a warm-up step, so measuring its memory disturbs no measured time unless steps are few.
     """
     return min(start + 2, steps)
+
+
+class Termination:
+    """Whether this worker has received SIGTERM, which asks its pipeline to stop after a step.
+
+    Further signals are ignored: a scheduler may send one to every process, and the launcher passes
+    its own on. A second one ends the launcher, and with it the workers.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._pipe: Pipeline | None = None
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def stops(self, pipe: Pipeline) -> None:
+        """From now on the signal stops ``pipe``, also one that has come before."""
+        self._pipe = pipe
+        if self.asked:
+            pipe.stop()
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.asked = True
+        if self._pipe is not None:
+            self._pipe.stop()

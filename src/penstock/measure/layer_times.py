@@ -3,11 +3,13 @@
 import gc
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 import torch
 
+from penstock.capture.batch_norms import CountedNorms
 from penstock.capture.deferred_weights import DeferredGradients, DeferredWeights
 from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
 from penstock.errors import BadInput
@@ -21,11 +23,11 @@ from penstock.measure.layer_runs import (
     undisturbed,
     walk,
 )
-from penstock.measure.layer_sizes import Sizes, layer_sizes
 from penstock.measure.links import kind_of, usable_cores
 from penstock.measure.machine_load import LoadWatch
 from penstock.measure.model_structure import edges_of, parameters_of
 from penstock.measure.same_work import work_of
+from penstock.measure.saved_tensors import SavedStorages
 from penstock.measure.stand_ins import is_on_meta
 from penstock.profile.model_profile import (
     LayerCost,
@@ -34,6 +36,52 @@ from penstock.profile.model_profile import (
 from penstock.words import counted
 
 __all__ = ["measure_profile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of one layer at one batch size, and the channels of its batch normalisations."""
+
+    saved_bytes: int
+    workspace_bytes: int
+    norm_channels: tuple[int, ...] = ()
+
+
+def layer_sizes(
+    programs: Sequence[StageProgram], leaves: Sequence[torch.Tensor], settings: RunSettings
+) -> list[Sizes]:
+    """Saved and workspace bytes of each layer for the given batch."""
+    held = [t for p in programs for t in (*p.module.parameters(), *p.module.buffers())]
+    storages = SavedStorages([*held, *leaves])
+    sizes: list[Sizes] = []
+
+    def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
+        # A layer on meta had made-up values only while it was visited.
+        storages.ignore([*run.program.module.parameters(), *run.program.module.buffers()])
+        before = peak_reset(settings.device)
+        with CountedNorms() as norms:
+            outputs, saved = storages.bytes_saved_by(run.forward)
+        storages.forget([*outputs, *run.received])
+        workspace = max(0, peak(settings.device) - before - saved)
+        sizes.append(Sizes(saved, workspace, tuple(norms.channels)))
+        return outputs
+
+    walk(programs, leaves, settings, visit)
+    return sizes
+
+
+def peak_reset(device: torch.device) -> int:
+    """Reset the peak of allocated bytes and return what is allocated now (0 without CUDA)."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def peak(device: torch.device) -> int:
+    """The peak of allocated bytes since the last reset (0 without CUDA)."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
 
 IN_FLIGHT = 2
 """Micro-batches in flight while the whole model is timed."""

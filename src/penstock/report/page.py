@@ -1,20 +1,23 @@
 """The report of a run: one HTML file that needs only a browser."""
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
-from penstock.document import write_text
+from penstock.document import Json, write_text
 from penstock.report import sections
+from penstock.report.device_rows import gantt_rows
 from penstock.report.html_page import asset, html_page
-from penstock.report.page_data import chart_data, timeline_panels
 from penstock.report.perfetto import write_trace
 from penstock.report.record import RunRecord, read_run
 from penstock.report.timelines_html import (
     TIMELINE_SCRIPTS,
+    TimelinePanel,
     timelines_data,
     timelines_html,
 )
+from penstock.words import seconds_text
 
 __all__ = ["page_html", "write_report"]
 
@@ -61,3 +64,33 @@ def page_html(record: RunRecord) -> str:
     style = asset("page.css") + asset("timelines.css")
     data = timelines_data(panels) | chart_data(record)
     return html_page(record.summary.job, body, style, (*TIMELINE_SCRIPTS, "charts.js"), data)
+
+
+def timeline_panels(record: RunRecord) -> Sequence[TimelinePanel]:
+    """The predicted timeline with its memory, and below it the measured one."""
+    limits = [device.memory_bytes for device in record.cluster.devices]
+    panels: list[TimelinePanel] = []
+    for title, note, timeline in (
+        ("Predicted", "simulated before the run", record.predicted),
+        ("Measured", "a step of about the median time", record.measured),
+    ):
+        chart = gantt_rows(timeline, limits)
+        panels.append(TimelinePanel(chart, f"{title}: {seconds_text(chart.end_s)}", note))
+    return panels
+
+
+def chart_data(record: RunRecord) -> dict[str, Json]:
+    """The measured peaks of the devices, their memory limits where drawn, and the curves."""
+    return {
+        "devices": [
+            {
+                "device": device,
+                "limit_bytes": record.near_limits.get(device, 0.0),
+                "measured_peak_bytes": record.measured_peaks.get(device, 0.0),
+            }
+            for device in record.plan.ranks
+        ],
+        "training": [[row.step, row.loss] for row in record.steps],
+        "evaluations": [[row.step, row.evaluation_loss] for row in record.evaluations],
+        "samples_per_s": [[row.step, row.samples_per_s] for row in record.steps],
+    }

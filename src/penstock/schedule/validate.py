@@ -1,15 +1,14 @@
 """Checks that a schedule can run: complete, well placed, free of deadlock, within its limits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import BadInput
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES, Action
-from penstock.schedule.channels import check_channels
 from penstock.schedule.clock import memory_peaks_bytes, play_as_far_as_possible
-from penstock.schedule.deadlock import explain_deadlock
+from penstock.schedule.dependencies import predecessors
 from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.recompute import needs_recompute
 from penstock.schedule.schedule import Schedule
@@ -200,3 +199,87 @@ def in_flight_peaks(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]
             held: list[int] = np.cumsum(changes[order.kinds[order.stages == stage]]).tolist()
             peaks[stage] = max(peaks[stage], *held)
     return tuple(peaks)
+
+
+def explain_deadlock(left: Sequence[Order], shape: PipelineShape) -> str:
+    """A sentence that names a cycle among ``left``, the actions that cannot be played."""
+    waits_for = wait_graph(left, shape)
+    return (
+        f"the schedule deadlocks: {describe_cycle(cycle_of(waits_for))}; reorder these actions "
+        f"(warm-up depths must not grow from one stage to the next)"
+    )
+
+
+def wait_graph(left: Sequence[Order], shape: PipelineShape) -> dict[Action, list[Action]]:
+    """For each action the ones it waits for: its predecessor in the order, and its dependencies."""
+    present = {action for order in left for action in order}
+    graph: dict[Action, list[Action]] = {}
+    for order in left:
+        previous: list[Action] = []
+        for action in order:
+            before = [a for a in predecessors(action, shape) if a in present]
+            graph[action] = [*previous, *before]
+            previous = [action]
+    return graph
+
+
+def cycle_of(stuck: dict[Action, list[Action]]) -> list[Action]:
+    """A cycle of a graph in which every node waits for another; its least action comes first."""
+    path = [min(stuck)]
+    while path[-1] not in path[:-1]:
+        path.append(stuck[path[-1]][-1])
+    cycle = path[path.index(path[-1]) : -1]
+    start = cycle.index(min(cycle))
+    return cycle[start:] + cycle[:start]
+
+
+def describe_cycle(cycle: list[Action]) -> str:
+    """The cycle as a sentence that starts and ends at the same action."""
+    return " waits for ".join(str(action) for action in [*cycle, cycle[0]])
+
+
+FORWARDS = np.array([kind == "F" for kind in ACTION_KINDS])
+GRADIENTS = np.array([kind in ("B", "I") for kind in ACTION_KINDS])
+"""By kind code: whether such an action sends activations, and whether it sends gradients."""
+
+
+def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
+    """Raise unless every stage receives messages in the order in which its neighbour sends them.
+
+    Two neighbouring stages share one channel for activations and one for gradients (two of each
+    on a mirrored pipeline). A channel delivers in order, so a receiver that waits for a message
+    other than the next one deadlocks.
+
+    Raises:
+        BadInput: two messages overtake one another; names the first pair.
+    """
+    directions = (0, 1) if shape.mirrored else (0,)
+    for direction in directions:
+        for kinds, word in ((FORWARDS, "activations"), (GRADIENTS, "gradients")):
+            sent = [passed(schedule, shape, s, direction, kinds) for s in range(shape.stages)]
+            for stage in range(shape.stages - 1):
+                if shape.group_of(stage) == shape.group_of(stage + 1):
+                    continue
+                first, second = sent[stage], sent[stage + 1]
+                for place in np.flatnonzero(first != second)[:1]:
+                    here, there = first[place], second[place]
+                    raise BadInput(
+                        f"the {word} of micro-batches {here} and {there} overtake one another "
+                        f"between stages {stage} and {stage + 1}: one has {here} first, the other "
+                        f"{there}; let both work on micro-batches in the same order"
+                    )
+
+
+def passed(
+    schedule: Schedule,
+    shape: PipelineShape,
+    stage: int,
+    direction: int,
+    kinds: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.int32]:
+    """The micro-batches of one direction, in the order in which ``stage`` works on them."""
+    order = schedule.of(shape.group_of(stage, direction))
+    mine = (order.stages == stage) & kinds[order.kinds]
+    if shape.mirrored:
+        mine &= order.micro_batches % 2 == direction
+    return order.micro_batches[mine]

@@ -4,12 +4,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 
-from penstock.plan.plan import Plan, with_recompute
-from penstock.search.depths import at_depth, simulate_depths
-from penstock.search.families import adapted_to
-from penstock.search.simulated_plans import SimulatedPlans, actions_of
+from numpy.random import Generator, default_rng
 
-__all__ = ["simulate_walked"]
+from penstock.bounds.lower_bound import plan_bound_s
+from penstock.plan.cost import depths_of
+from penstock.plan.plan import Plan, with_recompute
+from penstock.plan.problem import PlanningProblem, Score
+from penstock.search.families import adapted_to
+from penstock.search.simulated_plans import MAKING_A_PLAN, SimulatedPlans, actions_of
+
+__all__ = ["deeper_variants", "moved_in_flight", "simulate_walked", "walked_depths"]
 
 QUICK_DEPTH = 4
 """Micro-batches in flight, for each stage from here to the end, of a plan's first order."""
@@ -60,3 +64,130 @@ def quick_s(
             if known.may_be_faster(order, NEAR * simulated.best_s):
                 least_s = min(least_s, known.simulate(order))
     return least_s
+
+
+ACTIONS_WALKED = 1_500_000
+"""Simulated actions of a walk over depths and recompute; about a second."""
+
+WALKED = 16 * 40
+"""Devices times layers from which walks have that length; on smaller problems they are shorter."""
+
+HEAT, COLD = 0.004, 1e-4
+"""The shares by which slower plans are accepted at first, and at the end."""
+
+MOST_FAILURES = 500
+"""A walk ends after so many plans in a row without a time: nothing fits, or time is up."""
+
+DEPTHS = (1, 2, 3, 4, 6, 8)
+"""Micro-batches in flight of a variant for each stage from here to the end."""
+
+RECOMPUTE, ANOTHER_MOVE, MOST_OF_A_DEPTH = 0.1, 0.5, 0.5
+"""Probabilities that a move changes recompute, and that another move follows before the plan is
+simulated; and the largest share by which a depth changes."""
+
+
+def simulate_depths(simulated: SimulatedPlans, plans: Iterable[Plan], seed: int) -> None:
+    """Simulate variants of plans: schedules, depths and recompute.
+
+    A random walk from the fastest variant changes depths and recompute further.
+    """
+    problem, found, found_s = simulated.problem, None, inf
+    for plan in plans:
+        for variant in deeper_variants(problem, plan):
+            if simulated.may_be_faster(variant, found_s):
+                seconds = simulated.simulate(variant)
+                if seconds < found_s:
+                    found, found_s = variant, seconds
+    if found is not None:
+        generator = default_rng([len(problem.profile.layers), seed])
+        size = len(problem.cluster.devices) * len(problem.profile.layers)
+        actions = ACTIONS_WALKED * min(1.0, size / WALKED)
+        simulated.simulate(walked_depths(problem, simulated.score, found, generator, actions))
+
+
+def walked_depths(
+    problem: PlanningProblem, score: Score, start: Plan, generator: Generator, actions: float
+) -> Plan:
+    """The stages of ``start`` with the best depths and recompute on a random walk.
+
+    Simulated annealing (Kirkpatrick et al., Science 1983) of ``score``. A slower plan is accepted
+    with probability ``exp(-slowdown / heat)``. The heat falls evenly while ``actions`` forwards and
+    backwards are simulated. The random number is drawn first, so a plan whose proven bound is too
+    slow for it is not simulated. The answer is ``start`` itself where the problem leaves no choice
+    of depths, or where it does not fit.
+    """
+    current = replace(start, schedule="early-backward", in_flight_limit=depths_of(start))
+    if "early-backward" not in problem.schedules or (current_s := score(current)) == inf:
+        return start
+    best, best_s, left, failures = current, current_s, actions, 0
+    while left > 0 and failures < MOST_FAILURES:
+        plan = moved_in_flight(problem, current, generator)
+        left -= MAKING_A_PLAN
+        warmth = HEAT * left / actions + COLD
+        limit_s = current_s * (1 + warmth * float(generator.standard_exponential()))
+        if plan_bound_s(problem, plan) > limit_s:
+            continue
+        seconds = score(plan)
+        left -= actions_of(plan) - MAKING_A_PLAN
+        failures = failures + 1 if seconds == inf else 0
+        if seconds > limit_s or seconds == inf:
+            continue
+        current, current_s = plan, seconds
+        if seconds < best_s:
+            best, best_s = plan, seconds
+    return best
+
+
+def moved_in_flight(problem: PlanningProblem, plan: Plan, generator: Generator) -> Plan:
+    """The plan with another depth, or recompute, of one stage or several."""
+    while True:
+        if generator.random() < RECOMPUTE and problem.recompute == "auto":
+            plan = other_recompute(plan, generator)
+        else:
+            plan = other_depth(plan, generator)
+        if generator.random() >= ANOTHER_MOVE:
+            return plan
+
+
+def other_recompute(plan: Plan, generator: Generator) -> Plan:
+    """The plan with recompute of one stage switched on or off."""
+    stages = list(plan.stages)
+    place = int(generator.integers(len(stages)))
+    stages[place] = replace(stages[place], recompute=not stages[place].recompute)
+    return replace(plan, stages=tuple(stages))
+
+
+def other_depth(plan: Plan, generator: Generator) -> Plan:
+    """The plan with one stage deeper or shallower, by little more often than by much.
+
+    Other stages change where depths would otherwise grow along the pipeline.
+    """
+    depths = plan.in_flight_limit
+    place = int(generator.integers(len(depths)))
+    furthest = 1 + depths[place] * MOST_OF_A_DEPTH * float(generator.random()) ** 2
+    change = int(furthest * generator.random() + 1) * (1 if generator.random() < 0.5 else -1)
+    depth = min(max(1, depths[place] + change), plan.micro_batches)
+
+    before = (max(other, depth) for other in depths[:place])
+    after = (min(other, depth) for other in depths[place + 1 :])
+    return replace(plan, in_flight_limit=(*before, depth, *after))
+
+
+def deeper_variants(problem: PlanningProblem, plan: Plan) -> list[Plan]:
+    """The plan under each schedule and several depths, with and without recompute."""
+    found: list[Plan] = []
+    for recompute in problem.recompute_choices:
+        same = with_recompute(plan, recompute)
+        found += [
+            replace(same, schedule=schedule, in_flight_limit=()) for schedule in problem.schedules
+        ]
+        if "early-backward" in problem.schedules:
+            found += dict.fromkeys(at_depth(same, depth) for depth in DEPTHS)
+    return found
+
+
+def at_depth(plan: Plan, depth: int) -> Plan:
+    """The plan with early backwards and ``depth`` in flight for each stage from here to the end."""
+    stages = len(plan.stages)
+    limits = tuple(min(plan.micro_batches, depth * (stages - s)) for s in range(stages))
+    return replace(plan, schedule="early-backward", in_flight_limit=limits)

@@ -9,8 +9,7 @@ import pytest
 from torch import distributed
 
 from penstock.errors import Stalled
-from penstock.runtime.processes.starts import ANSWERING, name_of_start
-from penstock.runtime.processes.store import RunStore
+from penstock.runtime.processes.store import ANSWERING, RunStore, name_of_start
 
 RANKS = 4
 LIMIT_S = 60.0

@@ -9,9 +9,8 @@ from penstock.capture.accumulating_linear import LARGE
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram
 from penstock.capture.trace import capture_model
-from penstock.runtime.stages.backward_engine import edge_of
 from penstock.runtime.stages.call import ModuleCall, TracedCall, stage_call
-from penstock.runtime.stages.runner import ModuleRunner, StageInputs
+from penstock.runtime.stages.runner import ModuleRunner, StageInputs, edge_of
 
 ROWS, TOKENS, WIDTH, VOCABULARY = 3, 5, 8, 11
 

@@ -23,8 +23,8 @@ from penstock.runtime.iteration import warm_up_of
 from penstock.runtime.micro_batches import schedule_of
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.steps.overlapped import KeptStep
 from penstock.runtime.steps.training import Training
-from penstock.runtime.steps.undo import KeptStep
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.registry import FAMILIES
 

@@ -19,7 +19,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.memory.free_memory import FreeMemory
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.rank import Worker
-from penstock.runtime.verify import reference_memory, verify
+from penstock.runtime.verify import verify
 
 
 def descend(parameters: list[nn.Parameter]) -> SGD:
@@ -181,9 +181,7 @@ def test_a_module_without_room_on_rank_0_is_not_run_and_the_training_goes_on(
         raise AssertionError("the user's module was run")
 
     monkeypatch.setattr(verify, "run_own_module", never)
-    monkeypatch.setattr(
-        reference_memory, "free_memory", lambda _: FreeMemory(1000.0, "RLIMIT_DATA")
-    )
+    monkeypatch.setattr(verify, "free_memory", lambda _: FreeMemory(1000.0, "RLIMIT_DATA"))
     losses, _, verified = trained(net(), "first-step")
     assert len(losses) == len(runs) == 2
     # Gradients of 4 x 8 + 8 + 8 x 3 + 3 numbers; what is kept are eight rows of 8 and of 3.
@@ -200,7 +198,7 @@ def test_room_counts_for_what_comes_after_the_module_too(monkeypatch: pytest.Mon
     inputs = batch()[0].float(), batch()[1]
     graph = capture_model(model, inputs, loss=functional.cross_entropy)
     # The module takes 50.1 kB, of which 6.5 kB are activations; the comparison takes 87.2 kB.
-    monkeypatch.setattr(reference_memory, "free_memory", lambda _: FreeMemory(60e3, "RLIMIT_DATA"))
+    monkeypatch.setattr(verify, "free_memory", lambda _: FreeMemory(60e3, "RLIMIT_DATA"))
     with Pipeline(graph, one_rank(graph), inputs, optimizer=descend, verify="first-step") as pipe:
         pipe.step(inputs)
         assert "(gradients 43.6 kB, gradients of the pipeline 43.6 kB)" in str(pipe.verified)

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.link_matrices import link_matrices
 from penstock.kernels import compiled
 from penstock.plan.candidate import Candidate
 from penstock.plan.cost import rows_by_speed
@@ -16,10 +19,78 @@ from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.run_tables import Floats, Integers, RunTables, at, run_tables, runs_at
 from penstock.planners.choice import best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
-from penstock.planners.pipedream.levels import Level, levels_of
-from penstock.planners.pipedream.recurrence import LevelCosts, partition
 
-__all__ = ["pipedream", "pipedream_candidates"]
+__all__ = ["Level", "levels_of", "pipedream", "pipedream_candidates"]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Units of a level: how many stand in one unit of the next level, and of how many devices.
+
+    ``bytes_per_s`` is the slowest rate between two of them.
+    """
+
+    workers: int
+    devices: int
+    bytes_per_s: float
+
+
+def levels_of(cluster: Cluster) -> tuple[tuple[int, ...], tuple[Level, ...]]:
+    """The devices, those of a unit side by side, and the levels, lowest first.
+
+    A level parts the devices in units of equal size, so that every link inside a unit is faster
+    than every link between two: devices in hosts, hosts in racks. Where links part them in no such
+    way there is one level, of all devices.
+
+    >>> from penstock.cluster.presets import find_cluster
+    >>> [level.workers for level in levels_of(find_cluster("dapple-a"))[1]]
+    [8, 2]
+    >>> [level.workers for level in levels_of(find_cluster("dapple-b"))[1]]
+    [16]
+    """
+    links = link_matrices(cluster).bytes_per_s
+    slower = np.minimum(links, links.T)
+    order, joins = strongest_first(slower)
+    slower = slower[np.ix_(order, order)]
+    np.fill_diagonal(slower, inf)
+    count = len(order)
+    sizes = [1]
+    for rate in sorted(set(joins), reverse=True):
+        ends = [0, *(i + 1 for i, join in enumerate(joins) if join < rate), count]
+        size = ends[1]
+        if size < count and {b - a for a, b in pairwise(ends)} == {size}:
+            inside = same_unit(count, size)
+            if slower[inside].min() > slower[~inside].max():
+                sizes.append(size)
+    levels: list[Level] = []
+    for size, upper in pairwise([*sizes, count] if count > 1 else [1, 1]):
+        between = same_unit(count, upper) & ~same_unit(count, size)
+        levels.append(Level(upper // size, size, float(slower[between].min(initial=inf))))
+    return order, tuple(levels)
+
+
+def same_unit(count: int, size: int) -> np.ndarray:
+    """Which pairs of so many devices stand in the same unit of ``size`` devices."""
+    unit = np.arange(count) // size
+    return unit[:, None] == unit[None, :]
+
+
+def strongest_first(rates: Floats) -> tuple[tuple[int, ...], list[float]]:
+    """All devices, each next the one with the fastest link to those before it; and those rates.
+
+    So devices that a rate joins, directly or through others, stand side by side (Prim).
+    """
+    order, joins = [0], list[float]()
+    reached = rates[0].copy()
+    left = np.ones(len(rates), dtype=bool)
+    left[0] = False
+    while left.any():
+        nearest = int(np.where(left, reached, -1.0).argmax())
+        order.append(nearest)
+        joins.append(float(reached[nearest]))
+        left[nearest] = False
+        reached = np.maximum(reached, rates[nearest])
+    return tuple(order), joins
 
 
 MOST_LAYERS = 120
@@ -254,3 +325,80 @@ class Program:
                 yield from self.stages(level - 1, stood, run, inner)
             else:
                 yield run, inner[0]
+
+
+class LevelCosts(NamedTuple):
+    """What the stages of one level cost.
+
+    ``unit_s[k, lo, hi]``: seconds of a micro-batch on one worker, infinite where it does not fit;
+    ``unit[before, m]`` is the ``k`` for a stage on the ``m`` workers behind the first ``before``.
+    ``least_s``: seconds that one worker needs at least, which must add up. ``reduce_each[m]``:
+    seconds of ``m`` workers for each of ``parameter_bytes``, infinite for too many workers.
+    ``move_s[cut]``: seconds of both directions, of which each worker carries its share.
+    """
+
+    unit_s: Floats
+    unit: Integers
+    least_s: Floats
+    parameter_bytes: Floats
+    reduce_each: Floats
+    move_s: Floats
+
+
+def partition(value: Floats, choice: Integers, costs: LevelCosts) -> None:
+    """Fill ``value[lo, hi, m]``: least seconds of the slowest stage on the first ``m`` workers.
+
+    One stage of layers ``lo..hi-1`` on ``m`` workers takes ``(unit_s + reduce_each[m] *
+    parameter_bytes[lo, hi]) / m``. A worker may stay idle where that is better or a run has fewer
+    layers than workers. ``choice`` is -1 for one worker less, else the last stage's first layer and
+    workers, as ``cut * workers + m``.
+    """
+    unit_s, unit, least_s = costs.unit_s, costs.unit, costs.least_s
+    parameter_bytes, reduce_each, move_s = costs.parameter_bytes, costs.reduce_each, costs.move_s
+    layers, workers = value.shape[1] - 1, value.shape[2]
+    for lo in range(min(value.shape[0], layers)):
+        for hi in range(lo + 1, layers + 1):
+            output_s = move_s[hi] if hi < layers else 0.0
+            for m in range(1, workers):
+                # One worker less, unless something is no slower.
+                less_s = value[lo, hi, m - 1]
+                best, best_choice = less_s * (1 + 1e-12), -1
+                middle = lo + 1
+                for last in range(m, 0, -1):
+                    before = m - last
+                    if reduce_each[last] == np.inf:
+                        continue
+                    own_s = unit_s[unit[before, last]]
+                    whole_s = (own_s[lo, hi] + reduce_each[last] * parameter_bytes[lo, hi]) / last
+                    # The first workers are idle only where it pays.
+                    pays = before == 0 or whole_s * (1 + 1e-12) < less_s
+                    if pays and whole_s < best:
+                        best, best_choice = whole_s, lo * workers + last
+                    if before == 0 or output_s / last >= best:
+                        continue
+                    # From the cut that balances both sides outwards, while either can be better.
+                    above = hi - 1
+                    while middle < above:
+                        cut = (middle + above) // 2
+                        if least_s[lo, cut] * last < least_s[cut, hi] * before:
+                            middle = cut + 1
+                        else:
+                            above = cut
+                    for direction in (1, -1):
+                        cut = middle if direction == 1 else middle - 1
+                        while lo < cut < hi:
+                            stage_s = (
+                                own_s[cut, hi] + reduce_each[last] * parameter_bytes[cut, hi]
+                            ) / last
+                            if direction == -1 and stage_s >= best:
+                                break
+                            if direction == 1 and least_s[lo, cut] / before >= best:
+                                break
+                            seconds = max(
+                                value[lo, cut, before], stage_s, move_s[cut] / last, output_s / last
+                            )
+                            if seconds < best:
+                                best, best_choice = seconds, cut * workers + last
+                            cut += direction
+                value[lo, hi, m] = value[lo, hi, m - 1] if best_choice < 0 else best
+                choice[lo, hi, m] = best_choice

@@ -1,23 +1,30 @@
-"""Runs one stage on this rank's rows: forward, backward, its two halves, recompute."""
+"""Runs one stage on this rank's rows: forward, backward, its two halves, recompute.
+
+Runs autograd's backward without the overhead of its Python functions.
+
+`torch.autograd.backward` and `grad` inspect every argument in Python before they call the engine.
+That takes tens of microseconds, as long as the backward of a small layer. Here the arguments are
+already in the engine's form. If a version of torch lacks that interface, the public functions are
+called.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram, TensorSpec
 from penstock.capture.lengths import LengthsOf
-from penstock.runtime.stages.backward_engine import edge_of, gradients_at, run_backward
 from penstock.runtime.stages.call import ModuleCall, StageCall, stage_call
 from penstock.runtime.stages.replay import ForwardState, forward_state, replayed
 from penstock.schedule.action import ActionKind
 
-__all__ = ["LossTerm", "ModuleRunner", "StageInputs", "StageRunner", "Tensors", "Work"]
+__all__ = ["LossTerm", "ModuleRunner", "StageInputs", "StageRunner", "Tensors", "Work", "edge_of"]
 
 Tensors: TypeAlias = Sequence[torch.Tensor | None]
 """Boundary tensors or their gradients, in the stage's order; ``None`` is a gradient of zero."""
@@ -367,3 +374,50 @@ class _Both:
     def __exit__(self, *reason: object) -> None:
         self._inner.__exit__(*reason)  # type: ignore[arg-type]
         self._outer.__exit__(*reason)  # type: ignore[arg-type]
+
+
+Places: TypeAlias = Sequence[torch.Tensor | GradientEdge]
+
+engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
+direct: Callable[..., Any] | None = getattr(engine, "run_backward", None)
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """The place in the graph where the gradient of ``tensor`` enters; it keeps no values alive."""
+    if tensor.grad_fn is None:
+        return get_gradient_edge(tensor)
+    return GradientEdge(tensor.grad_fn, tensor.output_nr)
+
+
+def run_backward(roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor]) -> None:
+    """Accumulate the gradients of all leaves; frees the graph."""
+    if direct is None:
+        torch.autograd.backward(list(roots), list(seeds))
+    else:
+        direct(
+            tuple(roots),
+            tuple(seeds),
+            False,
+            False,
+            (),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+
+
+def gradients_at(
+    roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor], places: Places
+) -> Sequence[torch.Tensor | None]:
+    """The gradients at ``places``, without accumulating them; frees the graph."""
+    if direct is None:
+        grad: Any = torch.autograd.grad
+        return grad(list(roots), list(places), list(seeds), allow_unused=True)
+    return direct(
+        tuple(roots),
+        tuple(seeds),
+        False,
+        False,
+        tuple(places),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )

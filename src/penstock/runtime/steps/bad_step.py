@@ -1,18 +1,212 @@
-"""What follows a step whose loss or gradients are not finite: an error, or the step is left out."""
+"""What follows a step whose loss or gradients are not finite: an error, or the step is left out.
+
+Finds where a step became NaN or infinite, by carrying it out again layer by layer.
+
+A step costs nothing more for this. Only when its loss or gradient norm is not finite, every rank
+runs it again, from the same weights, random numbers and batches, and looks at what every layer
+makes. Of what all ranks find, that which is nearest to the cause is the place: parameters that were
+bad before the step, then forwards, then backwards; then the earlier micro-batch; then the layer
+that comes first in the pass.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 
-from penstock.errors import LossNotFinite
+from penstock.capture.batch_part import Leaf, PartialLeaf
+from penstock.capture.kept_buffers import kept_buffers
+from penstock.capture.layer_graph import LayerGraph, StageProgram, TensorSpec
+from penstock.errors import BadInput, LossNotFinite
+from penstock.plan.plan import Stage
 from penstock.runtime.metrics import NoTerms
 from penstock.runtime.rank import Worker
+from penstock.runtime.rank_stages import RankStages
+from penstock.runtime.stages.partial_recompute import PartlyRecomputed, RecomputeRun, recompute_run
 from penstock.runtime.stages.random_stream import RandomState
-from penstock.runtime.steps.bad_number import Batches, inspect_step
+from penstock.runtime.stages.runner import ModuleRunner, Tensors
 from penstock.runtime.steps.training import Training, Update
 
 __all__ = ["MOST_IN_A_ROW", "StepBegin", "after_bad_step", "begin_of_step"]
+
+Batches: TypeAlias = Sequence[Sequence[Leaf]]
+
+Found: TypeAlias = tuple[int, int, int, int, str]
+"""Parameters (0), forward (1) or backward (2); micro-batch; layer (negative backwards); rank; the
+place in words. The smallest is nearest to the cause."""
+
+
+def inspect_step(
+    worker: Worker, batches: Batches, seed: float, random: RandomState
+) -> tuple[str, bool]:
+    """The place of a step's first bad number in words, and whether it is a parameter.
+
+    All ranks must call this. ``random`` is the state of this rank's random numbers before the step.
+    Weights, buffers and random numbers are kept; gradients are not.
+
+    Raises:
+        RunFailed: this rank or another failed; the worker cannot be used again.
+    """
+    layers = LayersInspected(worker)
+    stages = worker.world.agreed(layers.stages)
+    worker.clock.restart()
+    worker.buckets.zero()
+    after, worker.random.state = worker.random.state, random
+    buffers = [buffer for _, buffer in worker.held.named_buffers()]
+    with kept_buffers(buffers), worker.failures.shared(), worker.random.drawn():
+        for leaves in (dict(enumerate(batch)) for batch in batches):
+            ready = stages.prepared(leaves[0].shape[0], True, worker.graph.lengths_of(leaves))
+            # No batch is the last one: gradients of replicas are looked at before their sum.
+            stages.take(leaves, ready.iteration, seed, last=False)
+            stages.run(ready)
+    worker.random.state = after
+    # Each rank looks at the rows of the batch that it has.
+    in_batch = next(filter(None, worker.world.gather(nan_in(batches))), "")
+    found = [one for one in worker.world.gather(layers.first) if one is not None]
+    if not found:
+        return (
+            "carried out again, the step made no such number (look for failing hardware, or for an "
+            "operator whose results vary)",
+            False,
+        )
+    first = min(found)
+    return (first[-1], True) if first[0] == 0 else (f"{first[-1]}{in_batch}", False)
+
+
+class LayersInspected:
+    """Looks at what every layer of this rank makes; ``first`` is what is nearest to the cause."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.first: Found | None = None
+        self._worker, self._bad = worker, set[str]()
+        layers = {use.name: use.layers for use in worker.graph.parameter_uses}
+        own = [layer for program in worker.stages.programs.values() for layer in program.layers]
+        for name, parameter in worker.held.named_parameters():
+            if not is_finite(parameter):
+                # A tied parameter is also used by layers of other ranks.
+                layer = next(layer for layer in layers[name] if layer in own)
+                place = (
+                    f"parameter '{name}' of {self._layer(layer)}) was not finite before the step"
+                )
+                self._note((0, 0, layer, worker.world.rank, place))
+
+    def stages(self) -> RankStages[PartlyRecomputed]:
+        """This rank's stages, layer by layer."""
+        worker, programs = self._worker, self._worker.stages.programs
+        runners: dict[int, PartlyRecomputed] = {}
+        for place in worker.places:
+            stage, program = worker.plan.stages[place.stage], programs[place.stage]
+            norm = worker.norm_of(place, program)
+            runners[place.stage] = PartlyRecomputed(
+                program,
+                single_layers(worker.graph, stage, program),
+                worker.world.device,
+                watch=self.look,
+                autocast=worker.autocast_dtype,
+                synchronised=norm is not None,
+                around_forward=norm.counting if norm is not None else None,
+            )
+        return RankStages(
+            worker.plan,
+            worker.world,
+            worker.transport,
+            worker.clock,
+            boundaries=worker.stages.boundaries,
+            programs=programs,
+            runners=runners,
+            metrics=None,
+        )
+
+    def look(
+        self,
+        kind: Literal["forward", "backward"],
+        layer: ModuleRunner,
+        micro_batch: int,
+        made: Tensors,
+    ) -> None:
+        """Look at what a layer has made of a micro-batch."""
+        program, gradient = layer.program, ""
+        if kind == "forward":
+            bad = not are_sound(made, program.sent) or has_bad_loss(layer)
+        else:
+            for name, parameter in program.module.named_parameters():
+                # Gradients are added up, so each is bad in all micro-batches after the first.
+                if name not in self._bad and not is_finite(parameter.grad):
+                    self._bad.add(name)
+                    gradient = gradient or f", gradient of '{name}'"
+            bad = bool(gradient) or not are_sound(made, program.received)
+        if bad:
+            number, start = program.layers.start, self._layer(program.layers.start)
+            place = (
+                f"it appeared first in the {kind} of {start}, micro-batch {micro_batch}{gradient})"
+            )
+            passed, order = (1, number) if kind == "forward" else (2, -number)
+            self._note((passed, micro_batch, order, self._worker.world.rank, place))
+
+    def _layer(self, layer: int) -> str:
+        name, stage = self._worker.graph.layer_names[layer], self._worker.plan.stage_of_layer(layer)
+        return f"layer '{name}' (stage {stage}, rank {self._worker.world.rank}"
+
+    def _note(self, found: Found) -> None:
+        self.first = found if self.first is None else min(self.first, found)
+
+
+def single_layers(
+    graph: LayerGraph, stage: Stage, program: StageProgram
+) -> tuple[RecomputeRun, ...]:
+    """The layers of a stage one by one, or several together that cannot run apart."""
+    parts: list[RecomputeRun] = []
+    start = stage.layers.start
+    for stop in range(start + 1, stage.layers.stop + 1):
+        recomputed = stage.recompute and start in (stage.recompute_layers or stage.layers)
+        try:
+            parts.append(recompute_run(graph, range(start, stop), program, recomputed=recomputed))
+        except BadInput:
+            if stop == stage.layers.stop:
+                return (recompute_run(graph, stage.layers, program, recomputed=stage.recompute),)
+            continue
+        start = stop
+    return tuple(parts)
+
+
+def is_finite(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor, if there is one, has only finite numbers."""
+    return tensor is None or bool(tensor.isfinite().all())
+
+
+def are_sound(tensors: Tensors, specs: Sequence[TensorSpec]) -> bool:
+    """Whether tensors between layers are finite.
+
+    A tensor without a gradient may have infinite values: masks of attention do.
+    """
+    for tensor, spec in zip(tensors, specs, strict=False):
+        if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()):
+            bad = ~tensor.isfinite() if spec.requires_grad else tensor.isnan()
+            if bad.any():
+                return False
+    return True
+
+
+def has_bad_loss(layer: ModuleRunner) -> bool:
+    """Whether the layer's latest loss is not finite, and counts."""
+    latest = layer.loss_terms[-1] if layer.loss_terms else None
+    return latest is not None and bool(latest.weight > 0) and not is_finite(latest.loss)
+
+
+def nan_in(batches: Batches) -> str:
+    """What is wrong with the batch itself, if anything."""
+    for leaves in batches:
+        for number, leaf in enumerate(leaves):
+            rows, values = range(leaf.shape[0]), leaf
+            if isinstance(leaf, PartialLeaf):
+                rows, values = [n for own in leaf.rows for n in own], leaf.held
+            if isinstance(values, torch.Tensor) and values.is_floating_point():
+                bad = values.isnan().reshape(len(rows), -1).any(1).nonzero()
+                if len(bad):
+                    return f"; tensor {number} of the batch has NaN in row {rows[int(bad[0])]}"
+    return ""
+
 
 MOST_IN_A_ROW = 10
 """A run ends if so many steps are left out one after another: then it does not learn any more."""

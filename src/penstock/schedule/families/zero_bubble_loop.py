@@ -6,6 +6,7 @@ for F, 1 for I and 2 for W, and ``cells`` is ``stages * micro_batches``. Each lo
 Python for few actions and compiled for many.
 """
 
+
 # The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
 
@@ -14,6 +15,10 @@ from math import inf
 from typing import Any, NamedTuple
 
 from penstock import kernels
+
+# The helpers of compiled functions carry no type annotations: numba infers their types.
+# pyright: basic
+from penstock.borrowed import borrowed
 
 __all__ = ["LoopCosts", "filled", "loop", "rearranged"]
 
@@ -273,6 +278,22 @@ def loop(name: str, *, compiled: bool) -> Callable[..., Any]:
     if not compiled:
         return LOOPS[name]
     # It loads numba, which takes longer than a few actions in plain Python.
-    from penstock.schedule.families.zero_bubble_compiled import LOOPS_ON_ARRAYS
+    from penstock.schedule.families.zero_bubble_loop import LOOPS_ON_ARRAYS
 
     return kernels.compiled(LOOPS_ON_ARRAYS[name])
+
+
+def filled_in_arrays(costs, first, actions, home, out):
+    """`filled`, to be compiled."""
+    return filled(borrowed(costs), borrowed(first), borrowed(actions), borrowed(home), out)
+
+
+def rearranged_in_arrays(costs, rank, deepest, patient, out):
+    """`rearranged`, to be compiled."""
+    rearranged(borrowed(costs), borrowed(rank), borrowed(deepest), patient, out)
+
+
+LOOPS_ON_ARRAYS: dict[str, Callable[..., Any]] = {
+    "filled": filled_in_arrays,
+    "rearranged": rearranged_in_arrays,
+}
