@@ -53,7 +53,7 @@ def just_above(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x + 2.0**-24)
 
 
-def verified(model: nn.Module, **changed: Any) -> VerifyResult:
+def verified(model: nn.Module, autocast: torch.dtype | None = None, **changed: Any) -> VerifyResult:
     """What `verify` says of a pipeline in which the operators named are replaced."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(ROWS, 4, generator=generator), torch.arange(ROWS) % 3
@@ -62,7 +62,7 @@ def verified(model: nn.Module, **changed: Any) -> VerifyResult:
     for name, target in changed.items():
         node_named(graph, name).target = target
     stage = Stage(range(len(graph.layer_names)), (0,), (ROWS // 2,))
-    with Pipeline(graph, Plan((stage,), 2, ROWS // 2, "1f1b"), (x, y)) as pipe:
+    with Pipeline(graph, Plan((stage,), 2, ROWS // 2, "1f1b"), (x, y), autocast=autocast) as pipe:
         return pipe.verify((x, y))
 
 
@@ -71,6 +71,27 @@ def test_a_unit_that_rounding_turns_on_is_no_error() -> None:
     assert result.equal, str(result)
     assert result.reference == "your module on the whole batch in float64, up to rounding"
     assert result.largest < result.tolerance == 2e-4
+
+
+class Normed(AtZero):
+    """The gradient of the first bias is zero but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.Sequential(nn.BatchNorm1d(8), nn.ReLU())  # type: ignore[assignment]
+
+
+def in_other_order(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A linear layer that adds its bias by itself."""
+    return functional.linear(x, weight) + bias
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_no_error_in_bfloat16() -> None:
+    result = verified(Normed(), torch.bfloat16, linear=in_other_order)
+    assert result.equal, str(result)
+    assert result.reference.endswith(" in float64, up to rounding")
+    wrong = verified(Normed(), torch.bfloat16, linear=lambda *given: 1.5 * in_other_order(*given))
+    assert not wrong.equal
 
 
 @pytest.mark.parametrize("model", [AtZero, OnlyFloat32])

@@ -10,6 +10,7 @@ import torch
 from penstock.runtime.rank import Worker
 
 __all__ = [
+    "NOISE_SHARE",
     "TOLERANCES",
     "Difference",
     "Values",
@@ -110,6 +111,11 @@ class Compared:
     ours: torch.Tensor
     theirs: torch.Tensor
     floor: float
+
+    @property
+    def is_negligible(self) -> bool:
+        """Whether the reference's tensor is nothing beside the others."""
+        return largest_of(self.theirs) < self.floor
 
     @property
     def gap(self) -> float:

@@ -1,13 +1,15 @@
-"""A second look before a step in float32 is called wrong: may it be rounding?
+"""A second look before a step in low precision is called wrong: may it be rounding?
 
 A sum in another order moves a number by its last place. Where a ReLU's input is that close to zero,
 its gradient is then there or not, and a whole filter's differs by a percent. So the user's module
 runs in float64: as it is, and then with every number moved at random by the rounding of float32.
-Each tensor of the pipeline must be that of one of these runs, within the limit of float32 or twice
-the distance at which the module's own tensor in float32 is from one.
+Each tensor of the pipeline must be that of one of these runs, within the usual limit or twice the
+largest distance at which the module's own tensors are from one. A gradient that is zero but for
+rounding, as of a bias before a batch norm, is judged by others of its kind, or may be the rounding
+of the largest gradient.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -16,6 +18,7 @@ import torch
 from penstock.runtime.rank import Worker
 from penstock.runtime.verify.own_module import OwnRun, Reference, in_double
 from penstock.runtime.verify.result import (
+    NOISE_SHARE,
     TOLERANCES,
     Difference,
     Values,
@@ -34,8 +37,8 @@ MOVED_BY = 2.0**-22
 ROOM = 2.0
 """How much farther than the module's own a tensor may be."""
 
-MOST = 2e-2
-"""No tensor may be farther."""
+MOST = 4.0
+"""No tensor may be farther than this multiple of the usual limit."""
 
 
 def second_look(
@@ -50,9 +53,9 @@ def second_look(
     ``found`` are the pipeline's values and ``own`` the module's, on rank 0. ``again`` runs the
     module in float64, on numbers that are `moved` by a draw.
     """
-    if first.equal or first.tolerance != TOLERANCES[torch.float32]:
+    if first.equal or first.tolerance <= TOLERANCES[torch.float64]:
         return first
-    ours, theirs = dict[str, float](), dict[str, float]()
+    ours, theirs, negligible = dict[str, float](), dict[str, float](), set[str]()
     for draw in range(RUNS):
         reference = again(draw)
         if reference.skipped:
@@ -62,7 +65,8 @@ def second_look(
             for nearest, values in ((ours, found), (theirs, own.values)):
                 for pair in pairs_of(worker, values, reference.run.values):
                     nearest[pair.name] = min(nearest.get(pair.name, inf), pair.gap)
-            second = explained(first, reference.name, ours, theirs)
+                    negligible |= {pair.name} if pair.is_negligible else set()
+            second = explained(first, reference.name, ours, theirs, negligible)
         second = worker.world.from_first(second, VerifyResult, Difference)
         if second.equal:
             return second
@@ -70,13 +74,22 @@ def second_look(
 
 
 def explained(
-    first: VerifyResult, name: str, ours: Mapping[str, float], theirs: Mapping[str, float]
+    first: VerifyResult,
+    name: str,
+    ours: Mapping[str, float],
+    theirs: Mapping[str, float],
+    negligible: Collection[str],
 ) -> VerifyResult:
-    """``first``, or its tensors as equal to ``name`` if the distances ``ours`` are allowed."""
-    limits = {n: max(first.tolerance, min(ROOM * theirs.get(n, 0.0), MOST)) for n in ours}
-    if any(not gap <= limits[n] for n, gap in ours.items()):
+    """``first``, or its tensors as equal to ``name`` if rounding explains their distances."""
+    usual = first.tolerance
+    noise = ROOM * max(gap for n, gap in theirs.items() if n not in negligible)
+    limit = max(usual, min(noise, MOST * usual))
+    coarsest = next(dtype for dtype, known in TOLERANCES.items() if known == usual)
+    of_largest = torch.finfo(coarsest).eps / NOISE_SHARE
+    small = max(usual, of_largest, *(ROOM * theirs[n] for n in negligible if n in theirs))
+    if any(not gap <= (small if n in negligible else limit) for n, gap in ours.items()):
         return first
-    largest, limit = max(ours.values()), max(limits.values())
+    largest = max(gap for n, gap in ours.items() if n not in negligible)
     return replace(first, largest=largest, tolerance=limit, difference=None, reference=name)
 
 

@@ -155,7 +155,7 @@ def reference_of(
                 leaves,
                 rows,
                 device=world.device,
-                autocast=worker.autocast_dtype,
+                autocast=None if double else worker.autocast_dtype,
                 double=double,
             )
             why = f"random operators, which are not dropout: {run.random}" if run.random else ""
