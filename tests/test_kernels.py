@@ -188,6 +188,17 @@ def test_a_kernel_is_the_plain_function_and_leaves_it_as_it_is() -> None:
     assert fingerprint(total_s) != fingerprint(doubled)
 
 
+def test_a_function_that_moves_to_another_module_has_another_key():
+    """Code that was kept for it names the old module, which may be gone."""
+    before = fingerprint(total_s)
+    module = total_s.__module__
+    total_s.__module__ = "penstock.elsewhere"
+    try:
+        assert fingerprint(total_s) != before
+    finally:
+        total_s.__module__ = module
+
+
 def test_old_versions_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
     kept = KeptCode(total_s)

@@ -176,7 +176,9 @@ def describe_function(function: FunctionType, parts: dict[Any, str]) -> None:
     defaults = (function.__defaults__, function.__kwdefaults__)
     read = [(name, describe(value, function, parts)) for name, value in names_read(function)]
     cells = [describe(c.cell_contents, function, parts) for c in function.__closure__ or ()]
-    parts[function] = repr((function.__qualname__, code_text(function.__code__), defaults, read))
+    # Kept code names the modules of its parts, so that of one that has moved cannot be read.
+    place = (function.__module__, function.__qualname__)
+    parts[function] = repr((place, code_text(function.__code__), defaults, read))
     parts[function] += repr(cells)
 
 
