@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import RunFailed, WorkerLost
+from penstock.errors import WorkerLost
 from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.train_part import last_checkpoint_said
 
@@ -12,9 +12,10 @@ from penstock.jobs.train_part import last_checkpoint_said
 def test_a_run_without_a_checkpoint_can_be_resumed_too(tmp_path: Path) -> None:
     said: list[str] = []
     directory = RunDirectory(tmp_path)
-    with pytest.raises(RunFailed), last_checkpoint_said(directory, said.append, goes_on=False):
-        raise RunFailed("stopped")
-    assert said == [f"there is no checkpoint yet; --resume --out {tmp_path} continues"]
+    with pytest.raises(WorkerLost), last_checkpoint_said(directory, said.append, goes_on=False):
+        raise WorkerLost("killed")
+    remedy = f"--resume --out {tmp_path} starts at the first step again"
+    assert said == [f"there is no checkpoint yet; {remedy}"]
     with pytest.raises(WorkerLost), last_checkpoint_said(directory, said.append, goes_on=True):
         raise WorkerLost("killed")
     assert len(said) == 1

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
+from statistics_price import waits_for_statistics_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.cost import (
@@ -136,11 +137,13 @@ def load(problem: PlanningProblem, size: int, layers: range, window: range) -> f
 def slowest_replica_s(problem: PlanningProblem, stage: Stage, *, forwards: int) -> float:
     """Forwards and backward of one micro-batch on the replica that takes longest."""
     profile, cluster = problem.profile, problem.cluster
-    return crowding(cluster, stage.devices) * max(
+    longest_s = max(
         (forwards * profile.forward_s(stage.layers, rows) + profile.backward_s(stage.layers, rows))
         / cluster.devices[device].speed
         for device, rows in zip(stage.devices, stage.slices, strict=True)
     )
+    waits_s = waits_for_statistics_s(problem, stage, forwards)
+    return crowding(cluster, stage.devices) * (longest_s + waits_s)
 
 
 def holds(problem: PlanningProblem, stage: Stage, in_flight: int, *, recompute: bool) -> bool:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
 from reference.every_plan import every_plan
+from statistics_price import waits_for_statistics_s
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.presets import find_cluster
@@ -147,7 +148,7 @@ def workload_of(problem: PlanningProblem, plan: Plan) -> float:
     found: list[float] = []
     for index, stage in enumerate(plan.stages):
         forwards = 2 if stage.recompute and depths[index] > 1 else 1
-        busy_s = crowding(problem.cluster, stage.devices) * max(
+        longest_s = max(
             (
                 forwards * problem.profile.forward_s(stage.layers, rows)
                 + problem.profile.backward_s(stage.layers, rows)
@@ -155,6 +156,8 @@ def workload_of(problem: PlanningProblem, plan: Plan) -> float:
             / problem.cluster.devices[device].speed
             for device, rows in zip(stage.devices, stage.slices, strict=True)
         )
+        waits_s = waits_for_statistics_s(problem, stage, forwards)
+        busy_s = crowding(problem.cluster, stage.devices) * (longest_s + waits_s)
         found.append(plan.micro_batches * busy_s + tail_s(problem, stage))
         if index + 1 < len(plan.stages):
             moved = transfer(problem, stage, plan.stages[index + 1])

@@ -89,6 +89,6 @@ def test_a_setting_that_is_none_is_refused() -> None:
 
 
 def test_a_place_stands_before_the_remedy_whatever_that_says() -> None:
-    failure = LossNotFinite("loss is nan", 3, "lower the rate; or clip").at("first in layer a")
+    failure = LossNotFinite("loss is nan", "lower the rate; or clip", 3).at("first in layer a")
     assert str(failure) == "loss is nan; first in layer a; lower the rate; or clip"
     assert (failure.step, str(failure.at("of stage 1")).count("lower")) == (3, 1)
