@@ -37,6 +37,9 @@ MOVED_BY = 2.0**-22
 ROOM = 2.0
 """How much farther than the module's own a tensor may be."""
 
+IN_A_SUM = 16.0
+"""Roundings of float32, in which sums are taken, that may add up in a gradient that is zero."""
+
 MOST = 4.0
 """No tensor may be farther than this multiple of the usual limit."""
 
@@ -85,7 +88,8 @@ def explained(
     noise = ROOM * max(gap for n, gap in theirs.items() if n not in negligible)
     limit = max(usual, min(noise, MOST * usual))
     coarsest = next(dtype for dtype, known in TOLERANCES.items() if known == usual)
-    of_largest = torch.finfo(coarsest).eps / NOISE_SHARE
+    summed = IN_A_SUM * torch.finfo(torch.float32).eps
+    of_largest = max(torch.finfo(coarsest).eps, summed) / NOISE_SHARE
     small = max(usual, of_largest, *(ROOM * theirs[n] for n in negligible if n in theirs))
     if any(not gap <= (small if n in negligible else limit) for n, gap in ours.items()):
         return first
