@@ -112,7 +112,7 @@ def state(path: Path) -> object:
     from penstock.runtime.checkpoints.checkpoint import damage_of, read_state
     from penstock.runtime.checkpoints.loader_state import loader_from_text
 
-    if len(problem := damage_of(path.parent)) > 300:
+    if len(problem := damage_of(path.parent)) > 600:
         raise BadInput(problem)
     found = read_state(path.parent)
     loader: Any = SimpleNamespace(load_state_dict=dict)

@@ -32,7 +32,7 @@ from progress import finished
 
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
-LONGEST_MESSAGE = 300
+LONGEST_MESSAGE = 600
 CPU_LIMIT_S = 2.0
 MEMORY_LIMIT = 512 << 20
 WAIT_S = 120

@@ -154,12 +154,14 @@ class Pipeline:
         graph = graph_of(model, batch, loss, granularity, dynamic)
         check_conflicts(uses | uses_of_graph(graph))
         self._graph = graph.with_outputs() if metrics else graph
+        self._callbacks = tuple(callbacks)
         with ExitStack() as undo:
             self._world = join_world(device, timeout_s)
             undo.callback(self._world.leave)
             check_plan_fits(plan, self._graph, self._world)
             self._graph.batch_leaves(batch)
             compiler = StageCompiler(self._world.device) if compile else None
+            self._checkpoints = CheckpointWriter(self._world)
             programs = build_stages(self._graph, plan, self._world, seed, weights)
             if optimizer is not None:
                 check_parameter_types(self._world, programs)
@@ -172,7 +174,6 @@ class Pipeline:
                 self._worker.prepare(batch, compiler)
                 self._reading = BatchReading(self._worker)
                 self._inference = Inference(self._worker, self._reading, view, metrics or {})
-                self._callbacks, self._checkpoints = tuple(callbacks), CheckpointWriter(self._world)
                 self._training = Training(
                     self._worker.held.stepped_parameters(),
                     self._world.device,
@@ -184,13 +185,10 @@ class Pipeline:
                 )
                 check_conflicts(uses | uses_of_optimizer(self._training.optimizer))
                 both = self._worker, self._training
-                first = verify == "first-step"
-                self._verified = VerifiedSteps(*both, first=first, every=verify_every)
-                self._endless = self._world.agreed(
-                    lambda: endless_training(*both, prediction_error_every)
-                )
-                overlaps = optimizer_sync == "after"
-                self._overlapped = OverlappedTraining(*both) if overlaps else None
+                self._verified = VerifiedSteps(*both, verify, verify_every)
+                endless = partial(endless_training, *both, prediction_error_every)
+                self._endless = self._world.agreed(endless)
+                self._overlapped = OverlappedTraining(*both) if optimizer_sync == "after" else None
             undo.pop_all()
 
     @property

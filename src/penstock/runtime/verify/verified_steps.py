@@ -14,6 +14,7 @@ from penstock.capture.layer_graph import Batch
 from penstock.errors import RunFailed
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.rank import Worker
+from penstock.runtime.settings import Verification
 from penstock.runtime.steps.plain_step import flushed_step
 from penstock.runtime.steps.training import Training
 from penstock.runtime.verify.verify import (
@@ -46,7 +47,7 @@ def say(text: str) -> None:
 
 
 class VerifiedSteps:
-    """Compares the ``first`` step, and every ``every``-th if that is not 0.
+    """Compares the first step unless ``which`` is "off", and every ``every``-th if that is not 0.
 
     The step itself is compared, so the only cost is a run of the user's module. If that is not
     possible, because of dropout, because gradients are scaled or because weights change without a
@@ -54,11 +55,11 @@ class VerifiedSteps:
     latest. ``say`` gets each line to print, on rank 0.
     """
 
-    def __init__(self, worker: Worker, training: Training, *, first: bool, every: int) -> None:
+    def __init__(self, worker: Worker, training: Training, which: Verification, every: int) -> None:
         self.result: VerifyResult | None = None
         self.say: Callable[[str], None] = say
         self._worker, self._training = worker, training
-        self._first, self._every = first, every
+        self._first, self._every = which == "first-step", every
         self._warned = False
 
     @property
