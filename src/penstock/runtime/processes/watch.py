@@ -83,6 +83,10 @@ def say_and_end(failure: RunFailed) -> None:
     os._exit(failure.exit_code)
 
 
+END_S = 2.0
+"""So long the end of the process waits for the thread, which may be in a call of a lost store."""
+
+
 class Watch:
     """This process's part in it. The runtime sets ``phase``, ``action`` and ``wait``.
 
@@ -126,7 +130,13 @@ class Watch:
         if self._thread is None:
             self._thread = Thread(target=self._look_after, name="penstock-watch", daemon=True)
             self._thread.start()
-            atexit.register(self._ended.set)
+            atexit.register(self._end_thread)
+
+    def _end_thread(self) -> None:
+        """End the thread before Python does: inside a call of the store that would abort."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(END_S)
 
     def read(self, data: Callable[[], Iterable[Item]], what: str, limit_s: float) -> Iterator[Item]:
         """The batches of ``data``, each of which must come within ``limit_s`` seconds (0: at all).
