@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import run
-from penstock.command_line.removed import REMOVED_OPTIONS
+from penstock.command_line.removed_options import REMOVED_OPTIONS
 from penstock.errors import BadInput
 from penstock.jobs.job_file import REMOVED_KEYS, JobTable, read_job
 from penstock.runtime.pipeline import Pipeline

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from penstock.errors import BadInput
 
-__all__ = ["check_removed_options"]
+__all__ = ["REMOVED_OPTIONS", "check_removed_options"]
 
 LAYOUTS = "write the cuts as the split_points of --from torch, or as a layout of --from megatron"
 
@@ -14,7 +14,13 @@ REMOVED = {
     ("import", "--from", "huggingface"): LAYOUTS,
     ("import", "--from", "torchtitan"): LAYOUTS,
 }
-"""By command, option and value (empty: any)."""
+"""By command, option and value (empty: any), where only one command had the option."""
+
+REMOVED_OPTIONS = {
+    "--allow-pickle": "checkpoints of format 1 are not read any more: resume with the version that "
+    "wrote them, and save the weights with --save-weights",
+}
+"""By option, whatever the command; asked where an option is unknown."""
 
 
 def check_removed_options(words: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from typer import TyperException
 
-from penstock.command_line.removed import REMOVED_OPTIONS
+from penstock.command_line.removed_options import REMOVED_OPTIONS
 from penstock.errors import BadInput, PenstockError, RunFailed, SaidByAnotherRank, shortened
 
 if TYPE_CHECKING:
