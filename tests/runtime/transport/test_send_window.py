@@ -18,7 +18,7 @@ from penstock.runtime.transport.messages import (
     messages_between_actions,
     messages_of_rank,
 )
-from penstock.runtime.transport.send_window import least_window, send_window
+from penstock.runtime.transport.send_window import FREE_BYTES, least_window, send_window
 from penstock.schedule.action import Action
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule, schedule_from_actions
@@ -26,10 +26,13 @@ from penstock.schedule.schedule import Schedule, schedule_from_actions
 LAYERS = 13
 MANY = 32
 
+WIDE = FREE_BYTES // 16
+"""A row of so many numbers is too large to be free of the window."""
 
-def boundaries_of(stages: int, *, skips: bool = True) -> list[BoundaryTensors]:
+
+def boundaries_of(stages: int, *, skips: bool = True, width: int = 3) -> list[BoundaryTensors]:
     """A tensor from each stage to the next, and a mask without a gradient to the last."""
-    hidden = TensorSpec("hidden", (5, 3), torch.float32, 0, requires_grad=True)
+    hidden = TensorSpec("hidden", (5, width), torch.float32, 0, requires_grad=True)
     mask = TensorSpec("mask", (5,), torch.bool, 0)
     found = [BoundaryTensors(s, s + 1, (hidden,)) for s in range(stages - 1)]
     return found + [BoundaryTensors(0, stages - 1, (mask,))] * (skips and stages > 2)
@@ -112,7 +115,7 @@ def window_of(plan: Plan, schedule: Schedule, boundaries: Sequence[BoundaryTenso
     passed = messages_between_actions(
         plan, boundaries, schedule, cut_batch(plan, plan.global_batch)
     )
-    return send_window(schedule, len(plan.stages), passed)
+    return send_window(schedule, len(plan.stages), list(passed))
 
 
 CASES = {
@@ -126,7 +129,7 @@ CASES = {
 @pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].flushes])
 def test_every_order_runs_to_its_end_with_its_window(name: str) -> None:
     plan = CASES[name].plan(LAYERS)
-    boundaries, rows = boundaries_of(len(plan.stages)), plan.global_batch
+    boundaries, rows = boundaries_of(len(plan.stages), width=WIDE), plan.global_batch
     own = prepare_iteration(plan, boundaries, 0, rows, True, (), True)
     schedule, _ = schedule_of(plan, plan.micro_batches)
     assert runs(plan, schedule, boundaries, own.window)
@@ -142,8 +145,22 @@ def test_the_window_does_not_grow_with_the_number_of_micro_batches(name: str) ->
     for micro_batches in (MANY, 2 * MANY):
         plan = replace(CASES[name], micro_batches=micro_batches).plan(LAYERS)
         schedule, _ = schedule_of(plan, plan.micro_batches)
-        found.add(window_of(plan, schedule, boundaries_of(len(plan.stages))))
+        found.add(window_of(plan, schedule, boundaries_of(len(plan.stages), width=WIDE)))
     assert found == {least_window(len(plan.stages))}
+
+
+def test_small_messages_are_bounded_by_their_bytes() -> None:
+    plan = Case("gpipe", (1, 1), MANY).plan(LAYERS)
+    schedule, _ = schedule_of(plan, plan.micro_batches)
+    for width in (16, 4096, WIDE):
+        boundaries = boundaries_of(2, width=width)
+        largest = max(
+            message.bytes
+            for *_, message in messages_between_actions(
+                plan, boundaries, schedule, cut_batch(plan, plan.global_batch)
+            )
+        )
+        assert window_of(plan, schedule, boundaries) == max(4, FREE_BYTES // largest)
 
 
 def test_where_a_narrow_window_would_deadlock_it_is_wider() -> None:
@@ -155,7 +172,7 @@ def test_where_a_narrow_window_would_deadlock_it_is_wider() -> None:
     second = [Action("F", stage, m) for m in numbers for stage in (1, 4)]
     third = [Action("F", 3, m) for m in numbers]
     schedule = schedule_from_actions([first, second, third])
-    boundaries = boundaries_of(5, skips=False)
+    boundaries = boundaries_of(5, skips=False, width=WIDE)
     window, narrow = window_of(plan, schedule, boundaries), least_window(5)
     assert not runs(plan, schedule, boundaries, narrow)
     assert runs(plan, schedule, boundaries, window)

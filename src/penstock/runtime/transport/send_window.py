@@ -8,12 +8,14 @@ wait may be for ever:
     rank 0   F0 F1 F2 .. waits until rank 1 has taken F0
     rank 1   waits for a gradient of rank 0, which rank 0 computes after F2: deadlock
 
-The window is wide enough to exclude this for the orders of all ranks. A receiver expects as many
+The window is wide enough to exclude this for the orders of all ranks, and for a mebibyte of
+messages: a wait hands the core to the peer, which takes longer than to send a small message. A
+receiver expects as many
 messages ahead, and what it expects can arrive. So a sender may be two windows ahead before it
 waits, which is more micro-batches than schedules with early backwards have under way.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from penstock.runtime.transport.messages import Message
 from penstock.schedule.action import Action
@@ -23,6 +25,9 @@ __all__ = ["LEAST_WINDOW", "least_window", "send_window"]
 
 LEAST_WINDOW = 4
 
+FREE_BYTES = 2**20
+"""Messages to a peer that are smaller than this together need no window."""
+
 
 def least_window(stages: int) -> int:
     """The window that does not delay a schedule with early backwards on this number of stages."""
@@ -30,7 +35,7 @@ def least_window(stages: int) -> int:
 
 
 def send_window(
-    schedule: Schedule, stages: int, passed: Iterable[tuple[Action, Action, Message]]
+    schedule: Schedule, stages: int, passed: Collection[tuple[Action, Action, Message]]
 ) -> int:
     """The window with which every rank can run ``schedule`` to its end.
 
@@ -54,7 +59,8 @@ def send_window(
     lengths = [len(order) for order in schedule.orders]
     while window < longest and not completes(lengths, streams.values(), window):
         window *= 2
-    return window
+    largest = max((message.bytes for *_, message in passed), default=0)
+    return max(window, FREE_BYTES // max(1, largest))
 
 
 def completes(
