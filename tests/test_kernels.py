@@ -13,7 +13,7 @@ from numba.core.errors import TypingError
 
 import penstock
 from penstock import kernels
-from penstock.borrowed import borrowed
+from penstock.flat_record import borrowed
 from penstock.kernels import KeptCode, cache_directory, compiled, fingerprint
 
 SOURCE = Path(penstock.__file__).parent
@@ -85,11 +85,16 @@ def test_where_nothing_can_be_kept_every_process_compiles(package: Path) -> None
     assert sorted(path.suffix for path in package.iterdir()) == [".py"] * 4
 
 
-def test_a_broken_file_is_compiled_again(package: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"\x80", b"cpenstock_copy.moved\nArrays\n.", b"cpenstock_copy.kernels\nArrays\n."],
+    ids=["damaged", "of a module that is gone", "of a type that is gone"],
+)
+def test_a_file_that_cannot_be_read_is_compiled_again(package: Path, content: bytes) -> None:
     cache = package.parent / "cache"
     first = answer(package, cache)
     for path in cache.rglob("*.code"):
-        path.write_bytes(b"\x80")
+        path.write_bytes(content)
     assert answer(package, cache) == first
     assert answer(package, cache)[1] == []
 

@@ -241,7 +241,8 @@ class KeptCode:
         try:
             parts = pickle.loads(self.file_of(signature, target.codegen()).read_bytes())
             os.utime(self.directory)
-        except (OSError, EOFError, pickle.UnpicklingError):
+        except (OSError, EOFError, pickle.UnpicklingError, ImportError, AttributeError):
+            # Without it, damaged, or of types that have moved since.
             for listener in listeners:
                 listener(self.name)
             return None
