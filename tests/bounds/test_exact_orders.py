@@ -1,7 +1,8 @@
-"""No exact order of any plan of a small problem beats the bound for every order.
+"""No exact order of the most even plan of a small problem beats the bound for every order.
 
-The exact orders are those of a constraint solver, for every cut of the layers and every choice of
-devices: whole and split backwards, one stage a device or two, round after round or to and fro.
+The exact orders are those of a constraint solver. The plan is the most even of all cuts of the
+layers and choices of devices: whole and split backwards, one stage a device or two, round after
+round or to and fro.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,9 +25,9 @@ from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import with_costs
 from penstock.planning.planning_problem import schedules_named
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.schedule.placement import placement_of_style
+from penstock.schedule.shape import placement_of_style
 from penstock.simulate.catalogue import workload_of
-from penstock.simulate.plain import play
+from penstock.simulate.compiled import play
 
 ROUNDING = 1e-5
 """The solver has thirds to six digits."""
@@ -129,6 +130,8 @@ def tried(
 ) -> int:
     """How many orders of drawn problems were compared with a bound, which none of them beats.
 
+    Each is an exact order of the plan whose busiest devices compute least.
+
     With a ``number`` the problems are the same each time.
     """
     compared = 0
@@ -138,11 +141,10 @@ def tried(
     @given(problem=small_problems())
     def all_hold(problem: PlanningProblem) -> None:
         nonlocal compared
-        bound_s = bound_of(problem)
-        for plan in exact_plans(problem):
-            if busiest_s(plan) < bound_s:
-                compared += 1
-                assert exact_s(problem, plan) >= bound_s * (1 - ROUNDING), plan
+        plan = min(exact_plans(problem), key=busiest_s, default=None)
+        if plan is not None:
+            compared += 1
+            assert exact_s(problem, plan) >= bound_of(problem) * (1 - ROUNDING), plan
 
     all_hold()
     return compared
@@ -155,7 +157,7 @@ def test_no_exact_order_beats_the_bound() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_exact_order_beats_the_bound_of_many_problems() -> None:
-    assert tried(lower_bound_s, examples=500) >= 10
+    assert tried(lower_bound_s, examples=500) >= 400
 
 
 def test_a_bound_that_promises_too_much_is_found_out() -> None:

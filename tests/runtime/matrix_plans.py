@@ -7,9 +7,8 @@ from itertools import accumulate, cycle, pairwise, product
 
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
-from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import StageCost
+from penstock.schedule.shape import PlacementStyle, StageCost, placement_of_style
 
 SYNCHRONOUS = tuple(name for name in FAMILIES if FAMILIES[name].flushes)
 MIRRORED = tuple(name for name in SYNCHRONOUS if FAMILIES[name].placement == "mirrored")
@@ -203,9 +202,9 @@ def torchrun_cases(ranks: int, transport: str) -> Iterator[Case]:
 
 
 def drawn(count: int, seed: int) -> Iterator[Case]:
-    """Cases at random, the same for a seed."""
-    draw = random.Random(seed)
-    while count:
+    """Different cases at random, the same for a seed."""
+    draw, known = random.Random(seed), set[Case]()
+    while len(known) < count:
         schedule = draw.choice(SYNCHRONOUS)
         style, rounds = draw.choice(layouts(schedule))
         case = Case(
@@ -222,5 +221,6 @@ def drawn(count: int, seed: int) -> Iterator[Case]:
             turned=draw.random() < 0.5,
             transport=draw.choice(("auto", "auto", "auto", "process-groups")),
         )
-        count -= 1
-        yield case
+        if case not in known:
+            known.add(case)
+            yield case
