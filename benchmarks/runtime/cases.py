@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.plan.plan import Plan, Stage
-from penstock.schedule.placement import PlacementStyle, placement_of_style
+from penstock.schedule.shape import PlacementStyle, placement_of_style
 
 __all__ = ["CASES", "Case", "bounds_of", "placement_of", "plan_of"]
 

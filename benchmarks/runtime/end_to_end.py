@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.presets import local_cluster
+from penstock.cluster.toml_file import local_cluster
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.workers import median_profile
 from penstock.plan.plan import Plan, Stage

@@ -14,8 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster
-from penstock.measure.layer_times import measure_profile
-from penstock.measure.step_time import measure_step_s_per_byte
+from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.pipeline import Pipeline

@@ -58,6 +58,22 @@ def end_to_end(rows: Rows) -> Iterator[str]:
         yield f"| {index} | `{schedule}` | {seconds} | {row['faster']:.3f} |"
 
 
+def equal(rows: Rows) -> Iterator[str]:
+    """Our plan within the memory of the rival's, and ours beside DistributedDataParallel."""
+    yield (
+        "| round | ours, in torch's memory | torch 1F1B | interleaved | DualPipeV "
+        "| times as fast as the best | ours, all memory | DDP | times as fast as DDP |"
+    )
+    yield "|---" * 9 + "|"
+    for index, row in enumerate(rows[1:], start=1):
+        seconds = {name: f"{value:.2f} s" for name, value in row["seconds"].items()}
+        pipelines = " | ".join(
+            seconds[name] for name in ("once", "1f1b", "interleaved", "dualpipe-v")
+        )
+        copies = f"{seconds['free']} | {seconds['ddp']} | {row['over_ddp']:.3f}"
+        yield f"| {index} | {pipelines} | {row['equal_memory']:.3f} | {copies} |"
+
+
 def memory(rows: Rows) -> Iterator[str]:
     """The peak of each rank, and how far that is above the start."""
     yield ("| schedule | M | peak, ours | peak, torch | growth over the start, ours | torch |")
@@ -93,6 +109,7 @@ TABLES: dict[str, Callable[[Rows], Iterator[str]]] = {
     "gloo": overhead,
     "efficiency": efficiency,
     "end-to-end": end_to_end,
+    "equal": equal,
     "memory": memory,
     "without-flush": without_flush,
 }
