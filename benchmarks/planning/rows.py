@@ -7,9 +7,8 @@ from time import perf_counter, process_time
 from typing import Any
 
 from penstock.bounds.lower_bound import gap, lower_bound
-from penstock.cluster.cluster import Cluster
-from penstock.cluster.memory import with_boundless_memory
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.cluster import Cluster, with_boundless_memory
+from penstock.cluster.toml_file import find_cluster
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
@@ -21,7 +20,7 @@ from penstock.planning.planning_problem import planning_problem, schedules_named
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
-from penstock.search.registry import PLANNERS, STARTING_PLANNERS
+from penstock.search.search import PLANNERS, STARTING_PLANNERS
 from penstock.simulate.score import make_score
 
 __all__ = ["BATCHES", "CLUSTERS", "EXPLAINED_GAP", "bounded_anew", "every_schedule", "run_row"]
