@@ -2,7 +2,7 @@
 
     python benchmarks/published_profiles.py FOLDER
 
-FOLDER holds the files of `FILES`, from the repositories of PipeDream, DAPPLE and Piper. Each is
+FOLDER holds the files of `FILES`, from the repositories of PipeDream and DAPPLE. Each is
 read and compared with our table layer by layer and edge by edge. Then its sums are printed. They
 stand in `tests/profile/test_built_in_models.py`, so that no table can change unnoticed. The script
 ends with the first figure that differs by more than five digits can hold.
@@ -27,7 +27,6 @@ FILES = {
     "vgg-16": ("pipedream/vgg16.txt", 128),
     "inception-v3": ("pipedream/inception_v3.txt", 128),
     "gnmt-8": ("pipedream/gnmt.txt", 64),
-    "bert-32": ("piper/bert32a100.json", None),
 }
 SAVED_ELSEWHERE = ("bert-48", "xlnet-36", "gnmt-16", "amoebanet-36", "vgg-19", "resnet-50")
 """Models whose bytes for the backward come from a paper's text."""

@@ -12,9 +12,8 @@ from penstock.cluster.toml_file import ClusterEntry
 from penstock.document import Entry
 from penstock.jobs.job_file import JobEntry
 from penstock.plan.json_file import PlanEntry
+from penstock.profile.built_in import TableEntry
 from penstock.profile.json_file import ProfileEntry
-from penstock.profile.model_table import TableEntry
-from penstock.profile.piper_json import GraphEntry
 
 FOLDER = ROOT / "benchmarks" / "reliability"
 CORPUS = sorted((FOLDER / "corpus").glob("*/*"))
@@ -24,7 +23,6 @@ ENTRIES = {
     "plan": PlanEntry,
     "profile": ProfileEntry,
     "table": TableEntry,
-    "piper": GraphEntry,
 }
 
 

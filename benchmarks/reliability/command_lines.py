@@ -14,7 +14,6 @@ GOOD: dict[str, Sequence[Sequence[str]]] = {
     "plan": (
         ("plan", "profile.json", "--cluster=cluster.toml", "--batch=16", "--time-limit=0.2"),
         ("plan", "graph.txt", "--profile-batch=64", "--cluster=cluster.toml", "--batch=8"),
-        ("plan", "piper.json", "--cluster=cluster.toml", "--batch=8", "--planner=dapple"),
     ),
     "simulate": (("simulate", "plan.json"), ("simulate", "plan.json", "--micro-batches=8")),
     "compare": (
@@ -87,7 +86,7 @@ NEAR: Sequence[str] = (
 )
 PATHS: Sequence[str] = (
     *("absent.json", "folder", "empty", "unreadable.json", "binary", "plan.json", "cluster.toml"),
-    *("profile.json", "job.toml", "graph.txt", "piper.json", "schedule.txt", "raises.toml", "run"),
+    *("profile.json", "job.toml", "graph.txt", "schedule.txt", "raises.toml", "run"),
     *("broken", ".", "..", "folder/absent/x.json", "profile.json/x", "/dev/null", "/dev/full"),
     *("/dev/zero", "/proc/self/mem", "x" * 300 + ".json", "loop", "dangling", "a\x00b", "\udcff"),
     *("profile.json\n", "job.TOML", "~/x", "exits.toml", "locked/x.json", "/proc/version"),

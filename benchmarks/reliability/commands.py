@@ -92,7 +92,6 @@ def make_folder(folder: Path) -> None:
     goods = {
         "profile.json": "profile/small.json",
         "graph.txt": "pipedream/small.txt",
-        "piper.json": "piper/small.json",
         "plan.json": "plan/small.json",
         "schedule.txt": "schedule/schedule-0.txt",
         "run/plan.json": "plan/small.json",

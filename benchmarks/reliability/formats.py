@@ -48,16 +48,9 @@ def pipedream(path: Path) -> object:
     return read_pipedream(path, 64)
 
 
-def piper(path: Path) -> object:
-    """Piper's JSON."""
-    from penstock.profile.piper_json import read_piper
-
-    return read_piper(path)
-
-
 def table(path: Path) -> object:
     """A model's table."""
-    from penstock.profile.model_table import read_model_table
+    from penstock.profile.built_in import read_model_table
 
     return read_model_table(path)
 
@@ -72,7 +65,7 @@ def plan(path: Path) -> object:
 def schedule(path: Path) -> object:
     """A schedule's text."""
     from penstock.document import read_text
-    from penstock.schedule.text import parse_schedule
+    from penstock.schedule.schedule import parse_schedule
 
     return parse_schedule(read_text(path, "schedule"))
 
@@ -160,9 +153,8 @@ def layout(source: str, file: str) -> Reader:
     """Another framework's layout, made a plan of a model of six blocks."""
 
     def read(path: Path) -> object:
-        from penstock.bridges.layout import AskedLayout, plan_of_layout
+        from penstock.bridges.layout import AskedLayout, ImportRequest, plan_of_layout
         from penstock.bridges.registry import IMPORTERS
-        from penstock.bridges.request import ImportRequest
         from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
         parts = (f"h.{block}.{part}" for block in range(6) for part in ("attn", "mlp"))
@@ -207,7 +199,6 @@ READERS = {
     "job": Reader("job.toml", job),
     "profile": Reader("profile.json", profile),
     "pipedream": Reader("graph.txt", pipedream),
-    "piper": Reader("piper.json", piper),
     "table": Reader("model.toml", table),
     "plan": Reader("plan.json", plan),
     "schedule": Reader("schedule.txt", schedule),

@@ -68,8 +68,7 @@ def unbroken(ranks: int, transport: Transport, folder: Path) -> Unbroken:
 
 def estimated(ranks: int, run: Path) -> None:
     """Write estimated costs, a thousandfold: no busy core seems slower than planned."""
-    from penstock.cluster.presets import local_cluster
-    from penstock.cluster.toml_file import write_cluster
+    from penstock.cluster.toml_file import local_cluster, write_cluster
     from penstock.jobs.job_file import find_job
     from penstock.jobs.profile_job import profile_job
     from penstock.profile.json_file import write_profile

@@ -17,26 +17,6 @@ node3 -- Linear -- forward_compute_time=4.0, backward_compute_time=6.0, activati
 \tnode2 -- node3
 """  # noqa: E501
 
-PIPER = {
-    "nodes": [
-        {
-            "id": node,
-            "TMPCs": {
-                "1": [
-                    {
-                        "timePerSample": 0.03,
-                        "parameterSize": 10.0,
-                        "memoryUsageA": 5.0,
-                        "memoryUsageB": 25.0,
-                    }
-                ]
-            },
-        }
-        for node in (7, 8)
-    ],
-    "edges": [{"sourceId": 7, "destId": 8, "communicationCost": 4.0}],
-}
-
 CLUSTER = """
 name = "pair"
 
@@ -95,28 +75,6 @@ def test_a_wrong_graph_text_ends_with_2_and_names_the_line(
     text.write_text(TEXT.replace(old, new))
     refused(plan(penstock, text, "--profile-batch", 4), 2, "graph.txt", *told)
     refused(plan(penstock, text), 2, "graph.txt", "add --profile-batch")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ('"timePerSample": 0.03', '"time": 0.03', ["nodes[0]", "timePerSample", "missing"]),
-        ('"parameterSize": 10.0', '"parameterSize": -1', ["nodes[0]", "parameterSize", "-1"]),
-        ('"parameterSize": 10.0', '"parameterSize": NaN', ["nodes[0]", "parameterSize", "nan"]),
-        ('"id": 8', '"id": 7', ["2 nodes have the id 7"]),
-        ('"destId": 8', '"destId": 9', ["7 -> 9", "not there"]),
-        ('"destId": 8', '"destId": 7', ["cycle, 7 -> 7"]),
-    ],
-)
-def test_a_wrong_piper_graph_ends_with_2_and_names_the_place(
-    penstock: Penstock, tmp_path: Path, old: str, new: str, told: list[str]
-) -> None:
-    graph = tmp_path / "graph.json"
-    graph.write_text(json.dumps(PIPER))
-    assert plan(penstock, graph).code == 0
-    assert old in graph.read_text()
-    graph.write_text(graph.read_text().replace(old, new, 1))
-    refused(plan(penstock, graph), 2, "graph.json", *told)
 
 
 def test_built_in_models_need_neither_file_nor_batch(penstock: Penstock, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ ProfilePath: TypeAlias = Annotated[
     Argument(
         metavar="PROFILE",
         help="Name of a built-in model (see 'penstock list'), or a profile file: Penstock's JSON, "
-        "PipeDream's text (.txt) or Piper's JSON.",
+        "PipeDream's text (.txt).",
     ),
 ]
 PlanPath: TypeAlias = Annotated[

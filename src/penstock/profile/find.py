@@ -12,7 +12,6 @@ from penstock.profile.built_in import MODELS
 from penstock.profile.json_file import profile_from_json
 from penstock.profile.model_profile import ModelProfile
 from penstock.profile.pipedream_text import parse_pipedream
-from penstock.profile.piper_json import piper_from_json
 
 __all__ = ["find_profile", "read_any_profile"]
 
@@ -46,7 +45,7 @@ def find_profile(name_or_path: str | Path, profile_batch: int | None = None) -> 
 
 
 def read_any_profile(path: str | Path, profile_batch: int | None = None) -> ModelProfile:
-    """The profile at ``path``: Penstock's JSON, a PipeDream graph text or Piper's JSON.
+    """The profile at ``path``: Penstock's JSON, or a PipeDream graph text.
 
     ``profile_batch`` is the batch size that was profiled. Only PipeDream's text needs it, because
     it does not contain it.
@@ -73,5 +72,9 @@ def read_any_profile(path: str | Path, profile_batch: int | None = None) -> Mode
             f"profile '{path}' says itself which batch was profiled; leave out --profile-batch"
         )
     data = parse_json(text, path, "profile")
-    is_piper = isinstance(data, Mapping) and "nodes" in cast("Mapping[str, object]", data)
-    return piper_from_json(data, path) if is_piper else profile_from_json(data, path)
+    if isinstance(data, Mapping) and "nodes" in cast("Mapping[str, object]", data):
+        raise BadInput(
+            f"profile '{path}' is in Piper's JSON, which is not read any more; 'bert-32' is "
+            f"Piper's published profile, and docs/guides/profiles.md has the format to convert to"
+        )
+    return profile_from_json(data, path)
