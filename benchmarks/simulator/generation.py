@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from pipelines import median_s
 
-from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shape import PipelineShape, placement_of_style
 
 __all__ = ["MICRO_BATCHES", "SEARCHED", "Generated", "generate_all"]
 

@@ -1,17 +1,22 @@
 """How many actions a second are played on one core, and what the score of a plan takes."""
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipelines import Case, median_s, pipeline_of, plan_of
 
 from penstock.kernels import compiled
 from penstock.plan.ordering import order_of
-from penstock.simulate import plain
 from penstock.simulate.catalogue import Catalogue, workload_of
 from penstock.simulate.compiled import state_of
 from penstock.simulate.event_loop import play_to_the_end
 from penstock.simulate.orders import orders_of_plan
 from penstock.simulate.score import make_score
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from reference.plain_simulator import play
 
 __all__ = ["PLAYED", "SCORED", "Played", "Scored", "play_case", "score_case"]
 
@@ -101,7 +106,7 @@ def play_case(case: Case) -> Played:
     pipeline = pipeline_of(case)
     problem = pipeline.problem
     workload = workload_of(pipeline.plan, problem.profile, problem.cluster, order_of(pipeline.plan))
-    plain_s = median_s([lambda: plain.play(workload)] * SLOW_REPEATS)
+    plain_s = median_s([lambda: play(workload)] * SLOW_REPEATS)
     return Played(
         case.name,
         workload.actions,

@@ -182,7 +182,7 @@ def one_by_one(shape: PipelineShape) -> Schedule:
 def in_order(schedule: Schedule, shape: PipelineShape, *, split: bool) -> Schedule:
     """The same schedule with micro-batches in order on every stage, and backwards split if asked.
 
-    >>> from penstock.schedule.text import parse_schedule
+    >>> from penstock.schedule.schedule import parse_schedule
     >>> schedule = parse_schedule("stage 0  F1 F0 B0 B1")
     >>> print(in_order(schedule, PipelineShape(stages=1, micro_batches=2), split=True))
     stage 0   F0 F1 I0 W0 I1 W1

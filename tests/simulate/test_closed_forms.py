@@ -12,7 +12,7 @@ from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.families.early_backward import early_backward, one_f_one_b
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
-from penstock.simulate import plain
+from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.simulation import simulate_plan
 
@@ -42,7 +42,7 @@ def straight(stages: int, micro_batches: int, schedule: str) -> Plan:
 
 def played_s(profile: ModelProfile, cluster: Cluster, plan: Plan, schedule: Schedule) -> float:
     """Seconds of one iteration with an order that need not be the plan's own."""
-    return plain.play(workload_of(plan, profile, cluster, schedule)).iteration_s
+    return compiled.play(workload_of(plan, profile, cluster, schedule)).iteration_s
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

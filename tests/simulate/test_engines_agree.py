@@ -1,4 +1,4 @@
-"""The compiled engine is the plain engine, to rounding; and the plain engine keeps its rules."""
+"""The engine is the plain simulator, to rounding; and the plain simulator keeps its rules."""
 
 from itertools import pairwise
 from math import isclose
@@ -6,12 +6,14 @@ from math import isclose
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from reference import plain_simulator as plain
+from reference.plain_workload import PlainWorkload
 from strategies import Case, cases
 
 from penstock.plan.ordering import order_of
 from penstock.schedule.action import Action
-from penstock.schedule.text import parse_schedule
-from penstock.simulate import compiled, plain
+from penstock.schedule.schedule import parse_schedule
+from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.trace import Trace, first_actions
 from penstock.simulate.workload import DeviceWork, Workload
@@ -20,9 +22,10 @@ RELATIVE = 1e-9
 ABSOLUTE_S = 1e-9
 
 
-def made(case: Case) -> Workload:
+def made(case: Case) -> PlainWorkload:
     """The workload of a case."""
-    return workload_of(case.plan, case.profile, case.cluster, order_of(case.plan))
+    order = order_of(case.plan)
+    return PlainWorkload.of(workload_of(case.plan, case.profile, case.cluster, order))
 
 
 def assert_equal(one: Trace, other: Trace) -> None:
@@ -52,8 +55,9 @@ def test_no_engine_port_or_compute_stream_does_two_things_at_once(case: Case) ->
     workload = made(case)
     trace = plain.play(workload)
     occupied: dict[object, list[tuple[float, float]]] = {}
-    transfers = [m.resources for m in workload.messages for _ in range(workload.micro_batches)]
-    transfers += [group.resources for group in workload.reductions for _ in group.buckets]
+    transfers = [r for r in workload.occupied_by_messages for _ in range(workload.micro_batches)]
+    for group, resources in zip(workload.reductions, workload.occupied_by_reductions, strict=True):
+        transfers += [resources] * len(group.buckets)
     for resources, span in zip(transfers, trace.messages + trace.buckets, strict=True):
         if span[1] > span[0]:
             for resource in resources:
@@ -80,13 +84,17 @@ def test_computing_devices_of_a_host_share_its_cores_exactly(case: Case) -> None
     for position, first in enumerate(first_actions(workload)):
         work = workload.devices[position]
         count = len(workload.schedule.of(work.group))
-        computing[work.host] += [*trace.actions[first : first + count], trace.steps[position]]
+        computing[workload.hosts[position]] += [
+            *trace.actions[first : first + count],
+            trace.steps[position],
+        ]
     for position, first in enumerate(first_actions(workload)):
         work = workload.devices[position]
-        slots = workload.host_slots[work.host] or len(workload.devices)
+        host = workload.hosts[position]
+        slots = workload.host_slots[host] or len(workload.devices)
         for index, action in enumerate(workload.schedule.of(work.group)):
             start_s, end_s = trace.actions[first + index]
-            done_s = share_s(computing[work.host], slots, start_s, end_s)
+            done_s = share_s(computing[host], slots, start_s, end_s)
             needed_s = seconds_of(workload, work, action)
             assert isclose(done_s, needed_s, rel_tol=1e-6, abs_tol=1e-6)
 

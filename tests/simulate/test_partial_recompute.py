@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.plain_simulator import play
 from strategies import Case, cases
 
 from penstock.cluster.cluster import Cluster, Device, Host
@@ -15,7 +16,7 @@ from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.simulate import compiled, plain
+from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.simulation import simulate_plan
 
@@ -87,7 +88,7 @@ def test_engines_agree_on_plans_that_recompute_some_layers(case: Case, data: st.
     )
     made = replace(case.plan, stages=stages)
     workload = workload_of(made, case.profile, case.cluster, order_of(made))
-    trace = plain.play(workload)
+    trace = play(workload)
     np.testing.assert_allclose(compiled.play(workload).actions, trace.actions, 1e-9, 1e-9)
     found_s = compiled.iteration_s(workload.parts, compiled.orders_of(workload))
     assert found_s == pytest.approx(trace.iteration_s)

@@ -9,23 +9,23 @@ from random import Random
 import numpy as np
 import pytest
 from random_pipelines import RandomPipeline, random_pipeline
+from reference import plain_simulator as plain
+from reference.plain_workload import PlainWorkload
 
-from penstock.simulate import compiled, plain
+from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
 from penstock.simulate.trace import Trace, spans_of_actions
-from penstock.simulate.workload import Workload
 
 RELATIVE = 1e-9
 ABSOLUTE_S = 1e-9
 
 
-def played(seed: int, *, slots: bool = True) -> tuple[RandomPipeline, Workload, Trace]:
-    """A random pipeline, played by the plain engine."""
+def played(seed: int, *, slots: bool = True) -> tuple[RandomPipeline, PlainWorkload, Trace]:
+    """A random pipeline, played by the plain simulator."""
     made = random_pipeline(Random(seed), slots=slots)
-    workload = workload_of(
-        made.plan, made.profile, made.cluster, made.schedule, iterations=made.iterations
-    )
+    inputs = (made.plan, made.profile, made.cluster, made.schedule)
+    workload = PlainWorkload.of(workload_of(*inputs, iterations=made.iterations))
     return made, workload, plain.play(workload)
 
 
@@ -53,17 +53,18 @@ def test_nothing_does_two_things_at_once_and_devices_that_cannot_overlap_do_not(
         for k in range(workload.streams_each)
         if workload.talks_at_once(position)
     }
-    lanes = [m.resources for m in workload.messages for _ in range(workload.micro_batches)]
-    lanes += [r.resources for r in workload.reductions for _ in range(r.rounds * len(r.buckets))]
+    lanes = [r for r in workload.occupied_by_messages for _ in range(workload.micro_batches)]
+    for group, resources in zip(workload.reductions, workload.occupied_by_reductions, strict=True):
+        lanes += [resources] * (group.rounds * len(group.buckets))
     for resources, span in zip(lanes, trace.messages + trace.buckets, strict=True):
         if span[1] > span[0]:
             for resource in set(resources) - shared:
                 occupied.setdefault(resource, []).append(span)
     number = workload.first_stream
-    for work, streams in spans_of_actions(workload, trace):
+    for position, (_, streams) in enumerate(spans_of_actions(workload, trace)):
         for _, spans in streams:
             # The segments of a last backward leave room for messages between them.
-            if work.overlaps:
+            if workload.overlaps[position]:
                 occupied.setdefault(number, []).extend(spans)
             number += 1
     for resource, used in occupied.items():

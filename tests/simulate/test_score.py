@@ -18,10 +18,10 @@ from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate import catalogue as catalogues
 from penstock.simulate import score as scores
+from penstock.simulate.catalogue import Recent
 from penstock.simulate.instances import instances_of
 from penstock.simulate.memory import held_while
 from penstock.simulate.orders import flatten, orders_of_plan
-from penstock.simulate.recent import Recent
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 from penstock.simulate.stage_memory import StageMemory, most_bytes

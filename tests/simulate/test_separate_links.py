@@ -4,10 +4,11 @@ from random import Random
 
 import pytest
 from random_pipelines import random_pipeline
+from reference.plain_workload import PlainWorkload
 from reproduction.balanced_stages import play_balanced
 from reproduction.own_links import seconds_with_own_links
 
-from penstock.simulate import plain
+from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.trace import spans_of_actions
 
@@ -38,8 +39,9 @@ def test_a_device_that_does_not_overlap_computes_nothing_while_its_messages_are_
     seed: int,
 ) -> None:
     made = random_pipeline(Random(seed), slots=True)
-    workload = workload_of(made.plan, made.profile, made.cluster, made.schedule)
-    trace = plain.play(workload)
+    inputs = (made.plan, made.profile, made.cluster, made.schedule)
+    workload = PlainWorkload.of(workload_of(*inputs))
+    trace = compiled.play(workload)
     talks: dict[int, list[tuple[float, float]]] = {}
     number = 0
     for message in workload.messages:
@@ -49,8 +51,8 @@ def test_a_device_that_does_not_overlap_computes_nothing_while_its_messages_are_
                     position = workload.replicas[end].position
                     talks.setdefault(position, []).append((start_s, end_s))
         number += workload.micro_batches
-    for position, (work, streams) in enumerate(spans_of_actions(workload, trace)):
-        if work.overlaps or not workload.talks_at_once(position):
+    for position, (_, streams) in enumerate(spans_of_actions(workload, trace)):
+        if workload.overlaps[position] or not workload.talks_at_once(position):
             continue
         mine = talks.get(position, [])
         for actions, spans in streams:

@@ -1,6 +1,6 @@
 """Replicas that divide the optimizer's state need less memory, and no more time."""
 
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.find import find_profile
 from penstock.simulate.simulation import simulate_plan

@@ -7,7 +7,7 @@ import pytest
 from random_pipelines import random_pipeline
 from reference.simpy_model import iteration_s
 
-from penstock.simulate import plain
+from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 
 INSTANCES = 240
@@ -17,5 +17,5 @@ INSTANCES = 240
 def test_an_independent_model_gives_the_same_time(seed: int) -> None:
     made = random_pipeline(Random(seed))
     inputs = (made.plan, made.profile, made.cluster, made.schedule)
-    simulated_s = plain.play(workload_of(*inputs, iterations=made.iterations)).iteration_s
+    simulated_s = compiled.play(workload_of(*inputs, iterations=made.iterations)).iteration_s
     assert isclose(simulated_s, iteration_s(*inputs, made.iterations), rel_tol=1e-9)

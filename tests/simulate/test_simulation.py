@@ -13,9 +13,8 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
-from penstock.simulate import simulation
+from penstock.schedule.shape import placement_of_style
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 from penstock.timeline.metrics import iteration_s, peak_memory_bytes
@@ -66,15 +65,6 @@ def test_a_plan_that_does_not_fit_scores_infinity() -> None:
     roomy = Cluster("roomy", (Host("h", (Device("d", 8000.0),), 1e9),))
     assert make_score(PlanningProblem(MODEL, tight, 4, (1,)))(plan) == inf
     assert make_score(PlanningProblem(MODEL, roomy, 4, (1,)))(plan) == 24.0
-
-
-def test_long_plans_are_played_by_the_compiled_engine_with_the_same_result(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plan = Plan((Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,))), 12, 1, "1f1b")
-    by_plain = simulate_plan(plan, MODEL, CLUSTER)
-    monkeypatch.setattr(simulation, "FEW_ACTIONS", 0)
-    assert simulate_plan(plan, MODEL, CLUSTER) == by_plain
 
 
 def test_events_are_sorted_and_belong_to_devices_of_the_plan() -> None:

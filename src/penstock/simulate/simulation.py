@@ -6,25 +6,22 @@ from itertools import accumulate
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
+from penstock.plan.fitted_plan import with_undoable_step
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.problem import check_speeds
-from penstock.plan.undoable_step import with_undoable_step
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.weight_rule import OptimizerSync
-from penstock.simulate import compiled, plain
+from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.gradients import GradientShare, Ports, TiedGroup
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
-from penstock.simulate.trace import Engine, Trace, spans_of_actions, timeline_of
+from penstock.simulate.trace import Trace, spans_of_actions, timeline_of
 from penstock.simulate.workload import Workload
 from penstock.timeline.metrics import bubble_fraction, peak_memory_bytes
 from penstock.timeline.timeline import Timeline
 
 __all__ = ["Prediction", "check_plan_fits_inputs", "simulate_plan"]
-
-FEW_ACTIONS = 4000
-"""Up to this size the plain engine is faster than loading numba."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def simulate_plan(
     Each device starts its next iteration right after its own step. With several iterations a step
     waits for the gradients of all devices. With ``optimizer_sync="after"`` it does not; then each
     device keeps what a step changes, so that the step can be undone
-    (`penstock.plan.undoable_step`). Without a flush, all iterations are one order of work. Then
+    (`penstock.plan.fitted_plan`). Without a flush, all iterations are one order of work. Then
 
         steady_s = (end of the last iteration - end of the first) / (iterations - 1)
 
@@ -93,7 +90,7 @@ def simulate_plan(
         workload = waiting_for_all(workload)
     if not with_timeline and not workload.schedule.concurrent:
         return prediction_in_short(workload, cluster, plan.micro_batches, iterations)
-    trace = engine_for(workload)(workload)
+    trace = compiled.play(workload)
     memory = memory_samples(workload, trace)
     timeline = timeline_of(workload, trace, len(cluster.devices), memory, "predicted")
     peaks = peaks_of(workload, timeline)
@@ -205,13 +202,6 @@ def ends_of_iterations(
             ends_s[number] = max(ends_s[number], end_s)
         first += count
     return tuple(accumulate(ends_s, max))
-
-
-def engine_for(workload: Workload) -> Engine:
-    """The engine that will answer first; both give the same result."""
-    if workload.actions <= FEW_ACTIONS:
-        return plain.play
-    return compiled.play
 
 
 def check_plan_fits_inputs(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:

@@ -1,6 +1,6 @@
 """When everything of a workload started and ended, and the timeline made from it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
@@ -9,7 +9,7 @@ from penstock.schedule.action import Action
 from penstock.simulate.workload import DeviceWork, Workload
 from penstock.timeline.timeline import Event, EventKind, MemorySample, Timeline
 
-__all__ = ["Engine", "Span", "Trace", "first_actions", "spans_of_actions", "timeline_of"]
+__all__ = ["Span", "Trace", "first_actions", "spans_of_actions", "timeline_of"]
 
 Span: TypeAlias = tuple[float, float]
 """Start and end, in seconds."""
@@ -31,10 +31,6 @@ class Trace:
     buckets: tuple[Span, ...]
     steps: tuple[Span, ...]
     iteration_s: float
-
-
-Engine: TypeAlias = Callable[[Workload], Trace]
-"""Plays a workload. `plain.play` and `compiled.play` agree up to rounding."""
 
 
 def first_actions(workload: Workload) -> tuple[int, ...]:

@@ -1,46 +1,122 @@
-"""The rules of the simulator in plain Python: the reference for the compiled engine.
-
-    compute     a device has one stream, or two if forwards run beside backwards; actions start in
-                schedule order once their inputs are there (a forward beside backwards once all
-                actions before it have ended); the optimizer steps once the device's gradients are
-                reduced, and the next iteration follows the step
-    shares      while both streams of a device compute, they share it in proportion to the seconds
-                of their whole actions; one alone has the whole device
-    slots       of the devices of a host, `host_slots` compute at full speed; if more compute, all
-                of them slow down alike: rate = slots / computing
-    messages    are sent when their action has ended; a message occupies the sender's send engine,
-                the receiver's receive engine and, between hosts, both ports, all at once; of those
-                that wait, the one that was ready first starts first; a blocked one does not block
-                others; stages on one device exchange no messages
-    reductions  a bucket occupies both engines of its members (and ports) once all of them have its
-                gradients; messages that can start go first
-    turns       half-duplex: both engines of a device are one, and so are both ports of a host;
-                a device that does not overlap starts no transfer while it computes, and computes
-                nothing during a transfer nor while a message of its own waits to be sent
-    links       on a host with separate links, a message between two of its devices occupies the
-                link from one to the other (half-duplex: between them) instead of engines, and a
-                device that does not overlap may run several transfers at once; reductions use the
-                engines, as if on links that no message of the host uses
-
-Events at the same time are handled in the order: streams, messages, reductions.
-"""
+"""The rules of `penstock.simulate.event_loop` in plain Python: a reference for that engine."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
 from typing import Literal, TypeAlias
 
+from reference.plain_workload import PlainWorkload, Segment
+
 from penstock.schedule.action import ActionKind
 from penstock.simulate.instances import updating
-from penstock.simulate.pieces import Piece, pieces_of_action
-from penstock.simulate.plain_parts import DeviceState, Lane, Processor, Stream
+from penstock.simulate.stage_work import ReplicaWork
 from penstock.simulate.trace import Span, Trace
 from penstock.simulate.workload import DeviceWork, Workload
 
 __all__ = ["play"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Uninterrupted work of a stream: an action, a segment of one, or an optimizer step.
+
+    A piece without a replica is a step. A piece without a kind makes a stream of forwards wait for
+    step ``micro_batch``. Two streams share a device in proportion to ``claim_s``. A forward waits
+    until ``after`` pieces of the other stream have ended.
+    """
+
+    kind: ActionKind | Literal["STEP", ""]
+    seconds: float
+    replica: int = -1
+    micro_batch: int = 0
+    starts: bool = True
+    ends: bool = True
+    buckets: tuple[int, ...] = ()
+    claim_s: float = 0.0
+    after: int = 0
+
+
+def pieces_of_action(
+    kind: ActionKind,
+    work: ReplicaWork,
+    number: int,
+    micro_batch: int,
+    last_backward: tuple[Segment, ...],
+) -> list[Piece]:
+    """An action as one piece or, if it completes gradients, as its segments."""
+    claim_s = work.forward_s if kind in ("F", "R") else work.backward_s
+    if not last_backward:
+        return [Piece(kind, work.seconds(kind), number, micro_batch, claim_s=claim_s)]
+    last = len(last_backward) - 1
+    return [
+        Piece(
+            kind,
+            segment.seconds,
+            number,
+            micro_batch,
+            k == 0,
+            k == last,
+            segment.buckets,
+            claim_s,
+        )
+        for k, segment in enumerate(last_backward)
+    ]
+
+
+@dataclass(slots=True)
+class DeviceState:
+    """The state that the streams of a device share.
+
+    ``buckets_left``: buckets that the next step waits for. ``unsent``: messages waiting to be sent.
+    """
+
+    buckets: int
+    buckets_left: int
+    steps_done: int = 0
+    unsent: int = 0
+
+
+@dataclass(slots=True)
+class Stream:
+    """A compute stream and its pieces of work."""
+
+    device: int
+    host: int
+    pieces: list[Piece]
+    next_piece: int = 0
+    computes: bool = False
+    ending: bool = False
+    finish: float = 0.0
+    left: float = 0.0
+    since_s: float = 0.0
+    work_s: float = 0.0
+    claim_s: float = 0.0
+    spans: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
+
+
+@dataclass(slots=True)
+class Lane:
+    """The messages of one pair or the buckets of one reduction, which pass one after the other."""
+
+    resources: tuple[int, ...]
+    seconds: list[float]
+    spans: list[Span]
+    waiting: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    current: int = -1
+
+
+@dataclass(slots=True)
+class Processor:
+    """The compute slots of a host, with the virtual time that all its running devices share."""
+
+    slots: int
+    running: set[int] = field(default_factory=set[int])
+    progress: float = 0.0
+    since_s: float = 0.0
+
 
 Input: TypeAlias = Literal["F", "B", "own"]
 """Messages of a direction, or the replica's own forward."""
@@ -61,7 +137,7 @@ AWAITED: dict[ActionKind, tuple[Input, ...]] = {
 class Play:
     """One play of a workload. The sources of events are numbered: streams, then lanes."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: PlainWorkload) -> None:
         self.workload = workload
         self.now_s = 0.0
         self.sequence = 0
@@ -71,7 +147,7 @@ class Play:
         self.lanes = self.make_lanes()
         self.devices = [self.make_device(position) for position in range(len(workload.devices))]
         self.streams = [
-            Stream(position, work.host, pieces)
+            Stream(position, workload.hosts[position], pieces)
             for position, work in enumerate(workload.devices)
             for pieces in self.pieces_of(work)
         ]
@@ -97,12 +173,17 @@ class Play:
         """One lane for each message of the workload, then one for each reduction."""
         count = self.workload.micro_batches
         lanes = [
-            Lane(m.resources, [m.seconds] * count, [(0.0, 0.0)] * count)
-            for m in self.workload.messages
+            Lane(occupied, [message.seconds] * count, [(0.0, 0.0)] * count)
+            for message, occupied in zip(
+                self.workload.messages, self.workload.occupied_by_messages, strict=True
+            )
         ]
-        for group in self.workload.reductions:
+        reductions = zip(
+            self.workload.reductions, self.workload.occupied_by_reductions, strict=True
+        )
+        for group, occupied in reductions:
             seconds = [bucket.seconds for bucket in group.buckets] * group.rounds
-            lanes.append(Lane(group.resources, seconds, [(0.0, 0.0)] * len(seconds)))
+            lanes.append(Lane(occupied, seconds, [(0.0, 0.0)] * len(seconds)))
         return lanes
 
     def make_device(self, position: int) -> DeviceState:
@@ -132,7 +213,8 @@ class Play:
                 micro_batch = action.micro_batch + iteration * workload.micro_batches_per_iteration
                 stream = streams[0] if action.kind == "F" else streams[-1]
                 replica = workload.replicas[number]
-                made = pieces_of_action(action.kind, replica, number, micro_batch, updates)
+                last = workload.last_backward(replica) if updates else ()
+                made = pieces_of_action(action.kind, replica.work, number, micro_batch, last)
                 stream += [replace(piece, after=after) for piece in made]
                 if len(streams) > 1 and action.kind != "F":
                     after = len(stream)
@@ -218,7 +300,7 @@ class Play:
 
     def holds_back(self, position: int) -> bool:
         """Whether a device that does not overlap has messages waiting to be sent."""
-        return self.devices[position].unsent > 0 and not self.workload.devices[position].overlaps
+        return self.devices[position].unsent > 0 and not self.workload.overlaps[position]
 
     def count_unsent(self, index: int, change: int) -> None:
         """Count a message of a lane that starts or stops waiting."""
@@ -451,4 +533,4 @@ class Play:
 
 def play(workload: Workload) -> Trace:
     """Play all iterations. The schedule must be valid; otherwise the trace ends at the deadlock."""
-    return Play(workload).run()
+    return Play(PlainWorkload.of(workload)).run()
