@@ -2,8 +2,7 @@
 
 from hypothesis import strategies as st
 
-from penstock.schedule.placement import folded, looped
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, StageCost, folded, looped
 
 __all__ = ["least_memory_bytes", "list_shapes"]
 

@@ -14,8 +14,8 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, RecomputeChoice
 from penstock.plan.schedule_costs import with_costs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.registry import FAMILIES
+from penstock.schedule.shape import PlacementStyle, placement_of_style
 from penstock.simulate.simulation import simulate_plan
 
 __all__ = ["NearTight", "near_tight"]

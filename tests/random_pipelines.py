@@ -16,11 +16,10 @@ from penstock.profile.model_profile import (
 from penstock.schedule.action import Action
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.order import Order
-from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shape import PipelineShape, PlacementStyle, placement_of_style
 from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule
 
 __all__ = ["RandomPipeline", "random_order", "random_pipeline"]

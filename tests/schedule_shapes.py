@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, PlacementStyle, StageCost, placement_of_style
 
 UNIT = StageCost()
 """F = I = W = 1, B = 2."""

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from penstock.schedule.placement import PlacementStyle, placement_of_style
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, PlacementStyle, StageCost, placement_of_style
 
 __all__ = ["STYLES", "per_stage_costs", "small_shapes"]
 

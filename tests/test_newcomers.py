@@ -45,11 +45,11 @@ def halves(problem: PlanningProblem, score: Score) -> Plan:
 '''
 
 PROGRAM = """
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 from penstock.search.families import rescheduled
 from penstock.simulate.simulation import simulate_plan
 

@@ -15,8 +15,14 @@ Korthikanti et al., MLSys 2023, section 4, for the bytes that a block saves).
 from dataclasses import dataclass
 
 from penstock.measure.hardware import Hardware
-from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
-from penstock.profile.tensor_parallel import TensorParallelCosts
+from penstock.profile.model_profile import (
+    Affine,
+    Edge,
+    LayerCost,
+    ModelProfile,
+    SharedParameter,
+    TensorParallelCosts,
+)
 
 HALF = 2
 """Bytes of a number in half precision."""

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from penstock.errors import BadInput
 from penstock.schedule.clock import makespan_s
-from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, PlacementStyle, StageCost, placement_of_style
 from penstock.schedule.validate import validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
 

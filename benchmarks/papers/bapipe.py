@@ -9,11 +9,11 @@ from reproduction.bapipe_forms import METHODS, closed_form_s, played_s
 from reproduction.published import without_norms
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.errors import Infeasible
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
 __all__ = ["bapipe_claims"]

@@ -8,7 +8,7 @@ from typing import Any
 from claim import Claim
 from dapple import PAPER, problem_for, without_overlap_s
 
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.planners.dapple.dapple import dapple
 from penstock.planners.data_parallel import data_parallel
 from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Words

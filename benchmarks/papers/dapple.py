@@ -10,7 +10,7 @@ from reproduction.fixed_plans import RATIOS, plan_ratio
 from reproduction.published import MODELS
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem

@@ -12,14 +12,14 @@ from reproduction.dapple_runtime import mean_peak_gib, play, samples_per_s
 from reproduction.warm_up_depth import PUBLISHED_GAINS, own_links_gain, simulated_gain
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import Planner
 from penstock.planners.dapple.dapple import dapple
 from penstock.planners.data_parallel import data_parallel
 from penstock.profile import built_in
+from penstock.profile.built_in import model_from_table
 from penstock.profile.model_profile import ModelProfile
-from penstock.profile.model_table import model_from_table
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 

@@ -10,7 +10,7 @@ from reproduction.bapipe_forms import closed_form_s
 from reproduction.dapple_runtime import MICRO_BATCH, row_inputs
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner
@@ -18,8 +18,7 @@ from penstock.planners.dapple.dapple import dapple
 from penstock.planners.data_parallel import data_parallel
 from penstock.profile.model_profile import ModelProfile
 from penstock.rehearse.emulation import Emulation
-from penstock.rehearse.rehearsal import rehearse
-from penstock.rehearse.scales import chosen_byte_scale, chosen_time_scale
+from penstock.rehearse.rehearsal import chosen_byte_scale, chosen_time_scale, rehearse
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan

@@ -30,7 +30,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.profile.json_file import write_profile
 from penstock.search.families import rescheduled
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
 HERE = Path(__file__).parent

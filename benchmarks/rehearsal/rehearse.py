@@ -26,18 +26,21 @@ sys.path += [str(HERE.parent / "prediction"), str(HERE.parent / "reliability")]
 from chaos import machine  # noqa: E402
 from other_load import other_load  # noqa: E402
 
-from penstock.cluster.presets import find_cluster  # noqa: E402
+from penstock.cluster.toml_file import find_cluster  # noqa: E402
 from penstock.errors import PenstockError  # noqa: E402
 from penstock.plan.ordering import order_of  # noqa: E402
 from penstock.plan.plan import Plan, Stage  # noqa: E402
 from penstock.profile.find import find_profile  # noqa: E402
 from penstock.profile.model_profile import ModelProfile  # noqa: E402
-from penstock.rehearse.agreement import differences  # noqa: E402
 from penstock.rehearse.emulation import Emulation  # noqa: E402
-from penstock.rehearse.rehearsal import rehearse  # noqa: E402
-from penstock.rehearse.scales import chosen_byte_scale, chosen_time_scale  # noqa: E402
-from penstock.schedule.placement import placement_of_style  # noqa: E402
+from penstock.rehearse.rehearsal import (  # noqa: E402
+    chosen_byte_scale,
+    chosen_time_scale,
+    differences,
+    rehearse,
+)
 from penstock.schedule.registry import FAMILIES  # noqa: E402
+from penstock.schedule.shape import placement_of_style  # noqa: E402
 from penstock.simulate.catalogue import workload_of  # noqa: E402
 from penstock.simulate.simulation import simulate_plan  # noqa: E402
 

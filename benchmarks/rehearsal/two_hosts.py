@@ -32,12 +32,10 @@ from penstock.cluster.toml_file import read_cluster, write_cluster  # noqa: E402
 from penstock.document import write_text  # noqa: E402
 from penstock.plan.json_file import read_plan  # noqa: E402
 from penstock.profile.json_file import read_profile  # noqa: E402
-from penstock.rehearse.agreement import differences  # noqa: E402
 from penstock.rehearse.emulation import Emulation  # noqa: E402
-from penstock.rehearse.rehearsal import Rehearsal  # noqa: E402
+from penstock.rehearse.rehearsal import Rehearsal, differences  # noqa: E402
 from penstock.report.device_rows import gantt_rows  # noqa: E402
-from penstock.report.gantt_page import timelines_page  # noqa: E402
-from penstock.report.timelines_html import TimelinePanel  # noqa: E402
+from penstock.report.timelines_html import TimelinePanel, timelines_page  # noqa: E402
 from penstock.timeline.json_file import read_timeline  # noqa: E402
 from penstock.words import seconds_text  # noqa: E402
 

@@ -31,8 +31,7 @@ from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.document import json_text, write_text
-from penstock.measure.layer_times import measure_profile
-from penstock.measure.step_time import measure_step_s_per_byte
+from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan

@@ -23,10 +23,9 @@ from torch.distributed.pipelining import schedules as theirs
 from penstock.errors import BadInput
 from penstock.schedule.action import Action
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule, schedule_from_actions
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, StageCost, placement_of_style
 from penstock.schedule.validate import check_playable, validate
 
 REPEATS = 3

@@ -21,9 +21,8 @@ import numpy as np
 
 from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.placement import folded
 from penstock.schedule.searched.automatic_zero_bubble import zero_bubble
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, StageCost, folded
 from penstock.schedule.validate import validate
 
 REPEATS = 3

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from penstock.report.schedule_picture import schedule_picture
 from penstock.schedule.clock import memory_peaks_bytes, times_of
-from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, StageCost, placement_of_style
 
 GROUPS, MICRO_BATCHES = 4, 8
 FOLDER = Path(__file__).with_name("schedules")

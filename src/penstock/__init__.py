@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from penstock.capture.lengths import Length
     from penstock.capture.trace import capture_model
     from penstock.cluster.cluster import Cluster, Device, Host, Link
-    from penstock.cluster.presets import find_cluster
-    from penstock.cluster.toml_file import read_cluster, write_cluster
+    from penstock.cluster.toml_file import find_cluster, read_cluster, write_cluster
     from penstock.errors import (
         BadInput,
         CaptureFailed,
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.report.page import write_report
     from penstock.report.timeline_files import write_timeline
     from penstock.runtime.batch_needs import BatchNeeds
-    from penstock.runtime.callbacks import Closing, Saved
+    from penstock.runtime.callbacks import Closing, Saved, save_at_sigterm
     from penstock.runtime.checkpoints.checkpoint import read_state
     from penstock.runtime.checkpoints.loader_state import ResumableLoader
     from penstock.runtime.gradients.loss_scaling import LossScaling
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.runtime.pipeline import Pipeline
     from penstock.runtime.plan_for_ranks import plan_for_ranks
     from penstock.runtime.processes.launch import launch_workers
-    from penstock.runtime.save_at_sigterm import save_at_sigterm
     from penstock.runtime.trackers import track
     from penstock.runtime.user_metrics import Evaluation
     from penstock.runtime.weights.pretrained import Weights
@@ -119,8 +117,7 @@ PLACES = {
     "penstock.capture.lengths": ("Length",),
     "penstock.capture.trace": ("capture_model",),
     "penstock.cluster.cluster": ("Cluster", "Device", "Host", "Link"),
-    "penstock.cluster.presets": ("find_cluster",),
-    "penstock.cluster.toml_file": ("read_cluster", "write_cluster"),
+    "penstock.cluster.toml_file": ("find_cluster", "read_cluster", "write_cluster"),
     "penstock.errors": (
         "BadInput",
         "CaptureFailed",
@@ -142,7 +139,7 @@ PLACES = {
     "penstock.report.page": ("write_report",),
     "penstock.report.timeline_files": ("write_timeline",),
     "penstock.runtime.batch_needs": ("BatchNeeds",),
-    "penstock.runtime.callbacks": ("Closing", "Saved"),
+    "penstock.runtime.callbacks": ("Closing", "Saved", "save_at_sigterm"),
     "penstock.runtime.checkpoints.checkpoint": ("read_state",),
     "penstock.runtime.checkpoints.loader_state": ("ResumableLoader",),
     "penstock.runtime.trackers": ("track",),
@@ -152,7 +149,6 @@ PLACES = {
     "penstock.runtime.pipeline": ("Pipeline",),
     "penstock.runtime.plan_for_ranks": ("plan_for_ranks",),
     "penstock.runtime.processes.launch": ("launch_workers",),
-    "penstock.runtime.save_at_sigterm": ("save_at_sigterm",),
     "penstock.runtime.weights.pretrained": ("Weights",),
     "penstock.runtime.without_flush.in_process": ("InProcessPipeline",),
     "penstock.simulate.simulation": ("simulate_plan",),

@@ -24,10 +24,10 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import with_costs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
+from penstock.schedule.shape import placement_of_style
 from penstock.simulate.catalogue import workload_of
-from penstock.simulate.plain import play
+from penstock.simulate.compiled import play
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9

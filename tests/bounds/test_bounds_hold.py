@@ -16,7 +16,7 @@ from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.schedule import Schedule, schedule_from_actions
 from penstock.schedule.validate import check_playable
 from penstock.simulate.catalogue import workload_of
-from penstock.simulate.plain import play
+from penstock.simulate.compiled import play
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9

@@ -14,14 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from penstock.bridges.layout import AskedLayout, layout_of_plan, plan_of_layout
+from penstock.bridges.layout import (
+    AskedLayout,
+    Exported,
+    ExportRequest,
+    ImportRequest,
+    layout_of_plan,
+    plan_of_layout,
+)
+from penstock.bridges.named_stages import with_whole_blocks
 from penstock.bridges.registry import EXPORTERS, IMPORTERS
-from penstock.bridges.request import Exported, ExportRequest, ImportRequest
-from penstock.bridges.whole_blocks import with_whole_blocks
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.schedule.placement import folded, looped
+from penstock.schedule.shape import folded, looped
 
 LOOPED = ("interleaved", "breadth-first")
 FOLDED = ("zb-v", "hanayo", "dualpipe-v", "v-half")

@@ -10,7 +10,7 @@ from torch import nn
 
 from penstock.capture import kept_modules
 from penstock.capture.evaluation import set_training
-from penstock.capture.learned_shapes import Unknown
+from penstock.capture.kept_modules import Unknown
 from penstock.capture.trace import capture_model
 
 WORDS, WIDTH = 24, 6

@@ -7,12 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import clusters
 
-from penstock.cluster import presets
+from penstock.cluster import toml_file
 from penstock.cluster.cluster import Cluster, Device, Host, Link
-from penstock.cluster.presets import CLUSTERS, find_cluster, local_cluster
-from penstock.cluster.quantities import parse_quantity
-from penstock.cluster.rings import best_ring
-from penstock.cluster.toml_file import cluster_from_toml, read_cluster, write_cluster
+from penstock.cluster.collectives import best_ring
+from penstock.cluster.toml_file import (
+    CLUSTERS,
+    cluster_from_toml,
+    find_cluster,
+    local_cluster,
+    parse_quantity,
+    read_cluster,
+    write_cluster,
+)
 from penstock.errors import BadInput
 
 TWO_HOSTS = """
@@ -201,7 +207,7 @@ def test_the_example_of_the_guide_is_a_cluster():
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_every_preset_is_named_like_its_file_and_says_where_its_figures_are_from(name: str):
-    files = Path(presets.__file__).parent / "presets"
+    files = Path(toml_file.__file__).parent / "presets"
     assert sorted(path.stem for path in files.glob("*.toml")) == sorted(CLUSTERS)
     assert CLUSTERS[name]().name == name
     text = (files / f"{name}.toml").read_text()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.link_matrices import link_matrices
-from penstock.cluster.presets import CLUSTERS, find_cluster
+from penstock.cluster.toml_file import CLUSTERS, find_cluster
 from penstock.plan.problem import PlanningProblem
 
 

@@ -8,8 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
-from penstock.cluster.collectives import all_reduce_costs, all_reduce_s
-from penstock.cluster.rings import best_ring, host_order, ring_quality
+from penstock.cluster.collectives import (
+    all_reduce_costs,
+    all_reduce_s,
+    best_ring,
+    host_order,
+    ring_quality,
+)
 
 DEVICE = Device("d", 1e9)
 RATES = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0])

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from planning_strategies import clusters
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
-from penstock.cluster.presets import find_cluster
-from penstock.cluster.what_if import (
+from penstock.cluster.toml_file import find_cluster
+from penstock.errors import BadInput
+from penstock.planning.what_if import (
     DeviceChange,
     NumberChange,
     read_bandwidth_change,
@@ -18,7 +19,6 @@ from penstock.cluster.what_if import (
     with_link_bandwidth,
     with_link_latency,
 )
-from penstock.errors import BadInput
 
 TWO = Cluster(
     "two",

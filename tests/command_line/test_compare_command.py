@@ -11,7 +11,7 @@ from penstock.cluster.toml_file import write_cluster
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 
 Penstock = Callable[..., Any]
 
@@ -124,8 +124,6 @@ def test_plan_explains_its_plan(penstock: Penstock, problem: list[str]) -> None:
     assert "Bound by " in penstock("plan", *problem, "--explain").output
     values = penstock("plan", *problem, "--explain", "--json").values
     assert values["explanation"]["words"][0].startswith("Bound by ")
-    keys = {"optimizer", "schedule", "gain", "fits"}
-    assert values["without_flush"] and all(set(o) == keys for o in values["without_flush"])
 
 
 def test_the_picture_shows_every_planner_with_its_iteration_and_the_bound(

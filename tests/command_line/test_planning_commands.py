@@ -16,7 +16,7 @@ from penstock.plan.json_file import read_plan
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import LengthCosts, ModelProfile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 from penstock.timeline.json_file import read_timeline, timeline_from_json
 from penstock.words import seconds_text
 

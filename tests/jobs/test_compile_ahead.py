@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 PLAN = """
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.jobs.plan_job import planners_compiled_beside
 from penstock.kernels import is_on_disk, when_compiling
 from penstock.planners.dapple.kernel import explore

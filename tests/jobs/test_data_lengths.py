@@ -17,14 +17,12 @@ from penstock.ask_planner import plan_pipeline
 from penstock.capture.bucket_graph import BucketGraph
 from penstock.capture.lengths import Length
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.cluster.presets import local_cluster
+from penstock.cluster.toml_file import local_cluster
 from penstock.errors import BadInput
-from penstock.jobs.data_lengths import data_lengths
+from penstock.jobs.data_lengths import data_lengths, mean_profile, mean_s, measured_lengths
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import read_job
-from penstock.jobs.measured_lengths import mean_s, measured_lengths
 from penstock.jobs.profile_job import build_and_capture, profile_job
-from penstock.measure.length_mix import mean_profile
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile

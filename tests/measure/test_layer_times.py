@@ -14,9 +14,8 @@ from penstock.capture.chain_graph import chain_graph
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.measure import stand_ins
-from penstock.measure.layer_times import measure_profile
+from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.roofline import estimate_profile
-from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.profile.model_profile import Affine, SharedParameter
 
 PER_SAMPLE_S = 0.004

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
 from penstock.plan.plan import Plan, Stage

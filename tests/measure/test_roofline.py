@@ -12,7 +12,7 @@ from torch.nn import functional
 from penstock.capture.chain import Chain
 from penstock.capture.chain_graph import chain_graph
 from penstock.capture.trace import Granularity, capture_model
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput
 from penstock.measure.hardware import HARDWARE
 from penstock.measure.layer_runs import LayerRun

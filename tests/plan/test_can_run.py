@@ -7,7 +7,7 @@ import pytest
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import BadInput
 from penstock.jobs.plan_job import check_layers
-from penstock.plan.can_run import schedule_refusal, stage_refusal
+from penstock.plan.ordering import schedule_refusal, stage_refusal
 from penstock.plan.plan import Plan, Stage
 from penstock.planning.answers import find_plan
 from penstock.planning.planning_problem import planning_problem, schedules_named

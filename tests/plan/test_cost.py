@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cluster.presets import CLUSTERS, local_cluster
+from penstock.cluster.toml_file import CLUSTERS, local_cluster
 from penstock.errors import BadInput
 from penstock.plan.cost import crowding, depth_function
 from penstock.plan.problem import PlanningProblem

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from planning_strategies import problems
 
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.errors import Infeasible
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.cost_tables import whole_chain
@@ -20,7 +20,7 @@ from penstock.planners.dynamic_program import candidates, table_of
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
 

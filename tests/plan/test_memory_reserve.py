@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ask_planner import plan_pipeline
-from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.cluster.memory import with_memory_reserve
+from penstock.cluster.cluster import Cluster, Device, Host, with_memory_reserve
 from penstock.cluster.toml_file import cluster_from_toml, write_cluster
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.plan import Plan

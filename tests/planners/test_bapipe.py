@@ -8,20 +8,21 @@ from hypothesis import strategies as st
 from reproduction.published import without_norms
 
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.bapipe.bapipe import bapipe, methods_for
-from penstock.planners.bapipe.formulas import Method, features_kept, mini_batch_s, pace_s
-from penstock.planners.bapipe.pipeline import (
+from penstock.planners.bapipe.bapipe import (
     StraightPipeline,
+    bapipe,
     coarse_cuts,
     inter_layer_cuts,
     intra_layer_shares,
     is_asynchronous,
     memory_fine_tuned,
+    methods_for,
 )
+from penstock.planners.bapipe.formulas import Method, features_kept, mini_batch_s, pace_s
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from planning_strategies import problems
 
-from penstock.cluster.presets import find_cluster
-from penstock.plan.candidate import Candidate
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.cost import estimate_s, peak_memory_bytes
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
+from penstock.planners.choice import Candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded, likely_cuts
-from penstock.profile.model_profile import Affine, Edge, ModelProfile
-from penstock.profile.tensor_parallel import TensorParallelCosts
+from penstock.profile.model_profile import Affine, Edge, ModelProfile, TensorParallelCosts
 
 
 @settings(max_examples=60, deadline=None)

@@ -14,7 +14,7 @@ from penstock.errors import Infeasible
 from penstock.plan.leanest import device_orders
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9

@@ -20,7 +20,7 @@ from penstock.plan.cost import (
 from penstock.plan.cost_tables import ChainCosts, whole_chain
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.device_line import device_line
+from penstock.planners.coarse_chain import device_line
 from penstock.planners.gpipe import balanced, gpipe
 from penstock.planners.piper import piper_table
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile

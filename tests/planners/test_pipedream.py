@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planning_strategies import profiles
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.run_tables import run_tables

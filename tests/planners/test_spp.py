@@ -14,7 +14,7 @@ from reference.every_plan import every_plan
 from statistics_price import waits_for_statistics_s
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.cost import (
     crowding,
     depths_of,
@@ -25,18 +25,18 @@ from penstock.plan.cost import (
 from penstock.plan.cost_tables import whole_chain
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.coarse_chain import likely_cuts
-from penstock.planners.device_line import device_line
-from penstock.planners.sizes import few_sizes, few_sizes_for_tables
-from penstock.planners.spp.device_order import (
+from penstock.planners.coarse_chain import device_line, few_sizes, few_sizes_for_tables, likely_cuts
+from penstock.planners.spp.partition import partition
+from penstock.planners.spp.spp import (
+    MOST_CUTS,
     device_weights,
     merge_twins,
     minimum_cut,
     ordered_by_minimum_cuts,
     recursive_device_order,
+    spp,
+    spp_on_order,
 )
-from penstock.planners.spp.partition import partition
-from penstock.planners.spp.spp import MOST_CUTS, spp, spp_on_order
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile

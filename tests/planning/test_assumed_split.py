@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import find_plan

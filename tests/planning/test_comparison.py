@@ -19,7 +19,7 @@ from penstock.planning.comparison import (
 )
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.model_profile import ModelProfile
-from penstock.search import registry
+from penstock.search import search
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def tight(small_profile: ModelProfile, small_cluster: Cluster) -> PlanningProble
 def add(
     monkeypatch: pytest.MonkeyPatch, name: str, planner: Callable[[PlanningProblem, Score], Plan]
 ) -> None:
-    monkeypatch.setitem(registry.PLANNERS, name, planner)
+    monkeypatch.setitem(search.PLANNERS, name, planner)
 
 
 def test_a_planner_that_finds_nothing_says_why(tight: PlanningProblem) -> None:

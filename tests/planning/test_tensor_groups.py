@@ -12,9 +12,14 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.planning_problem import planning_problem
 from penstock.planning.tensor_groups import groupings, on_groups, plan_with_groups, profile_on
-from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.profile.tensor_parallel import TensorParallelCosts
-from penstock.search.registry import PLANNERS
+from penstock.profile.model_profile import (
+    Affine,
+    Edge,
+    LayerCost,
+    ModelProfile,
+    TensorParallelCosts,
+)
+from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 

@@ -1,7 +1,12 @@
 """Tensors made from the batch alone are not sent; all others are."""
 
-from penstock.profile.batch_inputs import without_batch_inputs
-from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.profile.model_profile import (
+    Affine,
+    Edge,
+    LayerCost,
+    ModelProfile,
+    without_batch_inputs,
+)
 
 
 def layer(name: str, backward_s: float, parameter_bytes: int) -> LayerCost:

@@ -7,15 +7,14 @@ import torch
 from scripts import script_at
 from torch import nn
 
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput
 from penstock.plan.cost import device_memory_bytes
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile import built_in
-from penstock.profile.built_in import MODELS
+from penstock.profile.built_in import MODELS, model_from_table
 from penstock.profile.find import find_profile
 from penstock.profile.json_file import read_profile, write_profile
-from penstock.profile.model_table import model_from_table
 
 PUBLISHED = {
     "bert-48": (

@@ -5,9 +5,8 @@ from dataclasses import replace
 from rehearse.rehearsal_cases import emulation, layered, straight, two_hosts
 
 from penstock.cluster.cluster import Cluster
-from penstock.rehearse.agreement import differences
-from penstock.rehearse.emulated_cores import EmulatedCores
-from penstock.rehearse.rehearsal import rehearse
+from penstock.rehearse.emulated_links import EmulatedCores
+from penstock.rehearse.rehearsal import differences, rehearse
 from penstock.simulate.simulation import simulate_plan
 
 

@@ -15,9 +15,8 @@ from rehearse.rehearsal_cases import (
 
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan
-from penstock.rehearse.agreement import differences, peaks_in_flight, traffic
 from penstock.rehearse.emulated_links import Started
-from penstock.rehearse.rehearsal import Rehearsal, rehearse
+from penstock.rehearse.rehearsal import Rehearsal, differences, peaks_in_flight, rehearse, traffic
 from penstock.timeline.metrics import iteration_s
 
 ROUNDING_S = 1e-6

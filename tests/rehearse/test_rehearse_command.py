@@ -68,18 +68,10 @@ def test_a_profile_that_lied_when_the_plan_was_made_is_found_out(
     assert "s promised with the plan; plan again with this profile" in found.errors
 
 
-def test_a_kill_shows_what_the_run_would_say(penstock: Penstock, plan: Path) -> None:
-    found = penstock("rehearse", plan, *QUICK, "--fault", "kill 2")
-    assert found.code == 0, found.errors
-    assert found.output.startswith("The run: worker 2 (process ")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--fault", "burn 2"), "fault 'burn 2' cannot be read"),
-        (("--fault", "kill 9"), "the plan has no rank 9"),
-        (("--fault", "slow 3 20 %"), "penstock simulate --device '3 slower 20 %'"),
+        (("--fault", "kill 2"), "has no --fault any more: ask 'penstock simulate'"),
         (("--network", "namespaces"), "has no --network any more"),
         (("--picture", "both.png"), "must end in .html"),
         (("--cluster", "dapple-z"), "dapple-z"),
@@ -97,7 +89,7 @@ def test_bad_input_ends_in_a_line(
 def test_a_plan_for_more_ranks_than_memory_holds_is_refused(
     penstock: Penstock, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.rehearse.refusals.RANK_BYTES", 1 << 50)
+    monkeypatch.setattr("penstock.rehearse.emulation.RANK_BYTES", 1 << 50)
     found = penstock("rehearse", plan, *QUICK)
     assert found.code == 2
     assert "4 ranks need about" in found.errors

@@ -8,13 +8,13 @@ from opened_page import OpenedPage
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
-from penstock.report.compare_page import write_picture
 from penstock.report.compare_picture import (
     MOST_ROWS,
     ComparedPlan,
     PictureHead,
     compare_drawing,
     plan_rows,
+    write_picture,
 )
 from penstock.report.device_rows import DeviceRow, DrawnEvent
 from penstock.report.drawing import Curve, Mark, Rule, Run, Slab, Words

@@ -7,9 +7,8 @@ from penstock.report.gantt_text import gantt
 from penstock.report.palette import Style, terminal_code
 from penstock.report.schedule_picture import schedule_timeline
 from penstock.schedule.families.early_backward import gpipe, one_f_one_b
-from penstock.schedule.schedule import Schedule
+from penstock.schedule.schedule import Schedule, parse_schedule
 from penstock.schedule.shape import PipelineShape
-from penstock.schedule.text import parse_schedule
 from penstock.timeline.timeline import Event, Timeline
 
 CODE = re.compile(r"\x1b\[[0-9;]*m")

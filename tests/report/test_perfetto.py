@@ -10,9 +10,8 @@ from made_timelines import timeline_with_messages
 from penstock.report.page import write_report
 from penstock.report.perfetto import trace_events
 from penstock.schedule.families.early_backward import gpipe
-from penstock.schedule.schedule import Schedule
+from penstock.schedule.schedule import Schedule, parse_schedule
 from penstock.schedule.shape import PipelineShape
-from penstock.schedule.text import parse_schedule
 from penstock.schedule.validate import validate
 from penstock.timeline.json_file import read_timeline
 from penstock.timeline.timeline import Event, Timeline

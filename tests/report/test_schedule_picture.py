@@ -6,9 +6,8 @@ import pytest
 from penstock.report.schedule_picture import schedule_picture, schedule_timeline
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
 from penstock.schedule.families.early_backward import gpipe, one_f_one_b
-from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, StageCost, placement_of_style
 from penstock.timeline.metrics import iteration_s, peak_memory_bytes
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -62,7 +61,7 @@ def test_without_costs_times_are_counted_in_forwards() -> None:
 
 
 def test_directions_of_a_mirrored_schedule_have_different_shades() -> None:
-    from penstock.schedule.text import parse_schedule
+    from penstock.schedule.schedule import parse_schedule
 
     shape = PipelineShape(stages=2, micro_batches=2, mirrored=True)
     schedule = parse_schedule("stage 0,1 0F0 1F1 1B1 0B0\nstage 0,1 0F1 1F0 1B0 0B1")

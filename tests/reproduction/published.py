@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile import built_in
+from penstock.profile.built_in import model_from_table
 from penstock.profile.model_profile import ModelProfile
-from penstock.profile.model_table import model_from_table
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from reproduction.published import MODELS
 from penstock.plan.cost import rows_by_speed
 from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
 RELEASED = [

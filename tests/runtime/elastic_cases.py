@@ -13,9 +13,9 @@ from penstock.capture.chain import Chain
 from penstock.errors import Infeasible, PenstockError
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.callbacks import save_at_sigterm
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.plan_for_ranks import plan_for_ranks
-from penstock.runtime.save_at_sigterm import save_at_sigterm
 
 __all__ = ["ask_for_plans", "end_by", "stages_on", "write_hand_made_plans"]
 

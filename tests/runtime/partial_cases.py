@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
-from penstock.measure.model_structure import parameters_of
+from penstock.measure.same_work import parameters_of
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.memory.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.pipeline import Pipeline

@@ -23,8 +23,8 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.transport import shared_memory
-from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
+from penstock.schedule.shape import placement_of_style
 
 # Sums over micro-batches and replicas in another order than the unsplit model's.
 RELATIVE_TOLERANCE = 1e-9

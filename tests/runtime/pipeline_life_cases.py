@@ -21,9 +21,8 @@ from penstock.errors import PenstockError
 from penstock.runtime.callbacks import Closing, Event
 from penstock.runtime.evaluation.inference import RankOutputs
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.processes.gathering import gathered
-from penstock.runtime.processes.torch_texts import connection_is_lost, has_timed_out
-from penstock.runtime.processes.watch import WATCH
+from penstock.runtime.processes.waiting import gathered
+from penstock.runtime.processes.watch import WATCH, connection_is_lost, has_timed_out
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.stages.tensor_shards import copy_values
 from penstock.runtime.transport import opening_segments

@@ -8,7 +8,7 @@ import pytest
 from runtime.pipeline_life_cases import failed, lives
 
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.processes.torch_texts import link_is_cut
+from penstock.runtime.processes.watch import link_is_cut
 
 pytestmark = pytest.mark.timeout(900)
 

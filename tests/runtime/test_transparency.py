@@ -8,9 +8,8 @@ from runtime.pipeline_cases import run_cases, run_parts
 
 from penstock.errors import BadInput
 from penstock.runtime.processes.launch import launch_workers
-from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shape import PipelineShape, placement_of_style
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
 

@@ -13,8 +13,7 @@ from penstock.errors import BadInput
 from penstock.schedule.bound import makespan_bound_s, preemptive_end_s
 from penstock.schedule.clock import makespan_s
 from penstock.schedule.families.early_backward import one_f_one_b
-from penstock.schedule.placement import folded
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, StageCost, folded
 
 
 @pytest.mark.parametrize("split", [True, False])

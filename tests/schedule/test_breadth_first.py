@@ -6,8 +6,8 @@ import pytest
 from schedule_shapes import bubble_s, every_small_shape, most_held, placed
 
 from penstock.errors import BadInput
-from penstock.schedule.families.breadth_first import breadth_first
 from penstock.schedule.families.early_backward import gpipe
+from penstock.schedule.families.interleaved import breadth_first
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
 

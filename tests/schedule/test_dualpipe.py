@@ -9,12 +9,9 @@ from penstock.errors import BadInput
 from penstock.schedule.action import Action
 from penstock.schedule.clock import memory_peaks_bytes
 from penstock.schedule.dependencies import predecessors
-from penstock.schedule.families.dualpipe import dualpipe
-from penstock.schedule.families.dualpipe_v import dualpipe_v
-from penstock.schedule.placement import PlacementStyle
-from penstock.schedule.schedule import Schedule, ScheduleFunction
-from penstock.schedule.shape import PipelineShape, StageCost
-from penstock.schedule.text import parse_schedule
+from penstock.schedule.families.dualpipe import dualpipe, dualpipe_v
+from penstock.schedule.schedule import Schedule, ScheduleFunction, parse_schedule
+from penstock.schedule.shape import PipelineShape, PlacementStyle, StageCost
 from penstock.schedule.validate import validate
 
 COSTS = [StageCost(), StageCost(1.0, 1.2, 0.5), StageCost(2.0, 2.0, 1.5)]

@@ -4,8 +4,8 @@ import pytest
 
 from penstock.errors import BadInput
 from penstock.schedule.families.early_backward import early_backward, gpipe, one_f_one_b
+from penstock.schedule.schedule import parse_schedule
 from penstock.schedule.shape import PipelineShape
-from penstock.schedule.text import parse_schedule
 from penstock.schedule.validate import in_flight_peaks, validate
 
 

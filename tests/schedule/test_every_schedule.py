@@ -8,10 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import BadInput
-from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import PipelineShape, StageCost
-from penstock.schedule.text import parse_schedule
+from penstock.schedule.schedule import parse_schedule
+from penstock.schedule.shape import PipelineShape, PlacementStyle, StageCost, placement_of_style
 from penstock.schedule.validate import in_flight_peaks, validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
 

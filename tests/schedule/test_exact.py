@@ -16,9 +16,8 @@ from penstock.errors import BadInput
 from penstock.schedule.action import KIND_CODES
 from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s
-from penstock.schedule.placement import PlacementStyle, folded
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, PlacementStyle, StageCost, folded
 from penstock.schedule.validate import validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
 

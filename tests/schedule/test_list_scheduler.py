@@ -13,9 +13,8 @@ from penstock.schedule.families.early_backward import deep_early_backward, one_f
 from penstock.schedule.searched.automatic_zero_bubble import fitting_schedules
 from penstock.schedule.searched.list_arrays import arrays_of, quick_bound_s
 from penstock.schedule.searched.list_loop import list_order
-from penstock.schedule.searched.list_policy import CHOICES, Draws, drawn, wishes_of
 from penstock.schedule.searched.list_scheduler import HANDCRAFTED, list_schedule
-from penstock.schedule.searched.list_search import schedule_of
+from penstock.schedule.searched.list_search import CHOICES, Draws, drawn, schedule_of, wishes_of
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
 

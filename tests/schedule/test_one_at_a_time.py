@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.schedule.clock import makespan_s, times_of
+from penstock.schedule.concurrent_clock import one_at_a_time
 from penstock.schedule.families.bapipe_orders import fbp_as
 from penstock.schedule.families.early_backward import one_f_one_b
-from penstock.schedule.one_at_a_time import one_at_a_time
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import in_flight_peaks, validate
 

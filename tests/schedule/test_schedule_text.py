@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import BadInput
-from penstock.schedule.text import parse_schedule
+from penstock.schedule.schedule import parse_schedule
 
 
 def test_two_stages_on_one_group_are_read_back() -> None:

@@ -3,10 +3,10 @@
 import pytest
 from schedule_shapes import placed
 
+from penstock.runtime.micro_batches import shortened
 from penstock.schedule.families.early_backward import gpipe, one_f_one_b
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape
-from penstock.schedule.shortened import shortened
 from penstock.schedule.validate import in_flight_peaks, validate
 
 

@@ -12,10 +12,9 @@ from functools import cache
 import pytest
 
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes, times_of
-from penstock.schedule.placement import PlacementStyle, folded, looped
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, PlacementStyle, StageCost, folded, looped
 from penstock.schedule.validate import in_flight_peaks
 
 GROUPS = range(2, 9)

@@ -16,8 +16,7 @@ from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes, times_of
 from penstock.schedule.families import zero_bubble_loop, zero_bubble_order
 from penstock.schedule.families.v_schedules import v_half, v_min, zb_v
-from penstock.schedule.placement import folded
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, StageCost, folded
 from penstock.schedule.validate import validate
 
 FAMILIES = {"zb-v": zb_v, "v-half": v_half, "v-min": v_min}

@@ -8,9 +8,8 @@ from penstock.errors import BadInput
 from penstock.schedule.action import Action
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.families.early_backward import order_of_stage
-from penstock.schedule.schedule import Schedule
+from penstock.schedule.schedule import Schedule, parse_schedule
 from penstock.schedule.shape import PipelineShape
-from penstock.schedule.text import parse_schedule
 from penstock.schedule.validate import validate
 
 TWO = PipelineShape(stages=2, micro_batches=2)

@@ -4,9 +4,8 @@ import pytest
 
 from penstock.schedule.action import Action
 from penstock.schedule.families.wavefront import wavefront
-from penstock.schedule.schedule import Schedule, schedule_from_actions
+from penstock.schedule.schedule import Schedule, parse_schedule, schedule_from_actions
 from penstock.schedule.shape import PipelineShape
-from penstock.schedule.text import parse_schedule
 from penstock.schedule.validate import in_flight_peaks, validate
 
 

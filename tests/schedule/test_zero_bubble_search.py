@@ -6,7 +6,6 @@ from list_shapes import list_shapes
 
 from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.placement import folded
 from penstock.schedule.searched import list_search
 from penstock.schedule.searched.automatic_zero_bubble import (
     HANDCRAFTED,
@@ -15,7 +14,7 @@ from penstock.schedule.searched.automatic_zero_bubble import (
     zero_bubble,
 )
 from penstock.schedule.searched.list_search import SEEDS
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape, StageCost, folded
 from penstock.schedule.validate import validate
 
 EQUAL, UNEQUAL = (1.0, 1.0, 1.0), (1.0, 1.2, 0.9)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.bounds.lower_bound import lower_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
@@ -19,7 +19,7 @@ from penstock.profile.built_in import packaged
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import family_steps, under_schedule
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 from penstock.search.simulated_plans import SimulatedPlans
 from penstock.search.skeletons import load_s, skeletons
 from penstock.simulate.score import make_score
@@ -119,7 +119,7 @@ def test_bert_is_planned_at_least_as_fast_as_by_rescheduling_one_plan(
     score = make_score(problem)
     plan = find_plan(problem, "search", score)
     assert score(plan) <= found_before_s * 1.0005
-    # The plain engine agrees with the score.
+    # The simulation agrees with the score.
     played = simulate_plan(plan, profile, machines)
     assert played.fits
     assert played.iteration_s == pytest.approx(score(plan))

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 PLAN = """
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.kernels import kernels
 from penstock.planning.answers import find_plan
 from penstock.planning.planning_problem import planning_problem

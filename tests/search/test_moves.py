@@ -8,8 +8,13 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.moves import joined_stages, moves, swapped_devices
-from penstock.search.simulated_plans import SimulatedPlans, climb
+from penstock.search.simulated_plans import (
+    SimulatedPlans,
+    climb,
+    joined_stages,
+    moves,
+    swapped_devices,
+)
 from penstock.simulate.score import make_score
 
 

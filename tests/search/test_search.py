@@ -10,14 +10,13 @@ from planning_strategies import problems
 from reference.every_plan import every_plan
 
 from penstock.bounds.lower_bound import lower_bound_s
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.errors import Infeasible
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.profile.find import find_profile
-from penstock.search.moves import moves
 from penstock.search.search import search_steps
-from penstock.search.simulated_plans import SimulatedPlans, climb
+from penstock.search.simulated_plans import SimulatedPlans, climb, moves
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9

@@ -10,8 +10,7 @@ from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.registry import PLANNERS
-from penstock.search.search import SMALL_CLUSTER
+from penstock.search.search import PLANNERS, SMALL_CLUSTER
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9

@@ -10,7 +10,7 @@ from strategies import Case, cases
 
 from penstock.bounds.lower_bound import lower_bound_s, plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.cost import depths_of
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score

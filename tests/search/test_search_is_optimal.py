@@ -9,7 +9,7 @@ from reference.every_plan import every_plan_at_all
 
 from penstock.errors import Infeasible
 from penstock.plan.problem import PlanningProblem
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
 

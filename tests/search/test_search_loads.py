@@ -14,9 +14,8 @@ from penstock.cluster.collectives import all_reduce_s
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.even_loads import evenly_loaded_plans, layout_of
+from penstock.search.even_loads import evenly_loaded_plans, layout_of, search_arrays
 from penstock.search.plan_load import LoadKind, load_s
-from penstock.search.search_arrays import search_arrays
 from penstock.simulate.score import make_score
 
 MEGABYTE = 1_000_000
@@ -191,7 +190,7 @@ def test_where_nothing_takes_time_walks_end_too() -> None:
 
 INTERRUPTED = """
 import _thread, signal, threading
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.data_parallel import data_parallel
 from penstock.profile.find import find_profile

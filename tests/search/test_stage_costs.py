@@ -18,7 +18,7 @@ from penstock.plan.cost import (
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.search.search_arrays import search_arrays
+from penstock.search.even_loads import search_arrays
 from penstock.search.stage_costs import cost_of_stage, depths_that_fit, rows_of
 from penstock.simulate.simulation import simulate_plan
 

@@ -14,7 +14,7 @@ from namespaces import FOLDER, host_networks, loaded, needs_namespaces
 from rehearse.rehearsal_cases import emulation, layered, straight, two_hosts
 
 from penstock.errors import BadInput
-from penstock.rehearse.agreement import differences
+from penstock.rehearse.rehearsal import differences
 
 SENDS = """
 import socket, sys

@@ -1,6 +1,6 @@
 """In a notebook a value is a line, however much it holds."""
 
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.find import find_profile
 from penstock.simulate.simulation import simulate_plan

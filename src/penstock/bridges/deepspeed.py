@@ -15,10 +15,9 @@ documentation). ``layers`` is the order in which it must list the model's module
 
 from itertools import accumulate
 
-from penstock.bridges.layout import layout_of_plan, recompute_notes
+from penstock.bridges.layout import Exported, ExportRequest, layout_of_plan, recompute_notes
 from penstock.bridges.module_chain import module_chain
 from penstock.bridges.named_stages import names_of_stages
-from penstock.bridges.request import Exported, ExportRequest
 from penstock.document import json_text
 from penstock.errors import BadInput
 

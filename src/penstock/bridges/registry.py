@@ -1,8 +1,8 @@
 """The frameworks that plans go to and layouts come from, by the names of the command line."""
 
 from penstock.bridges.deepspeed import export_deepspeed
+from penstock.bridges.layout import Exporter, Importer
 from penstock.bridges.megatron import export_megatron, import_megatron
-from penstock.bridges.request import Exporter, Importer
 from penstock.bridges.torch_pipelining import export_torch, import_torch
 from penstock.bridges.torchtitan import export_torchtitan
 

@@ -16,10 +16,16 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.bridges.action_csv import csv_of_plan, read_csv, schedule_named_by_order
-from penstock.bridges.layout import PipelineLayout, layout_of_plan, recompute_notes
+from penstock.bridges.layout import (
+    Exported,
+    ExportRequest,
+    ImportRequest,
+    PipelineLayout,
+    layout_of_plan,
+    recompute_notes,
+)
 from penstock.bridges.module_chain import module_chain
 from penstock.bridges.named_stages import check_neighbours, names_of_stages, stages_of_starts
-from penstock.bridges.request import Exported, ExportRequest, ImportRequest
 from penstock.document import Entry, json_text, read_document, shown
 from penstock.errors import BadInput
 from penstock.plan.plan import MOST_MICRO_BATCHES

@@ -12,13 +12,18 @@ import json
 from typing import cast
 
 from penstock.bridges.action_csv import csv_of_plan
-from penstock.bridges.layout import PipelineLayout, layout_of_plan, recompute_notes
+from penstock.bridges.layout import (
+    Exported,
+    ExportRequest,
+    PipelineLayout,
+    layout_of_plan,
+    recompute_notes,
+)
 from penstock.bridges.module_chain import module_chain
 from penstock.bridges.named_stages import check_neighbours, names_of_stages
-from penstock.bridges.request import Exported, ExportRequest
 from penstock.document import json_text
 from penstock.errors import BadInput
-from penstock.schedule.placement import folded
+from penstock.schedule.shape import folded
 
 __all__ = ["export_torchtitan"]
 

@@ -22,11 +22,11 @@ from torch import nn
 from penstock.capture.call_notes import CallNote, CallNotes, tensors_of
 from penstock.capture.called_by_name import Callee, replaced_callees
 from penstock.capture.capture_errors import REMEDY, GoesByValues
-from penstock.capture.kept_buffers import kept_buffers_of
 from penstock.capture.kept_calls import KeptCall, learnt_calls
 from penstock.capture.loss_module import LossModule
 from penstock.capture.python_state import kept_python_state
 from penstock.capture.recorded_values import RecordedValue, Recording
+from penstock.capture.training_flags import kept_buffers_of
 
 __all__ = ["DataDependence", "NotKept", "asked_values"]
 

@@ -1,6 +1,6 @@
 """The structure of a batch: where its tensors are, and what later batches must look like."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -18,10 +18,19 @@ from penstock.capture.lengths import (
     name_of,
     named_lengths,
 )
-from penstock.capture.slots import Slot, fill_slots, in_sequence_of
 from penstock.errors import BadInput
 
-__all__ = ["BatchLayout", "LeafSpec", "check_leaf", "check_length", "layout_of"]
+__all__ = [
+    "BatchLayout",
+    "KeyedSlots",
+    "LeafSpec",
+    "Slot",
+    "check_leaf",
+    "check_length",
+    "fill_slots",
+    "in_sequence_of",
+    "layout_of",
+]
 
 _CAPTURE_AGAIN = "or capture again with such a batch (build a new Pipeline)"
 
@@ -129,7 +138,7 @@ class BatchLayout:
     def rebuild(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
         """The batch's structure filled with ``leaves``, which are given by index.
 
-        Additional leaves of a step (`penstock.capture.whole_values`) are ignored.
+        Additional leaves of a step (`penstock.capture.traced_graph`) are ignored.
         """
         known = {index: leaf for index, leaf in leaves.items() if index < len(self.leaves)}
         given = {index: self.leaves[index].as_given(leaf) for index, leaf in known.items()}
@@ -383,3 +392,39 @@ def _paths(structure: Any, path: tuple[str | int, ...]) -> Iterator[tuple[int, A
     elif isinstance(structure, list | tuple):
         for key, entry in enumerate(structure):
             yield from _paths(entry, (*path, key))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of tensor ``index`` in a structure."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class KeyedSlots:
+    """A mapping class that is constructed from its entries, as Hugging Face models return."""
+
+    kind: type
+    entries: Mapping[str, Any]
+
+
+def fill_slots(structure: Any, value_of: Callable[[int], Any]) -> Any:
+    """``structure`` with ``value_of(index)`` in each slot; constants stay as they are."""
+    if isinstance(structure, Slot):
+        return value_of(structure.index)
+    if isinstance(structure, KeyedSlots):
+        entries = fill_slots(structure.entries, value_of)
+        return entries if structure.kind is dict else structure.kind(**entries)
+    if isinstance(structure, Mapping):
+        return {key: fill_slots(entry, value_of) for key, entry in structure.items()}
+    if isinstance(structure, list | tuple):
+        return in_sequence_of(structure, [fill_slots(entry, value_of) for entry in structure])
+    return structure
+
+
+def in_sequence_of(value: Sequence[Any], entries: Sequence[Any]) -> Any:
+    """``entries`` in the sequence type of ``value`` (a named tuple keeps its type)."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*entries)
+    return list(entries) if isinstance(value, list) else tuple(entries)

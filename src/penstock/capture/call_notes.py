@@ -17,9 +17,9 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.capture.called_by_name import Callee
-from penstock.capture.custom_functions import LOWEST
+from penstock.capture.opaque import LOWEST
 from penstock.capture.operators import heavy_operator, random_operator
-from penstock.capture.replaced import replaced
+from penstock.capture.torch_calls import replaced
 
 __all__ = ["CallNote", "CallNotes", "ResultNote", "tensors_of"]
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from penstock.capture.capture_errors import GoesByValues, frames_of
 from penstock.capture.loss_module import LossModule
-from penstock.capture.replaced import replaced
+from penstock.capture.torch_calls import replaced
 
 __all__ = ["Callee", "callees_at", "callees_on_stack", "replaced_callees"]
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from penstock.capture.capture_errors import REMEDY, current_line
-from penstock.capture.replaced import replaced
+from penstock.capture.torch_calls import replaced
 from penstock.errors import CaptureFailed
 
 __all__ = ["RandomNumber", "python_modules", "refusing_chance"]

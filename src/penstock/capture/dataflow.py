@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from penstock.capture.assertions import is_check
 from penstock.capture.cleaning import CleanGraph
 from penstock.capture.operators import (
     facts_of,
+    is_check,
     is_grouped,
     is_heavy,
     is_mutation,

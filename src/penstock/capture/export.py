@@ -1,11 +1,35 @@
-"""Traces a model with ``torch.export``, in training mode, for a symbolic number of samples."""
+"""Traces a model with ``torch.export``, in training mode, for a symbolic number of samples.
+
+Connectionist temporal classification (CTC), which cannot be traced: sizes depend on the targets.
+
+    ctc_loss(log_probs, targets, lengths...)  ->  one loss a sample, kept whole
+                                              ->  reduction, as plain operators
+
+The losses of the samples are one opaque operator. The reduction of `torch.nn.functional.ctc_loss`
+(the sum, or the mean of losses over target lengths) is traced like any other. So slices of a batch
+are weighted as for any other loss.
+
+Makes ``tensor.data`` an operator while a model is traced.
+
+    self.weight.data.clamp_(-1, 1)       in a stage, too, autograd does not record the write
+    teacher.data = m * teacher.data      the same as teacher.data.copy_(m * teacher.data)
+
+Otherwise tracing would treat the result of ``.data`` as a constant, and lose what is assigned.
+
+Handles ``module.to(dtype)`` in forward while a model is traced: no operation, or refused.
+
+    self.classifier = self.classifier.to(self.dtype)      already so: traced as no operation
+
+Tracing has replaced the module's parameters by tensors without values, which cannot be replaced
+again.
+"""
 
 import contextlib
 import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,41 +37,49 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo.exc import UserError
+from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import Dim
 from torch.fx.experimental import _config
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.nn import functional
 
-from penstock.capture.as_trained import as_trained
 from penstock.capture.asked import DataDependence, NotKept, asked_values
 from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.called_by_name import Callee, callees_at, replaced_callees
 from penstock.capture.capture_errors import (
+    REMEDY,
     GoesByValues,
     capture_failed,
+    current_line,
     data_dependent,
     fixes_samples,
+    guards_in,
+    hold_for_all_rows,
 )
 from penstock.capture.chance import refusing_chance
-from penstock.capture.ctc import KeepCtc
-from penstock.capture.custom_functions import keeping_custom_functions
-from penstock.capture.data_attribute import KeepData
-from penstock.capture.guards import guards_in, hold_for_all_rows
 from penstock.capture.hooks import check_hooks, keeping_hooks
 from penstock.capture.kept_calls import KeptCalls
 from penstock.capture.kept_modules import OwnOperators, keeping_modules
 from penstock.capture.length_conditions import LEAVES
 from penstock.capture.loss_module import LossModule
-from penstock.capture.moved_modules import modules_stay
 from penstock.capture.opaque import (
     OpaqueTable,
+    call_opaquely,
     keep_opaque_calls,
+    keeping_custom_functions,
     recording_opaque_calls,
+    refused,
     refused_at,
 )
+from penstock.capture.operators import same_shape
 from penstock.capture.python_state import StateChange, check_changes, kept_python_state
 from penstock.capture.recorded_values import replaying
 from penstock.capture.sample_lists import symbolic_samples
 from penstock.capture.sample_pieces import NotJoined, listing_sizes
-from penstock.errors import PenstockError
+from penstock.capture.torch_calls import TorchCalls, replaced
+from penstock.capture.training_flags import as_trained
+from penstock.errors import CaptureFailed, PenstockError
 
 __all__ = ["export_module", "home_device"]
 
@@ -313,3 +345,126 @@ def _without_logs() -> Iterator[io.StringIO]:
     finally:
         logging.disable(before)
         sys.stderr.write(printed.getvalue())
+
+
+class KeepCtc(TorchCalls):
+    """While tracing, makes ``ctc_loss`` an opaque operator of ``table`` and a reduction."""
+
+    def __init__(self, table: OpaqueTable) -> None:
+        super().__init__()
+        self._table = table
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, or keep it whole if it is ``ctc_loss``."""
+        if func is functional.ctc_loss:
+            with self:
+                return _ctc_loss(self._table, *args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _ctc_loss(
+    table: OpaqueTable,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """The parameters are those of `torch.nn.functional.ctc_loss`."""
+    for lengths in (input_lengths, target_lengths):
+        if not isinstance(lengths, torch.Tensor):
+            raise CaptureFailed(
+                f"ctc_loss at {current_line()} gets lengths that are no tensor, but slices of a "
+                f"batch have lengths of their own; compute them from the batch, or {REMEDY}"
+            )
+    arguments = (log_probs, targets, input_lengths, target_lengths)
+    settings = (blank, zero_infinity, torch.backends.cudnn.enabled)
+    losses = call_opaquely(table, _losses, (*arguments, *settings), name="ctc_loss")
+    if reduction == "sum":
+        return losses.sum()
+    if reduction == "mean":
+        # ATen/native/LossCTC.cpp counts empty targets as one word.
+        return (losses / target_lengths.to(losses).clamp_min(1)).mean()
+    return losses
+
+
+def _losses(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
+    zero_infinity: bool,
+    with_cudnn: bool,
+) -> torch.Tensor:
+    """One loss for each sample; for tensors without values, an empty tensor of that shape."""
+    if isinstance(log_probs, FakeTensor) or log_probs.is_meta:
+        return log_probs.sum((0, -1))
+    with torch.backends.cudnn.flags(enabled=with_cudnn):
+        return functional.ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, blank, "none", zero_infinity
+        )
+
+
+_LIBRARY = torch.library.Library("penstock", "FRAGMENT")
+_LIBRARY.define("data(Tensor(a) tensor) -> Tensor(a)")
+
+
+def _data(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.data
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.alias.default(tensor)
+
+
+_LIBRARY.impl("data", _data, "Autograd")
+_LIBRARY.impl("data", _alias, "CompositeExplicitAutograd")
+
+_OF_A_TENSOR: Any = torch.Tensor.data
+
+
+class KeepData(TorchCalls):
+    """Records each ``.data`` as an operator."""
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, or the operator that replaces it."""
+        if func == _OF_A_TENSOR.__get__:
+            return torch.ops.penstock.data(args[0])
+        if func == _OF_A_TENSOR.__set__:
+            tensor, value = args
+            if tensor.dtype != value.dtype or not same_shape(tensor, value):
+                raise CaptureFailed(
+                    f"forward gives .data another type or shape at {current_line()}, which a "
+                    f"captured model cannot follow; make a new tensor, or {REMEDY}"
+                )
+            return torch.ops.penstock.data(tensor).copy_(value.detach())
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def modules_stay() -> Iterator[None]:
+    """Within, modules may be moved or cast only to the device and type that they already have.
+
+    Raises:
+        CaptureFailed: a parameter or buffer would change; names the line.
+    """
+
+    def apply(self: nn.Module, function: Callable[..., Any], recurse: bool = True) -> nn.Module:
+        tensors = [*self.parameters(recurse), *self.buffers(recurse)]
+        if not all(_stays(tensor, function) for tensor in tensors):
+            why = "changes the type or the device of parameters in forward"
+            raise refused(f"{type(self).__name__}.to", why)
+        return self
+
+    with replaced(nn.Module, "_apply", apply):
+        yield
+
+
+def _stays(tensor: torch.Tensor, function: Callable[..., Any]) -> bool:
+    """Whether ``function`` returns a tensor like this one unchanged."""
+    with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch._C.DisableTorchFunction():
+        like = torch.empty((0,) * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
+        return function(like) is like

@@ -26,7 +26,7 @@ from torch.utils.hooks import BackwardHook
 from penstock.capture.capture_errors import current_line
 from penstock.capture.opaque import OpaqueTable, call_opaquely, refused
 from penstock.capture.operators import OpaqueFacts
-from penstock.capture.replaced import replaced
+from penstock.capture.torch_calls import replaced
 from penstock.errors import CaptureFailed
 
 __all__ = ["check_hooks", "keeping_hooks"]

@@ -22,6 +22,16 @@ mode that they had at capture, or in evaluation mode.
 
 ``facts_of(node)`` is what capture must know about such a node: `heavy` if one of its operators is
 work worth a layer, `random` if one draws random numbers, and which results have a gradient.
+
+Keeps the backward of custom ``torch.autograd.Function``s in a captured graph.
+
+Tracing records the operators of a Function's forward, and these say nothing about its backward. So
+while a model is traced, each ``apply`` becomes one call that is kept whole (`capture.opaque`), and
+a stage calls the original. Inside a registered operator or another Function nothing is recorded
+anyway, so ``apply`` is left unchanged there.
+
+``torch.utils.checkpoint`` with ``use_reentrant=True`` is such a Function too. Its content is traced
+instead, because the plan decides about recomputation.
 """
 
 import contextlib
@@ -33,14 +43,17 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo._trace_wrapped_higher_order_op import ModIndex
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from penstock.capture.capture_errors import REMEDY, current_line, first_line
 from penstock.capture.operators import OPAQUE, OpaqueFacts, heavy_operator, random_operator
+from penstock.capture.torch_calls import replaced
 from penstock.capture.training_flags import kept_training_flags
 from penstock.errors import CaptureFailed, PenstockError
 
@@ -50,6 +63,7 @@ __all__ = [
     "active_table",
     "call_opaquely",
     "keep_opaque_calls",
+    "keeping_custom_functions",
     "recorded_call",
     "recording_opaque_calls",
     "refused",
@@ -421,3 +435,43 @@ def _keep(owner: fx.GraphModule, node: fx.Node, table: OpaqueTable) -> None:
     for user in node.users:
         if user.target is operator.getitem:
             user.meta[OPAQUE] = replace(call.facts, group="", beside_arguments=False)
+
+
+FUNCTIONS: Any = torch.autograd.function
+# Every Function's `apply` ends here, even if code holds `apply` under another name.
+LOWEST: Any = FUNCTIONS._SingleLevelFunction
+
+
+@contextlib.contextmanager
+def keeping_custom_functions(table: OpaqueTable) -> Iterator[None]:
+    """Record each ``apply`` of a Function in ``table`` while a model is traced."""
+    under_transforms = FUNCTIONS.custom_function_call
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if get_proxy_mode() is None:
+            below: Any = super(LOWEST, cls)
+            return below.apply(*args, **kwargs)
+        if cls is CheckpointFunction:
+            return _checkpointed(*args)
+        return call_opaquely(table, cls.apply, args, kwargs, name=f"{cls.__name__}.apply")
+
+    def transformed(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # torch looks up indices in a mapped function by a Function, which is recorded as such.
+        if get_proxy_mode() is None or cls is ModIndex:
+            return under_transforms(cls, *args, **kwargs)
+        raise refused(f"{cls.__name__}.apply", "is called within a transform of torch.func")
+
+    with (
+        replaced(LOWEST, "apply", classmethod(apply)),
+        replaced(FUNCTIONS, "custom_function_call", transformed),
+    ):
+        yield
+
+
+def _checkpointed(run: Any, preserve_random_state: bool, *args: Any) -> Any:
+    """The result of a checkpointed call; without gradient if no argument has one, as in torch."""
+    tensors = [a for a in pytree.tree_leaves(args) if isinstance(a, torch.Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return run(*args)
+    with torch.no_grad():
+        return run(*args)

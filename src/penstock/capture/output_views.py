@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from penstock.capture.assertions import is_check
 from penstock.capture.crossings import Crossings, crossings_of, layer_of_work, needs_of
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.layers import Layers
 from penstock.capture.model_outputs import Flattened, StructuredOutputs
+from penstock.capture.operators import is_check
 from penstock.capture.stage_module import leaves_of_lengths
 from penstock.capture.tensor_specs import TensorFacts
 from penstock.errors import BadInput

@@ -27,8 +27,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from penstock.capture.capture_errors import REMEDY
 from penstock.capture.chance import python_modules
-from penstock.capture.kept_buffers import kept_buffers_of
-from penstock.capture.replaced import replaced
+from penstock.capture.torch_calls import replaced
+from penstock.capture.training_flags import kept_buffers_of
 from penstock.errors import CaptureFailed
 
 __all__ = ["StateChange", "check_changes", "kept_python_state"]

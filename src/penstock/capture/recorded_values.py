@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from penstock.capture.assertions import assert_unchanged
 from penstock.capture.called_by_name import Callee, callees_on_stack
 from penstock.capture.capture_errors import REMEDY, GoesByValues, current_line, running_modules
+from penstock.capture.operators import assert_unchanged
 from penstock.capture.torch_calls import TorchCalls
 
 __all__ = ["RecordedValue", "Recording", "replaying"]

@@ -11,8 +11,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from penstock.capture.assertions import CHECKS, is_check
-from penstock.capture.operators import WRITES, packet_name, shares_storage, written_inputs
+from penstock.capture.operators import (
+    CHECKS,
+    WRITES,
+    is_check,
+    packet_name,
+    shares_storage,
+    written_inputs,
+)
 
 __all__ = ["IS_BUFFER", "note_regions", "with_gradients"]
 

@@ -18,9 +18,8 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.utils import _pytree as pytree
 
 from penstock.capture.capture_errors import REMEDY, GoesByValues, current_line
-from penstock.capture.replaced import replaced
 from penstock.capture.sample_pieces import count_of_pieces, divided
-from penstock.capture.torch_calls import TorchCalls
+from penstock.capture.torch_calls import TorchCalls, replaced
 
 __all__ = ["every_sample", "symbolic_samples"]
 

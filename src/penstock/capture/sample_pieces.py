@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
 from penstock.capture.capture_errors import REMEDY, GoesByValues, current_line
-from penstock.capture.replaced import replaced
+from penstock.capture.torch_calls import replaced
 
 __all__ = ["NotJoined", "PieceSizes", "count_of_pieces", "divided", "listing_sizes"]
 

@@ -1,11 +1,14 @@
 """A mode through which every call of a torch function goes while it is active."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["TorchCalls"]
+__all__ = ["BATCH_NORM_OPERATORS", "CountedNorms", "TorchCalls", "replaced"]
 
 
 class TorchCalls(TorchFunctionMode):
@@ -24,3 +27,40 @@ class TorchCalls(TorchFunctionMode):
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the call ``func(*args, **kwargs)`` gives. The mode is off meanwhile."""
         raise NotImplementedError
+
+
+BATCH_NORM_OPERATORS = (
+    functional.batch_norm,
+    torch.batch_norm,
+    torch.ops.aten.batch_norm.default,
+)
+
+
+class CountedNorms(TorchCalls):
+    """While active, ``channels`` gets those of each batch normalisation with its own statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channels: list[int] = []
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note batch normalisations in training; all calls are made unchanged."""
+        # The function and the operator have the input first and this in the sixth place.
+        if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
+            self.channels.append((args[0] if args else kwargs["input"]).shape[1])
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set attribute ``name`` of ``owner`` to ``value`` within, and restore it afterwards."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)

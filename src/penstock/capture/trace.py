@@ -21,12 +21,11 @@ from penstock.capture.layer_graph import Batch, LayerGraph, Loss, LossFunction, 
 from penstock.capture.layers import Layers, find_layers, unit_function
 from penstock.capture.length_conditions import LengthConditions, guards_of
 from penstock.capture.lengths import Dynamic, named_lengths
-from penstock.capture.loss_module import BatchCall, LossModule, ReturnedOutputs
+from penstock.capture.loss_module import BatchCall, LossModule, ReturnedOutputs, as_function
 from penstock.capture.model_outputs import Flattened
 from penstock.capture.output_views import describe_outputs
 from penstock.capture.tensor_specs import find_facts
 from penstock.capture.traced_graph import ModelTensors, TracedGraph
-from penstock.capture.weighted_losses import as_function
 from penstock.errors import BadInput, CaptureFailed
 
 __all__ = ["Granularity", "capture_model"]

@@ -18,18 +18,71 @@ bytes, bytes per second, seconds.
 """
 
 import json
+import os
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from difflib import get_close_matches
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
-from penstock.cluster.quantities import Dimension, parse_quantity
 from penstock.document import Entry, check_document, parse_toml, read_text, write_text
 from penstock.errors import BadInput
 
-__all__ = ["cluster_from_toml", "read_cluster", "write_cluster"]
+__all__ = [
+    "CLUSTERS",
+    "Dimension",
+    "cluster_from_toml",
+    "find_cluster",
+    "local_cluster",
+    "parse_quantity",
+    "read_cluster",
+    "write_cluster",
+]
+
+Dimension: TypeAlias = Literal["memory", "bandwidth", "time"]
+
+PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+BINARY_PREFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+BYTES = {f"{prefix}B": scale for prefix, scale in (PREFIXES | BINARY_PREFIXES).items()}
+BITS = {f"{prefix}b": scale / 8 for prefix, scale in PREFIXES.items()}
+
+UNITS: dict[Dimension, dict[str, float]] = {
+    "memory": BYTES,
+    "bandwidth": {f"{unit}/s": scale for unit, scale in (BYTES | BITS).items()},
+    "time": {"s": 1, "ms": 1e-3, "us": 1e-6, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9},
+}
+
+
+def parse_quantity(text: str, dimension: Dimension) -> float:
+    """A number with a unit, converted to bytes, bytes per second or seconds.
+
+    >>> parse_quantity("25 Gb/s", "bandwidth")
+    3125000000.0
+    >>> parse_quantity("16GB", "memory")
+    16000000000.0
+
+    Raises:
+        ValueError: not a number, or a unit that does not belong to ``dimension``.
+    """
+    # Nothing is given back: a text that does not match would otherwise take its length squared.
+    match = re.fullmatch(r"\s*+([-+]?[\d.]++(?:[eE][-+]?\d++)?)\s*+(\S*+)\s*+", text)
+    units = UNITS[dimension]
+    if not match:
+        raise ValueError(f"write a number and a unit, one of {', '.join(units)}")
+    figure, unit = match.groups()
+    if unit not in units:
+        raise ValueError(f"unknown unit '{unit}'; use one of {', '.join(units)}")
+    try:
+        # Decimal arithmetic, so that "5 us" gives exactly the float 5e-6.
+        return float(Decimal(figure) * Decimal(str(units[unit])))
+    except ArithmeticError:
+        raise ValueError(f"'{figure}' is not a number that a computer holds") from None
 
 
 def in_si(dimension: Dimension) -> BeforeValidator:
@@ -211,3 +264,76 @@ def table(head: str, entries: dict[str, str | float]) -> str:
     }
     lines = [head] * bool(head) + [f"{key} = {value}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
+
+
+LOOPBACK_BYTES_PER_S = 2e9
+LOOPBACK_LATENCY_S = 100e-6
+
+
+def packaged(name: str) -> Cluster:
+    """A cluster that comes with the package; comments in its TOML file name the sources."""
+    return read_cluster(Path(__file__).parent / "presets" / f"{name}.toml")
+
+
+def local_cluster(workers: int, cores: int, memory_bytes: float) -> Cluster:
+    """``workers`` processes of this machine, which share its cores and communicate over loopback.
+
+    ``memory_bytes`` is for all workers together; each gets an equal share. The link numbers are
+    for Gloo over loopback on an ordinary server; measure your own for better predictions.
+
+    Raises:
+        BadInput: no workers, no cores or no memory.
+    """
+    if workers < 1 or cores < 1 or not memory_bytes > 0:
+        raise BadInput(
+            f"{workers} local workers on {cores} cores with {memory_bytes} B of memory: all three "
+            f"must be > 0"
+        )
+    host = Host(
+        name="localhost",
+        devices=(Device("cpu", memory_bytes / workers),) * workers,
+        link_bytes_per_s=LOOPBACK_BYTES_PER_S,
+        link_latency_s=LOOPBACK_LATENCY_S,
+        full_speed_devices=cores if cores < workers else 0,
+    )
+    return Cluster(f"local-{workers}", (host,))
+
+
+CLUSTERS: dict[str, Callable[[], Cluster]] = {
+    "dapple-a": partial(packaged, "dapple-a"),
+    "dapple-b": partial(packaged, "dapple-b"),
+    "dapple-c": partial(packaged, "dapple-c"),
+    "dapple-a-effective": partial(packaged, "dapple-a-effective"),
+    "dapple-b-effective": partial(packaged, "dapple-b-effective"),
+    "dapple-c-effective": partial(packaged, "dapple-c-effective"),
+    "bapipe-gpu": partial(packaged, "bapipe-gpu"),
+    "bapipe-gpu-no-overlap": partial(packaged, "bapipe-gpu-no-overlap"),
+    "bapipe-vcu118": partial(packaged, "bapipe-vcu118"),
+    "bapipe-vcu129": partial(packaged, "bapipe-vcu129"),
+    "bapipe-mixed": partial(packaged, "bapipe-mixed"),
+    "mixed-gpus": partial(packaged, "mixed-gpus"),
+    "slow-host": partial(packaged, "slow-host"),
+    "small-memory": partial(packaged, "small-memory"),
+    "graph-8": partial(packaged, "graph-8"),
+    "h100-pod-16": partial(packaged, "h100-pod-16"),
+    "h100-pod-256": partial(packaged, "h100-pod-256"),
+    "h100-pod-1024": partial(packaged, "h100-pod-1024"),
+}
+
+
+def find_cluster(name_or_path: str | Path) -> Cluster:
+    """The preset of this name, or the cluster in the TOML file at this path.
+
+    Raises:
+        BadInput: neither a preset nor a file, or the file does not describe a cluster.
+    """
+    if preset := CLUSTERS.get(str(name_or_path)):
+        return preset()
+    if not os.path.exists(name_or_path):
+        near = get_close_matches(str(name_or_path).lower(), CLUSTERS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "use one of them"
+        raise BadInput(
+            f"cluster '{name_or_path}' is neither a preset ({', '.join(CLUSTERS)}) nor an "
+            f"existing TOML file; {hint}"
+        )
+    return read_cluster(name_or_path)

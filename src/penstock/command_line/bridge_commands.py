@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from typer import Argument, Option
 
-from penstock.command_line.numba_start import start_numba_without_scipy
 from penstock.command_line.options import (
     AsJson,
     Out,
@@ -61,9 +60,9 @@ def export_plan(
     quiet: Quiet = False,
 ) -> None:
     """Write PLAN as a layout of another framework; -o writes it."""
+    from penstock.bridges.layout import ExportRequest
+    from penstock.bridges.named_stages import with_whole_blocks
     from penstock.bridges.registry import EXPORTERS
-    from penstock.bridges.request import ExportRequest
-    from penstock.bridges.whole_blocks import with_whole_blocks
     from penstock.document import check_place, write_text
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, profile_of_plan
@@ -147,9 +146,8 @@ def import_layout(
     quiet: Quiet = False,
 ) -> None:
     """Read another framework's layout as a plan; -o writes the plan."""
-    from penstock.bridges.layout import AskedLayout, plan_of_layout
+    from penstock.bridges.layout import AskedLayout, ImportRequest, plan_of_layout
     from penstock.bridges.registry import IMPORTERS
-    from penstock.bridges.request import ImportRequest
     from penstock.document import check_place
     from penstock.plan.in_words import plan_words
     from penstock.plan.json_file import plan_to_json, write_plan
@@ -172,7 +170,6 @@ def import_layout(
         from penstock.planning.planning_problem import problem_of_plan
         from penstock.planning.what_if import play
 
-        start_numba_without_scipy()
         machines = inputs.read_cluster()
         plan = priced(problem_of_plan(plan, costs, machines), plan)
         planned = play(plan, costs, machines).planned

@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from typer import Option
 
-from penstock.command_line.numba_start import (
-    collect_garbage_rarely,
-    start_numba_without_scipy,
-)
 from penstock.command_line.options import (
     AsJson,
     Batch,
@@ -26,7 +22,7 @@ from penstock.command_line.options import (
 )
 from penstock.command_line.progress import PlanningProgress, planning_progress
 from penstock.command_line.shown_plan import reserve_lines
-from penstock.command_line.terminal import Terminal
+from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import BadInput
 
 if TYPE_CHECKING:
@@ -81,17 +77,15 @@ def compare(
     -o writes the result as JSON.
     """
     collect_garbage_rarely()
-    from penstock.command_line.narrow_table import NarrowTable
     from penstock.document import check_place
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
     from penstock.planning.planning_problem import planning_problem
-    from penstock.report.compare_page import check_picture_path, write_picture
-    from penstock.report.tables import comparison_table, refusal_lines
+    from penstock.report.compare_picture import check_picture_path, write_picture
+    from penstock.report.tables import NarrowTable, comparison_table, refusal_lines
 
     terminal = Terminal(as_json, quiet)
-    start_numba_without_scipy()
     check_picture_path(picture)
     if out.endswith((".csv", ".html", ".svg")):
         raise BadInput(f"-o '{out}' would hold JSON, whatever its ending says; name a .json file")
@@ -173,7 +167,7 @@ def compared_lines(
     from math import inf
 
     from penstock.planning.comparison import best_first, compare_plans, require_a_plan
-    from penstock.search.registry import PLANNERS
+    from penstock.search.search import PLANNERS
 
     asked = list(planners) or list(PLANNERS)
     lines: dict[int, ComparedLine] = {}

@@ -125,7 +125,7 @@ def train(
         from penstock.jobs.train import TrainRequest, train_job
         from penstock.jobs.train_on_ranks import train_on_ranks
         from penstock.planning.planning_problem import member_named, schedules_named
-        from penstock.search.registry import PLANNERS
+        from penstock.search.search import PLANNERS
 
     member_named(PLANNERS, planner, "planner")
     schedules_named(schedule, planner)
@@ -235,11 +235,11 @@ def report(
 
 def catalogue(out: Out = "", as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List built-in jobs, models, clusters, planners and schedules."""
-    from penstock.cluster.presets import CLUSTERS
+    from penstock.cluster.toml_file import CLUSTERS
     from penstock.jobs.registry import JOBS
     from penstock.profile.built_in import MODELS
     from penstock.schedule.registry import FAMILIES
-    from penstock.search.registry import PLANNERS
+    from penstock.search.search import PLANNERS
 
     terminal = Terminal(as_json, quiet)
     values: dict[str, list[str]] = {

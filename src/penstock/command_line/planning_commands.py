@@ -6,10 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from penstock.command_line.numba_start import (
-    collect_garbage_rarely,
-    start_numba_without_scipy,
-)
 from penstock.command_line.options import (
     AsJson,
     Batch,
@@ -27,7 +23,7 @@ from penstock.command_line.options import (
 )
 from penstock.command_line.progress import planning_progress
 from penstock.command_line.shown_plan import show_planned
-from penstock.command_line.terminal import Terminal
+from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
@@ -65,15 +61,13 @@ def plan(
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import assess_plan, baselines_of
-    from penstock.planning.asynchronous_advice import advice_words, without_flush
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
     from penstock.planning.tensor_groups import planned_in_groups, sizes_of, without_groups
-    from penstock.search.registry import PLANNERS
+    from penstock.search.search import PLANNERS
     from penstock.simulate.score import make_score
 
     terminal = Terminal(as_json, quiet)
-    start_numba_without_scipy()
     member_named(PLANNERS, planner, "planner")
     if out:
         check_place(out)
@@ -109,10 +103,6 @@ def plan(
     words: list[str] = []
     if explain:
         values["explanation"], words = explained(assessed, own)
-        # Without a flush there are no tensor groups.
-        endless = without_flush(planned, own) if own is problem else ()
-        values["without_flush"] = [option.to_json() for option in endless]
-        words += [advice_words(endless)] if endless else []
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 

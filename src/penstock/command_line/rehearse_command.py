@@ -54,9 +54,6 @@ def rehearse(
         Literal["auto", "shared-memory", "process-groups"],
         Option(help="What carries the tensors between the processes."),
     ] = "auto",
-    fault: Annotated[
-        str, Option(metavar="FAULT", help="'kill 3': rank 3 is killed in the second iteration.")
-    ] = "",
     tolerance: Annotated[
         float,
         Option(min=0, metavar="T", help="Fail if it takes longer or shorter by this share."),
@@ -69,29 +66,21 @@ def rehearse(
     quiet: Quiet = False,
 ) -> None:
     """Carry out PLAN with one process for each device, which waits in place of computing."""
-    from penstock.errors import WorkerLost
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan, promised_iteration_s
-    from penstock.rehearse.agreement import differences, peaks_in_flight
+    from penstock.rehearse.rehearsal import differences, peaks_in_flight
     from penstock.rehearse.rehearsal import rehearse as carry_out
 
     terminal = Terminal(as_json, quiet)
     check_files(out, picture)
-    asked = Asked(time_scale, byte_scale, iterations, transport, killed_by(fault))
+    asked = Asked(time_scale, byte_scale, iterations, transport)
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     emulation = asked.emulation(given, inputs.read_profile(), inputs.read_cluster())
     terminal.note(
         f"{emulation.ranks} processes; one second of the plan takes {emulation.time_scale:.3g} s"
     )
-    try:
-        rehearsal = carry_out(emulation)
-    except WorkerLost as lost:
-        if emulation.killed_rank < 0:
-            raise
-        terminal.save({"killed": emulation.killed_rank, "message": str(lost)}, out)
-        terminal.show({"killed": emulation.killed_rank, "message": str(lost)}, f"The run: {lost}")
-        return
+    rehearsal = carry_out(emulation)
     # Without a flush the iterations together are simulated, not one as promised.
     alike = rehearsal.emulation.plan == given
     promised_s = promised_iteration_s(plan) if alike else 0.0
@@ -107,13 +96,12 @@ def rehearse(
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options say; 0 where something is to be chosen. ``killed`` is a rank, or -1."""
+    """What the options say; 0 where something is to be chosen."""
 
     time_scale: float
     byte_scale: float
     iterations: int
     transport: Literal["auto", "shared-memory", "process-groups"]
-    killed: int
 
     def emulation(self, plan: "Plan", profile: "ModelProfile", cluster: "Cluster") -> "Emulation":
         """What to carry out.
@@ -121,13 +109,10 @@ class Asked:
         Raises:
             BadInput: the plan cannot be rehearsed, or needs more memory than there is.
         """
-
-        from penstock.errors import BadInput
         from penstock.machine import free_host_memory, usable_cores
         from penstock.plan.ordering import order_of
-        from penstock.rehearse.emulation import Emulation
-        from penstock.rehearse.refusals import check_can_be_rehearsed, check_memory
-        from penstock.rehearse.scales import chosen_byte_scale, chosen_time_scale
+        from penstock.rehearse.emulation import Emulation, check_can_be_rehearsed, check_memory
+        from penstock.rehearse.rehearsal import chosen_byte_scale, chosen_time_scale
         from penstock.simulate.catalogue import workload_of
         from penstock.simulate.simulation import simulate_plan
 
@@ -140,8 +125,6 @@ class Asked:
         workload = workload_of(plan, profile, cluster, schedule)
         iteration_s = simulate_plan(plan, profile, cluster).iteration_s
         cores = usable_cores()
-        if self.killed >= 0 and self.killed not in plan.devices:
-            raise BadInput(f"the plan has no rank {self.killed}; it uses {list(plan.devices)}")
         emulation = Emulation(
             plan,
             profile,
@@ -150,31 +133,9 @@ class Asked:
             self.byte_scale or chosen_byte_scale(workload),
             iterations,
             self.transport,
-            self.killed,
-            min(1, iterations - 1),
         )
         check_memory(emulation, free_host_memory().bytes)
         return emulation
-
-
-def killed_by(fault: str) -> int:
-    """The rank that a fault kills; -1 for no fault.
-
-    Raises:
-        BadInput: the text has another form.
-    """
-    from penstock.errors import BadInput
-
-    kind, _, rank = fault.strip().partition(" ")
-    rank = rank.strip()
-    if not fault:
-        return -1
-    if kind != "kill" or not (rank.isascii() and rank.isdigit() and len(rank) <= MOST_DIGITS):
-        raise BadInput(
-            f"fault '{fault}' cannot be read; write 'kill 3', or simulate slow devices and links: "
-            f"penstock simulate --device '3 slower 20 %' --link-bandwidth x0.5"
-        )
-    return int(rank)
 
 
 def in_a_row(plan: "Plan", iterations: int) -> "Plan":
@@ -205,7 +166,7 @@ def values_of(
     """The JSON output."""
     from dataclasses import asdict
 
-    from penstock.rehearse.agreement import traffic
+    from penstock.rehearse.rehearsal import traffic
     from penstock.timeline.metrics import bubble_fraction
 
     emulation = rehearsal.emulation
@@ -232,7 +193,7 @@ def shown(rehearsal: "Rehearsal", promised_s: float, most_in_flight: int) -> lis
     """The result for people."""
     from rich.table import Table
 
-    from penstock.rehearse.agreement import traffic
+    from penstock.rehearse.rehearsal import traffic
     from penstock.timeline.metrics import bubble_fraction
     from penstock.words import percent_text, seconds_text, size_text
 
@@ -267,8 +228,7 @@ def write_page(path: str, rehearsal: "Rehearsal") -> None:
     """Write the page with both timelines."""
     from penstock.document import write_text
     from penstock.report.device_rows import gantt_rows
-    from penstock.report.gantt_page import timelines_page
-    from penstock.report.timelines_html import TimelinePanel
+    from penstock.report.timelines_html import TimelinePanel, timelines_page
     from penstock.words import seconds_text
 
     emulation = rehearsal.emulation

@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from typer import Option
 
-from penstock.command_line.numba_start import (
-    collect_garbage_rarely,
-    start_numba_without_scipy,
-)
 from penstock.command_line.options import (
     AsJson,
     Out,
@@ -21,7 +17,7 @@ from penstock.command_line.options import (
     Quiet,
 )
 from penstock.command_line.shown_plan import groups_line, show_planned, too_full_words
-from penstock.command_line.terminal import Terminal
+from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import Infeasible
 
 if TYPE_CHECKING:
@@ -98,7 +94,6 @@ def simulate(
     terminal, files = Terminal(as_json, quiet), TimelineFiles(out, trace, picture)
     files.check()
     asked = read_what_if(link_bandwidth, link_latency, device or (), micro_batches, schedule)
-    start_numba_without_scipy()
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     costs, machines = inputs.read_profile(), inputs.read_cluster()

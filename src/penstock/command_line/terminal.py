@@ -1,5 +1,7 @@
 """What a command prints: results on standard output; notes and one-line errors on stderr."""
 
+import atexit
+import gc
 import json
 import os
 import shutil
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.timeline.timeline import Timeline
 
-__all__ = ["INTERRUPTED", "Terminal", "print_error", "silence_output"]
+__all__ = ["INTERRUPTED", "Terminal", "collect_garbage_rarely", "print_error", "silence_output"]
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
@@ -54,7 +56,7 @@ class Terminal:
         from rich.console import Console
         from rich.table import Table
 
-        from penstock.command_line.narrow_table import NarrowTable
+        from penstock.report.tables import NarrowTable
 
         # Elsewhere than on a terminal tables are as wide as they need to be, and no line is broken.
         shown = sys.stdout.isatty()
@@ -146,3 +148,17 @@ def save_traceback(error: BaseException) -> Path:
 def silence_output() -> None:
     """Discard all further standard output, because its reader has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+NEW_OBJECTS = 400_000
+"""Garbage collection starts when this many more objects have been created than freed."""
+
+
+def collect_garbage_rarely() -> None:
+    """Run Python's garbage collector less often, and not at exit; saves about 0.3 s.
+
+    Loading libraries creates a few hundred thousand objects that all stay, so collections find
+    nothing.
+    """
+    gc.set_threshold(NEW_OBJECTS, 50, 100)
+    atexit.register(gc.freeze)

@@ -5,9 +5,12 @@ is measured at its own length. Saved bytes are those of the longest batch, since
 fits all others.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice, pairwise
+from math import log
+from statistics import median
+from typing import Any
 
 from penstock.capture.batch_layout import layout_of
 from penstock.capture.bucket_graph import MOST_CAPTURES
@@ -16,8 +19,18 @@ from penstock.capture.layer_graph import Batch
 from penstock.capture.lengths import Dynamic, Length, LengthsOf, named_lengths
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
+from penstock.profile.model_profile import Affine, Edge, LayerCost, LengthCosts, ModelProfile
+from penstock.simulate.by_length import LengthPrediction
 
-__all__ = ["DataLengths", "LengthGroup", "data_lengths"]
+__all__ = [
+    "DataLengths",
+    "LengthGroup",
+    "MeasuredLength",
+    "data_lengths",
+    "mean_profile",
+    "mean_s",
+    "measured_lengths",
+]
 
 LOOKED_AT = 64
 """The first batches of the data, from which the distribution of lengths is estimated."""
@@ -169,3 +182,112 @@ def buckets_of(length: Length, sizes: Sequence[int], most: int) -> tuple[int, ..
 def lengths_text(names: Sequence[str], lengths: LengthsOf) -> str:
     """Lengths with their names, in words."""
     return ", ".join(f"{name} {size}" for name, size in zip(names, lengths, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLength:
+    """Batches of about these lengths: their share of the data, predicted and measured seconds.
+
+    ``measured_s`` is the median over ``steps`` steps; 0 if no step had such a batch.
+    """
+
+    lengths: Mapping[str, int]
+    share: float
+    predicted_s: float
+    measured_s: float
+    steps: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``summary.json``."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{name} {size}" for name, size in self.lengths.items())
+        predicted = f"{named}: predicted {1000 * self.predicted_s:.1f} ms"
+        if not self.steps:
+            return f"{predicted}, no such step"
+        error = 100 * (self.predicted_s / self.measured_s - 1)
+        measured = f"measured {1000 * self.measured_s:.1f} ms over {self.steps} steps"
+        return f"{predicted}, {measured} ({error:+.1f} %)"
+
+
+def measured_lengths(
+    predicted: Sequence[LengthPrediction], rows: Iterable[Mapping[str, Any]], warm: int
+) -> tuple[MeasuredLength, ...]:
+    """The steps after step ``warm`` in ``rows``, assigned to the nearest predicted length.
+
+    Steps of several batches have no length and are left out.
+    """
+    if not predicted:
+        return ()
+    found: list[list[float]] = [[] for _ in predicted]
+    for row in rows:
+        if "lengths" in row and row["step"] > warm:
+            near = min(range(len(found)), key=lambda k: apart(predicted[k], row["lengths"]))
+            found[near].append(row["iteration_s"])
+    return tuple(
+        MeasuredLength(
+            dict(length.lengths),
+            length.share,
+            length.iteration_s,
+            median(seconds) if seconds else 0.0,
+            len(seconds),
+        )
+        for length, seconds in zip(predicted, found, strict=True)
+    )
+
+
+def apart(length: LengthPrediction, lengths: Mapping[str, int]) -> float:
+    """Distance between lengths and predicted ones, on a log scale: 8 and 32 are as far from 16."""
+    return sum(abs(log(lengths[name] / size)) for name, size in length.lengths)
+
+
+def mean_s(lengths: Sequence[MeasuredLength]) -> float:
+    """The mean step time of the run in seconds; 0 if none was measured."""
+    steps = sum(found.steps for found in lengths)
+    return sum(found.steps * found.measured_s for found in lengths) / steps if steps else 0.0
+
+
+def mean_profile(
+    profiles: Sequence[tuple[Sequence[tuple[str, int]], float, ModelProfile]],
+    longest: ModelProfile,
+) -> ModelProfile:
+    """The profile of a mixture; each of ``profiles`` is sizes by name, share, and profile.
+
+    Seconds and bytes sent are means, weighted by the shares. Bytes saved are those of the longest
+    batch, since a plan that fits it fits the others. The mean step time is the mean of the step
+    times; means of layers give less unless one path is the longest at every length.
+    """
+    by_length = tuple(
+        LengthCosts(tuple(lengths), share, profile.layers, profile.edges)
+        for lengths, share, profile in profiles
+    )
+    shares = [share for _, share, _ in profiles]
+
+    def mean(costs: Sequence[Affine]) -> Affine:
+        pairs = zip(costs, shares, strict=True)
+        return sum((cost.scaled(share) for cost, share in pairs), Affine())
+
+    def layer(costs: Sequence[LayerCost], largest: LayerCost) -> LayerCost:
+        return replace(
+            largest,
+            forward_s=mean([cost.forward_s for cost in costs]),
+            backward_input_s=mean([cost.backward_input_s for cost in costs]),
+            backward_weight_s=mean([cost.backward_weight_s for cost in costs]),
+        )
+
+    def edge(edges: Sequence[Edge]) -> Edge:
+        return replace(
+            edges[0],
+            bytes=mean([edge.bytes for edge in edges]),
+            gradient_bytes=mean([edge.gradient_bytes for edge in edges]),
+        )
+
+    layers = zip(*(costs.layers for costs in by_length), strict=True)
+    edges = zip(*(costs.edges for costs in by_length), strict=True)
+    return replace(
+        longest,
+        layers=tuple(layer(own, at) for own, at in zip(layers, longest.layers, strict=True)),
+        edges=tuple(map(edge, edges)),
+        by_length=by_length,
+    )

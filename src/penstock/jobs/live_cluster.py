@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from penstock.cluster.cluster import Cluster, Link
-from penstock.cluster.presets import local_cluster
+from penstock.cluster.toml_file import local_cluster
 from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.clock import wall_s
 from penstock.measure.links import (

@@ -15,31 +15,30 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.presets import find_cluster
+from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput, Infeasible
 from penstock.jobs.job import Job, uses_of_job
 from penstock.jobs.train_request import TrainRequest
 from penstock.kernels import is_on_disk
-from penstock.plan.can_run import schedule_refusal
+from penstock.plan.fitted_plan import with_undoable_step
 from penstock.plan.in_words import parallel_words
+from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, PlanningProblem
-from penstock.plan.undoable_step import with_undoable_step
 from penstock.planners.dapple.dapple import dapple
 from penstock.planners.dapple.kernel import explore
 from penstock.planners.gpipe import gpipe
 from penstock.planners.pipedream.pipedream import pipedream
 from penstock.planners.spp.spp import spp
 from penstock.planning.answers import TimeLimit, find_plan
-from penstock.planning.on_ranks import on_ranks
 from penstock.planning.planning_problem import schedules_named
-from penstock.planning.tensor_groups import on_groups, planned_in_groups, without_groups
+from penstock.planning.tensor_groups import on_groups, on_ranks, planned_in_groups, without_groups
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.without_flush.order import updates_per_batch
-from penstock.search.registry import PLANNERS
+from penstock.search.search import PLANNERS
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan

@@ -24,20 +24,18 @@ from torch import distributed, nn
 from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster, Host
-from penstock.cluster.presets import local_cluster
 from penstock.cluster.tensor_groups import Groups
+from penstock.cluster.toml_file import local_cluster
 from penstock.errors import BadInput, PenstockError
-from penstock.jobs.data_lengths import data_lengths
+from penstock.jobs.data_lengths import data_lengths, mean_profile
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.machine import usable_cores, usable_memory_bytes
-from penstock.measure.layer_times import measure_profile
-from penstock.measure.length_mix import mean_profile
+from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.links import measure_links
-from penstock.measure.model_structure import parameters_of
 from penstock.measure.roofline import estimate_profile
+from penstock.measure.same_work import parameters_of
 from penstock.measure.stand_ins import is_on_meta, with_values
-from penstock.measure.step_time import measure_step_s_per_byte
 from penstock.measure.tensor_parallel import with_tensor_parallel
 from penstock.measure.workers import median_profile
 from penstock.plan.plan import Plan, Stage

@@ -1,6 +1,7 @@
 """What a training run displays: a live line on a terminal, plain lines elsewhere."""
 
 import sys
+from io import StringIO
 from typing import Protocol, TextIO
 
 from rich.console import Console
@@ -8,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock.runtime.metrics import StepMetrics
 
-__all__ = ["NoDisplay", "TrainingDisplay", "display_for", "show_cursor"]
+__all__ = ["TrainingDisplay", "display_for", "show_cursor"]
 
 PLAIN_LINES = 20
 """How many lines a run prints if standard error is not a terminal."""
@@ -30,19 +31,6 @@ class TrainingDisplay(Protocol):
     def close(self) -> None:
         """Restore the terminal."""
         ...
-
-
-class NoDisplay:
-    """Displays nothing."""
-
-    def step(self, step: int, metrics: StepMetrics) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 class LiveDisplay:
@@ -109,11 +97,9 @@ class PlainDisplay:
 
 def display_for(start: int, steps: int, *, shown: bool) -> TrainingDisplay:
     """The display that suits standard error; none unless ``shown``."""
-    if not shown:
-        return NoDisplay()
-    if sys.stderr.isatty():
+    if shown and sys.stderr.isatty():
         return LiveDisplay(start, steps)
-    return PlainDisplay(start, steps, sys.stderr)
+    return PlainDisplay(start, steps, sys.stderr if shown else StringIO())
 
 
 def show_cursor() -> None:

@@ -11,8 +11,7 @@ from typing import Any
 from penstock.jobs.job import Job
 from penstock.jobs.run_directory import RunDirectory, drop_rows_after
 from penstock.plan.plan import Plan
-from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.recorded_rows import evaluation_row, numbers_in, step_row
+from penstock.runtime.metrics import StepMetrics, evaluation_row, numbers_in, step_row
 from penstock.runtime.trackers import Tracker
 from penstock.runtime.user_metrics import Evaluation
 

@@ -8,16 +8,18 @@ starts at the newest checkpoint, and takes the steps after it with the same samp
 
 import os
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from penstock.cluster.cluster import Cluster, Link
 from penstock.errors import BadInput, Infeasible, RunFailed
+from penstock.jobs.data_lengths import MeasuredLength, mean_s
 from penstock.jobs.device_check import check_device
 from penstock.jobs.job import Job
-from penstock.jobs.measured_lengths import MeasuredLength, mean_s
-from penstock.jobs.plan_job import check_plan_fits
-from penstock.jobs.replanning import LEAST_GAIN, replan
+from penstock.jobs.plan_job import check_plan_fits, new_plan, predict
 from penstock.jobs.run_directory import RunDirectory, latest_run, new_run
 from penstock.jobs.run_workers import LocalWorkers, RunWorkers, check_loss_allowed
 from penstock.jobs.train_part import LOST, RunPart, train_part
@@ -27,13 +29,17 @@ from penstock.measure.links import usable_cores
 from penstock.measure.machine_load import busy_beside
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
+from penstock.planning.answers import TimeLimit
+from penstock.profile.model_profile import LayerCost, ModelProfile
 from penstock.report.page import write_report
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
 from penstock.runtime.trackers import check_trackers
+from penstock.timeline.drift import Drift
 from penstock.waiting import notice_if_long
+from penstock.words import percent_text, seconds_text
 
-__all__ = ["TrainRequest", "TrainResult", "job_as_asked", "train_job"]
+__all__ = ["TrainRequest", "TrainResult", "as_found", "job_as_asked", "train_job"]
 
 
 @dataclass
@@ -317,3 +323,87 @@ def hint_of_new_plan(
     place = directory.path / "replanned.json"
     write_plan(replanned.plan, place)
     return f"{replanned}; to do so: --resume --out {directory.path} --plan {place}"
+
+
+LIMIT = TimeLimit(10.0, time.perf_counter)
+"""For a plan that nobody has asked for, or that the workers wait for."""
+
+LEAST_GAIN = 0.05
+"""Share of a step's time that a new plan must save to be worth a change."""
+
+Costs = tuple[ModelProfile, Cluster]
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """A plan made with the times of a run, and seconds of a step under the old plan and under it.
+
+    Both are predicted, from the same times.
+    """
+
+    plan: Plan
+    now_s: float
+    then_s: float
+
+    @property
+    def gain(self) -> float:
+        """The share of the step's time that would be saved."""
+        return 1 - self.then_s / self.now_s
+
+    def __str__(self) -> str:
+        return (
+            f"planning again with these times would take a step from {seconds_text(self.now_s)} to "
+            f"{seconds_text(self.then_s)} (by prediction, {percent_text(self.gain)} less)"
+        )
+
+
+def replan(
+    job: Job, request: TrainRequest, plan: Plan, costs: Costs, drifts: Sequence[Drift]
+) -> tuple[Replanned, Costs]:
+    """What planning again would bring, and profile and cluster with the times found."""
+    profile, cluster = as_found(plan, *costs, drifts)
+    found = new_plan(job, request, profile, cluster, LIMIT)
+    now_s, then_s = (predict(job, each, profile, cluster).iteration_s for each in (plan, found))
+    return Replanned(found, now_s, then_s), (profile, cluster)
+
+
+def as_found(plan: Plan, profile: ModelProfile, cluster: Cluster, drifts: Sequence[Drift]) -> Costs:
+    """Profile and cluster with the times of a run that drifted.
+
+    All layers take longer by the common factor. What all replicas of a stage have in common beyond
+    that is the cost of its layers. The rest is the speed of a device.
+    """
+    stages = {drift.part[1:]: drift.factor for drift in drifts if drift.part.kind == "stage"}
+    layers = [slower(layer, drifts[0].common if drifts else 1.0) for layer in profile.layers]
+    speeds = [device.speed for device in cluster.devices]
+    for number, stage in enumerate(plan.stages):
+        ranks = [rank for device in plan.devices_of(number) for rank in plan.ranks_of(device)]
+        factors = {rank: stages.get((number, rank), 1.0) for rank in ranks}
+        common = min(factors.values())
+        for layer in stage.layers:
+            layers[layer] = slower(layers[layer], common)
+        for rank, factor in factors.items():
+            speeds[rank] = min(speeds[rank], cluster.devices[rank].speed * common / factor)
+    links = dict(cluster.special_links)
+    for drift in drifts:
+        kind, source, target = drift.part
+        if kind == "link":
+            rate = cluster.bandwidth(source, target) / drift.factor
+            links[source, target] = Link(source, target, rate, cluster.latency(source, target))
+    own = iter(speeds)
+    hosts = tuple(
+        replace(host, devices=tuple(replace(d, speed=next(own)) for d in host.devices))
+        for host in cluster.hosts
+    )
+    found = replace(profile, layers=tuple(layers))
+    return found, replace(cluster, hosts=hosts, links=tuple(links.values()))
+
+
+def slower(layer: LayerCost, factor: float) -> LayerCost:
+    """A layer whose times are ``factor`` times as long."""
+    return replace(
+        layer,
+        forward_s=layer.forward_s.scaled(factor),
+        backward_input_s=layer.backward_input_s.scaled(factor),
+        backward_weight_s=layer.backward_weight_s.scaled(factor),
+    )

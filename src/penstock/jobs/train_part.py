@@ -9,18 +9,16 @@ from pathlib import Path
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput, Stalled, WorkerLost
+from penstock.jobs.data_lengths import MeasuredLength, measured_lengths
 from penstock.jobs.job import Job
-from penstock.jobs.measured_lengths import MeasuredLength, measured_lengths
-from penstock.jobs.plan_ahead import planned_ahead
 from penstock.jobs.plan_job import (
     check_layers,
     check_plan_fits,
     new_plan,
     predict_step,
-    training_problem,
     without_pipeline_words,
 )
-from penstock.jobs.profile_job import CostedJob, cluster_for, has_tensor_costs
+from penstock.jobs.profile_job import CostedJob, has_tensor_costs
 from penstock.jobs.progress import show_cursor
 from penstock.jobs.run_directory import RunDirectory, read_rows
 from penstock.jobs.run_workers import RunWorkers
@@ -76,8 +74,7 @@ def train_part(
 ) -> RunPart:
     """Measure and plan where that is not done yet, predict, and train.
 
-    ``plans`` are known plans by the number of workers. The plan of this part is added, and a plan
-    for one worker less if this part may lose one.
+    ``plans`` are known plans by the number of workers. The plan of this part is added.
     """
     resume_from = checkpoint_to_resume(directory, say) if request.resume else None
     if resume_from and job.weights is not None and not Path(job.weights.directory).exists():
@@ -109,10 +106,7 @@ def train_part(
         timeout_s=max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * prediction.iteration_s),
         pauses=pauses,
     )
-    with (
-        last_checkpoint_said(directory, say, goes_on=request.may_lose > 0),
-        plan_for_one_less(job, request, plans, (profile, cluster)),
-    ):
+    with last_checkpoint_said(directory, say, goes_on=request.may_lose > 0):
         reports = crew.train(task, request.workers, directory.logs)
         if any(report.terminated for report in reports) and reports[0].steps < job.steps:
             say(f"stopped by SIGTERM after step {reports[0].steps}")
@@ -120,29 +114,6 @@ def train_part(
     start = reports[0].start
     lengths = measured_lengths(by_length, read_rows(directory.metrics), start + WARM_UP_STEPS)
     return RunPart(plan, prediction, reports, lengths)
-
-
-@contextmanager
-def plan_for_one_less(
-    job: Job,
-    request: TrainRequest,
-    plans: dict[int, Plan],
-    costs: tuple[ModelProfile, Cluster],
-) -> Generator[None]:
-    """Within, a plan without one worker is made, if one may be lost; it is added to ``plans``."""
-    less, (profile, cluster) = request.workers - 1, costs
-    works_without = max(plans[request.workers].ranks) < less
-    if not request.may_lose or less in plans or works_without or request.device != "cpu":
-        yield
-        return
-    problem = training_problem(job, request, profile, cluster_for(less, cluster.hosts[0]))
-    with planned_ahead(problem, request.planner, job.tensor_parallel.ranks) as made:
-        try:
-            yield
-        except LOST:
-            if plan := made():
-                plans[less] = plan
-            raise
 
 
 def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:

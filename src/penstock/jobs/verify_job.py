@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.cluster.presets import local_cluster
+from penstock.cluster.toml_file import local_cluster
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.jobs.plan_job import check_plan_fits, problem_of

@@ -4,7 +4,7 @@ import math
 import os
 import signal
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,6 @@ from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
 from penstock.jobs.progress import display_for
 from penstock.jobs.records import Records, trackers_of
-from penstock.jobs.roll_back import RollBack
 from penstock.jobs.run_directory import RunDirectory
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
@@ -36,6 +35,44 @@ from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long
 
 __all__ = ["WARM_UP_STEPS", "Pauses", "WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
+
+MOST_TO_ONE_CHECKPOINT = 3
+"""A run that has gone back to one checkpoint so many times ends at the next bad step."""
+
+
+@dataclass
+class RollBack:
+    """The steps that a run leaves out, because they were bad before it went back.
+
+    ``checkpoints`` is the directory of checkpoints. ``tell`` is called after the run has gone back,
+    with the step of the checkpoint and what happened.
+    """
+
+    pipe: Pipeline
+    checkpoints: Path
+    tell: Callable[[int, str], None]
+    left_out: set[int] = field(default_factory=set[int])
+    _times: Counter[int] = field(default_factory=Counter[int])
+
+    def after(self, failure: LossNotFinite) -> int:
+        """Load the last checkpoint and return its step; all ranks must call this.
+
+        Raises:
+            LossNotFinite: there is no checkpoint, or the run has gone back to it too often.
+        """
+        try:
+            start = self.pipe.load(self.checkpoints)
+        except BadInput as none:
+            raise failure.at(f"the run cannot go back to a checkpoint ({none})") from None
+        if self._times[start] == MOST_TO_ONE_CHECKPOINT:
+            raise failure.at(
+                f"the run has gone back to step {start} {MOST_TO_ONE_CHECKPOINT} times already"
+            )
+        self._times[start] += 1
+        self.left_out.add(failure.step)
+        self.tell(start, f"{failure}; back to step {start}, without the batch of {failure.step}")
+        return start
+
 
 WARM_UP_STEPS = 3
 """Steps at the start that are not measured: caches fill and connections are made."""

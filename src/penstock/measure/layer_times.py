@@ -1,23 +1,25 @@
 """Measures a model's profile on this device, layer by layer."""
 
 import gc
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 import torch
+from torch import nn
 
-from penstock.capture.batch_norms import CountedNorms
 from penstock.capture.deferred_weights import DeferredGradients, DeferredWeights
 from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
+from penstock.capture.torch_calls import CountedNorms
 from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine, whole_bytes
-from penstock.measure.backward_halves import PassSeconds
+from penstock.measure.clock import work_s
 from penstock.measure.layer_runs import (
     LayerRun,
     RunSettings,
+    SavedStorages,
     programs_of,
     resized,
     undisturbed,
@@ -25,9 +27,7 @@ from penstock.measure.layer_runs import (
 )
 from penstock.measure.links import kind_of, usable_cores
 from penstock.measure.machine_load import LoadWatch
-from penstock.measure.model_structure import edges_of, parameters_of
-from penstock.measure.same_work import work_of
-from penstock.measure.saved_tensors import SavedStorages
+from penstock.measure.same_work import edges_of, parameters_of, work_of
 from penstock.measure.stand_ins import is_on_meta
 from penstock.profile.model_profile import (
     LayerCost,
@@ -35,7 +35,26 @@ from penstock.profile.model_profile import (
 )
 from penstock.words import counted
 
-__all__ = ["measure_profile"]
+__all__ = ["PassSeconds", "measure_profile", "measure_step_s_per_byte"]
+
+
+@dataclass(frozen=True, slots=True)
+class PassSeconds:
+    """Seconds of one layer, or of a whole model, at one batch size."""
+
+    forward_s: float
+    backward_s: float
+    backward_input_s: float = 0.0
+    backward_weight_s: float = 0.0
+
+    def halves(self) -> tuple[float, float]:
+        """The seconds of a whole backward, divided in the ratio of the separately timed halves.
+
+        The separate halves repeat some work, so their own sum is too large.
+        """
+        both = self.backward_input_s + self.backward_weight_s
+        share = self.backward_input_s / both if both else 0.0
+        return self.backward_s * share, self.backward_s * (1 - share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,3 +328,55 @@ def adding_up(parts: Sequence[float], whole: float) -> list[float]:
     kept = [max(part - overhead, part / 10) for part in parts]
     total = sum(kept)
     return [part * whole / total if total else 0.0 for part in kept]
+
+
+def measure_step_s_per_byte(
+    module: nn.Module,
+    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
+    *,
+    repeats: int = 5,
+    shares_cores: bool = False,
+) -> float:
+    """Seconds of all that a training step does once, per byte of parameters.
+
+    That is: clear the gradients (which are contiguous in memory), compute their norm, scale them
+    (mean and clipping), and step the optimizer. The parameters are restored.
+    """
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        return 0.0
+    values, kept = [p.detach().clone() for p in parameters], [p.grad for p in parameters]
+    flats = [flat_gradients(group) for group in by_dtype(parameters)]
+    stepper = optimizer(parameters)
+
+    def step() -> None:
+        for flat in flats:
+            flat.zero_()
+            torch.linalg.vector_norm(flat)
+            flat.mul_(1.0)
+        stepper.step()
+
+    seconds_of = work_s(parameters[0].device, shares_cores=shares_cores)
+    seconds = [seconds_of(step) for _ in range(repeats + 1)]
+    with torch.no_grad():
+        for parameter, value, gradient in zip(parameters, values, kept, strict=True):
+            parameter.copy_(value)
+            parameter.grad = gradient
+    return median(seconds[1:]) / sum(p.numel() * p.element_size() for p in parameters)
+
+
+def by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters grouped by type."""
+    groups: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.dtype, []).append(parameter)
+    return list(groups.values())
+
+
+def flat_gradients(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Give the parameters zero gradients that are views of one flat tensor, and return that."""
+    flat = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter)
+    return flat

@@ -11,8 +11,7 @@ from torch import nn
 from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.capture.tensor_split import SplitTable, divided_dims, divided_layers
 from penstock.errors import BadInput
-from penstock.profile.model_profile import ModelProfile
-from penstock.profile.tensor_parallel import TensorParallelCosts
+from penstock.profile.model_profile import ModelProfile, TensorParallelCosts
 
 __all__ = ["with_tensor_parallel"]
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from statistics import median
 
 from penstock.errors import BadInput
-from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.profile.tensor_parallel import TensorParallelCosts
+from penstock.profile.model_profile import Affine, LayerCost, ModelProfile, TensorParallelCosts
 
 __all__ = ["median_profile"]
 

@@ -11,8 +11,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_s, norm_sums_s, split_concat_s
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.plan.problem import PlanningProblem
-from penstock.plan.problem_memo import recalled, remembered
+from penstock.plan.problem import PlanningProblem, recalled, remembered
 from penstock.plan.row_split import split_rows
 from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
 from penstock.schedule.family import DepthFunction

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
+from weakref import ref
 
-from penstock.cluster.cluster import Cluster
-from penstock.cluster.memory import with_memory_reserve
+from penstock.cluster.cluster import Cluster, with_memory_reserve
 from penstock.errors import BadInput
 from penstock.plan.plan import MOST_MICRO_BATCHES, Plan
 from penstock.profile.model_profile import ModelProfile
@@ -23,6 +23,8 @@ __all__ = [
     "check_speeds",
     "micro_batch_sizes_of",
     "other_kinds_words",
+    "recalled",
+    "remembered",
     "score_of",
 ]
 
@@ -51,7 +53,7 @@ class PlanningProblem:
     - ``max_stages``: the most stages; 0 for no bound.
     - ``memory_reserve``: the share of each device's memory that plans leave free. The devices of
       ``cluster`` then have so much less.
-    - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.preference`).
+    - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.search`).
 
     Raises:
         BadInput: a device of the profile's own kind with another speed than 1, a batch below 1, a
@@ -192,3 +194,43 @@ def score_of(plan: Plan, score: Score) -> float:
 
 Planner: TypeAlias = Callable[[PlanningProblem, Score], Plan]
 """From a problem and the simulator's score to a plan. Raises `Infeasible` when nothing fits."""
+
+
+MOST_ANSWERS = 100_000
+"""So many answers of each kind are kept."""
+
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
+
+
+def remembered(find: Callable[[PlanningProblem], Answer]) -> Callable[[PlanningProblem], Answer]:
+    """``find``, with its result kept for as long as the problem exists.
+
+    Problems are compared by identity, because hashing a problem with its profile is slow.
+    """
+    known: dict[int, tuple[ref[PlanningProblem], Answer]] = {}
+
+    def answer(problem: PlanningProblem) -> Answer:
+        key = id(problem)
+        kept = known.get(key)
+        if kept and kept[0]() is problem:
+            return kept[1]
+        found = find(problem)
+        known[key] = (ref(problem, lambda _: known.pop(key, None)), found)
+        return found
+
+    return answer
+
+
+def recalled(known: dict[Key, Answer], key: Key, find: Callable[[], Answer]) -> Answer:
+    """The answer kept under ``key``, or the one found now, which is kept.
+
+    All others are forgotten where there are too many.
+    """
+    answer = known.get(key)
+    if answer is None:
+        answer = find()
+        if len(known) >= MOST_ANSWERS:
+            known.clear()
+        known[key] = answer
+    return answer

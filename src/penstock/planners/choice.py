@@ -2,16 +2,24 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
 from penstock.bounds.lower_bound import plan_bound_s
-from penstock.plan.candidate import Candidate
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 
-__all__ = ["best_candidate", "few_first"]
+__all__ = ["Candidate", "best_candidate", "few_first"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan, and the seconds of its iteration by the formula of the planner that made it."""
+
+    plan: Plan
+    estimate_s: float
+
 
 PATIENCE = 60
 """Candidates without an improvement after which the rest is not tried."""

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from penstock.plan.candidate import Candidate
 from penstock.plan.cost import estimate_s, leanest_schedule, rows_by_speed
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.planners.choice import best_candidate
+from penstock.planners.choice import Candidate, best_candidate
 
-__all__ = ["data_parallel", "one_stage_candidates"]
+__all__ = ["data_parallel", "one_stage_candidates", "single_device"]
 
 
 def data_parallel(problem: PlanningProblem, score: Score) -> Plan:
@@ -61,3 +60,13 @@ def one_stage_candidates(problem: PlanningProblem, count: int) -> Iterator[Candi
                 schedule=leanest_schedule(problem),
             )
             yield Candidate(plan, estimate_s(problem, plan))
+
+
+def single_device(problem: PlanningProblem, score: Score) -> Plan:
+    """One stage on the fastest device, by the best micro-batch size.
+
+    Raises:
+        Infeasible: it does not fit; the message says what would.
+    """
+    candidates = one_stage_candidates(problem, 1)
+    return best_candidate(problem, candidates, score, planner="single-device")

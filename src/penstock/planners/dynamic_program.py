@@ -6,16 +6,13 @@ from math import inf
 
 import numpy as np
 
-from penstock.plan.candidate import Candidate
 from penstock.plan.cost import leanest_schedule
 from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.leanest import device_orders
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.problem_memo import remembered
-from penstock.planners.choice import best_candidate
-from penstock.planners.coarse_chain import likely_cuts
-from penstock.planners.device_line import device_line
+from penstock.plan.problem import PlanningProblem, Score, remembered
+from penstock.planners.choice import Candidate, best_candidate
+from penstock.planners.coarse_chain import device_line, likely_cuts
 from penstock.planners.spp.partition import PartitionTable, partition
 
 __all__ = ["dynamic_program", "known_candidates", "pipeline_candidates"]

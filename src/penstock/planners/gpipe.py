@@ -6,15 +6,13 @@ from math import inf
 
 import numpy as np
 
-from penstock.plan.candidate import Candidate
 from penstock.plan.cost import depth_function, estimate_s
 from penstock.plan.cost_tables import ChainCosts, whole_chain
 from penstock.plan.fitted_plan import with_needed_recompute
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, RecomputeChoice, Score
-from penstock.planners.choice import best_candidate
-from penstock.planners.device_line import DeviceLine, windows_of
-from penstock.planners.sizes import few_sizes
+from penstock.planners.choice import Candidate, best_candidate
+from penstock.planners.coarse_chain import DeviceLine, few_sizes, windows_of
 from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
 
 __all__ = ["balanced", "fastest_devices", "gpipe"]

@@ -5,16 +5,19 @@ from math import ceil, inf
 
 import numpy as np
 
-from penstock.plan.candidate import Candidate
 from penstock.plan.cost import depth_function, estimate_s
 from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.fitted_plan import with_needed_recompute
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.planners.choice import best_candidate, few_first
-from penstock.planners.coarse_chain import likely_cuts
-from penstock.planners.device_line import DeviceLine, device_line, windows_of
-from penstock.planners.sizes import few_sizes_for_tables
+from penstock.planners.choice import Candidate, best_candidate, few_first
+from penstock.planners.coarse_chain import (
+    DeviceLine,
+    device_line,
+    few_sizes_for_tables,
+    likely_cuts,
+    windows_of,
+)
 from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
 
 __all__ = ["piper", "piper_table"]

@@ -4,12 +4,11 @@ from penstock.plan.problem import Planner, PlanningProblem
 from penstock.planners.bapipe.bapipe import bapipe
 from penstock.planners.bapipe.formulas import METHODS
 from penstock.planners.dapple.dapple import dapple
-from penstock.planners.data_parallel import data_parallel
+from penstock.planners.data_parallel import data_parallel, single_device
 from penstock.planners.dynamic_program import dynamic_program
 from penstock.planners.gpipe import gpipe
 from penstock.planners.pipedream.pipedream import pipedream
 from penstock.planners.piper import piper
-from penstock.planners.single_device import single_device
 from penstock.planners.spp.spp import spp
 
 __all__ = ["OWN_SCHEDULES", "STARTING_PLANNERS"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.borrowed import borrowed
+from penstock.flat_record import borrowed
 from penstock.kernels import compiled
 from penstock.plan.compiled_cost import (
     FULL,
@@ -23,7 +23,7 @@ from penstock.plan.cost_tables import ChainCosts, Costs
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import RecomputeChoice
 from penstock.plan.run_tables import Floats, Integers, at
-from penstock.planners.device_line import LineWindows
+from penstock.planners.coarse_chain import LineWindows
 
 __all__ = ["Loads", "SlowestStage", "slowest_stage"]
 

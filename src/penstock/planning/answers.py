@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from penstock.cluster.memory import with_boundless_memory
+from penstock.cluster.cluster import with_boundless_memory
 from penstock.errors import Infeasible
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
@@ -12,9 +12,8 @@ from penstock.plan.problem import PlanningProblem, Score
 from penstock.planning.planning_problem import member_named
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
-from penstock.search.registry import PLANNERS, STARTING_PLANNERS
-from penstock.search.search import search_steps
-from penstock.search.step import SearchStep
+from penstock.search.search import PLANNERS, STARTING_PLANNERS, search_steps
+from penstock.search.simulated_plans import SearchStep
 from penstock.simulate.score import make_score
 
 __all__ = ["TimeLimit", "find_plan", "score_until"]

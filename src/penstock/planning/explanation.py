@@ -6,8 +6,7 @@ Everything comes from the simulated timeline: the shares are those of its critic
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from penstock.cluster.cluster import Cluster
-from penstock.cluster.memory import with_boundless_memory
+from penstock.cluster.cluster import Cluster, with_boundless_memory
 from penstock.document import Json
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.plan import Plan, with_cut, with_recompute

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.presets import CLUSTERS, find_cluster
+from penstock.cluster.toml_file import CLUSTERS, find_cluster
 from penstock.document import Json, json_text, parse_json, read_text, write_text
 from penstock.errors import BadInput
 from penstock.plan.json_file import write_plan

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
-from penstock.plan.can_run import NOT_AS_SIMULATED, schedule_refusal
+from penstock.plan.ordering import NOT_AS_SIMULATED, schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.plan.problem import (
     AS_FAST,

@@ -17,20 +17,21 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs
 from penstock.cluster.tensor_groups import Groups, grouped_cluster, one_each
 from penstock.errors import BadInput, Infeasible
-from penstock.plan.can_run import schedule_refusal, stage_refusal
-from penstock.plan.plan import MOST_RANKS, Plan
+from penstock.plan.ordering import schedule_refusal, stage_refusal
+from penstock.plan.plan import MOST_RANKS, Plan, rank_pairs
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.planning.answers import TimeLimit, find_plan
-from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.profile.tensor_parallel import TensorParallelCosts
-from penstock.search.step import SearchStep
+from penstock.profile.model_profile import Affine, LayerCost, ModelProfile, TensorParallelCosts
+from penstock.search.simulated_plans import SearchStep
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.timeline.timeline import Event, MemorySample, Timeline
 
 __all__ = [
     "GroupedPlan",
     "groupings",
     "on_groups",
+    "on_ranks",
     "plan_with_groups",
     "planned_in_groups",
     "profile_on",
@@ -368,3 +369,51 @@ def is_faster(one: GroupedPlan, other: GroupedPlan) -> bool:
     """Whether a plan is so much faster that it is worth its groups."""
     margin = 1 - one.problem.as_fast if one.plan.tensor_groups else 1.0
     return one.prediction.iteration_s < other.prediction.iteration_s * margin
+
+
+def on_ranks(prediction: Prediction, plan: Plan, ranks: int) -> Prediction:
+    """``prediction``, whose devices are the tensor groups of ``plan``, for each of ``ranks`` ranks.
+
+    Every rank of a group does what the group does, at the same time, and needs the memory that is
+    predicted for the group. A message from group to group becomes one for each receiving rank. A
+    plan without tensor groups has its prediction already.
+    """
+    if not plan.tensor_groups:
+        return prediction
+    whole = prediction.timeline
+    of_device = dict(enumerate(plan.tensor_groups))
+    events = sorted(
+        (own for event in whole.events for own in copies(event, plan)),
+        key=lambda event: (event.start_s, event.device, event.end_s),
+    )
+    memory = tuple(
+        MemorySample(rank, sample.time_s, sample.bytes)
+        for sample in whole.memory
+        for rank in of_device[sample.device]
+    )
+    peaks = [0.0] * ranks
+    for device, group in of_device.items():
+        for rank in group:
+            peaks[rank] = prediction.peak_memory_bytes[device]
+    return replace(
+        prediction,
+        timeline=Timeline(tuple(events), ranks, memory, whole.title),
+        peak_memory_bytes=tuple(peaks),
+        too_full=tuple(rank for device in prediction.too_full for rank in of_device[device]),
+    )
+
+
+def copies(event: Event, plan: Plan) -> Iterator[Event]:
+    """An event of a device on each of its ranks."""
+    own = plan.tensor_groups[event.device]
+    if event.peer < 0:
+        for rank in own:
+            yield replace(event, device=rank)
+        return
+    others = plan.tensor_groups[event.peer]
+    if event.kind == "SEND":
+        for sender, receiver in rank_pairs(own, others):
+            yield replace(event, device=sender, peer=receiver)
+    else:
+        for sender, receiver in rank_pairs(others, own):
+            yield replace(event, device=receiver, peer=sender)

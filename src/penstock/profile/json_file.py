@@ -15,8 +15,8 @@ from penstock.profile.model_profile import (
     LengthCosts,
     ModelProfile,
     SharedParameter,
+    TensorParallelCosts,
 )
-from penstock.profile.tensor_parallel import TensorParallelCosts
 
 __all__ = ["profile_from_json", "profile_to_json", "read_profile", "write_profile"]
 

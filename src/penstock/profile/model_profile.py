@@ -6,7 +6,6 @@ from functools import cached_property
 from itertools import accumulate
 
 from penstock.errors import BadInput
-from penstock.profile.tensor_parallel import TensorParallelCosts
 
 __all__ = [
     "Affine",
@@ -15,8 +14,58 @@ __all__ = [
     "LengthCosts",
     "ModelProfile",
     "SharedParameter",
+    "TensorParallelCosts",
     "first_of_each_tensor",
+    "without_batch_inputs",
 ]
+
+
+@dataclass(frozen=True)
+class TensorParallelCosts:
+    """The part of each layer that a tensor group divides, and the group's sums in it.
+
+    ``divided[i]`` is the share of layer ``i``'s compute, and of its parameters' bytes, that t ranks
+    divide by t. One forward and backward of the layer takes ``sums[i]`` all-reduces over the group,
+    of ``sum_bytes_per_sample[i]`` bytes together for each sample; half of them in the forward.
+    ``factors`` are numbers of ranks, each with how many times as long as computed from these
+    numbers a group of so many takes, as measured; 1 for groups that were not measured.
+
+    Raises:
+        BadInput: not one number for each layer, a share that is not from 0 to 1, a negative number.
+    """
+
+    divided: tuple[float, ...]
+    sums: tuple[float, ...]
+    sum_bytes_per_sample: tuple[float, ...]
+    factors: tuple[tuple[int, float], ...] = ()
+
+    def factor(self, ranks: int) -> float:
+        """How many times as long as computed a group of ``ranks`` takes."""
+        return dict(self.factors).get(ranks, 1.0)
+
+    def __post_init__(self) -> None:
+        if len({len(self.divided), len(self.sums), len(self.sum_bytes_per_sample)}) > 1:
+            raise BadInput(
+                f"tensor_parallel has {len(self.divided)} shares, {len(self.sums)} numbers of sums "
+                f"and {len(self.sum_bytes_per_sample)} sizes of sums; give one for each layer"
+            )
+        if not all(0 <= share <= 1 for share in self.divided):
+            raise BadInput(
+                f"tensor_parallel.divided is {list(self.divided)}; each layer's share must be from "
+                f"0 to 1"
+            )
+        for value in (*self.sums, *self.sum_bytes_per_sample):
+            if not 0 <= value < float("inf"):
+                raise BadInput(
+                    f"tensor_parallel has {value} sums, or bytes of them, in a layer; it must be "
+                    f"finite and >= 0"
+                )
+        for ranks, factor in self.factors:
+            if ranks < 2 or not 0 < factor < float("inf"):
+                raise BadInput(
+                    f"tensor_parallel.factors has {factor} for groups of {ranks} ranks; groups "
+                    f"have at least 2, and a factor must be finite and > 0"
+                )
 
 
 SHARES_OFF = 1e-6
@@ -294,3 +343,26 @@ def check_number(profile: ModelProfile, figure: str, value: float) -> None:
             f"profile '{profile.name}', {figure} is {value}; it must be finite and >= 0; "
             f"profile the model again"
         )
+
+
+def without_batch_inputs(profile: ModelProfile) -> ModelProfile:
+    """The profile without the edges of layers that depend only on the batch.
+
+    Such a layer is an input; or it has no parameters and no backward, and reads only such layers:
+    token ids, attention masks, position codes. Every stage has the batch, so it computes them
+    itself in very little time, and no gradient flows back. Published planners leave out input nodes
+    for the same reason (DAPPLE's planner, PipeDream's optimizer).
+    """
+    producers: dict[int, list[int]] = {}
+    for edge in profile.edges:
+        producers.setdefault(edge.consumer, []).append(edge.producer)
+    trained = {layer for shared in profile.shared for layer in shared.layers}
+    from_batch: list[bool] = []
+    for index, layer in enumerate(profile.layers):
+        backward = layer.backward_s
+        untrained = not (
+            layer.parameter_bytes or index in trained or backward.fixed or backward.per_sample
+        )
+        from_batch.append(untrained and all(from_batch[p] for p in producers.get(index, ())))
+    kept = tuple(edge for edge in profile.edges if not from_batch[edge.producer])
+    return replace(profile, edges=kept)

@@ -6,14 +6,24 @@ All panels share one time axis, on which the lower bound is marked.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from math import inf
+from pathlib import Path
 from typing import TypeAlias
 
-from penstock.errors import shortened
+from penstock.document import write_text
+from penstock.errors import BadInput, shortened
 from penstock.plan.plan import Plan
-from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, row_ends
-from penstock.report.device_stages import stage_names
+from penstock.report.device_rows import (
+    DeviceRow,
+    DrawnEvent,
+    GanttRows,
+    gantt_rows,
+    row_ends,
+    stage_names,
+)
 from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Slab, Words
+from penstock.report.drawing_svg import drawing_svg
 from penstock.report.gantt_drawing import (
     blocks_of,
     grid_marks,
@@ -24,11 +34,19 @@ from penstock.report.gantt_drawing import (
 from penstock.report.palette import KIND_WORDS, Style
 from penstock.report.tables import ComparisonRow
 from penstock.report.time_axis import TimeAxis, tick_text, ticks
+from penstock.report.timelines_html import asset, html_page
 from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text
 
-__all__ = ["ComparedPlan", "PictureHead", "compare_drawing", "plan_rows"]
+__all__ = [
+    "ComparedPlan",
+    "PictureHead",
+    "check_picture_path",
+    "compare_drawing",
+    "plan_rows",
+    "write_picture",
+]
 
 WIDTH, MARGIN, GUTTER, RIGHT = 1360, 28, 176, 330
 PLOT = WIDTH - RIGHT - GUTTER
@@ -313,3 +331,38 @@ def counted(number: int, thing: str, ending: str) -> str:
     ('1 stage', '2 micro-batches')
     """
     return f"{number} {thing}{'' if number == 1 else ending}"
+
+
+FORMATS = (".svg", ".html")
+
+
+def check_picture_path(path: str) -> None:
+    """Raise for a picture that cannot be written; an empty ``path`` means no picture.
+
+    Raises:
+        BadInput: the path ends neither in .svg nor in .html.
+    """
+    if path and Path(path).suffix not in FORMATS:
+        raise BadInput(
+            f"picture '{path}' must end in {' or '.join(FORMATS)}; for a bitmap, open the .svg in "
+            f"a browser"
+        )
+
+
+def write_picture(
+    path: str, plans: Sequence[ComparedPlan], head: PictureHead, words: Sequence[str]
+) -> None:
+    """Write the picture; on an HTML page the paragraphs ``words`` follow it.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    picture = drawing_svg(compare_drawing(plans, head), "comparison")
+    if path.endswith(".html"):
+        paragraphs = "\n".join(f"<p>{escape(text)}</p>" for text in words if text)
+        below = f"<section>\n{paragraphs}\n</section>\n" if paragraphs else ""
+        body = (
+            f'<main class="compare">\n<section class="wide">\n{picture}</section>\n{below}</main>'
+        )
+        picture = html_page(head.title, body, asset("page.css"))
+    write_text(path, picture)

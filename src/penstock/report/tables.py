@@ -1,11 +1,14 @@
 """Plans and comparisons as tables for the terminal."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf
 
-from rich.table import Table
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
+from rich.table import Column, Table
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan, Stage
@@ -14,6 +17,7 @@ from penstock.words import layers_text, percent_text, rate_text, seconds_text, s
 
 __all__ = [
     "ComparisonRow",
+    "NarrowTable",
     "cluster_table",
     "comparison_table",
     "plan_table",
@@ -207,3 +211,32 @@ def listed(numbers: Sequence[int]) -> str:
     if len(numbers) > 4 and len(set(numbers)) == 1:
         return f"{len(numbers)} x {first}"
     return ", ".join(map(str, numbers))
+
+
+BOUNDLESS = 10_000
+
+
+@dataclass(frozen=True)
+class NarrowTable:
+    """``table``, cut into pieces that fit; each begins with its first ``keys`` columns."""
+
+    table: Table
+    keys: int = 1
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        wide = options.update(max_width=BOUNDLESS)
+        keys, others = self.table.columns[: self.keys], self.table.columns[self.keys :]
+        shown: list[Column] = []
+        for column in others:
+            piece = self.piece([*keys, *shown, column])
+            if shown and Measurement.get(console, wide, piece).maximum > options.max_width:
+                yield self.piece([*keys, *shown])
+                shown = []
+            shown.append(column)
+        yield self.piece([*keys, *shown])
+
+    def piece(self, columns: list[Column]) -> Table:
+        """The table with these columns only."""
+        piece = copy(self.table)
+        piece.columns = [replace(column, _index=k) for k, column in enumerate(columns)]
+        return piece

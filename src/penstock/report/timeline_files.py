@@ -8,9 +8,9 @@ from penstock.errors import BadInput
 from penstock.report.device_rows import gantt_rows
 from penstock.report.drawing_svg import drawing_svg
 from penstock.report.gantt_drawing import gantt_drawing
-from penstock.report.gantt_page import gantt_page
 from penstock.report.gantt_text import gantt
 from penstock.report.perfetto import write_trace
+from penstock.report.timelines_html import gantt_page
 from penstock.timeline.metrics import bubble_fraction, iteration_s, working_devices
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text

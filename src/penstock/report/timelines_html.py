@@ -1,21 +1,25 @@
 """Timelines as an interactive part of a page, one above the other; `timelines.js` draws them."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from string import Template
 
 from penstock.document import Json
-from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows
-from penstock.report.device_stages import stage_names
-from penstock.report.html_page import asset
+from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows, stage_names
 from penstock.report.palette import KIND_WORDS, THEMES, Style, Theme, fill_of, ink_on
 
 __all__ = [
     "TIMELINE_SCRIPTS",
     "TimelinePanel",
+    "asset",
+    "gantt_page",
+    "html_page",
     "timelines_data",
     "timelines_html",
+    "timelines_page",
 ]
 
 TIMELINE_SCRIPTS = ("drawing.js", "timelines.js")
@@ -140,3 +144,47 @@ def legend(panels: Sequence[TimelinePanel]) -> str:
     elif shades > 1:
         lines.append(f"<li>dark to light: the {shades} stages of a device</li>")
     return "\n".join(lines)
+
+
+def gantt_page(chart: GanttRows, title: str, note: str = "") -> str:
+    """The page of a chart, which fills the window."""
+    return timelines_page((TimelinePanel(chart),), title, note)
+
+
+def timelines_page(panels: Sequence[TimelinePanel], title: str, note: str = "") -> str:
+    """The page of timelines, one above the other; they fill the window."""
+    label = f"{title}: {note}" if note else title
+    body = (
+        f'<main class="gantt">\n<header>\n  <h1>{escape(title)}</h1>\n'
+        f'  <p class="facts">{escape(note)}</p>\n</header>\n'
+        f"{timelines_html(panels, label, with_memory=len(panels) == 1, fills_window=True)}</main>"
+    )
+    style = asset("page.css") + asset("timelines.css")
+    return html_page(title, body, style, TIMELINE_SCRIPTS, timelines_data(panels))
+
+
+def html_page(
+    title: str, body: str, style: str, scripts: Sequence[str] = (), data: object = None
+) -> str:
+    """A page that opens without a network; ``scripts`` are names of assets, which read ``data``."""
+    return Template(asset("page.html")).substitute(
+        title=escape(title),
+        style=style,
+        body=body,
+        data=embedded_json(data),
+        script="\n".join(map(asset, scripts)),
+    )
+
+
+def asset(name: str) -> str:
+    """The content of a file in the package's ``assets``."""
+    return (files("penstock.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def embedded_json(value: object) -> str:
+    """JSON that cannot end the script element that contains it, whatever its strings are.
+
+    >>> embedded_json({"name": "</script>"})
+    '{"name":"\\\\u003c/script>"}'
+    """
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

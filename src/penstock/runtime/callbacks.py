@@ -8,16 +8,19 @@
 Every rank calls its callbacks, with equal events, in the order of the list.
 """
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeAlias
 
 from penstock.errors import BadInput
+from penstock.runtime.checkpoints.loader_state import StatefulLoader
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.user_metrics import Evaluation
 
-__all__ = ["Callback", "Closing", "Event", "Saved", "check_callbacks"]
+__all__ = ["Callback", "Closing", "Event", "Saved", "check_callbacks", "save_at_sigterm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +53,50 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
                 f"callback {place} is a {type(callback).__name__}; give functions "
                 f"callback(pipe, event)"
             )
+
+
+def save_at_sigterm(directory: Path | str, *, loader: StatefulLoader | None = None) -> Callback:
+    """A callback for `Pipeline`: after SIGTERM, a checkpoint is written and the script ends.
+
+        callbacks=[show, save_at_sigterm("checkpoints", loader=loader)]
+
+    It is enough that one rank receives the signal. All ranks take the step that they are in, or the
+    next one, save as `Pipeline.save` does, and leave by ``SystemExit`` with code 143 (128 + 15).
+    So an agent that has received no signal itself takes the end for a failure, and starts its ranks
+    again. Torchrun's agents send SIGTERM when they are terminated, and when a host joins or a rank
+    fails. They kill ranks that have not ended after 30 seconds.
+
+    The exception leaves `Pipeline.step`, so the loop does not see the last step. Callbacks in front
+    of this one do.
+
+    Before the first step SIGTERM ends the process at once, because there is nothing to save. A
+    further SIGTERM is ignored, because schedulers may send one to each process beside the agent's.
+    The main thread must take the steps.
+    """
+    return SigtermCallback(Path(directory), loader)
+
+
+class SigtermCallback:
+    """See `save_at_sigterm`. ``asked``: this rank has received SIGTERM."""
+
+    def __init__(self, directory: Path, loader: StatefulLoader | None) -> None:
+        self.asked = False
+        self._directory, self._loader = directory, loader
+        self._pipe: Any = None
+
+    def __call__(self, pipe: Any, event: Event) -> None:
+        """Called after each step."""
+        if not isinstance(event, StepMetrics):
+            return
+        if self._pipe is None:
+            self._pipe = pipe
+            signal.signal(signal.SIGTERM, self._ask)
+        # A callback may have stopped the training for another reason, without a signal.
+        if pipe.stopping and any(pipe._world.gather(self.asked)):
+            pipe.save(self._directory, loader=self._loader)
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.asked = True
+        self._pipe.stop()

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from penstock.capture.bucket_graph import BucketGraph
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
-from penstock.plan.can_run import schedule_refusal
-from penstock.plan.ordering import order_of
+from penstock.plan.ordering import order_of, schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.schedule.registry import FAMILIES
 

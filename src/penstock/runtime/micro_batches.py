@@ -7,15 +7,23 @@ from itertools import accumulate, pairwise
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.row_split import row_ranges, split_rows
-from penstock.schedule.action import Action
-from penstock.schedule.one_at_a_time import one_at_a_time
+from penstock.schedule.action import KIND_CODES, Action
+from penstock.schedule.concurrent_clock import one_at_a_time
+from penstock.schedule.order import Order, order_from_arrays
+from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule, schedule_from_actions
 from penstock.schedule.shape import PipelineShape
-from penstock.schedule.shortened import shortened
 from penstock.schedule.validate import validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
-__all__ = ["BatchCut", "check_runnable", "cut_batch", "forward_schedule", "schedule_of"]
+__all__ = [
+    "BatchCut",
+    "check_runnable",
+    "cut_batch",
+    "forward_schedule",
+    "schedule_of",
+    "shortened",
+]
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape
     With fewer micro-batches than planned, the plan's own order is used without the missing ones, so
     that a schedule found by search is searched only once. A rank does one thing at a time, so the
     two streams of a concurrent schedule are merged into one order
-    (`penstock.schedule.one_at_a_time`). The result depends only on the plan, so all ranks agree.
+    (`penstock.schedule.concurrent_clock`). The result depends only on the plan, so all ranks agree.
 
     Raises:
         BadInput: the plan's schedule is unknown or cannot be run.
@@ -118,3 +126,28 @@ def forward_schedule(shape: PipelineShape) -> Schedule:
             for micro_batch in range(first, min(first + shape.groups, shape.micro_batches)):
                 orders[shape.group_of(stage, micro_batch)].append(Action("F", stage, micro_batch))
     return schedule_from_actions(orders)
+
+
+RECOMPUTE = KIND_CODES["R"]
+
+
+def shortened(schedule: Schedule, shape: PipelineShape) -> Schedule:
+    """``schedule`` without the micro-batches beyond those of ``shape``.
+
+    The remaining actions keep their order. So the result cannot deadlock, messages keep their
+    order, and no group holds more than before.
+
+    >>> from penstock.schedule.families.early_backward import one_f_one_b
+    >>> whole = one_f_one_b(PipelineShape(stages=3, micro_batches=8))
+    >>> print(shortened(whole, PipelineShape(stages=3, micro_batches=4)))
+    stage 0   F0 F1 F2 B0 F3 B1 B2 B3
+    stage 1   F0 F1 B0 F2 B1 F3 B2 B3
+    stage 2   F0 B0 F1 B1 F2 B2 F3 B3
+    """
+    orders: list[Order] = []
+    for order in schedule.orders:
+        # R is inserted again: a backward may now directly follow its own forward.
+        left = (order.micro_batches < shape.micro_batches) & (order.kinds != RECOMPUTE)
+        kept = order_from_arrays(order.kinds[left], order.stages[left], order.micro_batches[left])
+        orders.append(with_recomputes(kept, shape))
+    return replace(schedule, orders=tuple(orders))

@@ -51,9 +51,8 @@ from penstock.runtime.settings import (
     check_settings,
     uses_of_settings,
 )
-from penstock.runtime.stages.building import build_stages, check_plan_fits, graph_of
+from penstock.runtime.stages.building import build_stages, check_plan_fits, graph_of, module_for
 from penstock.runtime.stages.compiled_call import StageCompiler
-from penstock.runtime.stages.find_module import module_for
 from penstock.runtime.steps.overlapped import OverlappedTraining
 from penstock.runtime.steps.plain_step import flushed_step
 from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule, Training

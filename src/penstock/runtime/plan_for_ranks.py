@@ -1,7 +1,6 @@
 """The plan for as many ranks as were started, made once and shared by all."""
 
 import os
-import warnings
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -31,8 +30,6 @@ def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:
 
     Rank 0 reads ``directory/plan-<ranks>.json``. If there is no such file, it calls ``make(ranks)``
     and writes it. The other ranks receive the plan from rank 0, so they need not see the directory.
-    Of several hosts one may be lost. So when rank 0 has to make a plan, it also makes that for one
-    host fewer, unless its file exists.
 
     The files are for one model and one batch size. Delete them when either changes.
 
@@ -47,7 +44,6 @@ def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:
     key = f"penstock/plan/{next(CALLS)}"
     store, rank, _ = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
     if rank == 0:
-        is_new = not place_of(folder, size).exists()
         try:
             plan = kept_plan(make, folder, size)
         except (BadInput, Infeasible) as cause:
@@ -55,8 +51,6 @@ def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:
             store.set(key, json_text(refusal))
             raise
         store.set(key, json_text(plan_to_json(plan)))
-        if is_new:
-            prepare_for_a_loss(make, folder, size)
         return plan
     store.wait([key])
     told = parse_json(store.get(key).decode(), key, "plan")
@@ -75,17 +69,6 @@ def kept_plan(make: MakePlan, folder: Path, ranks: int) -> Plan:
     folder.mkdir(parents=True, exist_ok=True)
     write_plan(plan, place)
     return plan
-
-
-def prepare_for_a_loss(make: MakePlan, folder: Path, ranks: int) -> None:
-    """Make the plan for one host fewer, if there are others; warn if no such plan fits."""
-    left = ranks - int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    if left <= 0:
-        return
-    try:
-        kept_plan(make, folder, left)
-    except Infeasible as cause:
-        warnings.warn(f"after the loss of a host {left} ranks cannot go on: {cause}", stacklevel=3)
 
 
 def place_of(folder: Path, ranks: int) -> Path:

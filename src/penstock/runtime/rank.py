@@ -1,5 +1,14 @@
-"""One rank's part of a plan: its stages, its messages, its gradients."""
+"""One rank's part of a plan: its stages, its messages, its gradients.
 
+Keeps the host memory that one micro-batch frees for the next.
+
+The C library returns freed memory to the system, which hands out zeroed pages at the next request.
+That costs thousands of page faults for each micro-batch of a model of moderate size. An iteration
+requests the same sizes repeatedly, so keeping its memory pays.
+"""
+
+import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -9,7 +18,7 @@ import torch
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
 from penstock.errors import BadInput
-from penstock.plan.can_run import schedule_refusal
+from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
@@ -18,7 +27,6 @@ from penstock.runtime.holdings import Holdings
 from penstock.runtime.iteration import Place, check_sizes, places_of
 from penstock.runtime.metrics import Totals
 from penstock.runtime.processes.failures import Failures
-from penstock.runtime.processes.host_memory import keep_freed_memory
 from penstock.runtime.processes.watch import BUILT, WATCH
 from penstock.runtime.processes.world import World
 from penstock.runtime.rank_numbers import RankNumbers
@@ -337,3 +345,27 @@ class Worker:
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.autocast_dtype)
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Parameters of ``mallopt`` in glibc's malloc.h."""
+
+KEPT_BYTES = 256 << 20
+"""Free memory at the end of the heap that is kept."""
+
+MAPPED_BYTES = 32 << 20
+"""Larger blocks are mapped one by one and returned when freed (the largest value of glibc)."""
+
+
+def keep_freed_memory() -> None:
+    """Make the C library keep freed memory, unless the user has set it by environment variables.
+
+    Does nothing with other libraries than glibc.
+    """
+    chosen = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+    if any(name in os.environ for name in chosen):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(MMAP_THRESHOLD, MAPPED_BYTES)

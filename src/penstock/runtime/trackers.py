@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 from penstock.document import write_text
 from penstock.errors import BadInput, shortened
 from penstock.runtime.callbacks import Closing, Event
-from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.recorded_rows import evaluation_row, numbers_in, step_row
+from penstock.runtime.metrics import StepMetrics, evaluation_row, numbers_in, step_row
 from penstock.runtime.user_metrics import Evaluation
 
 __all__ = ["Tracker", "check_trackers", "track"]

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.schedule.placement import PlacementStyle
 from penstock.schedule.schedule import ScheduleFunction
+from penstock.schedule.shape import PlacementStyle
 from penstock.schedule.warm_up import InFlight
 
 __all__ = ["DepthFunction", "Family"]

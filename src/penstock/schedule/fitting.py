@@ -1,9 +1,8 @@
 """Checks that a schedule suits the pipeline that it is made for: placement and limits."""
 
 from penstock.errors import BadInput
-from penstock.schedule.placement import PlacementStyle, placement_of_style
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape
+from penstock.schedule.shape import PipelineShape, PlacementStyle, placement_of_style
 from penstock.schedule.validate import excess
 
 __all__ = ["checked_fit", "fits", "rounds_of"]

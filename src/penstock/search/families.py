@@ -17,9 +17,8 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.schedule_costs import with_costs
 from penstock.schedule.registry import FAMILIES
-from penstock.search.simulated_plans import SimulatedPlans, actions_of, climb
+from penstock.search.simulated_plans import SearchStep, SimulatedPlans, actions_of, climb
 from penstock.search.skeletons import Skeleton, load_s, skeletons_of_plans
-from penstock.search.step import SearchStep
 
 __all__ = ["adapted_to", "family_steps", "plain_families", "rescheduled", "under_schedule"]
 

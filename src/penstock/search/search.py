@@ -1,32 +1,44 @@
-"""The default planner: improves on the plans of the others, as the simulator judges."""
+"""The default planner: improves on the plans of the others, as the simulator judges.
 
+Chooses among plans that are about as fast as the best one, as people would.
+
+The criteria, in this order: fewer devices; sets of devices that are whole hosts, or neighbours on
+one host; fewer stages; less recompute; more memory left; the shortest time.
+"""
+
+from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
+from math import ceil, inf
 from typing import TypeVar
 
 from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
+from penstock.cluster.cluster import Cluster
 from penstock.errors import Infeasible
 from penstock.plan.fitted_plan import plan_fits
 from penstock.plan.infeasible import infeasible
+from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
-from penstock.plan.problem import Planner, PlanningProblem, Score
+from penstock.plan.problem import Planner, PlanningProblem, Score, score_of
+from penstock.plan.schedule_costs import least_room, with_costs
+from penstock.planners.registry import STARTING_PLANNERS
+from penstock.schedule.clock import memory_peaks_bytes
 from penstock.schedule.registry import FAMILIES
 from penstock.search.even_loads import evenly_loaded_plans
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import adapted_to, family_steps, plain_families
-from penstock.search.preference import preferred
 from penstock.search.simulated_plans import (
     MAKING_A_PLAN,
+    SearchStep,
     SimulatedPlans,
     actions_of,
     climb,
 )
 from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
-from penstock.search.step import SearchStep
 from penstock.search.walked_plans import simulate_walked
 
-__all__ = ["search_from", "search_steps"]
+__all__ = ["PLANNERS", "STARTING_PLANNERS", "preferred", "scatter", "search_from", "search_steps"]
 
 Found = TypeVar("Found")
 
@@ -40,9 +52,12 @@ NEAR = 1.1
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
-ROUNDS_OF_LOADS = (False, False, True)
-"""Rounds of random walks to evenly loaded plans: whether each may start at a plan with split
-backwards."""
+WIDE_GAP = 0.25
+"""A gap from which all rounds are made; below it, they end with one that finds nothing."""
+
+ROUNDS_OF_LOADS = ((0.02, False), (0.02, False), (WIDE_GAP, True))
+"""Rounds of random walks to evenly loaded plans: the gap from which each is made, and whether it
+may start at a plan with split backwards."""
 
 LEADING = 6
 """How many of the best plans with whole backwards, and with split ones, are tried under other
@@ -184,10 +199,10 @@ def straight_steps(
 
     ``own`` has the plans with whole backwards, ``split`` are schedules with split backwards.
 
-    1. Moves from the best plans, as long as one makes them better (`penstock.search.moves`).
-    2. Plans that load devices and links evenly (`evenly_loaded_plans`), the fastest of them with
-       the schedule, depth and recompute that suit them best. The random walks of each round start
-       at the best plan so far (`ROUNDS_OF_LOADS`). They end with a round that finds nothing.
+    1. Moves from the best plans, as long as one makes them better (`simulated_plans`).
+    2. If the gap to the bound is large enough, plans that load devices and links evenly
+       (`evenly_loaded_plans`), the fastest of them with the schedule, depth and recompute that suit
+       them best. The random walks of each round start at the best plan so far (`ROUNDS_OF_LOADS`).
     3. On small problems every plan (`every_plan`), except those whose proven bound shows that they
        cannot win. If `ACTIONS_FOR_ALL` last for them, the answer is optimal among plans with whole
        backwards.
@@ -198,8 +213,8 @@ def straight_steps(
     for plan in leading(own, own.problem.schedules)[1:]:
         if own.simulate(plan) < NEAR * own.best_s:
             yield from improve(own, plan, bound_s, ACTIONS_FOR_MORE_MOVES)
-    for seed, may_split in enumerate(ROUNDS_OF_LOADS):
-        if own.best is None or gap(own.best_s, bound_s) <= PROVEN:
+    for seed, (least_gap, may_split) in enumerate(ROUNDS_OF_LOADS):
+        if own.best is None or gap(own.best_s, bound_s) < least_gap:
             break
         yield own.step("even loads")
         before_s, fastest_s = own.best_s, simulated.best_s
@@ -210,7 +225,7 @@ def straight_steps(
         simulate_walked(own, simulated, plans, split, seed)
         if own.best_s < before_s:
             yield from improve(own, own.best, bound_s, ACTIONS_FOR_MOVES)
-        elif simulated.best_s == fastest_s:
+        elif simulated.best_s == fastest_s and gap(own.best_s, bound_s) < WIDE_GAP:
             break
     if own.best is None or gap(own.best_s, bound_s) > PROVEN:
         yield from simulate_all(own)
@@ -251,3 +266,133 @@ def simulate_all(own: SimulatedPlans) -> Iterator[SearchStep]:
                     own.simulate(plan)
                 if actions <= 0:
                     break
+
+
+ROUNDING = 1e-9
+"""Times that differ by less are equal."""
+
+RENUMBERED = 4
+"""How many plans are tried on whole hosts."""
+
+COMPARED_BY_MEMORY = 6
+"""Of how many plans that are equal otherwise the memory left is compared."""
+
+MEMORY_STEP = 0.05
+"""Smaller differences, as a share of a device's memory, do not count."""
+
+
+def preferred(
+    problem: PlanningProblem, simulated: Mapping[Plan, float], score: Score
+) -> tuple[Plan, float]:
+    """The plan to choose of those ``simulated``, and its seconds.
+
+    Plans that are slower than the fastest by `PlanningProblem.as_fast` at most take part. So do the
+    preferred of them with renumbered devices, if their sets of devices are less scattered then.
+    """
+    first = about_as_fast(simulated, problem.as_fast)
+    renumbered = {
+        other: score_of(other, score)
+        for plan in sorted(first, key=lambda plan: (layout(problem, plan), first[plan]))[
+            :RENUMBERED
+        ]
+        for other in on_whole_hosts(problem.cluster, plan)
+        if other not in simulated
+    }
+    known = about_as_fast({**first, **renumbered}, problem.as_fast)
+    least = min(layout(problem, plan) for plan in known)
+    alike = sorted(
+        (plan for plan in known if layout(problem, plan) == least), key=known.__getitem__
+    )
+    chosen = alike[0]
+    # An order that is searched for takes too long to make again.
+    compared = [
+        plan for plan in alike[:COMPARED_BY_MEMORY] if not FAMILIES[plan.schedule].is_searched
+    ]
+    if chosen in compared[:-1]:
+        chosen = min(compared, key=lambda plan: ceil(fullest_share(problem, plan) / MEMORY_STEP))
+    return chosen, known[chosen]
+
+
+def about_as_fast(simulated: Mapping[Plan, float], as_fast: float) -> dict[Plan, float]:
+    """The plans that are about as fast as the fastest."""
+    limit_s = min(simulated.values()) * (1 + max(as_fast, ROUNDING))
+    return {plan: seconds for plan, seconds in simulated.items() if seconds <= limit_s}
+
+
+def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
+    """Devices, how scattered they are, stages, recomputed layers: the fewer the better."""
+    recomputed = sum(
+        len(stage.recompute_layers or stage.layers) for stage in plan.stages if stage.recompute
+    )
+    return len(plan.devices), *scatter(problem.cluster, plan), len(plan.stages), recomputed
+
+
+def scatter(cluster: Cluster, plan: Plan) -> tuple[int, int]:
+    """How many more hosts than necessary the sets of devices are on, and gaps in their numbers."""
+    largest = max(len(host.devices) for host in cluster.hosts)
+    hosts, gaps = 0, 0
+    for devices in plan.device_groups:
+        touched = {cluster.host_index[device] for device in devices}
+        hosts += len(touched) - ceil(len(devices) / largest)
+        gaps += sum(after - before != 1 for before, after in pairwise(sorted(devices)))
+    return hosts, gaps
+
+
+def on_whole_hosts(cluster: Cluster, plan: Plan) -> Iterator[Plan]:
+    """The plan on other devices of the same kinds, if its sets are less scattered there."""
+    groups = plan.device_groups
+    by_size = sorted(groups, key=len, reverse=True)
+    for order in dict.fromkeys((groups, tuple(by_size))):
+        new = packed(cluster, order)
+        stages = tuple(replace(stage, devices=new[stage.devices]) for stage in plan.stages)
+        renumbered = replace(plan, stages=stages)
+        if scatter(cluster, renumbered) < scatter(cluster, plan):
+            yield renumbered
+
+
+def packed(
+    cluster: Cluster, groups: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """For each set of devices, others of the same kinds on as few hosts as possible.
+
+    Each set in turn takes the host that it fills most. If no host has all of its devices, it takes
+    those of the emptiest hosts.
+    """
+    devices = cluster.devices
+    free: list[list[int]] = [[] for _ in cluster.hosts]
+    for device, host in enumerate(cluster.host_index):
+        free[host].append(device)
+    new: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for group in groups:
+        needed = Counter(devices[device] for device in group)
+        taken: list[int] = []
+        while needed.total():
+            have = [sum((needed & Counter(devices[d] for d in one)).values()) for one in free]
+            host = max(range(len(free)), key=lambda h: (have[h], -len(free[h]), -h))
+            for device in tuple(free[host]):
+                if needed[devices[device]]:
+                    needed[devices[device]] -= 1
+                    free[host].remove(device)
+                    taken.append(device)
+        taken.sort()
+        places: list[int] = []
+        for device in group:
+            same = next(one for one in taken if devices[one] == devices[device])
+            taken.remove(same)
+            places.append(same)
+        new[group] = tuple(places)
+    return new
+
+
+def fullest_share(problem: PlanningProblem, plan: Plan) -> float:
+    """The largest share of a device's memory that the plan needs."""
+    peaks = memory_peaks_bytes(order_of(plan), with_costs(problem, plan).shape())
+    shares: list[float] = []
+    for devices, peak in zip(plan.device_groups, peaks, strict=True):
+        left, _, replica = least_room(problem, plan, devices)
+        memory_bytes = problem.cluster.devices[devices[replica]].memory_bytes
+        shares.append(1 - (left - peak) / memory_bytes if memory_bytes < inf else 0.0)
+    return max(shares)
+
+
+PLANNERS: dict[str, Planner] = {"search": search_from(STARTING_PLANNERS), **STARTING_PLANNERS}

@@ -2,18 +2,28 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, pairwise
 from math import inf
 
 from penstock.bounds.lower_bound import plan_bound_s
-from penstock.plan.plan import Plan
+from penstock.plan.cost import depths_of, rows_by_speed
+from penstock.plan.plan import Plan, Stage, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem, Score, score_of
 from penstock.plan.schedule_costs import priced
 from penstock.schedule.registry import FAMILIES
-from penstock.search.moves import moves
 from penstock.search.skeletons import load_s
-from penstock.search.step import SearchStep
 
-__all__ = ["MAKING_A_PLAN", "SimulatedPlans", "actions_of", "climb"]
+__all__ = ["MAKING_A_PLAN", "SearchStep", "SimulatedPlans", "actions_of", "climb", "moves"]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    """What is being done, and the best plan so far with its seconds; before, None and infinite."""
+
+    doing: str
+    plan: Plan | None
+    seconds: float
+
 
 MAKING_A_PLAN, ITS_DEVICE = 500, 30
 """Making and looking up a plan counts as so many simulated actions, and so many for each device."""
@@ -92,3 +102,179 @@ def climb(
                 break
     last = priced(simulated.problem, plan)
     return min([(plan, seconds), (last, simulated.simulate(last))], key=lambda one: one[1])
+
+
+def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """Plans one move away, with the costs that their schedules need.
+
+    When a cut moves, the plan keeps its costs, and so its order. Under schedules that search for
+    orders only cuts move. Depths, the schedule and rows move under the planners' own schedules.
+    """
+    family = FAMILIES[plan.schedule]
+    if family.is_planned:
+        yield from other_schedules(problem, plan)
+        yield from other_depths(problem, plan)
+    yield from moved_cuts(plan)
+    if family.is_searched:
+        return
+    for other in chain(
+        toggled_recompute(problem, plan),
+        shifted_devices(problem, plan),
+        swapped_devices(problem, plan),
+        joined_stages(problem, plan),
+        moved_rows(plan) if family.is_planned else (),
+        other_micro_batches(problem, plan),
+    ):
+        yield priced(problem, other)
+
+
+def other_schedules(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """The same stages under each other of the planners' own schedules, without depth limits."""
+    for schedule in problem.schedules:
+        planned = FAMILIES[schedule].is_planned
+        if planned and (schedule, ()) != (plan.schedule, plan.in_flight_limit):
+            yield replace(plan, schedule=schedule, in_flight_limit=())
+
+
+def other_depths(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """Each stage one micro-batch deeper or shallower in flight; all stages one deeper."""
+    if "early-backward" not in problem.schedules:
+        return
+    depths = list(depths_of(plan))
+    changes = [(s, change) for s in range(len(depths)) for change in (1, -1)]
+    trials: list[list[int]] = [[*depths[:s], depths[s] + c, *depths[s + 1 :]] for s, c in changes]
+    trials.append([depth + 1 for depth in depths])
+    trials.append([min(2 * depth, plan.micro_batches) for depth in depths])
+    for trial in trials:
+        falling = all(before >= after for before, after in pairwise(trial))
+        if falling and trial != depths and trial[-1] >= 1 and trial[0] <= plan.micro_batches:
+            yield replace(plan, schedule="early-backward", in_flight_limit=tuple(trial))
+
+
+def moved_cuts(plan: Plan) -> Iterator[Plan]:
+    """Each cut by one, two or four layers."""
+    for s in range(1, len(plan.stages)):
+        before, after = plan.stages[s - 1].layers, plan.stages[s].layers
+        for step in (1, -1, 2, -2, 4, -4):
+            if before.start < after.start + step < after.stop:
+                yield with_cut(plan, s, after.start + step)
+
+
+def with_stages(plan: Plan, changed: dict[int, Stage]) -> Plan:
+    """The plan with some stages replaced."""
+    stages = tuple(changed.get(s, stage) for s, stage in enumerate(plan.stages))
+    return replace(plan, stages=stages)
+
+
+def toggled_recompute(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """Recompute switched on or off on all stages of one set of devices; and off everywhere."""
+    if problem.recompute != "auto":
+        return
+    for devices in plan.device_groups:
+        mine = {s: stage for s, stage in enumerate(plan.stages) if stage.devices == devices}
+        yield with_stages(
+            plan, {s: replace(stage, recompute=not stage.recompute) for s, stage in mine.items()}
+        )
+    if sum(stage.recompute for stage in plan.stages) > 1:
+        yield with_recompute(plan, False)
+
+
+def shifted_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """A device moved from one set to another, or to or from the unused; the order is kept."""
+    groups = plan.device_groups
+    unused = sorted(set(range(len(problem.cluster.devices))) - set(plan.devices))
+    order = (*plan.devices, *unused)
+    for giver in range(-1, len(groups)):
+        for taker in range(-1, len(groups)):
+            if giver == taker or len(groups[giver] if giver >= 0 else (0, *unused)) < 2:
+                continue
+            widths = [len(g) + (i == taker) - (i == giver) for i, g in enumerate(groups)]
+            if max(widths) <= plan.micro_batch_size:
+                new = [order[a:b] for a, b in pairwise(accumulate(widths, initial=0))]
+                yield on_groups(problem, plan, dict(zip(groups, new, strict=True)))
+
+
+def swapped_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """Two neighbouring sets of devices exchanged, unless they are alike and on one host.
+
+    Unless stages go round after round, also together with their numbers of layers.
+    """
+    cluster, same = problem.cluster, {devices: devices for devices in plan.device_groups}
+    for s, (before, after) in enumerate(pairwise(plan.device_groups)):
+        places = {(cluster.host_index[d], cluster.devices[d]) for d in (*before, *after)}
+        if len(before) == len(after) and len(places) == 1:
+            continue
+        swapped = on_groups(problem, plan, same | {before: after, after: before})
+        yield swapped
+        first, last = plan.stages[s : s + 2]
+        cut = first.layers.start + len(last.layers)
+        if not plan.placement and cut != first.layers.stop:
+            yield with_cut(swapped, s + 1, cut)
+
+
+def joined_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """Two neighbouring stages as one on the devices of both, where a device has one stage."""
+    if plan.placement or plan.mirrored:
+        return
+    for s, (before, after) in enumerate(pairwise(plan.stages)):
+        devices = (*before.devices, *after.devices)
+        if len(devices) <= plan.micro_batch_size:
+            rows = rows_by_speed(problem.cluster, devices, plan.micro_batch_size)
+            layers = range(before.layers.start, after.layers.stop)
+            joined = Stage(layers, devices, rows, before.recompute and after.recompute)
+            yield replace(
+                plan,
+                stages=(*plan.stages[:s], joined, *plan.stages[s + 2 :]),
+                in_flight_limit=(*plan.in_flight_limit[:s], *plan.in_flight_limit[s + 1 :]),
+                costs=(),
+                memory_bytes=(),
+            )
+
+
+def on_groups(
+    problem: PlanningProblem, plan: Plan, new: dict[tuple[int, ...], tuple[int, ...]]
+) -> Plan:
+    """The plan with its sets of devices replaced."""
+    rows = {
+        devices: rows_by_speed(problem.cluster, devices, plan.micro_batch_size)
+        for devices in new.values()
+    }
+    stages = tuple(
+        replace(stage, devices=new[stage.devices], slices=rows[new[stage.devices]])
+        for stage in plan.stages
+    )
+    return replace(plan, stages=stages)
+
+
+def moved_rows(plan: Plan) -> Iterator[Plan]:
+    """A row of a stage's replica given to another, on few replicas only: it rarely helps."""
+    for s, stage in enumerate(plan.stages):
+        if not 1 < stage.replicas <= 8:
+            continue
+        for giver in range(stage.replicas):
+            for taker in range(stage.replicas):
+                if giver != taker and stage.slices[giver] > 1:
+                    rows = list(stage.slices)
+                    rows[giver] -= 1
+                    rows[taker] += 1
+                    yield with_stages(plan, {s: replace(stage, slices=tuple(rows))})
+
+
+def other_micro_batches(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """The next larger and the next smaller micro-batch."""
+    sizes = sorted(problem.micro_batch_sizes)
+    at = sizes.index(plan.micro_batch_size)
+    widest = max(stage.replicas for stage in plan.stages)
+    for size in sizes[max(0, at - 1) : at + 2]:
+        if size != plan.micro_batch_size and size >= widest:
+            count = problem.global_batch // size
+            yield replace(
+                plan,
+                stages=tuple(
+                    replace(stage, slices=rows_by_speed(problem.cluster, stage.devices, size))
+                    for stage in plan.stages
+                ),
+                micro_batches=count,
+                micro_batch_size=size,
+                in_flight_limit=tuple(min(limit, count) for limit in plan.in_flight_limit),
+            )

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.borrowed import borrowed
-from penstock.simulate.action_words import PIECES, STEP
+from penstock.flat_record import borrowed
 from penstock.simulate.assembly_tables import (
     BUCKETS,
     DEVICE,
@@ -32,7 +31,7 @@ from penstock.simulate.assembly_tables import (
     number_links,
     stage_table,
 )
-from penstock.simulate.layout import FIRST_LIST, HEADER, LIST_LENGTHS
+from penstock.simulate.layout import FIRST_LIST, HEADER, LIST_LENGTHS, PIECES, STEP
 from penstock.simulate.state import in_state
 
 __all__ = ["number_through"]

@@ -11,8 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.simulate.action_words import PIECES
-from penstock.simulate.layout import SEVERAL, STANDS_STILL
+from penstock.simulate.layout import PIECES, SEVERAL, STANDS_STILL
 
 Whole: TypeAlias = npt.NDArray[np.int64]
 Real: TypeAlias = npt.NDArray[np.float64]

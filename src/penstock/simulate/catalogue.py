@@ -1,7 +1,8 @@
 """Caches the parts that plans consist of: the work of each stage and the messages of each pair."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import count, pairwise
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -19,12 +20,11 @@ from penstock.simulate.gradients import (
 )
 from penstock.simulate.instances import Instances, StageUse, instances_of, stages_of_instances
 from penstock.simulate.layer_sums import layer_sums
-from penstock.simulate.recent import Recent
 from penstock.simulate.stage_work import StageWork, stage_work
 from penstock.simulate.transfers import Boundary, boundary_between, connected_stages
 from penstock.simulate.workload import Parts, Workload
 
-__all__ = ["Catalogue", "workload_of"]
+__all__ = ["Catalogue", "Recent", "workload_of"]
 
 MOST_SECONDS = 1_000_000
 """Numbers kept for the stages of one cache generation; each takes about 40 bytes."""
@@ -160,3 +160,41 @@ def workload_of(
     )
     parts = catalogue.parts_of(plan, instances)
     return Workload(schedule, parts, instances, plan.micro_batches, iterations)
+
+
+Key = TypeVar("Key", bound=Hashable)
+Answer = TypeVar("Answer")
+
+
+class Recent(Generic[Key, Answer]):
+    """Keeps the answers used last, up to twice ``capacity`` in total weight.
+
+    There are two generations. A new answer goes to the young one. When that is full, it becomes the
+    old one, and the previous old one is dropped. So a hit costs one dictionary look-up, unlike an
+    exact LRU cache.
+    """
+
+    def __init__(self, capacity: int, weight: Callable[[Answer], int]) -> None:
+        self.capacity = capacity
+        self.weight = weight
+        self.young: dict[Key, Answer] = {}
+        self.old: dict[Key, Answer] = {}
+        self.young_weight = 0
+
+    def find(self, key: Key, make: Callable[[], Answer]) -> Answer:
+        """The answer for ``key``; ``make`` creates it if it is not cached."""
+        found = self.young.get(key)
+        if found is None:
+            found = self.old.get(key)
+            if found is None:
+                found = make()
+            self.keep(key, found)
+        return found
+
+    def keep(self, key: Key, answer: Answer) -> None:
+        """Cache an answer; when the young generation is full, drop the old one."""
+        weight = self.weight(answer)
+        if self.young_weight + weight > self.capacity:
+            self.old, self.young, self.young_weight = self.young, {}, 0
+        self.young[key] = answer
+        self.young_weight += weight

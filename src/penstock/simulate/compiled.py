@@ -7,11 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernels import compiled
-from penstock.simulate.action_words import KIND_MASK, MICRO_SHIFT, STEP, WAIT
 from penstock.simulate.assembly import number_through
 from penstock.simulate.assembly_tables import Joined
 from penstock.simulate.gradients import TiedGroup
-from penstock.simulate.layout import real_list
+from penstock.simulate.layout import KIND_MASK, MICRO_SHIFT, STEP, WAIT, real_list
 from penstock.simulate.orders import FlatOrders, flatten
 from penstock.simulate.trace import Span, Trace
 from penstock.simulate.workload import Parts, Workload
@@ -30,7 +29,7 @@ def iteration_s(parts: Parts, orders: FlatOrders) -> float:
 
 
 def play(workload: Workload) -> Trace:
-    """Play all iterations; equal to `penstock.simulate.plain.play`."""
+    """Play all iterations. The schedule must be valid; otherwise the trace ends at the deadlock."""
     from penstock.simulate.event_loop import play_to_the_end
 
     orders = orders_of(workload)

@@ -1,8 +1,31 @@
-"""The rules of `penstock.simulate.plain` on one flat array, compiled by numba.
+"""The rules of the simulator, on one flat array, compiled by numba.
 
-A property test checks that both engines agree up to rounding. The sources of events, compute
-streams and then lanes, are in a tournament tree (`penstock.simulate.tournament`). For its speed see
-benchmarks/simulator.
+    compute     a device has one stream, or two if forwards run beside backwards; actions start in
+                schedule order once their inputs are there (a forward beside backwards once all
+                actions before it have ended); the optimizer steps once the device's gradients are
+                reduced, and the next iteration follows the step
+    shares      while both streams of a device compute, they share it in proportion to the seconds
+                of their whole actions; one alone has the whole device
+    slots       of the devices of a host, `host_slots` compute at full speed; if more compute, all
+                of them slow down alike: rate = slots / computing
+    messages    are sent when their action has ended; a message occupies the sender's send engine,
+                the receiver's receive engine and, between hosts, both ports, all at once; of those
+                that wait, the one that was ready first starts first; a blocked one does not block
+                others; stages on one device exchange no messages
+    reductions  a bucket occupies both engines of its members (and ports) once all of them have its
+                gradients; messages that can start go first
+    turns       half-duplex: both engines of a device are one, and so are both ports of a host;
+                a device that does not overlap starts no transfer while it computes, and computes
+                nothing during a transfer nor while a message of its own waits to be sent
+    links       on a host with separate links, a message between two of its devices occupies the
+                link from one to the other (half-duplex: between them) instead of engines, and a
+                device that does not overlap may run several transfers at once; reductions use the
+                engines, as if on links that no message of the host uses
+
+Events at the same time are handled in the order: streams, messages, reductions.
+
+The sources of events, compute streams and then lanes, are in a tournament tree
+(`penstock.simulate.tournament`). For its speed see benchmarks/simulator.
 """
 
 
@@ -13,23 +36,19 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.schedule.action import KIND_CODES
-from penstock.simulate.action_words import (
+from penstock.simulate.layout import (
     INSTANCE_MASK,
     INSTANCE_SHIFT,
     KIND_MASK,
     MICRO_SHIFT,
     PIECES,
+    SEVERAL,
     STEP,
     UPDATES,
     WAIT,
 )
-from penstock.simulate.layout import SEVERAL
 from penstock.simulate.state import in_state
 from penstock.simulate.tournament import ROOT, appoint, finish_acting, next_source
-
-# The helpers of compiled functions carry no type annotations: numba infers their types.
-# pyright: basic
-
 
 __all__ = ["play_to_the_end"]
 

@@ -13,14 +13,53 @@ pass a lane one after the other: the micro-batches of a message, or the buckets 
 round after round.
 *Wires* are engines, ports and links; together with the compute streams, which are numbered after
 them, they are the *resources*.
+
+An action as one integer, a *word*, for the compiled engine.
+
+A STEP, a WAIT and a HOLD are words too. From the lowest bit on, a word has the kind (3 bits),
+whether the action makes the last gradients before an update (1), the instance (20) and the
+micro-batch. In a STEP the micro-batch only tells the iteration. In a WAIT, which waits for a step,
+it is the number of that step. A HOLD precedes a forward that runs beside backwards; there it is how
+many words the other stream may have left when the forward starts.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.simulate.action_words import PIECES
+from penstock.schedule.action import ACTION_KINDS
 
-__all__ = ["FIRST_LIST", "HEADER", "LIST_LENGTHS", "PARTS", "SEVERAL", "STANDS_STILL", "real_list"]
+__all__ = [
+    "FIRST_LIST",
+    "HEADER",
+    "HOLD",
+    "INSTANCE_MASK",
+    "INSTANCE_SHIFT",
+    "KIND_MASK",
+    "LIST_LENGTHS",
+    "MICRO_SHIFT",
+    "PARTS",
+    "PIECES",
+    "SEVERAL",
+    "STANDS_STILL",
+    "STEP",
+    "UPDATES",
+    "WAIT",
+    "real_list",
+]
+
+STEP = len(ACTION_KINDS)
+WAIT = STEP + 1
+HOLD = STEP + 2
+
+PIECES = STEP + 1
+"""Kinds of work of a replica: its actions by kind, then its part of the step."""
+
+KIND_MASK = 7
+UPDATES = 8
+INSTANCE_SHIFT = 4
+INSTANCE_MASK = (1 << 20) - 1
+MICRO_SHIFT = 24
+
 
 # Bits of the count `blocking`: some device does not compute while it communicates; some such device
 # may run several transfers at once.

@@ -21,7 +21,8 @@ from penstock.schedule.order import Order
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.warm_up import warm_up_depths
-from penstock.simulate.action_words import (
+from penstock.simulate.instances import Instances, StageUse, instances_of, updating
+from penstock.simulate.layout import (
     HOLD,
     INSTANCE_SHIFT,
     KIND_MASK,
@@ -30,7 +31,6 @@ from penstock.simulate.action_words import (
     UPDATES,
     WAIT,
 )
-from penstock.simulate.instances import Instances, StageUse, instances_of, updating
 from penstock.simulate.memory import held_while
 from penstock.simulate.stage_memory import Held, Holding
 
@@ -43,7 +43,7 @@ FORWARD, BACKWARD, RECOMPUTE = KIND_CODES["F"], KIND_CODES["B"], KIND_CODES["R"]
 
 @dataclass(frozen=True, slots=True)
 class FlatOrders:
-    """The words of every compute stream (`penstock.simulate.action_words`), group after group.
+    """The words of every compute stream (`penstock.simulate.layout`), group after group.
 
     ``words[start[k] : start[k + 1]]`` are those of stream ``k``; each group has ``streams_each``.
     ``held[group]`` are the states of memory of the group, as of `memory.held_while`.

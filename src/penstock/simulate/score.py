@@ -4,10 +4,9 @@ from math import inf
 
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.simulate.catalogue import Catalogue
+from penstock.simulate.catalogue import Catalogue, Recent
 from penstock.simulate.compiled import iteration_s
 from penstock.simulate.orders import FlatOrders, orders_of_plan
-from penstock.simulate.recent import Recent
 from penstock.simulate.simulation import check_plan_fits_inputs, simulate_plan
 from penstock.simulate.stage_memory import most_bytes
 from penstock.simulate.workload import Parts

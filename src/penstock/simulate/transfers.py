@@ -98,7 +98,7 @@ def boundary_between(
     sends each replica the rows that both hold. A tensor without rows is sent whole; receiver ``j``
     gets it from sender ``j`` modulo the number of senders. The tensors of one pair and direction
     are one message, in which each tensor has its own latency. Neighbouring stages depend on each
-    other even if they exchange no tensor (`penstock.schedule.dependencies`); that message takes no
+    other even if they exchange no tensor (`penstock.schedule.action`); that message takes no
     time. Neither does a message within a device that holds both stages.
     """
     loads: dict[tuple[int, int], tuple[Load, Load]] = {}

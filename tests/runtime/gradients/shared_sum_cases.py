@@ -10,8 +10,12 @@ from torch import nn
 
 from penstock.errors import Stalled
 from penstock.runtime.clock import clock_for
-from penstock.runtime.gradients.bucket import GradientBucket, make_bucket
-from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
+from penstock.runtime.gradients.buckets import (
+    GradientBucket,
+    GradientBuckets,
+    make_bucket,
+    make_groups,
+)
 from penstock.runtime.gradients.shared_memory_sum import SUMMED, SharedSum, share_sums
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.transport.opening_segments import join_segments

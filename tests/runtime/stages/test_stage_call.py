@@ -5,8 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.accumulating_linear import LARGE
-from penstock.capture.deferred_weights import DeferredGradients
+from penstock.capture.deferred_weights import LARGE, DeferredGradients
 from penstock.capture.layer_graph import StageProgram
 from penstock.capture.trace import capture_model
 from penstock.runtime.stages.call import ModuleCall, TracedCall, stage_call

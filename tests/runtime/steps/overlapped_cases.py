@@ -24,8 +24,8 @@ from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.transport.channels import TransportChoice
-from penstock.schedule.placement import placement_of_style
 from penstock.schedule.registry import FAMILIES
+from penstock.schedule.shape import placement_of_style
 
 LAYERS, WIDTH, CLASSES, ROWS, BATCHES = 9, 8, 5, 3, 8
 

@@ -16,10 +16,10 @@ from penstock.capture.trace import capture_model
 from penstock.capture.traced_graph import TracedGraph
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.memory.free_memory import FreeMemory
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.rank import Worker
 from penstock.runtime.verify import verify
+from penstock.runtime.verify.verify import FreeMemory
 
 
 def descend(parameters: list[nn.Parameter]) -> SGD:

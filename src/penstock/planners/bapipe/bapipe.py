@@ -1,21 +1,42 @@
 """BaPipe's planner: explores schedules, micro-batch sizes and balanced straight pipelines."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
 
+from penstock.cluster.cluster import Cluster
 from penstock.errors import Infeasible
-from penstock.plan.candidate import Candidate
-from penstock.plan.cost_tables import whole_chain
+from penstock.plan.compiled_cost import needed_bytes
+from penstock.plan.cost import depth_function
+from penstock.plan.cost_tables import ChainCosts, Costs, whole_chain
 from penstock.plan.infeasible import infeasible
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.planners.bapipe.formulas import METHODS
-from penstock.planners.bapipe.pipeline import StraightPipeline, is_asynchronous
-from penstock.planners.choice import best_candidate
+from penstock.plan.run_tables import at
+from penstock.planners.bapipe.formulas import (
+    METHODS,
+    Method,
+    features_kept,
+    method_of,
+    mini_batch_s,
+    pace_s,
+)
+from penstock.planners.choice import Candidate, best_candidate
+from penstock.planners.coarse_chain import few_sizes
 from penstock.planners.data_parallel import one_stage_candidates
-from penstock.planners.sizes import few_sizes
+from penstock.planners.gpipe import fastest_devices
 
-__all__ = ["bapipe", "methods_for"]
+__all__ = [
+    "StraightPipeline",
+    "bapipe",
+    "coarse_cuts",
+    "inter_layer_cuts",
+    "intra_layer_shares",
+    "is_asynchronous",
+    "memory_fine_tuned",
+    "methods_for",
+]
 
 TRIES = 1
 """Plans of each micro-batch size that are simulated."""
@@ -96,3 +117,290 @@ def pipeline_candidates(problem: PlanningProblem, *, recompute: bool) -> Iterato
             pipeline = StraightPipeline(chain, size, schedule, recompute)
             if cuts := pipeline.cuts():
                 yield Candidate(pipeline.plan(cuts), pipeline.estimate_s(cuts))
+
+
+def is_asynchronous(cluster: Cluster) -> bool:
+    """Whether all accelerators work on several passes and transfers at once, as FPGAs do."""
+    return all(device.concurrent_passes for device in cluster.devices)
+
+
+@dataclass(frozen=True)
+class StraightPipeline:
+    """A chain of layers on a chain of single accelerators, for one micro-batch size and schedule.
+
+    All of a cluster's accelerators, or the fastest where there are fewer layers.
+    """
+
+    chain: ChainCosts
+    micro_batch_size: int
+    schedule: str
+    recompute: bool
+
+    @property
+    def problem(self) -> PlanningProblem:
+        """What is asked."""
+        return self.chain.problem
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """The accelerators in order."""
+        return fastest_devices(self.problem)
+
+    @cached_property
+    def speeds(self) -> tuple[float, ...]:
+        """Their speeds."""
+        return tuple(self.problem.cluster.devices[device].speed for device in self.devices)
+
+    @cached_property
+    def layers_s(self) -> list[float]:
+        """Seconds of each layer for a micro-batch at speed 1."""
+        size, again = self.micro_batch_size, float(self.recompute)
+        return [
+            layer.forward_s.at(size) * (1 + again) + layer.backward_s.at(size)
+            for layer in self.problem.profile.layers
+        ]
+
+    @cached_property
+    def prefix_s(self) -> list[float]:
+        """Seconds of the layers before each cut."""
+        return list(accumulate(self.layers_s, initial=0.0))
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of an iteration."""
+        return self.problem.global_batch // self.micro_batch_size
+
+    @property
+    def method(self) -> Method:
+        """BaPipe's name for the schedule on these accelerators."""
+        asynchronous = is_asynchronous(self.problem.cluster)
+        return method_of(self.schedule, asynchronous=asynchronous)
+
+    @cached_property
+    def transfers_s(self) -> list[float]:
+        """Seconds to send what crosses each cut one way, over the slowest link of the chain."""
+        cluster, down = self.problem.cluster, self.chain.runs.down
+        links = list(pairwise(self.devices))
+        slowest = max((1 / cluster.bandwidth(*link) for link in links), default=0.0)
+        latency_s = max((cluster.latency(*link) for link in links), default=0.0)
+        sizes = at(down, self.micro_batch_size).tolist()
+        return [latency_s + size * slowest if size > 0 else 0.0 for size in sizes]
+
+    def busy_s(self, stage: int, lo: int, hi: int) -> float:
+        """Forward and backward of a micro-batch on a stage's accelerator."""
+        return (self.prefix_s[hi] - self.prefix_s[lo]) / self.speeds[stage]
+
+    def needed_bytes(self, stages: int, stage: int, lo: int, hi: int) -> float:
+        """Peak memory of a stage (`penstock.plan.cost.device_memory_bytes`)."""
+        return needed_bytes(self.costs, stage, lo, hi, self.depth(stages, stage), self.recompute)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What layers cost on each accelerator, which is a group and a kind of its own."""
+        rows = [(self.micro_batch_size,)] * len(self.devices)
+        return self.chain.costs([(device,) for device in self.devices], rows)
+
+    def depth(self, stages: int, stage: int) -> int:
+        """Micro-batches in flight, for BaPipe's own schedules by its table."""
+        if self.schedule == self.method:
+            kept = features_kept(self.method, stage=stage, stages=stages)
+            return min(kept, self.micro_batches)
+        return depth_function(self.schedule)(stages - stage, self.micro_batches)
+
+    def cuts(self) -> tuple[int, ...]:
+        """Balanced, coarse where a link is slow, tuned to memory; empty where nothing fits."""
+        layers = len(self.layers_s)
+        cuts = inter_layer_cuts(self.layers_s, self.speeds, range(1, layers))
+        if not self.transfers_keep_up(cuts):
+            coarse = coarse_cuts(self.transfers_s, self.bottleneck_s(cuts))
+            cuts = inter_layer_cuts(self.layers_s, self.speeds, coarse)
+        stages = len(cuts) - 1
+        devices = self.problem.cluster.devices
+        return memory_fine_tuned(
+            cuts,
+            [devices[device].memory_bytes for device in self.devices[:stages]],
+            lambda stage, lo, hi: self.needed_bytes(stages, stage, lo, hi),
+            self.busy_s,
+        )
+
+    def transfers_keep_up(self, cuts: tuple[int, ...]) -> bool:
+        """Whether no boundary takes longer to cross than a stage computes."""
+        return all(self.transfers_s[cut] <= self.bottleneck_s(cuts) for cut in cuts[1:-1])
+
+    def bottleneck_s(self, cuts: tuple[int, ...]) -> float:
+        """The slowest stage."""
+        return max(self.busy_s(s, lo, hi) for s, (lo, hi) in enumerate(pairwise(cuts)))
+
+    def estimate_s(self, cuts: tuple[int, ...]) -> float:
+        """BaPipe's mini-batch time of these cuts; on FPGAs with border layers split between stages.
+
+        Where a link is slower than computing, it sets the pace (`pace_s`).
+        """
+        stages = len(cuts) - 1
+        is_fpga = is_asynchronous(self.problem.cluster)
+        busy_s = self.split_bottleneck_s(stages) if is_fpga else self.bottleneck_s(cuts)
+        transfer_s = max(self.transfers_s[cut] for cut in cuts[1:-1]) if stages > 1 else 0.0
+        forward_s = busy_s * self.forward_part
+        pace = pace_s(
+            self.method,
+            forward_s=forward_s,
+            backward_s=busy_s - forward_s,
+            transfer_s=transfer_s,
+        )
+        return mini_batch_s(
+            self.method,
+            micro_batches=self.micro_batches,
+            stages=stages,
+            busy_s=pace,
+            transfer_s=transfer_s,
+        )
+
+    @cached_property
+    def forward_part(self) -> float:
+        """The forwards' part of all computing."""
+        layers = range(len(self.layers_s))
+        forward_s = self.problem.profile.forward_s(layers, self.micro_batch_size)
+        return min(1.0, forward_s / self.prefix_s[-1]) if self.prefix_s[-1] > 0 else 0.0
+
+    def split_bottleneck_s(self, stages: int) -> float:
+        """The slowest stage where layers on the borders are split (intra-layer partition)."""
+        speeds = self.speeds[:stages]
+        shares = intra_layer_shares(self.layers_s, speeds)
+        return max(
+            sum(self.layers_s[share.layer] * share.fraction for share in stage) / speed
+            for stage, speed in zip(shares, speeds, strict=True)
+        )
+
+    def plan(self, cuts: tuple[int, ...]) -> Plan:
+        """The plan with these cuts."""
+        return Plan(
+            stages=tuple(
+                Stage(range(lo, hi), (device,), (self.micro_batch_size,), self.recompute)
+                for (lo, hi), device in zip(pairwise(cuts), self.devices, strict=False)
+            ),
+            micro_batches=self.micro_batches,
+            micro_batch_size=self.micro_batch_size,
+            schedule=self.schedule,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a layer that one stage computes."""
+
+    layer: int
+    fraction: float
+
+
+def inter_layer_cuts(
+    times: Sequence[float], speeds: Sequence[float], allowed: Sequence[int]
+) -> tuple[int, ...]:
+    """Cut a chain so that every accelerator's share of the time is nearest to its share of speed.
+
+    The ``allowed`` cuts are inside the chain and rising. Cut ``k`` is the one whose prefix sum is
+    nearest to the share of the first ``k`` speeds; the first of equal ones. Each stage has at least
+    one layer. With too few allowed cuts there are fewer stages, with the first speeds.
+
+    >>> inter_layer_cuts([1, 1, 1, 1, 2], [1, 1, 2], [1, 2, 3, 4])
+    (0, 1, 3, 5)
+    """
+    prefix = list(accumulate(times, initial=0.0))
+    stages = min(len(speeds), len(allowed) + 1)
+    power = list(accumulate(speeds[:stages]))
+    cuts = [0]
+    first = 0
+    for k in range(stages - 1):
+        target = prefix[-1] * power[k] / power[-1]
+        last = len(allowed) - (stages - 2 - k)
+        best = min(range(first, last), key=lambda i: abs(prefix[allowed[i]] - target))
+        cuts.append(allowed[best])
+        first = best + 1
+    return (*cuts, len(times))
+
+
+def coarse_cuts(transfers_s: Sequence[float], stage_s: float) -> tuple[int, ...]:
+    """The cuts inside the chain whose transfer takes no longer than a stage computes.
+
+    This is BaPipe's coarse-grained partition. Layers whose boundary has more bytes than
+    ``a_th = stage compute x bandwidth`` become one block, so no transfer is slower than a stage.
+    ``transfers_s[cut]`` is the transfer at each cut, ends of the chain included.
+
+    >>> coarse_cuts([0.0, 5.0, 1.0, 2.0, 0.0], stage_s=2.0)
+    (2, 3)
+    """
+    return tuple(cut for cut in range(1, len(transfers_s) - 1) if transfers_s[cut] <= stage_s)
+
+
+def intra_layer_shares(
+    times: Sequence[float], speeds: Sequence[float]
+) -> tuple[tuple[Share, ...], ...]:
+    """Every accelerator's layers and parts of layers, so that all finish at the same time.
+
+    This is BaPipe's intra-layer partition. A layer on the border of two shares is split between
+    them, by channels or rows. Every accelerator works for ``sum of times / sum of speeds``. Layers
+    that take no time are left out.
+
+    >>> [[(s.layer, s.fraction) for s in stage] for stage in intra_layer_shares([8, 2, 2], [1, 1])]
+    [[(0, 0.75)], [(0, 0.25), (1, 1.0), (2, 1.0)]]
+    """
+    prefix = list(accumulate(times, initial=0.0))
+    ends = [prefix[-1] * power / sum(speeds) for power in accumulate(speeds, initial=0.0)]
+    shares: list[tuple[Share, ...]] = []
+    for start, end in pairwise(ends):
+        parts = [
+            (layer, min(end, prefix[layer + 1]) - max(start, prefix[layer]))
+            for layer in range(len(times))
+        ]
+        shares.append(tuple(Share(layer, part / times[layer]) for layer, part in parts if part > 0))
+    return tuple(shares)
+
+
+def memory_fine_tuned(
+    cuts: tuple[int, ...],
+    memory_bytes: Sequence[float],
+    needed_bytes: Callable[[int, int, int], float],
+    busy_s: Callable[[int, int, int], float],
+) -> tuple[int, ...]:
+    """Cuts with which every stage fits, found by moving border layers; empty where none is found.
+
+    The stage that exceeds its memory most gives its first or last layer to the neighbour with the
+    most free memory. If both have as much, the move that leaves the shorter bottleneck is taken. No
+    move returns to cuts seen before. The search ends after as many moves as layers times stages.
+    ``needed_bytes(stage, lo, hi)`` and ``busy_s(stage, lo, hi)`` are those of a run of layers on a
+    stage's accelerator.
+    """
+    seen = {cuts}
+    for _ in range(cuts[-1] * len(memory_bytes) + 1):
+        excess = [
+            needed_bytes(s, lo, hi) - memory_bytes[s] for s, (lo, hi) in enumerate(pairwise(cuts))
+        ]
+        fullest = max(range(len(excess)), key=lambda s: excess[s])
+        if excess[fullest] <= 0:
+            return cuts
+        moves = [
+            (excess[neighbour], bottleneck(moved, busy_s), moved)
+            for neighbour, moved in border_moves(cuts, fullest)
+            if moved not in seen
+        ]
+        if not moves:
+            return ()
+        cuts = min(moves)[2]
+        seen.add(cuts)
+    return ()
+
+
+def border_moves(cuts: tuple[int, ...], stage: int) -> list[tuple[int, tuple[int, ...]]]:
+    """The neighbours of a stage, each with the cuts after it took over a border layer."""
+    if cuts[stage + 1] - cuts[stage] < 2:
+        return []
+    moves: list[tuple[int, tuple[int, ...]]] = []
+    if stage > 0:
+        moves.append((stage - 1, (*cuts[:stage], cuts[stage] + 1, *cuts[stage + 1 :])))
+    if stage + 2 < len(cuts):
+        moves.append((stage + 1, (*cuts[: stage + 1], cuts[stage + 1] - 1, *cuts[stage + 2 :])))
+    return moves
+
+
+def bottleneck(cuts: tuple[int, ...], busy_s: Callable[[int, int, int], float]) -> float:
+    """The slowest stage."""
+    return max(busy_s(s, lo, hi) for s, (lo, hi) in enumerate(pairwise(cuts)))

@@ -8,7 +8,6 @@ from math import inf
 
 import numpy as np
 
-from penstock.plan.candidate import Candidate
 from penstock.plan.compiled_cost import (
     FULL,
     RECOMPUTE_MODES,
@@ -24,7 +23,7 @@ from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.run_tables import prefix_sums
-from penstock.planners.choice import best_candidate
+from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
 from penstock.planners.dapple.groups import Groups
 from penstock.planners.dapple.kernel import SearchInputs, explored

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.borrowed import borrowed
+from penstock.flat_record import borrowed
 from penstock.kernels import compiled
 from penstock.plan.compiled_cost import (
     ALWAYS,

@@ -11,13 +11,12 @@ import numpy as np
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.link_matrices import link_matrices
 from penstock.kernels import compiled
-from penstock.plan.candidate import Candidate
 from penstock.plan.cost import rows_by_speed
 from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.run_tables import Floats, Integers, RunTables, at, run_tables, runs_at
-from penstock.planners.choice import best_candidate
+from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
 
 __all__ = ["Level", "levels_of", "pipedream", "pipedream_candidates"]
@@ -42,7 +41,7 @@ def levels_of(cluster: Cluster) -> tuple[tuple[int, ...], tuple[Level, ...]]:
     than every link between two: devices in hosts, hosts in racks. Where links part them in no such
     way there is one level, of all devices.
 
-    >>> from penstock.cluster.presets import find_cluster
+    >>> from penstock.cluster.toml_file import find_cluster
     >>> [level.workers for level in levels_of(find_cluster("dapple-a"))[1]]
     [8, 2]
     >>> [level.workers for level in levels_of(find_cluster("dapple-b"))[1]]

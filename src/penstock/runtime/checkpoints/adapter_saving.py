@@ -10,7 +10,7 @@ import torch
 
 from penstock.errors import BadInput
 from penstock.runtime.checkpoints.weight_saving import begin, cannot_write, rename
-from penstock.runtime.processes.gathering import gathered
+from penstock.runtime.processes.waiting import gathered
 from penstock.runtime.rank import Worker
 from penstock.runtime.weights.pretrained import is_adapted
 from penstock.runtime.weights.safetensors_file import write_tensors

@@ -25,7 +25,7 @@ from penstock.runtime.checkpoints.loader_state import (
 )
 from penstock.runtime.processes.watch import doing
 from penstock.runtime.rank import Worker
-from penstock.runtime.stages.replay import random_state, restore_random_state
+from penstock.runtime.stages.random_stream import random_state, restore_random_state
 from penstock.runtime.steps.training import Training, merged_states
 from penstock.runtime.weights.safetensors_file import StoredTensor
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.commit import commit, make_durable
+from penstock.runtime.checkpoints.writer import commit, make_durable
 from penstock.runtime.rank import Worker
 from penstock.runtime.weights.directory import INDEX_FILE, SINGLE_FILE, shard_name
 from penstock.runtime.weights.safetensors_file import write_tensors

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import torch
 
-from penstock.runtime.gradients.bucket import GradientBucket, place_gradients
+from penstock.runtime.gradients.buckets import GradientBucket, place_gradients
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.opening_segments import open_memory
 from penstock.runtime.transport.segments import CACHE_LINE_BYTES, Segments, Word

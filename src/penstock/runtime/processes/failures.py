@@ -9,8 +9,7 @@ from itertools import count
 from torch.distributed import distributed_c10d
 
 from penstock.errors import RunFailed, Stalled
-from penstock.runtime.processes.torch_texts import connection_is_lost
-from penstock.runtime.processes.watch import WATCH
+from penstock.runtime.processes.watch import WATCH, connection_is_lost
 from penstock.runtime.processes.world import World
 
 __all__ = ["AbortNote", "Failures", "PeerFailed", "PeerVanished"]

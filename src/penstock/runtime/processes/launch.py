@@ -42,8 +42,7 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from penstock import errors
 from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
 from penstock.machine import usable_cores
-from penstock.runtime.processes.shortage import shortage_words
-from penstock.runtime.processes.stopped import wait_unless_stopped
+from penstock.runtime.processes.stopped import shortage_words, wait_unless_stopped
 from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
 from penstock.runtime.processes.watch import WATCH
 

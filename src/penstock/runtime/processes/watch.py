@@ -4,6 +4,11 @@ A thread writes this rank's position into the store twice a second. It reads pla
 the runtime sets, so an action costs nothing more. A rank that has waited for some seconds reads the
 positions of all. A process that is stopped writes none. The thread also ends a process whose data
 do not come: all ranks may wait for theirs, and then none waits for another.
+
+The texts by which errors of torch are told apart, for which torch has no types or attributes.
+
+Gloo raises a plain `RuntimeError` for everything. All such texts are here, and a test provokes each
+of these errors.
 """
 
 import atexit
@@ -24,7 +29,6 @@ import torch.distributed as dist
 
 from penstock.errors import RunFailed, Stalled
 from penstock.runtime.processes.positions import Position, chain, circle
-from penstock.runtime.processes.torch_texts import link_is_cut
 
 __all__ = [
     "BEAT_S",
@@ -33,8 +37,11 @@ __all__ = [
     "RARE_LIMIT_S",
     "WATCH",
     "CurrentWait",
+    "connection_is_lost",
     "doing",
     "finish",
+    "has_timed_out",
+    "link_is_cut",
     "say_and_end",
 ]
 
@@ -354,3 +361,18 @@ def finish(work: dist.Work | None, what: str, meeting: str = "") -> None:
                     WATCH.explained(f"rank {WATCH.rank} waited {RARE_LIMIT_S:g} s for {what}")
                 )
             WATCH.check()
+
+
+def has_timed_out(failure: BaseException) -> bool:
+    """Whether an operation of a process group ended because its time limit was over."""
+    return "imed out" in str(failure) or "imeout" in str(failure)
+
+
+def connection_is_lost(failure: BaseException) -> bool:
+    """Whether an operation of a Gloo group ended because another rank has left the group."""
+    return "gloo/transport/tcp" in str(failure) and not has_timed_out(failure)
+
+
+def link_is_cut(failure: BaseException) -> bool:
+    """Whether a store's host is silent; otherwise the process that serves the store has ended."""
+    return "timed out" in str(failure)

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from penstock.capture.batch_norms import BATCH_NORM_OPERATORS
 from penstock.capture.bucket_stage import graphs_in
-from penstock.capture.torch_calls import TorchCalls
+from penstock.capture.torch_calls import BATCH_NORM_OPERATORS, TorchCalls
 
 __all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
 

@@ -1,6 +1,7 @@
 """Builds the stages that this rank holds from a model and a plan."""
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,8 +22,9 @@ from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of
 from penstock.runtime.stages.runner import ModuleRunner
 from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of
 from penstock.runtime.weights.safetensors_file import StoredTensor
+from penstock.words import numbered
 
-__all__ = ["build_stages", "check_layers", "check_plan_fits", "graph_of", "runner_of"]
+__all__ = ["build_stages", "check_layers", "check_plan_fits", "graph_of", "module_for", "runner_of"]
 
 
 def graph_of(
@@ -163,3 +165,43 @@ def runner_of(
     if parts:
         return PartlyRecomputed(program, parts, device, **options)
     return ModuleRunner(program, device, **options)
+
+
+def module_for(
+    name: str,
+    graph: LayerGraph,
+    programs: Mapping[int, StageProgram],
+    holders: Mapping[str, tuple[int, ...]],
+    rank: int,
+) -> nn.Module:
+    """The module in ``programs`` that holds ``name``, a part of the model.
+
+    ``name`` is a submodule, parameter or buffer of the model. ``holders[tensor]`` are the ranks
+    that hold a parameter or buffer, by its first name.
+
+    Raises:
+        BadInput: the name is unknown, has no parameters or buffers, or is on other ranks.
+    """
+    first = graph.tied_names.get(name, name)
+    below = f"{first}."
+    wanted = [held for held in holders if held == first or held.startswith(below)]
+    if not wanted:
+        near = get_close_matches(name, sorted(known_names({*holders, *graph.tied_names})), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "see model.named_parameters()"
+        raise BadInput(
+            f"the model has no parameter or buffer '{name}', and no module of that name with any; "
+            f"{hint}"
+        )
+    path = first.rpartition(".")[0] if wanted == [first] else first
+    for program in programs.values():
+        own = {n for n, _ in (*program.module.named_parameters(), *program.module.named_buffers())}
+        if own & {*wanted, *(other for other, n in graph.tied_names.items() if n in wanted)}:
+            return program.module.get_submodule(path)
+    ranks = sorted({holder for held in wanted for holder in holders[held]})
+    raise BadInput(f"'{name}' is held by {numbered('rank', ranks)}, not by rank {rank}; ask there")
+
+
+def known_names(tensors: Iterable[str]) -> set[str]:
+    """The names of ``tensors`` and of the modules that contain them."""
+    parts = [name.split(".") for name in tensors]
+    return {".".join(path[:k]) for path in parts for k in range(1, len(path) + 1)}

@@ -15,11 +15,12 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from penstock.capture.accumulating_linear import LARGE, accumulating_linear
 from penstock.capture.bucket_stage import BucketStage
 from penstock.capture.deferred_weights import (
+    LARGE,
     DeferredGradients,
     DeferredWeights,
+    accumulating_linear,
     deferred_addmm,
     deferred_linear,
 )

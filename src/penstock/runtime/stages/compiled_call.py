@@ -30,7 +30,7 @@ from penstock.runtime.stages.call import (
     stage_call,
     with_tensors_as_arguments,
 )
-from penstock.runtime.stages.replay import forward_state, replayed
+from penstock.runtime.stages.random_stream import forward_state, replayed
 
 __all__ = ["CompiledCall", "StageCompiler"]
 

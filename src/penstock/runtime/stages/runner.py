@@ -21,7 +21,7 @@ from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram, TensorSpec
 from penstock.capture.lengths import LengthsOf
 from penstock.runtime.stages.call import ModuleCall, StageCall, stage_call
-from penstock.runtime.stages.replay import ForwardState, forward_state, replayed
+from penstock.runtime.stages.random_stream import ForwardState, forward_state, replayed
 from penstock.schedule.action import ActionKind
 
 __all__ = ["LossTerm", "ModuleRunner", "StageInputs", "StageRunner", "Tensors", "Work", "edge_of"]

@@ -29,13 +29,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from penstock.capture.deferred_weights import DeferredGradients
-from penstock.capture.kept_buffers import kept_buffers
 from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.materialise import named_tensors
 from penstock.capture.tensor_split import SplitTable, divided_dims
+from penstock.capture.training_flags import kept_buffers
 from penstock.errors import BadInput
-from penstock.plan.can_run import stage_refusal
+from penstock.plan.ordering import stage_refusal
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import make_groups
 from penstock.runtime.processes.waiting import await_work

@@ -16,8 +16,8 @@ from typing import Literal, TypeAlias
 import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
-from penstock.capture.kept_buffers import kept_buffers
 from penstock.capture.layer_graph import LayerGraph, StageProgram, TensorSpec
+from penstock.capture.training_flags import kept_buffers
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.plan import Stage
 from penstock.runtime.metrics import NoTerms

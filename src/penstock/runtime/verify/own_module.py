@@ -27,11 +27,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.as_trained import as_trained
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.loss_weight import call_weight
 from penstock.capture.torch_calls import TorchCalls
-from penstock.runtime.stages.replay import random_state, restore_random_state
+from penstock.capture.training_flags import as_trained
+from penstock.runtime.stages.random_stream import random_state, restore_random_state
 from penstock.runtime.verify.result import Values
 from penstock.runtime.verify.without_dropout import WithoutDropout
 

@@ -5,8 +5,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from penstock.schedule.families.blocks import Blocks, Numbers, even_blocks, short_blocks
 from penstock.schedule.families.early_backward import one_f_one_b
+from penstock.schedule.families.interleaved import Blocks, Numbers, even_blocks, short_blocks
 from penstock.schedule.family import Family
 from penstock.schedule.fitting import checked_fit, fits, rounds_of
 from penstock.schedule.schedule import Schedule
@@ -23,7 +23,7 @@ def hanayo(shape: PipelineShape) -> Schedule:
     number of groups. The micro-batches of a block pass the first wave one after the other, then the
     next wave. Backwards do the same from the other end.
 
-    >>> from penstock.schedule.placement import folded
+    >>> from penstock.schedule.shape import folded
     >>> print(hanayo(PipelineShape(stages=4, micro_batches=3, placement=folded(2, 2))))
     stage 0,3 0F0 0F1 3F0 3B0 0F2 3F1 3B1 0B0 3F2 3B2 0B1 0B2
     stage 1,2 1F0 2F0 1F1 2F1 2B0 1F2 1B0 2F2 2B1 1B1 2B2 1B2

@@ -1,8 +1,12 @@
 """Interleaved 1F1B: several chunks of the model on each device group, in rounds."""
 
-import numpy as np
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias
 
-from penstock.schedule.families.blocks import Blocks, Numbers, even_blocks, short_blocks
+import numpy as np
+import numpy.typing as npt
+
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.family import Family
 from penstock.schedule.fitting import checked_fit, fits, rounds_of
@@ -10,7 +14,65 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_from_slots
 
-__all__ = ["INTERLEAVED", "interleaved"]
+__all__ = [
+    "INTERLEAVED",
+    "Blocks",
+    "Numbers",
+    "breadth_first",
+    "even_blocks",
+    "interleaved",
+    "short_blocks",
+]
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """For every micro-batch: its index in its block, the block's width, and its first slot.
+
+    A block takes ``width`` slots in each round, at least as many as there are groups: the first
+    micro-batch of a block is back for the next round after that many slots.
+    """
+
+    within: Numbers
+    width: Numbers
+    begin: Numbers
+
+
+def even_blocks(shape: PipelineShape) -> Blocks:
+    """As many blocks as can hold one micro-batch a group; sizes differ by one, larger ones first.
+
+    >>> blocks = even_blocks(PipelineShape(stages=2, micro_batches=5))
+    >>> blocks.within.tolist(), blocks.width.tolist()
+    ([0, 1, 2, 0, 1], [3, 3, 3, 2, 2])
+    """
+    blocks = max(1, shape.micro_batches // shape.groups)
+    size, larger = divmod(shape.micro_batches, blocks)
+    return blocks_of_sizes([size + 1] * larger + [size] * (blocks - larger), shape)
+
+
+def short_blocks(shape: PipelineShape) -> Blocks:
+    """Blocks of one micro-batch a group; the last block holds the remainder.
+
+    >>> blocks = short_blocks(PipelineShape(stages=2, micro_batches=5))
+    >>> blocks.within.tolist(), blocks.width.tolist()
+    ([0, 1, 0, 1, 0], [2, 2, 2, 2, 2])
+    """
+    blocks, left = divmod(shape.micro_batches, shape.groups)
+    return blocks_of_sizes([shape.groups] * blocks + [left] * (left > 0), shape)
+
+
+def blocks_of_sizes(sizes: list[int], shape: PipelineShape) -> Blocks:
+    """Blocks of these sizes in micro-batches, one after the other over all rounds of the shape."""
+    rounds = shape.stages // shape.groups
+    widths = [max(size, shape.groups) for size in sizes]
+    begins = [rounds * begin for begin in accumulate(widths, initial=0)]
+    return Blocks(
+        within=np.concatenate([np.arange(size) for size in sizes]),
+        width=np.repeat(widths, sizes),
+        begin=np.repeat(begins[:-1], sizes),
+    )
 
 
 def interleaved(shape: PipelineShape) -> Schedule:
@@ -21,7 +83,7 @@ def interleaved(shape: PipelineShape) -> Schedule:
     chunks a group, group ``r`` warms up with ``2 (p - 1 - r) + (v - 1) p`` forwards, then
     alternates.
 
-    >>> from penstock.schedule.placement import looped
+    >>> from penstock.schedule.shape import looped
     >>> print(interleaved(PipelineShape(stages=4, micro_batches=4, placement=looped(2, 2))))
     stage 0,2 0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3
     stage 1,3 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
@@ -72,3 +134,34 @@ def interleaved_in_blocks(shape: PipelineShape, blocks: Blocks, slots_per_hop: i
 
 
 INTERLEAVED = Family(interleaved, "looped")
+
+
+def breadth_first(shape: PipelineShape) -> Schedule:
+    """Looped GPipe (Breadth-First Pipeline Parallelism, MLSys 2023, section 4.1).
+
+    >>> from penstock.schedule.shape import looped
+    >>> print(breadth_first(PipelineShape(stages=4, micro_batches=2, placement=looped(2, 2))))
+    stage 0,2 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
+    stage 1,3 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
+
+    The bubble is that of interleaved 1F1B: ``(p - 1) (F + B) / v`` for ``v`` chunks on each of
+    ``p`` groups and at least ``p`` micro-batches. Every group holds all micro-batches. In return
+    the weights of a chunk are used in one go, and its gradients are complete early.
+    Backwards run in the order of the forwards, as in `early_backward.gpipe`.
+
+    Raises:
+        BadInput: the placement is not looped, or a limit is below the number of micro-batches.
+    """
+    rounds_of(shape, "looped", "breadth-first")
+    width = max(shape.groups, shape.micro_batches)
+    chunks, ranks = np.divmod(np.arange(shape.stages)[:, None], shape.groups)
+    forwards = chunks * width + ranks + np.arange(shape.micro_batches)
+    return checked_fit(
+        # The backwards pass the stages in the reverse order of the forwards.
+        schedule_from_slots(shape, forwards, int(forwards.max()) + 1 + forwards[::-1]),
+        shape,
+        "breadth-first",
+    )
+
+
+BREADTH_FIRST = Family(breadth_first, "looped")

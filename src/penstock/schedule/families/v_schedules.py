@@ -59,7 +59,7 @@ FourSlots: TypeAlias = tuple[Slots, Slots, Slots, Slots]
 def zb_v(shape: PipelineShape) -> Schedule:
     """No bubble, with the memory of 1F1B (Zero Bubble, ICLR 2024, ZB-V).
 
-    >>> from penstock.schedule.placement import folded
+    >>> from penstock.schedule.shape import folded
     >>> print(zb_v(PipelineShape(stages=4, micro_batches=3, placement=folded(2, rounds=2))))
     stage 0,3 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 0I1 3W2 0I2 0W1 0W2
     stage 1,2 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
@@ -93,7 +93,7 @@ def zb_v(shape: PipelineShape) -> Schedule:
 def v_half(shape: PipelineShape) -> Schedule:
     """Half of 1F1B's memory and half of its bubble (Controllable Memory, V-Half).
 
-    >>> from penstock.schedule.placement import folded
+    >>> from penstock.schedule.shape import folded
     >>> print(v_half(PipelineShape(stages=4, micro_batches=3, placement=folded(2, rounds=2))))
     stage 0,3 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0I0 3I1 0W0 3W1 3F2 3I2 0I1 3W2 0I2 0W1 0W2
     stage 1,2 1F0 2F0 1F1 2F1 2I0 1I0 2W0 1F2 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
@@ -125,7 +125,7 @@ def half_pattern(shape: PipelineShape) -> Pattern:
 def v_min(shape: PipelineShape) -> Schedule:
     """A third of 1F1B's memory and two thirds of its bubble (Controllable Memory, V-Min).
 
-    >>> from penstock.schedule.placement import folded
+    >>> from penstock.schedule.shape import folded
     >>> print(v_min(PipelineShape(stages=8, micro_batches=3, placement=folded(4, rounds=2))))
     stage 0,7 0F0 0F1 7F0 7I0 0F2 7W0 7F1 7I1 0I0 7W1 0W0 7F2 7I2 0I1 7W2 0W1 0I2 0W2
     stage 1,6 1F0 6F0 1F1 6I0 6W0 6F1 1F2 1I0 6I1 1W0 6W1 6F2 1I1 6I2 1W1 6W2 1I2 1W2

@@ -18,7 +18,7 @@ from penstock import kernels
 
 # The helpers of compiled functions carry no type annotations: numba infers their types.
 # pyright: basic
-from penstock.borrowed import borrowed
+from penstock.flat_record import borrowed
 
 __all__ = ["LoopCosts", "filled", "loop", "rearranged"]
 

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.borrowed import borrowed
+from penstock.flat_record import borrowed
 from penstock.kernels import compiled
 
 __all__ = ["ScheduleArrays", "Wishes", "keys_of", "list_order"]
