@@ -1,7 +1,6 @@
 """What a training run displays: a live line on a terminal, plain lines elsewhere."""
 
 import sys
-from io import StringIO
 from typing import Protocol, TextIO
 
 from rich.console import Console
@@ -72,9 +71,9 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """A line every few steps, for logs."""
+    """A line every few steps, for logs; without a ``stream`` nothing."""
 
-    def __init__(self, start: int, steps: int, stream: TextIO) -> None:
+    def __init__(self, start: int, steps: int, stream: TextIO | None) -> None:
         self._every = max(1, (steps - start) // PLAIN_LINES)
         self._steps = steps
         self._stream = stream
@@ -89,7 +88,8 @@ class PlainDisplay:
 
     def note(self, text: str) -> None:
         """Print a line."""
-        print(text, file=self._stream, flush=True)
+        if self._stream is not None:
+            print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Nothing to restore."""
@@ -99,7 +99,7 @@ def display_for(start: int, steps: int, *, shown: bool) -> TrainingDisplay:
     """The display that suits standard error; none unless ``shown``."""
     if shown and sys.stderr.isatty():
         return LiveDisplay(start, steps)
-    return PlainDisplay(start, steps, sys.stderr if shown else StringIO())
+    return PlainDisplay(start, steps, sys.stderr if shown else None)
 
 
 def show_cursor() -> None:

@@ -10,9 +10,9 @@ wait may be for ever:
 
 The window is wide enough to exclude this for the orders of all ranks, and for a mebibyte of
 messages: a wait hands the core to the peer, which takes longer than to send a small message. A
-receiver expects as many
-messages ahead, and what it expects can arrive. So a sender may be two windows ahead before it
-waits, which is more micro-batches than schedules with early backwards have under way.
+receiver expects as many messages ahead, and what it expects can arrive. So a sender may be two
+windows ahead before it waits, which is more micro-batches than schedules with early backwards have
+under way.
 """
 
 from collections.abc import Collection, Iterable, Sequence
