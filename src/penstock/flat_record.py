@@ -10,10 +10,9 @@ sixty addresses. Here all lists lie in one int64 array, whose first places say w
         state.now_s += 1.0
         state.busy[3] = 1
 
-Real numbers take the same eight bytes as whole ones. As with `penstock.flat_record`, places are not
+Real numbers take the same eight bytes as whole ones. As with `borrowed`, places are not
 checked, and the caller keeps the array alive.
 """
-
 
 # numba has no types: what it makes is unknown to a strict checker.
 # pyright: basic
@@ -23,9 +22,6 @@ from typing import Any, TypeAlias
 from llvmlite import ir
 from numba.core.datamodel.models import PrimitiveModel
 from numba.core.datamodel.registry import register_default
-
-# numba is untyped, so a strict type checker knows nothing about its results.
-# pyright: basic
 from numba.core.errors import TypingError
 from numba.core.imputils import lower_getattr_generic, lower_setattr_generic
 from numba.core.types import Array, BaseTuple, CPointer, Type, float64, int64

@@ -26,17 +26,15 @@ from penstock.plan.cost_tables import whole_chain
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.coarse_chain import device_line, few_sizes, few_sizes_for_tables, likely_cuts
-from penstock.planners.spp.partition import partition
-from penstock.planners.spp.spp import (
-    MOST_CUTS,
+from penstock.planners.spp.device_order import (
     device_weights,
     merge_twins,
     minimum_cut,
     ordered_by_minimum_cuts,
     recursive_device_order,
-    spp,
-    spp_on_order,
 )
+from penstock.planners.spp.partition import partition
+from penstock.planners.spp.spp import MOST_CUTS, spp, spp_on_order
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile

@@ -1,9 +1,9 @@
 """Plans whose devices, engines and ports are loaded evenly."""
 
-from math import inf
-
 # Helpers of compiled functions have no types of their own: numba finds them.
 # pyright: basic
+
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
