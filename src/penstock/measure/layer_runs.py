@@ -11,7 +11,7 @@ from torch import nn
 from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.capture.training_flags import kept_buffers
 from penstock.measure.clock import Stopwatch, work_s
-from penstock.measure.stand_ins import is_on_meta, with_values
+from penstock.capture.stand_ins import is_on_meta, with_values
 
 __all__ = [
     "LayerRun",

@@ -28,7 +28,7 @@ from penstock.measure.layer_runs import (
 from penstock.measure.links import kind_of, usable_cores
 from penstock.measure.machine_load import LoadWatch
 from penstock.measure.same_work import edges_of, parameters_of, work_of
-from penstock.measure.stand_ins import is_on_meta
+from penstock.capture.stand_ins import is_on_meta
 from penstock.profile.model_profile import (
     LayerCost,
     ModelProfile,

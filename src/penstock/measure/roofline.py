@@ -47,7 +47,7 @@ from penstock.measure.layer_runs import (
 )
 from penstock.measure.layer_times import PassSeconds
 from penstock.measure.same_work import edges_of, parameters_of, work_of
-from penstock.measure.stand_ins import standing_in
+from penstock.capture.stand_ins import standing_in
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 
 __all__ = ["EqualLayers", "estimate_profile"]

@@ -7,7 +7,7 @@ from math import sqrt
 import torch
 from torch import nn
 
-__all__ = ["is_on_meta", "standing_in", "with_values"]
+__all__ = ["is_on_meta", "made_up", "standing_in", "with_values"]
 
 DRAWN_VALUES = 1 << 20
 """At most this many random values are drawn, then repeated: drawing is slower than copying."""

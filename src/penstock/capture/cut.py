@@ -1,0 +1,370 @@
+"""Cuts a recorded program into layers, and finds what crosses from one to another.
+
+A layer is a run of events that begins at a heavy call: of a unit that holds a matrix, or of a
+function that reads one. Between two heavy calls, the cut is where the fewest bytes cross:
+
+    block.attention   dropout   add   block.norm   block.mlp
+                    2         2 tensors          2          cut after add: 1 tensor
+                                    ^
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import nn
+
+from penstock.capture.layer_graph import ParameterUse, TensorSpec
+from penstock.capture.record.example import Recorded
+from penstock.capture.record.recording import Event
+from penstock.capture.record.sizes import BatchSize, Formula
+from penstock.capture.record.user_program import UserProgram
+
+__all__ = ["Crossing", "Cut", "LengthFormula"]
+
+_COST_OF_UNORDERED_ROWS = 1 << 60
+
+_PRODUCTS = frozenset(
+    [
+        *("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "einsum", "embedding"),
+        *("conv1d", "conv2d", "conv3d", "bilinear", "tensordot", "baddbmm", "mv"),
+    ]
+)
+_VIEWS = frozenset(["view", "reshape", "flatten", "contiguous", "clone", "unflatten"])
+
+
+@dataclass(frozen=True)
+class LengthFormula:
+    """A size, for one sample, as a formula of the lengths of a batch."""
+
+    formula: Formula
+
+    def at(self, lengths: Sequence[int]) -> int:
+        """The size for these lengths."""
+        return self.formula.at(BatchSize(1, tuple(lengths)))
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value that layers after its maker read."""
+
+    value: int
+    maker: int
+    readers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the samples of a value are: dimension ``dim`` (-1: none) has ``each`` rows a sample."""
+
+    dim: int
+    each: Formula
+
+
+_ONE = Formula((((), 1),))
+
+
+class Cut:
+    """The layers of a record: ``names``, and the event at which each begins, then the end."""
+
+    def __init__(self, recorded: Recorded, program: UserProgram) -> None:
+        self.recorded, self.record = recorded, recorded.record
+        self.program = program
+        self.end = len(self.record.events)
+        self._find_readers()
+        self.names, self.bounds = self._layers()
+        self.layer_of = [0] * self.end
+        for layer, (lo, hi) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            self.layer_of[lo:hi] = [layer] * (hi - lo)
+
+    # Values.
+
+    def _find_readers(self) -> None:
+        """For each value that depends on stages: the calls that read it, or ask for its values."""
+        record = self.record
+        self.readers: dict[int, list[int]] = defaultdict(list)
+        self.asked: dict[int, list[int]] = defaultdict(list)
+        for number, event in enumerate(record.events):
+            for value in event.reads:
+                if value in record.dependent and record.values[value].maker < number:
+                    (self.asked if event.asks else self.readers)[value].append(number)
+        self.readers[self.recorded.loss].append(self.end - 1)
+
+    def last_read(self, value: int) -> int:
+        """The last event that reads a value; control flow on values is every later stage's."""
+        if value in self.asked:
+            return self.end - 1
+        return max(self.readers[value])
+
+    @cached_property
+    def _rows(self) -> list[Rows | None]:
+        """Where the samples of each value are; None if its size is no multiple of the samples."""
+        return [self._rows_of(formulas) for formulas in self.recorded.sizes.formulas]
+
+    def _rows_of(self, formulas: tuple[Formula, ...] | None) -> Rows | None:
+        if formulas is None:
+            return None
+        found = [(dim, formula) for dim, formula in enumerate(formulas) if formula.has_samples]
+        if not found:
+            return Rows(-1, _ONE)
+        if len(found) > 1:
+            return None
+        each = found[0][1].each_sample()
+        return None if each is None else Rows(found[0][0], each)
+
+    def can_cross(self, value: int) -> bool:
+        """Whether a value can be sent: known size, and made where it can be taken."""
+        return self.record.values[value].crossable and self._rows[value] is not None
+
+    @cached_property
+    def _ordered(self) -> set[int]:
+        """Values with several rows a sample that are known to be sample after sample."""
+        found: set[int] = set()
+        for number, rows in enumerate(self._rows):
+            if rows is None or rows.dim != 0 or rows.each == _ONE:
+                continue
+            event = self.record.events[self.record.values[number].maker]
+            if event.address[0] == "" or self._keeps_order(event, rows, found):
+                found.add(number)
+        return found
+
+    def _keeps_order(self, event: Event, rows: Rows, ordered: set[int]) -> bool:
+        """Whether a call takes rows in order, and gives as many; or flattens samples in order."""
+        for value in event.reads:
+            own = self._rows[value]
+            if own is None or own.dim != 0:
+                continue
+            if own.each == rows.each and value in ordered:
+                return True
+            if own.each == _ONE and not event.is_unit and event.address[1] in _VIEWS:
+                return True
+        return False
+
+    @cached_property
+    def _sampled(self) -> set[int]:
+        """Values that depend on samples."""
+        found: set[int] = set()
+        for number, value in enumerate(self.record.values):
+            reads = self.record.events[value.maker].reads
+            if self.recorded.sizes.has_samples(number) or any(read in found for read in reads):
+                found.add(number)
+        return found
+
+    def spec(self, value: int, name: str = "", *, requires_grad: bool | None = None) -> TensorSpec:
+        """A value as a tensor that is sent."""
+        known, rows = self.record.values[value], self._rows[value]
+        formulas = self.recorded.sizes.formulas[value]
+        assert rows is not None and formulas is not None
+        samples = self.recorded.size.samples
+        lengths = self.recorded.size.lengths
+        if rows.dim < 0:
+            reduced = value in self._sampled
+        else:
+            reduced = rows.each != _ONE and value not in self._ordered
+        varying = tuple(
+            (dim, LengthFormula(formula))
+            for dim, formula in enumerate(formulas)
+            if dim != rows.dim and not formula.is_constant
+        )
+        each = rows.each.at(BatchSize(samples, lengths))
+        return TensorSpec(
+            name or f"v{value}",
+            known.shape,
+            known.dtype,
+            rows.dim,
+            each,
+            self._needs_grad[value] if requires_grad is None else requires_grad,
+            reduced,
+            varying,
+            None if rows.each.is_constant else LengthFormula(rows.each),
+        )
+
+    @cached_property
+    def _trained(self) -> tuple[bool, ...]:
+        """Which parameters require a gradient now."""
+        return self._flags()
+
+    def _flags(self) -> tuple[bool, ...]:
+        return tuple(p.requires_grad for p in self.program.tensors.parameters.values())
+
+    @cached_property
+    def _needs_grad(self) -> list[bool]:
+        """Which values require a gradient: those that would, and are made of what is trained."""
+        tensors = self.program.tensors
+        trained = dict(zip(tensors.parameters, self._trained, strict=True))
+        of_unit: dict[str, bool] = {}
+        found = [False] * len(self.record.values)
+        for number, event in enumerate(self.record.events):
+            needs = any(found[value] for value in event.reads)
+            needs = needs or any(trained[tensors.tied.get(n, n)] for n in event.params)
+            if event.is_unit and not needs:
+                path = event.address[0]
+                if path not in of_unit:
+                    own = self.program.module(path).parameters()
+                    of_unit[path] = any(parameter.requires_grad for parameter in own)
+                needs = of_unit[path]
+            for value in event.makes:
+                known = self.record.values[value]
+                if known.maker == number:
+                    found[value] = needs and known.grad
+        return found
+
+    def follow_flags(self) -> bool:
+        """Take up which parameters require a gradient now; returns whether that has changed."""
+        if self._flags() == self._trained:
+            return False
+        for name in ("_trained", "_needs_grad", "parameter_uses"):
+            self.__dict__.pop(name, None)
+        return True
+
+    # Layers.
+
+    def _layers(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        heavy = self._heavy_events()
+        costs = self._costs()
+        names, bounds = [heavy[0][1]], [0]
+        for (before, _), (number, name) in zip(heavy, heavy[1:], strict=False):
+            places = [p for p in range(before + 1, number + 1) if costs[p] is not None]
+            if places:
+                # At equal cost the last, so that what follows a product is in its layer.
+                bounds.append(min(places, key=lambda p: (costs[p] or 0, -p)))
+                names.append(name)
+        return distinct(names), (*bounds, self.end)
+
+    def _heavy_events(self) -> list[tuple[int, str]]:
+        """Where layers may begin, each with its name."""
+        found: list[tuple[int, str]] = []
+        looked_up = False
+        tensors = self.program.tensors
+        for number, event in enumerate(self.record.events):
+            name = ""
+            looks_up = False
+            if event.is_unit:
+                module = self.program.module(event.address[0])
+                looks_up = isinstance(module, nn.Embedding)
+                if any(parameter.dim() > 1 for parameter in module.parameters()):
+                    name = event.address[0]
+            elif event.params and event.address[1] in _PRODUCTS:
+                first = [tensors.tied.get(name, name) for name in event.params]
+                large = [n for n in first if tensors.parameters[n].dim() > 1]
+                name = large[0].rpartition(".")[0] or large[0] if large else ""
+                looks_up = event.address[1] == "embedding"
+            if not name:
+                continue
+            same = bool(found) and found[-1][1] == name and not event.is_unit
+            if not same and not (looks_up and looked_up):
+                found.append((number, name))
+            looked_up = looks_up
+        if found:
+            return found
+        units = [(n, e.address[0]) for n, e in enumerate(self.record.events) if e.is_unit]
+        return units or [(0, "forward")]
+
+    def _costs(self) -> list[int | None]:
+        """The bytes that cross each place, before event ``p``; None where nothing can be cut."""
+        change, blocked = [0] * (self.end + 2), [0] * (self.end + 2)
+        for value in {*self.readers, *self.asked}:
+            made, last = self.record.values[value].maker, self.last_read(value)
+            if last <= made:
+                continue
+            if not self.can_cross(value):
+                blocked[made + 1] += 1
+                blocked[last + 1] -= 1
+                continue
+            spec = self.spec(value)
+            cost = self.record.values[value].bytes
+            if spec.reduced and spec.batch_dim >= 0:
+                cost += _COST_OF_UNORDERED_ROWS
+            change[made + 1] += cost
+            change[last + 1] -= cost
+        for first, last in self.record.regions:
+            blocked[first + 1] += 1
+            blocked[max(first + 1, last)] -= 1
+        costs: list[int | None] = []
+        total = barred = 0
+        for place in range(self.end + 1):
+            total, barred = total + change[place], barred + blocked[place]
+            costs.append(None if barred else total)
+        return costs
+
+    # What crosses.
+
+    @cached_property
+    def crossings(self) -> tuple[Crossing, ...]:
+        """What layers after its maker read, in order of execution."""
+        return self.crossings_for(frozenset(range(self.end)), ())
+
+    def crossings_for(self, needed: frozenset[int], returned: Iterable[int]) -> tuple[Crossing, ...]:
+        """What the calls ``needed`` read of earlier layers, and the last layer of ``returned``."""
+        layers = len(self.names)
+        wanted = set(returned)
+        found: list[Crossing] = []
+        for value in sorted({*self.readers, *self.asked, *wanted}):
+            maker = self.layer_of[self.record.values[value].maker]
+            own = {self.layer_of[n] for n in self.readers.get(value, ()) if n in needed}
+            for number in self.asked.get(value, ()):
+                own |= set(range(self.layer_of[number], layers)) if number in needed else set()
+            if value in wanted:
+                own.add(layers - 1)
+            readers = tuple(sorted(layer for layer in own if layer > maker))
+            if readers:
+                found.append(Crossing(value, maker, readers))
+        return tuple(found)
+
+    def needed_for(self, values: Iterable[int]) -> frozenset[int]:
+        """The events that make the values, and those whose answers decide about the way there."""
+        todo = [self.record.values[value].maker for value in values]
+        todo += [number for number, event in enumerate(self.record.events) if event.asks]
+        found: set[int] = set()
+        while todo:
+            number = todo.pop()
+            if number not in found:
+                found.add(number)
+                todo += [self.record.values[v].maker for v in self.record.events[number].reads]
+        return frozenset(found)
+
+    @cached_property
+    def parameter_uses(self) -> tuple[ParameterUse, ...]:
+        """Every parameter and buffer, with the layers that read it.
+
+        Buffers of no unit are every layer's: all stages run the code between units. Parameters that
+        nothing reads are the first layer's.
+        """
+        tensors = self.program.tensors
+        users: dict[str, set[int]] = defaultdict(set)
+        for number, event in enumerate(self.record.events):
+            names = list(event.params)
+            if event.is_unit:
+                path = event.address[0]
+                module = self.program.module(path)
+                held = (
+                    *module.named_parameters(remove_duplicate=False),
+                    *module.named_buffers(remove_duplicate=False),
+                )
+                names += [f"{path}.{name}" for name, _ in held]
+            for name in names:
+                users[tensors.tied.get(name, name)].add(self.layer_of[number])
+        for name, numbers in self.record.buffer_writes.items():
+            writers = {self.layer_of[n] for n in numbers if self.record.events[n].depends}
+            users[tensors.tied.get(name, name)] |= writers
+        every = range(len(self.names))
+        found: list[ParameterUse] = []
+        for held, is_buffer in ((tensors.parameters, False), (tensors.buffers, True)):
+            for name, tensor in held.items():
+                size = tensor.numel() * tensor.element_size()
+                own = sorted(users.get(name) or (every if is_buffer else {0}))
+                found.append(ParameterUse(name, tuple(own), size, tensor.requires_grad, is_buffer))
+        return tuple(found)
+
+
+def distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """The names; repeated ones get the suffix ``#2``, ``#3``."""
+    seen: Counter[str] = Counter()
+    found: list[str] = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(found)
+
+

@@ -1,0 +1,1 @@
+"""How the parts of a loss count over micro-batches."""

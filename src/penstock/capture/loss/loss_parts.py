@@ -1,0 +1,414 @@
+"""How the parts of a loss count over micro-batches of unequal size.
+
+    loss      = sum_t c_t num_t / den_t                      of a whole batch
+    a step    = sum_m sum_t c_t num_tm / den_t(whole step)   over its micro-batches m
+
+So every reduction over samples between the model and the loss gets a factor, and every value of the
+batch alone that is combined with it (``mask.sum()``) is replaced by that of the whole step:
+
+    action            a call that                          in a micro-batch
+    rows              averages over samples                times its share of the step's samples
+    targets           is a cross entropy                   times its targets / those of the step
+    count             is a mean over numbers of the data   times its elements / those of the step
+    whole, position   takes a number or value of the batch that of the whole step
+    addend, position  adds something without samples       the addend times the share
+    result            is a statistic of the batch alone    that of the whole step
+
+The actions are found by a walk back from the loss over recorded calls. Batch statistics of
+activations (a mean over samples that is not simply added up) cannot be taken over a whole step.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from penstock.capture.record.recording import (
+    Event,
+    Recording,
+    Reference,
+    line_in_words,
+)
+from penstock.capture.record.sizes import Sizes
+from penstock.errors import BadInput
+
+__all__ = ["Action", "LossParts", "MustOpen", "loss_parts", "target_count"]
+
+_MEANS = frozenset(
+    [
+        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"),
+        *("kl_div", "ctc_loss", "binary_cross_entropy_with_logits", "cosine_embedding_loss"),
+        *("margin_ranking_loss", "soft_margin_loss", "multi_margin_loss", "multilabel_margin_loss"),
+        *("triplet_margin_loss", "triplet_margin_with_distance_loss", "poisson_nll_loss"),
+        *("gaussian_nll_loss", "hinge_embedding_loss", "multilabel_soft_margin_loss"),
+    ]
+)
+_SUMS = frozenset(
+    [
+        *("sum", "nansum", "matmul", "mm", "bmm", "mv", "dot", "einsum", "tensordot", "inner"),
+        *("vdot", "count_nonzero", "__matmul__", "linear"),
+    ]
+)
+_LINEAR = frozenset(
+    [
+        *("to", "float", "double", "half", "bfloat16", "type_as", "type", "cuda", "cpu"),
+        *("view", "reshape", "squeeze", "unsqueeze", "flatten", "expand", "permute", "transpose"),
+        *("t", ".T", ".mT", "unbind", "split", "select", "__getitem__", "contiguous", "clone"),
+        *("detach", "nan_to_num", "mean", "sum", "neg", "__neg__", "positive"),
+    ]
+)
+_ADD = frozenset(
+    [
+        *("add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__rsub__"),
+        *("__isub__", "sub_", "rsub", "subtract", "stack", "cat", "where"),
+    ]
+)
+_MUL = frozenset(
+    [
+        *("mul", "__mul__", "__rmul__", "__imul__", "mul_", "multiply", "dot", "inner"),
+        *("matmul", "__matmul__", "mm", "mv"),
+    ]
+)
+_DIV = frozenset(["div", "__truediv__", "__itruediv__", "div_", "true_divide", "divide"])
+
+
+@dataclass(frozen=True)
+class Action:
+    """What is different about a call in a micro-batch; ``position`` counts leaves of arguments."""
+
+    kind: Literal["rows", "targets", "count", "whole", "addend", "result"]
+    position: int = -1
+
+    @property
+    def needs_step(self) -> bool:
+        """Whether a value of the whole step is needed besides its number of samples."""
+        return self.kind in ("targets", "count", "whole", "result")
+
+
+@dataclass
+class LossParts:
+    """Actions by number of event; and why samples act on one another in the loss, if they do.
+
+    ``has_sums``: a part of the loss is a sum over samples, which needs no action but is no mean.
+    """
+
+    actions: dict[int, list[Action]] = field(default_factory=dict[int, list[Action]])
+    mixing: str = ""
+    has_sums: bool = False
+
+    @property
+    def mode(self) -> Literal["rows", "targets", "step"]:
+        """How slices are weighted: by samples, by targets, or part by part."""
+        every = [action.kind for found in self.actions.values() for action in found]
+        if self.has_sums:
+            return "step"
+        if all(kind == "rows" for kind in every):
+            return "rows"
+        return "targets" if every == ["targets"] else "step"
+
+
+class MustOpen(Exception):
+    """A unit makes the loss, or a part of it: its calls must be seen."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__(unit)
+        self.unit = unit
+
+
+def loss_parts(
+    record: Recording, others: Sequence[Recording], sizes: Sizes, loss: int
+) -> LossParts:
+    """How the parts of the loss, a value of ``record``, count.
+
+    ``others`` are recordings of other samples: a number that differs there is of the batch.
+
+    Raises:
+        MustOpen: a unit makes a part of it.
+        BadInput: it is neither a sum nor a mean over samples.
+    """
+    walk = _Walk(record, others, sizes)
+    walk.back(loss)
+    actions = {number: found for number, found in walk.found.items() if found}
+    return LossParts(actions, walk.mixing, walk.has_sums)
+
+
+class _Walk:
+    """A walk from the loss back over the calls that made it."""
+
+    def __init__(self, record: Recording, others: Sequence[Recording], sizes: Sizes) -> None:
+        self.record, self.sizes = record, sizes
+        self._others = [{event.address: event for event in other.events} for other in others]
+        self._answers = {
+            event.answer
+            for event in record.events
+            if event.asks and not event.depends and isinstance(event.answer, int | float)
+        }
+        self.found: dict[int, list[Action]] = {}
+        self.mixing = ""
+        self.has_sums = False
+        self._done: set[int] = set()
+        self._statistics: set[int] = set()
+        self._sampled: set[int] = set()
+        """Values that depend on samples, though they may have no dimension of samples."""
+        for number, value in enumerate(record.values):
+            reads = record.events[value.maker].reads
+            if sizes.has_samples(number) or any(read in self._sampled for read in reads):
+                self._sampled.add(number)
+
+    def _event(self, value: int) -> Event:
+        return self.record.events[self.record.values[value].maker]
+
+    def _act(self, number: int, action: Action) -> None:
+        own = self.found.setdefault(number, [])
+        if action not in own:
+            own.append(action)
+
+    def _of_samples(self, entry: Any) -> bool:
+        """Whether an argument depends on samples through stages."""
+        return (
+            isinstance(entry, Reference)
+            and isinstance(entry.value, int)
+            and entry.value in self.record.dependent
+            and entry.value in self._sampled
+        )
+
+    def _has_samples(self, entry: Reference) -> bool:
+        return isinstance(entry.value, int) and self.sizes.has_samples(entry.value)
+
+    def _is_whole(self, event: Event, position: int, entry: Any) -> bool:
+        """A value of the batch alone without samples in it; or a number that is one."""
+        if isinstance(entry, Reference):
+            if not isinstance(entry.value, int) or entry.value in self.record.dependent:
+                return False
+            return not self.sizes.has_samples(entry.value)
+        if isinstance(entry, bool) or not isinstance(entry, int | float):
+            return False
+        return entry in self._answers or self._varies(event, position, entry)
+
+    def _varies(self, event: Event, position: int, number: float) -> bool:
+        """Whether an argument is another number for other samples."""
+        for events in self._others:
+            other = events.get(event.address)
+            if other is not None and other.args is not None:
+                leaves = pytree.tree_leaves(other.args)
+                if position < len(leaves) and leaves[position] != number:
+                    return True
+        return False
+
+    def back(self, loss: int) -> None:
+        """Walk back from a value without samples (iteratively: models are deep)."""
+        todo = [loss]
+        while todo:
+            value = todo.pop()
+            if value not in self._done:
+                self._done.add(value)
+                todo += self._walked(value)
+
+    def _walked(self, value: int) -> list[int]:
+        """Decide about the call that made a value; returns the values to walk to."""
+        number, event = self.record.values[value].maker, self._event(value)
+        if value not in self._sampled:
+            self._act(number, Action("rows"))
+            return []
+        if event.is_unit:
+            raise MustOpen(event.address[0])
+        leaves = pytree.tree_leaves(event.args)
+        mixed = [entry for entry in leaves if self._of_samples(entry)]
+        name = str(event.address[1])
+        if any(self._has_samples(entry) for entry in mixed):
+            self._reduction(number, event, name, mixed, value)
+            return []
+        if name in _LINEAR and leaves and self._of_samples(leaves[0]):
+            return [entry.value for entry in mixed]
+        if isinstance(event.func, type) and mixed:
+            return [mixed[0].value]  # an own autograd function that scales, or adds to a backward
+        if name in _ADD:
+            return self._sum(number, name, leaves)
+        divides = name in _DIV and leaves and mixed and leaves[0] is mixed[0]
+        if len(mixed) == 1 and (name in _MUL or divides):
+            for position, entry in enumerate(leaves):
+                if self._is_whole(event, position, entry):
+                    self._act(number, Action("whole", position))
+            return [mixed[0].value]
+        where = line_in_words(event.line)
+        if any(torch.Size(entry.shape).numel() == 1 for entry in mixed):
+            raise BadInput(
+                f"the loss cannot be computed from slices of a batch: '{name}' at {where} is not "
+                f"linear in a mean or sum over the samples; return a mean or a sum, or a quotient "
+                f"of sums whose divisor depends on the batch alone"
+            )
+        self._mix(f"'{name}' at {where} is computed from sums over samples")
+        self._act(number, Action("rows"))
+        return []
+
+    def _mix(self, why: str) -> None:
+        self.mixing = self.mixing or why
+
+    def _sum(self, number: int, name: str, leaves: Sequence[Any]) -> list[int]:
+        """A sum of terms: those that depend on stages are walked to, others are shared out."""
+        further: list[int] = []
+        for position, entry in enumerate(leaves):
+            is_value = isinstance(entry, Reference) and isinstance(entry.value, int)
+            if is_value and entry.value in self.record.dependent:
+                further.append(entry.value)
+            elif isinstance(entry, Reference) and not isinstance(entry.value, str):
+                self._act(number, Action("addend", position))
+            elif type(entry) in (int, float) and name not in ("stack", "cat"):
+                self._act(number, Action("addend", position))
+        return further
+
+    def _reduction(
+        self, number: int, event: Event, name: str, mixed: Sequence[Reference], value: int
+    ) -> None:
+        """A call that takes samples and gives none: a mean or sum over them."""
+        args, kwargs = event.args
+        if name in ("cross_entropy", "nll_loss"):
+            if kwargs.get("reduction", "mean") == "mean":
+                target = args[1] if len(args) > 1 else kwargs["target"]
+                of_classes = target.dtype.is_floating_point
+                self._act(number, Action("rows" if of_classes else "targets"))
+            else:
+                self.has_sums = True
+        elif name in _MEANS:
+            if kwargs.get("reduction", "mean") in ("mean", "batchmean"):
+                self._act(number, Action("rows"))
+            else:
+                self.has_sums = True
+        elif name == "mean":
+            by_rows = self.sizes.is_proportional(mixed[0].value)  # pyright: ignore
+            self._act(number, Action("rows" if by_rows else "count"))
+        elif name in _SUMS:
+            self.has_sums = True
+        else:
+            where = line_in_words(event.line)
+            if torch.Size(self.record.values[value].shape).numel() == 1:
+                raise BadInput(
+                    f"the loss cannot be computed from slices of a batch: '{name}' at {where} is "
+                    f"neither a mean nor a sum over the samples; return one of these"
+                )
+            self._mix(f"'{name}' at {where} is neither a mean nor a sum over samples")
+            self._act(number, Action("rows"))
+        for entry in mixed:
+            self._before_reduction(entry.value)  # pyright: ignore[reportArgumentType]
+
+    def _before_reduction(self, value: int) -> None:
+        """Factors before a sum, as in ``(x / mask.sum()).sum()``, and statistics in them."""
+        todo = [value]
+        while todo:
+            own = todo.pop()
+            if own in self._done or own not in self._sampled:
+                continue
+            self._done.add(own)
+            number, event = self.record.values[own].maker, self._event(own)
+            if event.is_unit or event.args is None:
+                continue
+            leaves = pytree.tree_leaves(event.args)
+            mixed = [entry for entry in leaves if self._of_samples(entry)]
+            self._tell_statistics(event, own, mixed)
+            name = str(event.address[1])
+            for entry in leaves:
+                self._whole_statistics(entry)
+            if name not in _LINEAR | _ADD | _MUL | _DIV:
+                todo += [entry.value for entry in mixed]
+                continue
+            if name in _MUL | _DIV and len(mixed) == 1 and leaves[0] is mixed[0]:
+                for position, entry in enumerate(leaves):
+                    if self._is_whole(event, position, entry):
+                        self._act(number, Action("whole", position))
+            todo += [entry.value for entry in mixed]
+
+    def _tell_statistics(self, event: Event, value: int, mixed: Sequence[Reference]) -> None:
+        """A sum over samples of activations that acts on rows again mixes the samples."""
+        if self.sizes.has_samples(value) and not all(map(self._has_samples, mixed)):
+            self._mix(
+                f"'{event.address[1]}' at {line_in_words(event.line)} takes a statistic of the "
+                f"samples' activations"
+            )
+
+    def _whole_statistics(self, entry: Any) -> None:
+        """Statistics of the batch alone within a factor, as in ``(a - a.mean()) / a.std()``."""
+        todo = [entry]
+        while todo:
+            own = todo.pop()
+            if not isinstance(own, Reference) or not isinstance(own.value, int):
+                continue
+            if own.value in self.record.dependent or own.value in self._statistics:
+                continue
+            self._statistics.add(own.value)
+            number, event = self.record.values[own.value].maker, self._event(own.value)
+            if self.sizes.has_samples(own.value):
+                todo += pytree.tree_leaves(event.args) if event.args is not None else []
+            elif own.value in self._sampled:
+                self._act(number, Action("result"))
+
+
+def target_count(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The divisor of a mean cross entropy: its targets, or the sum of their class weights."""
+    target = args[1] if len(args) > 1 else kwargs["target"]
+    weight = args[2] if len(args) > 2 else kwargs.get("weight")
+    ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 else -100)
+    valid = target.ne(ignored)
+    if weight is None:
+        return valid.sum().double()
+    return torch.where(valid, weight[torch.where(valid, target, 0)], 0.0).sum().double()
+
+
+def measured(
+    actions: Sequence[Action], func: Callable[..., Any], args: Any, kwargs: Any
+) -> list[Any]:
+    """What a micro-batch must know of a call in the whole step: one value for each action."""
+    found: list[Any] = []
+    for action in actions:
+        match action.kind:
+            case "targets":
+                found.append(target_count(args, kwargs))
+            case "count":
+                found.append(args[0].numel())
+            case "result":
+                found.append(func(*args, **kwargs))
+            case "whole":
+                found.append(pytree.tree_leaves((args, kwargs))[action.position])
+            case _:
+                found.append(None)
+    return found
+
+
+def weighed(
+    actions: Sequence[Action],
+    whole: Sequence[Any],
+    share: float,
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """The call as a micro-batch makes it; ``share`` is its part of the step's samples."""
+    factor: Any = None
+    for action, value in zip(actions, whole, strict=True):
+        match action.kind:
+            case "result":
+                return value
+            case "whole" | "addend":
+                leaves, spec = pytree.tree_flatten((args, kwargs))
+                own = leaves[action.position]
+                leaves[action.position] = value if action.kind == "whole" else own * share
+                args, kwargs = pytree.tree_unflatten(leaves, spec)
+            case "rows":
+                factor = share
+            case "targets":
+                factor = target_count(args, kwargs) / value
+            case "count":
+                factor = args[0].numel() / value
+    if any(action.kind == "targets" for action in actions) and float(factor) == 0:
+        return func(*args, **{**kwargs, "reduction": "sum"})  # the mean of no target is NaN
+    result = func(*args, **kwargs)
+    return result if factor is None else _times(result, factor)
+
+
+def _times(result: Any, factor: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        if not result.is_floating_point():
+            return result
+        return result * (factor.to(result.dtype) if isinstance(factor, torch.Tensor) else factor)
+    return type(result)([_times(entry, factor) for entry in result])

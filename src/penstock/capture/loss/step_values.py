@@ -1,0 +1,170 @@
+"""Values of a whole step that the loss of a micro-batch needs, as one more leaf of the batch.
+
+They depend on the batch alone, which every rank has. So each rank finds them before the step, by
+one run of the user's program on the whole batch in which everything but the batch is absent. They
+form one row, equal for every sample, that is cut into slices like the other leaves.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from penstock.capture.batch_part import Leaf, PartialLeaf
+from penstock.capture.record.recording import Address
+from penstock.capture.record.sizes import BatchSize
+from penstock.errors import BadInput
+
+__all__ = ["StepValues"]
+
+Found = Mapping[Address, list[Any]]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How values lie in a row, for batches of some lengths.
+
+    ``tensors`` has shape and type of each value that is a tensor, and None for numbers.
+    """
+
+    spec: Any
+    tensors: tuple[tuple[torch.Size, torch.dtype] | None, ...]
+
+
+class StepValues:
+    """The values of a step by ``probe``, from the leaves ``read`` of its batches.
+
+    ``probe`` gets the leaves by index and the size of the batch. Of the leaves ``sized`` only sizes
+    are read. ``counts``: all values are numbers of targets or elements, so those of two batches
+    together are the sums of theirs.
+    """
+
+    def __init__(
+        self,
+        probe: Callable[[Mapping[int, torch.Tensor], BatchSize], Found],
+        read: frozenset[int],
+        lengths_of: Callable[[Mapping[int, torch.Tensor]], tuple[int, ...]],
+        device: torch.device,
+        *,
+        adds: bool,
+    ) -> None:
+        self.read = read
+        self._probe, self._lengths_of, self._adds = probe, lengths_of, adds
+        self._device = device
+        self._layouts: dict[tuple[int, ...], _Layout] = {}
+
+    def of_row(self, row: torch.Tensor, lengths: tuple[int, ...]) -> tuple[float, Found]:
+        """The samples of the step, and its values by address, from a row."""
+        layout = self._layouts[lengths]
+        samples = float(row[0])
+        leaves: list[Any] = []
+        place = 1
+        for known in layout.tensors:
+            if known is None:
+                leaves.append(float(row[place]))
+                place += 1
+                continue
+            shape, dtype = known
+            count = shape.numel()
+            leaves.append(row[place : place + count].view(shape).to(dtype))
+            place += count
+        return samples, pytree.tree_unflatten(leaves, layout.spec)
+
+    def beside(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """The leaves of every batch, with the additional last leaf; all batches are one step.
+
+        Raises:
+            BadInput: batches have different lengths, and a value needs them joined.
+        """
+        row = self._row_of([dict(enumerate(batch)) for batch in batches])
+        return [[*batch, row.expand(batch[0].shape[0], -1)] for batch in batches]
+
+    def beside_parts(self, parts: Sequence[Sequence[PartialLeaf]]) -> list[list[PartialLeaf]]:
+        """The leaves of every part; the additional one is absent where a row to read is absent.
+
+        Raises:
+            BadInput: as `beside`.
+        """
+        found = [self._whole(part) for part in parts]
+        read = [leaves for leaves in found if leaves is not None]
+        row = self._row_of(read) if len(read) == len(parts) else None
+        return [[*part, beside_these(part, row)] for part in parts]
+
+    def of_each_part(self, batch: Sequence[Leaf], cut: Sequence[range]) -> list[Leaf]:
+        """The leaves of a batch in which each micro-batch (rows ``cut``) is a step of its own."""
+        whole = self._whole(batch)
+        is_part = isinstance(batch[0], PartialLeaf)
+        if whole is None:
+            return [*batch, beside_these(batch, None)]
+        rows: list[torch.Tensor] = []
+        for own in cut:
+            leaves = {i: leaf[own.start : own.stop] for i, leaf in whole.items()}
+            row = self._row_of([leaves])
+            # A count of 0 would make the mean of no terms.
+            rows.append(torch.where(row == 0, 1.0, row).expand(len(own), -1))
+        found = torch.cat(rows)
+        return [*batch, beside_these(batch, found) if is_part else found]
+
+    def _row_of(self, batches: Sequence[Mapping[int, torch.Tensor]]) -> torch.Tensor:
+        """The values of one step, made of batches given by their leaves."""
+        first = batches[0]
+        alike = all(
+            [leaf.shape[1:] for leaf in own.values()] == [x.shape[1:] for x in first.values()]
+            for own in batches
+        )
+        if alike:
+            joined = {
+                i: torch.cat([own[i] for own in batches]) if len(batches) > 1 else first[i]
+                for i in first
+            }
+            return self._row(joined)
+        if self._adds:
+            return torch.stack([self._row(own) for own in batches]).sum(0)
+        raise BadInput(
+            f"a step was given {len(batches)} batches of different lengths, but a term of the "
+            f"loss is divided by a number that must be computed from all of them together; pad "
+            f"them to one length, or give each a step of its own"
+        )
+
+    def _row(self, leaves: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        samples = next(iter(leaves.values())).shape[0]
+        lengths = self._lengths_of(leaves)
+        own = {i: leaf if leaf.is_meta else leaf.to(self._device) for i, leaf in leaves.items()}
+        found = self._probe(own, BatchSize(samples, lengths))
+        values, spec = pytree.tree_flatten(dict(found))
+        tensors: list[tuple[torch.Size, torch.dtype] | None] = []
+        numbers = [torch.tensor([float(samples)], dtype=torch.float64)]
+        for value in values:
+            is_tensor = isinstance(value, torch.Tensor)
+            tensors.append((value.shape, value.dtype) if is_tensor else None)
+            number: Any = value.detach() if is_tensor else float(value or 0.0)
+            numbers.append(torch.as_tensor(number).to("cpu", torch.float64).reshape(-1))
+        self._layouts[lengths] = _Layout(spec, tuple(tensors))
+        return torch.cat(numbers)
+
+    def _whole(self, batch: Sequence[Leaf]) -> dict[int, torch.Tensor] | None:
+        """The leaves to read, and sizes of the others; None where rows are on other ranks only."""
+        found: dict[int, torch.Tensor] = {}
+        for index, leaf in enumerate(batch):
+            if isinstance(leaf, torch.Tensor):
+                found[index] = leaf
+            elif index in self.read:
+                if leaf.whole is None:
+                    return None
+                found[index] = leaf.whole
+            else:
+                found[index] = leaf.without_values(leaf.shape[0])
+        return found
+
+
+def beside_these(batch: Sequence[Leaf], row: torch.Tensor | None) -> PartialLeaf:
+    """The additional leaf of a part of a batch, with the same values in every row; or absent."""
+    first = batch[0]
+    assert isinstance(first, PartialLeaf)
+    samples = first.shape[0]
+    if row is None:
+        return PartialLeaf((samples, 0), torch.float64, first.number)
+    values = row.expand(samples, -1) if row.dim() == 1 else row
+    return PartialLeaf(values.shape, values.dtype, first.number, (range(samples),), values)

@@ -1,0 +1,530 @@
+"""Absent tensors: those that are not on this rank. Shape and type are known, values are not.
+
+A stage runs the user's own forward. What other stages make is absent there. An absent tensor is a
+tensor subclass, so torch hands over only calls that read one; calls between tensors that are here
+run as if nothing were absent.
+
+    here    + here        computed as always
+    absent  + here        absent; the shape follows from a tensor without values (meta device)
+    absent.item()         raises `NeedsValues`: the program asks for a value that is elsewhere
+    zeros_like(absent)    here: only the shape is read
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "SHAPE_ONLY",
+    "VALUES",
+    "Absent",
+    "NeedsValues",
+    "absent_like",
+    "call_name",
+    "fresh_results",
+    "release",
+    "writes_first",
+]
+
+META = torch.device("meta")
+_NO_SUBCLASS = torch._C.DisableTorchFunctionSubclass
+_NO_FUNCTION = torch._C.DisableTorchFunction
+
+
+class NeedsValues(BaseException):
+    """Code between units asks for values, or sizes that depend on values, of another stage.
+
+    No `Exception`, so that a handler in the user's code does not swallow it.
+    """
+
+
+class Absent(torch.Tensor):
+    """A tensor that is elsewhere.
+
+    ``plain`` is the tensor on the meta device behind it. ``needs_grad`` says whether the tensor
+    requires a gradient where it is. If ``is_unknown``, its shape depends on values, and whoever
+    reads the shape gets `NeedsValues`.
+    """
+
+    home = torch.device("cpu")
+    """The device that absent tensors of this process claim to be on: that of its stages."""
+
+    plain: torch.Tensor
+    needs_grad: bool
+    is_unknown: bool
+    is_parameter: bool
+
+    @staticmethod
+    def of(plain: torch.Tensor, needs_grad: bool = False, is_unknown: bool = False) -> "Absent":
+        """An absent tensor with the shape and type of ``plain``, which is on the meta device."""
+        made: Any = torch.Tensor._make_subclass(Absent, plain)
+        made.plain, made.needs_grad, made.is_unknown = plain, needs_grad, is_unknown
+        return made
+
+    @property
+    def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self.is_unknown:
+            raise NeedsValues("the size of a tensor of another stage")
+        with _NO_SUBCLASS():
+            return self.plain.shape
+
+    dtype = property(lambda self: self.plain.dtype)  # pyright: ignore
+    device = property(lambda self: Absent.home)  # pyright: ignore
+    is_meta = property(lambda self: False)  # pyright: ignore
+    is_cuda = property(lambda self: Absent.home.type == "cuda")  # pyright: ignore
+    is_cpu = property(lambda self: Absent.home.type == "cpu")  # pyright: ignore
+    ndim = property(lambda self: len(self.plain.shape))  # pyright: ignore
+    grad_fn = property(lambda self: None)  # pyright: ignore
+    is_leaf = property(lambda self: not self.needs_grad)  # pyright: ignore
+    grad = property(lambda self: None, lambda self, value: None)  # pyright: ignore
+    data = property(lambda self: self, lambda self, value: None)  # pyright: ignore
+
+    @property
+    def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.needs_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.needs_grad = value
+
+    def size(self, dim: int | None = None) -> Any:  # pyright: ignore
+        """The shape, or one size of it."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return len(self.plain.shape)
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return self.shape.numel()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.is_unknown:
+            raise NeedsValues("the size of a tensor of another stage")
+        return iter(torch.Tensor.unbind(self, 0))
+
+    def is_floating_point(self) -> bool:
+        """Whether the elements are floating-point numbers."""
+        return self.plain.dtype.is_floating_point
+
+    def register_hook(self, hook: Any) -> "_NoHandle":  # pyright: ignore
+        """No hook: its gradient arrives where it is."""
+        return _NoHandle()
+
+    register_post_accumulate_grad_hook = register_hook  # pyright: ignore
+
+    def retain_grad(self) -> None:
+        """Nothing: its gradient arrives where it is."""
+
+    def requires_grad_(self, requires_grad: bool = True) -> "Absent":  # pyright: ignore
+        """Note whether it requires a gradient."""
+        self.needs_grad = requires_grad
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NeedsValues("a tensor of another stage was to be saved, and its values")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Absent":  # pyright: ignore
+        made = memo[id(self)] = Absent.of(self.plain, self.needs_grad, self.is_unknown)
+        if isinstance(self, nn.Parameter):
+            made._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+        return made
+
+    def __repr__(self) -> str:  # pyright: ignore
+        shape = "of unknown shape" if self.is_unknown else tuple(self.plain.shape)
+        return f"Absent({shape}, {self.plain.dtype})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return absent_call(func, args, kwargs or {})
+
+
+class _NoHandle:
+    """The handle of a hook that was not registered."""
+
+    def remove(self) -> None:
+        """Nothing."""
+
+
+def absent_like(
+    shape: tuple[int, ...] | torch.Size,
+    dtype: torch.dtype,
+    needs_grad: bool = False,
+    *,
+    is_unknown: bool = False,
+    is_parameter: bool = False,
+) -> Absent:
+    """A new absent tensor; as a parameter it is an instance of `torch.nn.Parameter`."""
+    with _NO_FUNCTION():
+        made = Absent.of(torch.empty(shape, dtype=dtype, device=META), needs_grad, is_unknown)
+    if is_parameter:
+        made._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+    return made
+
+
+def release(parameter: torch.Tensor) -> int:
+    """Make a parameter of the user's model absent and free its memory; returns the bytes freed.
+
+    The object stays the same: ``requires_grad_``, ``p.data = x`` and ``p.grad = None`` go on
+    working, and have no effect on this rank.
+    """
+    if type(parameter) is Absent:
+        return 0
+    needs_grad = parameter.requires_grad
+    with _NO_FUNCTION():
+        plain = torch.empty_like(parameter, device=META, requires_grad=False)
+        parameter.grad = None
+        storage = parameter.untyped_storage()
+        own = parameter.numel() * parameter.element_size()
+        freed = 0
+        if not parameter.is_meta and storage.nbytes() == own:
+            storage.resize_(0)
+            freed = own
+    into_absent(parameter, plain, needs_grad)
+    parameter._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+    return freed
+
+
+def into_absent(tensor: torch.Tensor, plain: torch.Tensor, needs_grad: bool) -> None:
+    """Make an existing tensor object absent."""
+    made: Any = tensor
+    made.__class__ = Absent
+    made.plain, made.needs_grad, made.is_unknown = plain, needs_grad, False
+
+
+SHAPE_ONLY = {
+    **dict.fromkeys(("expand_as", "view_as", "reshape_as", "type_as", "to"), 1),
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "empty_like"), 0),
+    **dict.fromkeys(("rand_like", "randn_like", "randint_like"), 0),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"), 0),
+}
+"""Calls that read only shape and type of one argument, with its position."""
+
+VALUES = frozenset(
+    [
+        *("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__"),
+        *("numpy", "equal", "allclose", "is_nonzero", "__contains__"),
+    ]
+)
+"""Calls whose result is no tensor but depends on values."""
+
+_IN_PLACE = frozenset(
+    [
+        *("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__"),
+        *("__iand__", "__ior__", "__ixor__", "__ipow__", "__imod__"),
+    ]
+)
+
+_BY_VALUES = frozenset(
+    [
+        *("__getitem__", "__setitem__", "masked_select", "repeat_interleave", "view", "reshape"),
+        *("expand", "split", "repeat", "narrow", "tensor_split"),
+    ]
+)
+"""Calls whose result has a shape that depends on the values of arguments that are tensors."""
+
+
+def call_name(func: Any) -> str:
+    """The name of a torch function; of a property, that of the attribute: ``.T``."""
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        return f".{getattr(getattr(func, '__self__', None), '__name__', '')}"
+    return name
+
+
+def writes_first(name: str) -> bool:
+    """Whether a call of this name writes to its first argument."""
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+_known: dict[Any, tuple[torch.Tensor, bool]] = {}
+_MOST_KNOWN = 10_000
+_remember = True
+
+
+@contextlib.contextmanager
+def fresh_results() -> Iterator[None]:
+    """Within, every result has memory of its own, so that views and writes can be told."""
+    global _remember
+    before, _remember = _remember, False
+    try:
+        yield
+    finally:
+        _remember = before
+
+
+def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that reads something absent: its result is absent.
+
+    Where shapes decide, it is remembered by them: meta kernels written in Python are slow.
+    """
+    name = call_name(func)
+    if not _remember or name in SHAPE_ONLY or name in VALUES or name[:1] == "." or "out" in kwargs:
+        return _result(func, name, args, kwargs)
+    if writes_first(name) or (name in _BY_VALUES and _has_tensor((args[1:], kwargs))):
+        return _result(func, name, args, kwargs)
+    try:
+        with_names = tuple((key, _key(value)) for key, value in kwargs.items())
+        autocast = torch.is_autocast_enabled(Absent.home.type)
+        key = (func, torch.is_grad_enabled(), autocast, _key(args), with_names)
+        found = _known.get(key)
+    except TypeError:
+        return _result(func, name, args, kwargs)
+    if found is not None:
+        return Absent.of(*found)
+    result = _result(func, name, args, kwargs)
+    is_new = type(result) is Absent and not any(result is argument for argument in args)
+    if is_new and not result.is_unknown:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = result.plain, result.needs_grad
+    return result
+
+
+class _Here:
+    """Marks a tensor that is here in a key."""
+
+
+def _key(value: Any) -> Any:
+    """What of an argument decides about shapes (TypeError if that is unknown)."""
+    kind = type(value)
+    if kind is Absent:
+        if value.is_unknown:
+            raise TypeError
+        plain = value.plain
+        return plain.shape, plain.dtype, value.needs_grad, plain.stride()
+    if isinstance(value, torch.Tensor):
+        return _Here, value.shape, value.dtype, value.requires_grad, value.stride()
+    if kind is tuple or kind is list:
+        return (kind, *map(_key, value))
+    return kind, value
+
+
+def _has_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+class _SizeUnknown(Exception):
+    """An argument's size depends on values."""
+
+
+def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if name[:1] == ".":
+        return _attribute(func, name, args)
+    here = _by_shape_only(func, name, args, kwargs)
+    if here is not None:
+        return here
+    if name in VALUES:
+        raise NeedsValues(f"{name.strip('_')}() of a tensor of another stage")
+    if name == "detach":
+        return Absent.of(_own(args[0].plain), False, args[0].is_unknown)
+    enabled = torch.is_grad_enabled()
+    grad = enabled and (any(map(_needs_grad, args)) or any(map(_needs_grad, kwargs.values())))
+    args, kwargs, again = _with_numbers(func, name, args, kwargs)
+    if again is not None:
+        return absent_call(again, args, kwargs)
+    written = args[0] if args and writes_first(name) else kwargs.get("out")
+    if not isinstance(written, torch.Tensor):
+        written = None
+    if type(written) is Absent and _remember:
+        written.plain = _copy_of(written.plain)
+    try:
+        result = _on_meta(func, args, kwargs)
+    except _SizeUnknown:
+        return _unknown(args, grad)
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
+            return _unknown(args, grad)
+        raise
+    if written is None:
+        return _out(result, grad)
+    if type(written) is not Absent:
+        with _NO_FUNCTION():
+            plain = torch.empty(written.shape, dtype=written.dtype, device=META)
+        into_absent(written, plain, True)
+    elif isinstance(result, torch.Tensor):
+        written.plain = result  # a write may change the shape
+    written.needs_grad = written.needs_grad or grad
+    return written if isinstance(result, torch.Tensor) else result
+
+
+def _own(plain: torch.Tensor) -> torch.Tensor:
+    """The same memory as another tensor object, as ``detach`` gives it."""
+    with _NO_FUNCTION():
+        return plain.detach()
+
+
+def _copy_of(plain: torch.Tensor) -> torch.Tensor:
+    """Memory of its own for a tensor that may be remembered."""
+    with _NO_FUNCTION():
+        return torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=META)
+
+
+def _attribute(func: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """A property that `Absent` does not answer itself: ``T``, ``mT``, ``real``."""
+    owner: Absent = args[0]
+    if len(args) > 1:
+        return None  # a property that is set
+    if owner.is_unknown:
+        return absent_like((0,), owner.plain.dtype, owner.needs_grad, is_unknown=True)
+    with _NO_SUBCLASS():
+        found = func(owner.plain)
+    return Absent.of(found, owner.needs_grad) if isinstance(found, torch.Tensor) else found
+
+
+def _by_shape_only(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a call that reads only the shape of what is absent; None for other calls."""
+    place = SHAPE_ONLY.get(name)
+    if place is None or place >= len(args):
+        return None
+    like = args[place]
+    if type(like) is not Absent or like.is_unknown:
+        return None
+    if any(type(value) is Absent for i, value in enumerate(args) if i != place):
+        return None
+    with _NO_FUNCTION():  # the right shape and type, without memory
+        blank = torch.empty((), dtype=like.plain.dtype, device=Absent.home)
+        blank = blank.expand(like.plain.shape)
+    return func(*args[:place], blank, *args[place + 1 :], **kwargs)
+
+
+def _with_numbers(
+    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """The arguments with masks, sizes and repeats that are here turned into numbers.
+
+    So ``x[mask]`` has its shape though ``x`` is absent. The last is another function to call.
+    """
+    if name in ("__getitem__", "__setitem__"):
+        return _places_of_masks(args), kwargs, None
+    if len(args) < 2:
+        return args, kwargs, None
+    second = args[1]
+    if name == "masked_select" and type(second) is not Absent:
+        return (args[0], second), {}, torch.Tensor.__getitem__
+    if name == "repeat_interleave" and _is_here(second):
+        repeats = int(second) * args[0].shape[kwargs.get("dim", 0)] if not second.dim() else 0
+        size = int(second.sum()) if second.dim() else repeats
+        return args, {**kwargs, "output_size": size}, None
+    if name in _BY_VALUES:
+        return (args[0], *map(_numbers, args[1:])), kwargs, None
+    return args, kwargs, None
+
+
+def _is_here(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and type(value) is not Absent
+
+
+def _numbers(value: Any) -> Any:
+    """Sizes that the user computed as tensors of the batch, as numbers."""
+    if _is_here(value):
+        return value.tolist()
+    return type(value)(map(_numbers, value)) if type(value) in (tuple, list) else value
+
+
+def _places_of_masks(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An index whose boolean masks are replaced by the places of what they select."""
+    given = args[1] if isinstance(args[1], tuple) else (args[1],)
+    found: list[Any] = []
+    for entry in given:
+        if _is_here(entry) and entry.dtype in (torch.bool, torch.uint8):
+            found += entry.nonzero(as_tuple=True)
+        elif _is_here(entry) and not entry.dim():
+            found.append(int(entry))
+        else:
+            found.append(entry)
+    return (args[0], tuple(found), *args[2:])
+
+
+def _needs_grad(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    return any(map(_needs_grad, value)) if isinstance(value, tuple | list) else False
+
+
+def _on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call on tensors without values.
+
+    Under autocast the type of a result depends on the device, and the meta device has no autocast:
+    there fake tensors take part, which are said to be on the stage's own device.
+    """
+    if not torch.is_autocast_enabled(Absent.home.type):
+        return func(*map(_in, args), **{key: _in(value) for key, value in kwargs.items()})
+    with _NO_FUNCTION(), FakeTensorMode(allow_non_fake_inputs=True):
+        given, named = pytree.tree_map(_fake, (args, kwargs))
+        found = func(*given, **named)
+        return pytree.tree_map(_real_meta, found)
+
+
+def _in(value: Any) -> Any:
+    """An argument with meta tensors in place of tensors."""
+    kind = type(value)
+    if kind is Absent:
+        if value.is_unknown:
+            raise _SizeUnknown
+        return value.plain
+    if isinstance(value, torch.Tensor):
+        with _NO_FUNCTION():
+            return value.detach().to(META)
+    if kind is tuple or kind is list:
+        return kind(map(_in, value))
+    if kind is dict:
+        return {key: _in(entry) for key, entry in value.items()}
+    if kind is slice:
+        return slice(_bound(value.start), _bound(value.stop), _bound(value.step))
+    if kind is torch.device or (kind is str and value.partition(":")[0] in ("cpu", "cuda")):
+        return META
+    return value
+
+
+def _bound(value: Any) -> Any:
+    """A bound of a slice as a number, though the user may give a tensor."""
+    return int(value) if _is_here(value) else value
+
+
+def _fake(value: Any) -> Any:
+    """A tensor as a fake one on the stage's device."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if type(value) is Absent and value.is_unknown:
+        raise _SizeUnknown
+    like = value.plain if type(value) is Absent else value
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=Absent.home)
+
+
+def _real_meta(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape, stride, dtype = tuple(value.shape), value.stride(), value.dtype
+    with torch.utils._python_dispatch._disable_current_modes():
+        return torch.empty_strided(shape, stride, dtype=dtype, device=META)
+
+
+def _out(value: Any, grad: bool) -> Any:
+    """A result with absent tensors in place of meta tensors."""
+    if isinstance(value, torch.Tensor):
+        if type(value) is Absent:
+            return value
+        return Absent.of(value, grad and (value.is_floating_point() or value.is_complex()))
+    if type(value) in (tuple, list):
+        return type(value)(_out(entry, grad) for entry in value)
+    if isinstance(value, tuple) and any(isinstance(entry, torch.Tensor) for entry in value):
+        kind: Any = type(value)
+        return kind([_out(entry, grad) for entry in value])  # torch.return_types
+    return value
+
+
+def _unknown(args: tuple[Any, ...], grad: bool) -> Absent:
+    """A result whose size depends on values: it may be handed on, but its shape not be read."""
+    tensors = (leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
+    dtype = next((tensor.dtype for tensor in tensors), torch.float32)
+    return absent_like((0,), dtype, grad, is_unknown=True)

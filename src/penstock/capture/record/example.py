@@ -1,0 +1,473 @@
+"""Records the user's program on the example batch, and on parts of it.
+
+    run   batch                          why
+    1     the example                    the record
+    2     the example, on the same copy  results that count calls; state that changes each time
+    3, 4  fewer (or more) samples        sizes as formulas of samples
+    5 ..  another length, for each       sizes as formulas of lengths
+
+All runs are on copies whose parameters are absent, so they take neither the model's memory nor its
+time. Units are opened, and the runs repeated, until what others use of a unit is what it returned.
+"""
+
+import contextlib
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.loss.loss_parts import LossParts, MustOpen, loss_parts
+from penstock.capture.model_outputs import Flattened, flatten_outputs
+from penstock.capture.record.absent import Absent, NeedsValues
+from penstock.capture.record.model_state import (
+    StatePlace,
+    changed_places,
+    module_tree,
+    plain_state,
+    same_value,
+)
+from penstock.capture.record.recording import (
+    BlockCall,
+    Event,
+    Made,
+    Recording,
+    line_in_words,
+)
+from penstock.capture.record.sizes import BatchSize, Sizes
+from penstock.capture.record.units import Granularity, blocks_around, units_of
+from penstock.capture.record.user_program import UserProgram
+from penstock.errors import BadInput, CaptureFailed, PenstockError
+
+__all__ = ["Recorded", "leaves_as_values", "record_program", "without_caches"]
+
+_MOST_ATTEMPTS = 200
+"""Each attempt opens or closes a unit, so this is reached by models that never settle only."""
+
+
+@dataclass
+class Recorded:
+    """A recorded program. ``loss`` is the value of the loss, ``leaf_values`` are the batch's leaves.
+
+    ``changes`` is the state that forward changes between units, ``changes_again`` what it changes
+    in every run; ``unit_changes`` are the same of units, each with its unit. ``outputs`` is what the
+    model returned, ``output_values`` the values of the tensors in it (None: none was recorded).
+    """
+
+    record: Recording
+    sizes: Sizes
+    size: BatchSize
+    loss: int
+    parts: LossParts
+    leaf_values: tuple[int, ...]
+    changes: tuple[StatePlace, ...] = ()
+    changes_again: tuple[StatePlace, ...] = ()
+    unit_changes: tuple[tuple[str, StatePlace], ...] = ()
+    draws_python: bool = False
+    outputs: Flattened = field(default_factory=Flattened)
+    output_values: tuple[int | None, ...] = ()
+    calls: tuple[dict[str, int], ...] = ()
+    device: torch.device = torch.device("cpu")
+
+
+@dataclass
+class _Attempt:
+    """What is known of the units so far."""
+
+    granularity: Granularity
+    opened: dict[str, str] = field(default_factory=dict[str, str])
+    closed: dict[str, str] = field(default_factory=dict[str, str])
+    valued: set[str] = field(default_factory=set[str])
+    with_values: bool = False
+
+
+class _Again(Exception):
+    """The units have changed: record again."""
+
+
+def record_program(
+    program: UserProgram,
+    leaves: Sequence[torch.Tensor],
+    *,
+    granularity: Granularity = "module",
+    longer: Sequence[tuple[tuple[int, ...], Sequence[torch.Tensor]]] = (),
+    lengths: tuple[int, ...] = (),
+    autocast: torch.dtype | None = None,
+) -> Recorded:
+    """Record a program on an example with these leaves, which has these ``lengths``.
+
+    ``longer`` are the example at other lengths, one for each length.
+
+    Raises:
+        BadInput: the loss cannot be computed from slices of a batch.
+        CaptureFailed: the program does not run, or cannot be recorded.
+    """
+    attempt = _Attempt(granularity)
+    device = device_of(program)
+    with _undisturbed(device):
+        for _ in range(_MOST_ATTEMPTS):
+            recorder = _Recorder(program, device, attempt, autocast)
+            try:
+                return recorder.record(leaves, longer, lengths)
+            except _Again:
+                continue
+    raise CaptureFailed(
+        f"{type(program.model).__name__} takes another path in each of {_MOST_ATTEMPTS} runs on "
+        f"the example batch; see that forward does the same for the same batch"
+    )
+
+
+def device_of(program: UserProgram) -> torch.device:
+    """The device of the model's tensors; the CPU for models without values."""
+    for _, tensor in (*program.named_parameters(), *program.named_buffers()):
+        if not tensor.is_meta and type(tensor) is not Absent:
+            return tensor.device
+    return torch.device("cpu")
+
+
+@contextlib.contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Restore random states, and the device that absent tensors claim to be on."""
+    python, before = random.getstate(), Absent.home
+    Absent.home = device
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        Absent.home = before
+
+
+@contextlib.contextmanager
+def without_caches(program: UserProgram) -> Iterator[None]:
+    """Within, Hugging Face models keep no keys and values, which training does not use."""
+    found: list[Any] = [getattr(module, "config", None) for _, module in program.named_modules()]
+    configs = {id(config): config for config in found if getattr(config, "use_cache", False)}
+    for config in configs.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs.values():
+            config.use_cache = True
+
+
+class _Recorder:
+    """One attempt to record a program with given units."""
+
+    def __init__(
+        self,
+        program: UserProgram,
+        device: torch.device,
+        attempt: _Attempt,
+        autocast: torch.dtype | None,
+    ) -> None:
+        self._program, self._device = program, device
+        self._attempt, self._autocast = attempt, autocast
+        self._originals: Mapping[str, torch.Tensor] = dict(program.named_parameters())
+
+    def record(
+        self,
+        leaves: Sequence[torch.Tensor],
+        longer: Sequence[tuple[tuple[int, ...], Sequence[torch.Tensor]]],
+        lengths: tuple[int, ...],
+    ) -> Recorded:
+        """The record (raises `_Again` if units were opened or closed)."""
+        samples = leaves[0].shape[0]
+        if samples == 1:
+            leaves = [torch.cat([leaf, leaf]) for leaf in leaves]
+            longer = [(own, [torch.cat([t, t]) for t in those]) for own, those in longer]
+            samples = 2
+        first = self._twice(leaves)
+        others: list[Recording] = []
+        batches = [BatchSize(samples, lengths)]
+        for rows in parts_of(samples):
+            others.append(self._once([leaf[rows] for leaf in leaves])[0])
+            batches.append(BatchSize(len(rows), lengths))
+        records = [first.record, *others]
+        self._check_results(records)
+        for own, those in longer:
+            others.append(self._once(those)[0])
+            batches.append(BatchSize(samples, own))
+        sizes = Sizes([first.record, *others], batches)
+        first.sizes, first.size = sizes, batches[0]
+        first.calls = tuple(dict(record.counts) for record in (first.record, *others[:1]))
+        try:
+            first.parts = loss_parts(first.record, records[1:], sizes, first.loss)
+        except MustOpen as unit:
+            self._open(unit.unit, "it makes a part of the loss")
+        return first
+
+    def _copy(self) -> UserProgram:
+        copied = self._program.without_values(keeps_parameters=self._attempt.with_values)
+        if not copied.model.training:
+            copied.model.train()
+        return copied
+
+    def _recording(self, program: UserProgram) -> Recording:
+        attempt = self._attempt
+        units = units_of(program, attempt.granularity, attempt.opened, attempt.closed)
+        blocks = blocks_around(program, units, attempt.opened)
+        return Recording(program, units, blocks, self._originals, attempt.valued)
+
+    def _once(self, leaves: Sequence[torch.Tensor]) -> tuple[Recording, Any, Any]:
+        """A recording on a copy of the program, the loss and what the model returned."""
+        program = self._copy()
+        record = self._recording(program)
+        loss, output = self._run(record, program, leaves)
+        return record, loss, output
+
+    def _run(
+        self, record: Recording, program: UserProgram, leaves: Sequence[torch.Tensor]
+    ) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        precision: Any = contextlib.nullcontext()
+        if self._autocast is not None:
+            precision = torch.autocast(self._device.type, self._autocast)
+        own = [leaf.to(self._device).clone() for leaf in leaves]
+        leaves_as_values(record, own)
+        try:
+            with without_caches(program), torch.enable_grad(), precision, record.active():
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the user's own runs give these too
+                    result = program.run(dict(enumerate(own)))
+        except NeedsValues as asked:
+            self._on_question(asked, program)
+        except PenstockError:
+            raise
+        except Exception as error:
+            self._on_failure(error, program)
+        if record.has_unknown and not self._attempt.with_values and not self._is_on_meta:
+            self._attempt.with_values = True
+            raise _Again
+        fresh = {path: why for path, why in record.opened.items() if self._can_open(path)}
+        if fresh:
+            self._attempt.opened |= fresh
+            raise _Again
+        return result
+
+    def _can_open(self, path: str) -> bool:
+        attempt = self._attempt
+        return path not in attempt.opened and path not in attempt.closed
+
+    def _open(self, path: str, why: str) -> None:
+        if not self._can_open(path):
+            raise CaptureFailed(
+                f"'{path}' of {type(self._program.model).__name__} cannot be left out as a whole "
+                f"({why}), and not be opened either; move that out of it"
+            )
+        self._attempt.opened[path] = why
+        raise _Again
+
+    def _on_question(self, asked: NeedsValues, program: UserProgram) -> None:
+        """Values are asked for between units: close the module that asks, or give it values."""
+        path = innermost_module(asked.__traceback__, program)
+        attempt = self._attempt
+        if path is not None and path not in attempt.closed and path not in attempt.opened:
+            attempt.closed[path] = str(asked)
+            raise _Again
+        if not attempt.with_values and not self._is_on_meta:
+            attempt.with_values = True
+            raise _Again
+        where = line_of(asked.__traceback__)
+        raise CaptureFailed(
+            f"{type(program.model).__name__} asks for {asked} at {where}, and the model has no "
+            f"values; build it on the CPU, or move what asks into a module of its own"
+        ) from asked
+
+    @property
+    def _is_on_meta(self) -> bool:
+        return any(t.is_meta or type(t) is Absent for t in self._originals.values())
+
+    def _on_failure(self, error: Exception, program: UserProgram) -> None:
+        """The program failed; where tensors without values may be why, try it with values."""
+        if not self._attempt.with_values and not self._is_on_meta:
+            self._attempt.with_values = True
+            raise _Again from error
+        text = str(error).strip().partition("\n")[0]
+        raise CaptureFailed(
+            f"{type(program.model).__name__} does not run on the example batch: "
+            f"{type(error).__name__} at {line_of(error.__traceback__)}: {text}"
+        ) from error
+
+    def _twice(self, leaves: Sequence[torch.Tensor]) -> Recorded:
+        """The example, run twice on one copy, with the state that this changed."""
+        program = self._copy()
+        tree, states = module_tree(program), [plain_state(program)]
+        record = self._recording(program)
+        python = random.getstate()
+        loss, output = self._run(record, program, leaves)
+        draws_python = random.getstate() != python
+        if module_tree(program) != tree:
+            self._settle(leaves)
+            raise _Again
+        states.append(plain_state(program))
+        again = self._recording(program)
+        self._run(again, program, leaves)
+        states.append(plain_state(program))
+        self._check_results([record, again])
+        found = record.current.get(loss)
+        if found is None:
+            unit = hidden_in(record, loss)
+            if unit is not None:
+                self._open(unit, "it makes the loss")
+            raise BadInput(
+                f"the loss of {type(program.model).__name__} is not computed by the model: no "
+                f"recorded call made it; return a tensor that depends on the model's output"
+            )
+        recorded = self._with_state(record, states, found)
+        recorded.draws_python = draws_python
+        recorded.outputs = flatten_outputs(output, loss)
+        recorded.output_values = tuple(record.current.get(t) for t in recorded.outputs.tensors)
+        recorded.outputs.tensors.clear()
+        recorded.leaf_values = tuple(range(len(leaves)))
+        return recorded
+
+    def _with_state(
+        self, record: Recording, states: Sequence[dict[StatePlace, Any]], loss: int
+    ) -> Recorded:
+        def owner(place: StatePlace) -> str | None:
+            own = (u for u in record.units if place.path == u or place.path.startswith(f"{u}."))
+            return next(own, None)
+
+        again = changed_places(states[1], states[2])
+        changed = changed_places(states[0], states[1]) | again
+        units = [(owner(place), place) for place in sorted(changed)]
+        empty = Sizes([record], [BatchSize(1)])
+        return Recorded(
+            record,
+            empty,
+            BatchSize(1),
+            loss,
+            LossParts(),
+            (),
+            changes=tuple(place for unit, place in units if unit is None),
+            changes_again=tuple(sorted(p for p in again if owner(p) is None)),
+            unit_changes=tuple(
+                (unit, place)
+                for unit, place in units
+                if unit is not None and place.kind == "attribute"
+            ),
+            device=self._device,
+        )
+
+    def _settle(self, leaves: Sequence[torch.Tensor]) -> None:
+        """Let the user's model do what it does once: some replace modules in their first forward.
+
+        Buffers are put back.
+        """
+        program = self._program
+        if self._is_on_meta:
+            raise CaptureFailed(
+                f"{type(program.model).__name__} replaces modules of its own in forward, which "
+                f"takes values; build it on the CPU and run it once before"
+            )
+        before = module_tree(program)
+        buffers = {name: buffer.clone() for name, buffer in program.named_buffers()}
+        own = {i: leaf.to(self._device).clone() for i, leaf in enumerate(leaves)}
+        with torch.no_grad(), without_caches(program):
+            program.run(own)
+            for name, buffer in program.named_buffers():
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
+        if module_tree(program) == before:
+            raise CaptureFailed(
+                f"forward of {type(program.model).__name__} changes the modules of the model with "
+                f"every call, and stages need the same modules each time; build them in __init__"
+            )
+        self._originals = dict(program.named_parameters())
+
+    def _check_results(self, records: Sequence[Recording]) -> None:
+        """Open units whose results hold numbers that change; blocks are then not left out."""
+        first = records[0]
+        known = {event.address: event for event in first.events if event.is_unit}
+        for other in records[1:]:
+            for event in other.events:
+                same = known.get(event.address)
+                if event.is_unit and same is not None and not results_agree(same, event):
+                    path = event.address[0]
+                    if self._can_open(path):
+                        self._open(path, "its result holds numbers that change")
+        for other in records[1:]:
+            for path in {block.path for block in first.blocks}:
+                own = [block for block in first.blocks if block.path == path]
+                those = [block for block in other.blocks if block.path == path]
+                if not blocks_agree(own, those):
+                    for block in own:
+                        block.closed = False
+
+
+def parts_of(samples: int) -> list[list[int]]:
+    """Rows of two other batches: with one sample less, or more where norms could not take less."""
+    if samples > 2:
+        return [list(range(samples - 1)), list(range(1, samples))]
+    every = list(range(samples))
+    return [[*every, 0], [*every, samples - 1]]
+
+
+def leaves_as_values(record: Recording, leaves: Sequence[torch.Tensor]) -> None:
+    """Let the leaves of the batch be values, each made by an event of its own."""
+    for number, leaf in enumerate(leaves):
+        event = Event(("", number), leaves={number})
+        record.events.append(event)
+        record._make(event, number, 0, leaf)
+        record.batch.set(leaf, number)
+
+
+def hidden_in(record: Recording, tensor: torch.Tensor) -> str | None:
+    """The unit in which a tensor was made that is not its result."""
+    return record._hidden.get(tensor)
+
+
+def results_agree(one: Event, other: Event) -> bool:
+    """Whether two calls of a unit returned the same but for tensors."""
+    assert one.result is not None and other.result is not None
+    return one.result[1] == other.result[1] and templates_agree(one.result[0], other.result[0])
+
+
+def templates_agree(one: Sequence[Made], other: Sequence[Made]) -> bool:
+    """Whether two results have the same constants, and tensors from the same places."""
+    return len(one) == len(other) and all(
+        a.kind == b.kind and (a.kind != "constant" or same_value(a.what, b.what))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def blocks_agree(one: Sequence[BlockCall], other: Sequence[BlockCall]) -> bool:
+    """Whether all calls of a block returned the same but for tensors."""
+    return len(one) == len(other) and all(
+        a.spec == b.spec and templates_agree(a.template, b.template)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def innermost_module(trace: Any, program: UserProgram) -> str | None:
+    """The innermost module of the user, not the outermost, whose forward was running."""
+    paths = {id(module): path for path, module in program.named_modules()}
+    found: str | None = None
+    for frame, _ in traceback.walk_tb(trace):
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and frame.f_code.co_name == "forward":
+            path = paths.get(id(module))
+            holds = next(module.parameters(), None) is not None
+            if path is not None and path not in program.root_names and holds:
+                found = path
+    return found
+
+
+def line_of(trace: Any) -> str:
+    """The innermost line of the user's code in a traceback."""
+    own = "?"
+    package = sys.modules["penstock"].__path__[0]
+    library = torch.__path__[0]
+    for frame, number in traceback.walk_tb(trace):
+        name = frame.f_code.co_filename
+        if not name.startswith((package, library, "<frozen")):
+            own = line_in_words((name, number))
+    return own
+

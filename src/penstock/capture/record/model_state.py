@@ -1,0 +1,87 @@
+"""What a forward changes of a model besides tensors: plain attributes and buffers.
+
+A stage runs the user's own Python. If that counts, switches or remembers something in the model,
+each stage of a process must find what *its* last run left (`penstock.capture.stage.kept_state`).
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from penstock.capture.record.user_program import UserProgram
+
+__all__ = ["PLAIN", "StatePlace", "changed_places", "module_tree", "plain_state", "same_value"]
+
+PLAIN = (
+    *(int, float, bool, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.Size, type(Ellipsis)),
+)
+"""Types of values that are equal where they look equal."""
+
+_OF_EVERY_MODULE = frozenset([*nn.Module().__dict__, "forward"])
+
+
+class StatePlace(NamedTuple):
+    """Where a piece of state is: an ``attribute`` or a ``buffer`` of the module at ``path``."""
+
+    kind: str
+    path: str
+    key: str
+
+
+class _Identity:
+    """A value that is equal only to itself."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.value is self.value
+
+    __hash__ = None  # pyright: ignore
+
+
+def plain_state(program: UserProgram) -> dict[StatePlace, Any]:
+    """Attributes and buffers of all modules; what is no plain value counts by identity."""
+    found: dict[StatePlace, Any] = {}
+    for path, module in program.named_modules():
+        for key, value in module.__dict__.items():
+            if isinstance(value, PLAIN) and key != "training":
+                found[StatePlace("attribute", path, key)] = value
+            elif key not in _OF_EVERY_MODULE and not isinstance(value, nn.Module):
+                found[StatePlace("attribute", path, key)] = _Identity(value)
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                found[StatePlace("buffer", path, key)] = (id(buffer), buffer._version)
+    return found
+
+
+_MISSING = object()
+
+
+def changed_places(
+    before: Mapping[StatePlace, Any], after: Mapping[StatePlace, Any]
+) -> set[StatePlace]:
+    """The places whose values differ."""
+    found: set[StatePlace] = set()
+    for place in {*before, *after}:
+        old, new = before.get(place, _MISSING), after.get(place, _MISSING)
+        if old is not new and old != new:
+            found.add(place)
+    return found
+
+
+def module_tree(program: UserProgram) -> dict[str, type[nn.Module]]:
+    """The class of each module by name."""
+    return {path: type(module) for path, module in program.named_modules()}
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two results that are no tensors are the same; objects count as the same."""
+    if type(one) is not type(other):
+        return False
+    if one is other or not isinstance(one, int | float | str | bool | bytes):
+        return True
+    return bool(one == other) or (one != one and other != other)

@@ -1,0 +1,921 @@
+"""One run of the user's program on the example: each call with what it read, made and wrote.
+
+Units are modules whose calls other stages leave out as a whole. Everything outside of units runs
+on every stage. The record has one event for each call of a unit, and for each call of a torch
+function between units:
+
+    address of a unit call      (path, n)                    the n-th call of this module
+    address of a torch call     (anchor, function, line, n)  the n-th call there since the unit call
+                                                             ``anchor``
+    value                       a number; its address is that of its maker, and the slot in there
+
+Nothing is replaced: the user's Python runs as it is.
+"""
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from types import CodeType
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from penstock.capture.record.absent import (
+    SHAPE_ONLY,
+    VALUES,
+    Absent,
+    NeedsValues,
+    absent_like,
+    call_name,
+    fresh_results,
+    writes_first,
+)
+from penstock.capture.record.model_state import PLAIN
+from penstock.capture.record.user_program import UserProgram
+from penstock.capture.stand_ins import made_up, standing_in
+from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
+
+__all__ = [
+    "Address",
+    "BlockCall",
+    "Event",
+    "Line",
+    "Made",
+    "Recording",
+    "Reference",
+    "Value",
+    "forwards_replaced",
+    "line_in_words",
+    "line_of_user",
+    "tensors_in",
+]
+
+Address: TypeAlias = tuple[Any, ...]
+Line: TypeAlias = tuple[str, int]
+
+_SKIPPED = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)), "<frozen")
+_START = UserProgram.run.__code__
+_is_users: dict[CodeType, bool] = {}
+
+
+def line_of_user(depth: int = 2) -> Line:
+    """The file and line of the user's code (or a library's) that is running.
+
+    Where only torch's own modules are, as in a Sequential, it is ("torch", 0).
+    """
+    frame: Any = sys._getframe(depth)
+    while frame is not None:
+        code = frame.f_code
+        own = _is_users.get(code)
+        if own is None:
+            own = _is_users[code] = not code.co_filename.startswith(_SKIPPED)
+        if own:
+            return code.co_filename, frame.f_lineno
+        if code is _START:
+            break
+        frame = frame.f_back
+    return "torch", 0
+
+
+def line_in_words(line: Line | None) -> str:
+    """``model.py:12``."""
+    return f"{os.path.basename(line[0])}:{line[1]}" if line is not None else "an unknown line"
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a structure, in a fixed order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor between calls: event ``maker`` made it as its result number ``slot``.
+
+    ``slot`` is ``("w", j)`` for the j-th tensor that was written to. A value that is not
+    ``crossable`` cannot be sent from one stage to another.
+    """
+
+    maker: int
+    slot: Any
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    grad: bool
+    bytes: int
+    crossable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Stands for a tensor in recorded arguments: a value, a parameter's name, or None."""
+
+    value: int | str | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A leaf of a unit's result: a constant, an argument (by path), or a tensor that it made."""
+
+    kind: str
+    what: Any
+    dtype: torch.dtype | None = None
+    grad: bool = False
+
+
+@dataclass(slots=True)
+class Event:
+    """A call. ``reads`` and ``makes`` are values, ``leaves`` the batch's leaves that it read.
+
+    ``params`` are names of parameters that a call between units read. ``asks``: its result is no
+    tensor but depends on values; ``answer`` is that result. ``depends``: on parameters, and so on
+    stages; what does not is found from the batch alone, by every stage. ``random``: it draws.
+    ``result`` is the structure of a unit's result.
+    """
+
+    address: Address
+    func: Any = None
+    line: Line | None = None
+    reads: list[int] = field(default_factory=list[int])
+    leaves: set[int] = field(default_factory=set[int])
+    params: list[str] = field(default_factory=list[str])
+    makes: list[int] = field(default_factory=list[int])
+    args: Any = None
+    asks: bool = False
+    answer: Any = None
+    random: bool = False
+    depends: bool = False
+    is_unit: bool = False
+    grad_off: bool = False
+    written: bool = False
+    result: tuple[list[Made], Any] | None = None
+
+
+@dataclass(slots=True)
+class BlockCall:
+    """The call of a module that holds several units: events ``first`` to ``last``.
+
+    A stage that none of it belongs to leaves it out as a whole, if it is ``closed``: what others
+    use of it is what it returned.
+    """
+
+    path: str
+    first: int
+    last: int
+    template: list[Made]
+    spec: Any
+    anchor: Address | None
+    closed: bool = True
+
+
+class _ByTensor:
+    """Facts by tensor object, without keeping the tensor."""
+
+    def __init__(self) -> None:
+        self._facts: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
+
+    def get(self, tensor: torch.Tensor) -> Any:
+        found = self._facts.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def set(self, tensor: torch.Tensor, fact: Any) -> None:
+        self._facts[id(tensor)] = (weakref.ref(tensor), fact)
+
+
+class _Memory:
+    """Tensors by the memory that they share, and the version of each memory."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+        self._versions: dict[int, int] = {}
+
+    def note(self, tensor: torch.Tensor) -> int | None:
+        """Know a tensor; returns its memory's key (None: it has none, under vmap)."""
+        key = memory_of(tensor)
+        if key is None:
+            return None
+        known = [ref for ref in self._tensors.get(key, ()) if ref() is not None]
+        if not known:
+            self._versions[key] = version_of(tensor)
+        if all(ref() is not tensor for ref in known):
+            known.append(weakref.ref(tensor))
+        self._tensors[key] = known
+        return key
+
+    def take_write(self, tensor: torch.Tensor) -> int | None:
+        """The key of the tensor's memory if it was written to since the last look."""
+        key = memory_of(tensor)
+        if key is None or self._versions.get(key) in (None, version_of(tensor)):
+            return None
+        self._versions[key] = version_of(tensor)
+        return key
+
+    def sharing(self, key: int) -> list[torch.Tensor]:
+        """The living tensors with this memory."""
+        found = (ref() for ref in self._tensors.get(key, ()))
+        return [tensor for tensor in found if tensor is not None]
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """A number that every write to the tensor's memory changes."""
+    return tensor.plain._version if type(tensor) is Absent else tensor._version
+
+
+def memory_of(tensor: torch.Tensor) -> int | None:
+    """What tells memory apart; None for tensors without any of their own."""
+    plain = tensor.plain if type(tensor) is Absent else tensor
+    try:
+        with torch._C.DisableTorchFunction():
+            return plain.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def checkpoint_here() -> Any:
+    """The innermost checkpoint (torch.utils.checkpoint) that is running, as an object; or None."""
+    found = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if found is None or not getattr(found[0], "__qualname__", "").startswith("_checkpoint_hook"):
+        return None
+    return found[0]
+
+
+def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) -> list[Any]:
+    """What lists, dicts and objects in arguments hold, to see whether a unit changes them."""
+    found = [] if found is None else found
+    if isinstance(value, torch.Tensor | nn.Module) or isinstance(value, PLAIN):
+        return found
+    if isinstance(value, list | tuple):
+        entries = list(value)
+    elif isinstance(value, dict):
+        entries = list(value.values())
+    elif hasattr(value, "__dict__") and not callable(value):
+        return containers_in(vars(value), depth + 1, found) if depth < 3 else found
+    else:
+        return found
+    found.append(len(entries))
+    found.extend(map(id, entries))
+    if depth < 2:
+        for entry in entries:
+            containers_in(entry, depth + 1, found)
+    return found
+
+
+@contextlib.contextmanager
+def forwards_replaced(
+    program: UserProgram, wrappers: Mapping[str, Callable[[Any], Any]]
+) -> Iterator[None]:
+    """Within, modules by path have another ``forward``; hooks and all around it stay."""
+    kept: list[tuple[dict[str, Any], Any]] = []
+    try:
+        for path, wrap in wrappers.items():
+            module = program.module(path)
+            place: dict[str, Any] = module.__dict__
+            kept.append((place, place.get("forward")))
+            place["forward"] = wraps(module.forward)(wrap(module.forward))
+        yield
+    finally:
+        for place, had in reversed(kept):
+            if had is None:
+                place.pop("forward", None)
+            else:
+                place["forward"] = had
+
+
+RANDOM_NAMES = frozenset(
+    [
+        *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
+        *("feature_alpha_dropout", "native_dropout", "rrelu", "gumbel_softmax", "bernoulli"),
+        *("multinomial", "normal", "poisson", "rand_like", "randn_like", "randint_like"),
+        *("bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_"),
+        *("cauchy_", "log_normal_", "rrelu_", "dropout_", "alpha_dropout_"),
+    ]
+)
+"""Calls that draw; on absent tensors no generator shows it."""
+
+
+def draws(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call draws random numbers, as far as its name and arguments show."""
+    if name == "scaled_dot_product_attention":
+        return bool((args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0)
+    if name not in RANDOM_NAMES:
+        return False
+    if "dropout" in name:
+        return bool(kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True)))
+    return True
+
+
+class Recording(TorchFunctionMode):
+    """Records what ``program`` does while it is active; ``units`` are paths of modules.
+
+    ``blocks`` are modules that hold several units. ``originals`` are the user's own parameters by
+    name. Units in ``valued`` run on made-up values, since they ask for values inside; a unit that
+    turns out to do so is added.
+    """
+
+    def __init__(
+        self,
+        program: UserProgram,
+        units: Sequence[str],
+        blocks: Sequence[str],
+        originals: Mapping[str, torch.Tensor],
+        valued: set[str],
+    ) -> None:
+        super().__init__()
+        self.program, self.units, self.block_paths = program, units, blocks
+        self.valued = valued
+        self.events: list[Event] = []
+        self.values: list[Value] = []
+        self.blocks: list[BlockCall] = []
+        self.regions: list[tuple[int, int]] = []
+        """Ranges of events within which nothing can be cut: checkpoints, own functions."""
+        self.opened: dict[str, str] = {}
+        """Units that must be opened, with the reason."""
+        self.buffer_writes: dict[str, list[int]] = {}
+        self.overwritten: dict[int, int] = {}
+        """Values that an event wrote over."""
+        self.nested: set[str] = set()
+        """Units that call modules of other units."""
+        self.hooked: dict[str, list[tuple[int, int]]] = {}
+        """Modules between units with hooks on their backward: the events of their calls."""
+        self.counts: dict[str, int] = {}
+        self.norms: list[str] = []
+        """Where samples are normalised over the batch."""
+        self.has_unknown = False
+        """A call between units makes a tensor whose size is not known without values."""
+        self.is_temporary = False
+        """The program changes its own state between units, and may take that back later."""
+        self.current, self.batch = _ByTensor(), _ByTensor()
+        self._hidden, self._memory = _ByTensor(), _Memory()
+        self._originals = originals
+        self._inside: str | None = None
+        self._implicit: list[int] = []
+        self._implicit_params: set[str] = set()
+        self._implicit_leaves: set[int] = set()
+        self._draws_inside = False
+        self._anchor: Address | None = None
+        self._seen: dict[Address, int] = {}
+        self._active = False
+        self._checkpoints: dict[int, tuple[Any, int, int]] = {}
+        self._function_depth = 0
+        self._know_tensors()
+
+    def _know_tensors(self) -> None:
+        program = self.program
+        named = [*program.named_parameters(), *self._originals.items()]
+        self.param_names: dict[int, str] = {}
+        for name, parameter in named:
+            self.param_names.setdefault(id(parameter), name)
+        self._buffers = {id(buffer): name for name, buffer in program.named_buffers()}
+        self._owner: dict[str, str] = {}
+        for path in self.units:
+            for name, parameter in program.module(path).named_parameters():
+                first = self.param_names[id(parameter)]
+                self._owner.setdefault(first, path)
+        inside = tuple(f"{path}." for path in self.units)
+        self.between = [
+            path
+            for path, _ in program.named_modules()
+            if path not in self.units and not path.startswith(inside)
+        ]
+        """Modules that are no unit nor in one."""
+        self._skeleton = [program.module(path) for path in self.between]
+
+    # Running.
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Within, the program's calls are recorded."""
+        wrappers = {path: self._around_unit(path) for path in self.units}
+        wrappers |= {path: self._around_block(path) for path in self.block_paths}
+        hooked = {p: self._around_hooked(p) for p in self._hooked() if p not in wrappers}
+        with forwards_replaced(self.program, wrappers | hooked), self._functions_seen():
+            self._active, self._at_start = True, self._skeleton_state()
+            try:
+                with fresh_results(), self:
+                    yield
+            finally:
+                self._active = False
+                self._finish()
+
+    def _hooked(self) -> Iterator[str]:
+        """Modules outside of units with hooks on their backward, which a cut inside would break."""
+        for path in self.between:
+            module = self.program.module(path)
+            if module._backward_hooks or module._backward_pre_hooks:
+                yield path
+
+    def _around_hooked(self, path: str) -> Callable[[Any], Any]:
+        def wrap(plain: Any) -> Any:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                # The hooks themselves are calls just before and after this one.
+                first = max(0, len(self.events) - 1)
+                result = plain(*args, **kwargs)
+                call = first, len(self.events) + 1
+                self.regions.append(call)
+                self.hooked.setdefault(path, []).append(call)
+                return result
+
+            return forward
+
+        return wrap
+
+    @contextlib.contextmanager
+    def _functions_seen(self) -> Iterator[None]:
+        """Within, calls of the user's own autograd functions between units are events."""
+        function: Any = torch.autograd.Function
+        plain = function.__dict__["apply"]
+
+        def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            call = plain.__get__(None, kind)
+            if self._inside is not None or not self._active:
+                return _with_grad(call(*args, **kwargs), (args, kwargs))
+            return self._own_function(kind, call, args, kwargs)
+
+        function.apply = classmethod(apply)
+        try:
+            yield
+        finally:
+            function.apply = plain
+
+    def _own_function(
+        self, kind: Any, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """An own autograd function: no cut inside of it, and its results cannot be sent.
+
+        Gradients do not pass through what it calls, but through itself.
+        """
+        line, first = line_of_user(3), len(self.events)
+        reads = Event((self._anchor, kind.__name__, line, first), kind, line)
+        given = tensors_in((args, kwargs))
+        reads.args = pytree.tree_map(self._reference, (args, kwargs))
+        self._read(reads, given)
+        self._function_depth += 1
+        try:
+            result = _with_grad(call(*args, **kwargs), (args, kwargs))
+        finally:
+            self._function_depth -= 1
+        inner = [v for event in self.events[first:] for v in event.makes]
+        reads.reads += inner
+        reads.params += [name for event in self.events[first:] for name in event.params]
+        number = len(self.events)
+        self.events.append(reads)
+        for slot, tensor in enumerate(tensors_in(result)):
+            if all(tensor is not one for one in given):
+                self._make(reads, number, slot, tensor, crossable=False)
+        self.regions.append((first, number + 1))
+        return result
+
+    # What is known of tensors.
+
+    def _read(self, event: Event, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            value, leaf = self.current.get(tensor), self.batch.get(tensor)
+            if leaf is not None:
+                event.leaves.add(leaf)
+            if value is not None:
+                event.reads.append(value)
+            name = self.param_names.get(id(tensor))
+            if name is not None and not event.is_unit:
+                event.params.append(name)
+                owner = self._owner.get(name)
+                if owner is not None and any(True for _ in self.program.module(owner).children()):
+                    self.opened.setdefault(
+                        owner, f"its parameters are read at {line_in_words(event.line)}"
+                    )
+            if value is None and name is None:
+                self._read_unseen(event, tensor)
+
+    def _read_unseen(self, event: Event, tensor: torch.Tensor) -> None:
+        unit = self._hidden.get(tensor)
+        if unit is not None:
+            where = line_in_words(event.line)
+            self.opened[unit] = f"something other than its result is read at {where}"
+
+    def _make(
+        self,
+        event: Event,
+        number: int,
+        slot: Any,
+        tensor: torch.Tensor,
+        *,
+        crossable: bool = True,
+    ) -> None:
+        known = type(tensor) is not Absent or not tensor.is_unknown
+        shape = tuple(tensor.shape) if known else (-1,)
+        size = tensor.numel() * tensor.element_size() if known else 0
+        value = Value(number, slot, shape, tensor.dtype, tensor.requires_grad, size)
+        value.crossable = crossable and known and not self._function_depth
+        self.has_unknown = self.has_unknown or not known
+        self.values.append(value)
+        self.current.set(tensor, len(self.values) - 1)
+        event.makes.append(len(self.values) - 1)
+        self._memory.note(tensor)
+
+    def _writes(
+        self, event: Event, number: int, tensors: Sequence[torch.Tensor], made: set[int]
+    ) -> set[int]:
+        """Make new values of all tensors whose memory was written to; returns the memories."""
+        done: set[int] = set()
+        for tensor in tensors:
+            key = self._memory.take_write(tensor)
+            if key is None:
+                continue
+            done.add(key)
+            if id(tensor) in self._buffers and not event.is_unit:
+                self.buffer_writes.setdefault(self._buffers[id(tensor)], []).append(number)
+            for j, other in enumerate(self._memory.sharing(key)):
+                before = self.current.get(other)
+                if before is not None:
+                    self.overwritten[before] = number
+                if id(other) in made:
+                    continue
+                if before is not None:
+                    event.reads.append(before)
+                self._make(event, number, ("w", j), other, crossable=False)
+        return done
+
+    # Calls of torch functions.
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = call_name(func)
+        if name in (".shape", ".dtype", ".device", ".grad", ".is_leaf", ".requires_grad", ".ndim"):
+            return func(*args, **kwargs)
+        if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
+            self.norms.append(self._inside or line_in_words(line_of_user()))
+        if self._inside is not None:
+            return self._call_inside(func, name, args, kwargs)
+        line = line_of_user()
+        place = (self._anchor, name, line)
+        before = _generator_state() if name not in ("size", "dim") else None
+        result = func(*args, **kwargs)
+        made, given = tensors_in(result), tensors_in((args, kwargs))
+        asks = name in VALUES
+        wrote = writes_first(name) or "out" in kwargs
+        if not made and not asks and not wrote:
+            return result
+        n = self._seen.get(place, 0)
+        self._seen[place] = n + 1
+        event = Event((*place, n), func, line)
+        event.random = draws(name, args, kwargs) or _has_drawn(before)
+        event.asks, event.answer = asks, result if asks else None
+        if asks and not any(self._is_computed(tensor) for tensor in given):
+            return result
+        self._record_call(event, name, args, kwargs, given, made, wrote)
+        return result
+
+    def _is_computed(self, tensor: torch.Tensor) -> bool:
+        return self.current.get(tensor) is not None or id(tensor) in self.param_names
+
+    def _record_call(
+        self,
+        event: Event,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        given: list[torch.Tensor],
+        made: list[torch.Tensor],
+        wrote: bool,
+    ) -> None:
+        for tensor in given:
+            self._memory.note(tensor)
+        event.args = pytree.tree_map(self._reference, (args, kwargs))
+        event.grad_off = not torch.is_grad_enabled()
+        place = SHAPE_ONLY.get(name)
+        skipped = args[place] if place is not None and place < len(args) else None
+        if not isinstance(skipped, torch.Tensor) or sum(t is skipped for t in given) > 1:
+            skipped = None  # in x.view_as(x) the values are read too
+        self._read(event, [tensor for tensor in given if tensor is not skipped])
+        number = len(self.events)
+        self.events.append(event)
+        self._note_checkpoint(number)
+        written = self._writes(event, number, given, {id(tensor) for tensor in made})
+        for slot, tensor in enumerate(made):
+            known = self.current.get(tensor)
+            if any(tensor is one for one in given) and not wrote and known is not None:
+                event.makes.append(known)  # returned as it came
+                continue
+            shared = memory_of(tensor) in written and any(
+                other is not tensor for other in self._memory.sharing(memory_of(tensor) or 0)
+            )
+            self._make(event, number, slot, tensor, crossable=not shared)
+
+    def _reference(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        found: Any = self.current.get(value)
+        if found is None:
+            found = self.param_names.get(id(value))
+        known = type(value) is not Absent or not value.is_unknown
+        return Reference(found, tuple(value.shape) if known else (-1,), value.dtype)
+
+    def _call_inside(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A call within a unit: only what links the unit to others is noted."""
+        result = func(*args, **kwargs)
+        if not self._draws_inside and draws(name, args, kwargs):
+            self._draws_inside = True
+        unit = self._inside
+        if isinstance(result, torch.Tensor | list | tuple):
+            for tensor in tensors_in(result):
+                if self._hidden.get(tensor) is None and self.current.get(tensor) is None:
+                    self._hidden.set(tensor, unit)
+        for tensor in tensors_in((args, kwargs)):
+            leaf = self.batch.get(tensor)
+            if leaf is not None:
+                self._implicit_leaves.add(leaf)
+            parameter, value = self.param_names.get(id(tensor)), self.current.get(tensor)
+            if parameter is not None:
+                if self._owner.get(parameter) != unit:
+                    self._implicit_params.add(parameter)
+            elif value is not None:
+                self._implicit.append(value)
+            else:
+                other = self._hidden.get(tensor)
+                if other is not None and other != unit:
+                    self.opened[other] = f"{unit} reads something other than its result"
+        return result
+
+    def _note_checkpoint(self, number: int) -> None:
+        found = checkpoint_here()
+        if found is not None:
+            _, first, _ = self._checkpoints.get(id(found), (found, number, number))
+            self._checkpoints[id(found)] = (found, first, number + 1)
+
+    # Calls of units.
+
+    def _around_unit(self, path: str) -> Callable[[Any], Any]:
+        def wrap(plain: Any) -> Any:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                if self._inside is not None or not self._active:
+                    if self._inside is not None and self._inside != path:
+                        self.nested.add(self._inside)
+                    return plain(*args, **kwargs)
+                return self._unit(path, plain, args, kwargs)
+
+            return forward
+
+        return wrap
+
+    def _surroundings(self, args: Any, kwargs: Any) -> list[Any]:
+        """State that a unit must not change: of arguments, and of modules between units."""
+        found = containers_in((args, kwargs))
+        for module in self._skeleton:
+            for key, value in module.__dict__.items():
+                if isinstance(value, PLAIN):
+                    found.append((key, repr(value) if isinstance(value, float) else value))
+                elif isinstance(value, list | dict | torch.Tensor) and key[0] != "_":
+                    is_tensor = isinstance(value, torch.Tensor)
+                    found.append((key, id(value), version_of(value) if is_tensor else len(value)))
+        return found
+
+    def _skeleton_state(self) -> list[Any]:
+        """Plain attributes of the modules between units, ``training`` among them."""
+        kinds = (int, float, bool, str, type(None))
+        return [
+            (key, value)
+            for module in self._skeleton
+            for key, value in module.__dict__.items()
+            if type(value) in kinds
+        ]
+
+    def _unit(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
+        self.is_temporary = self.is_temporary or self._skeleton_state() != self._at_start
+        n = self.counts.get(path, 0)
+        self.counts[path] = n + 1
+        event = Event((path, n), line=line_of_user(3), depends=True, is_unit=True)
+        given = tensors_in((args, kwargs))
+        for tensor in given:
+            self._memory.note(tensor)
+        self._read(event, given)
+        event.grad_off = not torch.is_grad_enabled()
+        state, before = self._surroundings(args, kwargs), _generator_state()
+        versions = [version_of(tensor) for tensor in given]
+        self._inside, self._draws_inside = path, False
+        self._implicit, self._implicit_params, self._implicit_leaves = [], set(), set()
+        try:
+            result = self._run_unit(path, plain, args, kwargs)
+        finally:
+            self._inside = None
+        number = len(self.events)
+        self._anchor = event.address
+        event.random = self._draws_inside or _has_drawn(before)
+        if self._surroundings(args, kwargs) != state:
+            self.opened[path] = "it changes something outside of itself"
+        self._note_implicit(event, number)
+        for tensor, version in zip(given, versions, strict=True):
+            if version_of(tensor) != version:
+                event.written = True
+                value = self.current.get(tensor)
+                if value is None or not self.events[self.values[value].maker].depends:
+                    self.opened[path] = "it writes to a tensor that other stages have, too"
+        self.events.append(event)
+        self._note_checkpoint(number)
+        self._note_result(event, number, path, args, kwargs, given, result)
+        return result
+
+    def _note_implicit(self, event: Event, number: int) -> None:
+        known = set(event.reads)
+        event.params += sorted(self._implicit_params)
+        event.leaves |= self._implicit_leaves
+        event.reads += [
+            value
+            for value in dict.fromkeys(self._implicit)
+            if value not in known and self.values[value].maker < number
+        ]
+
+    def _note_result(
+        self,
+        event: Event,
+        number: int,
+        path: str,
+        args: Any,
+        kwargs: Any,
+        given: list[torch.Tensor],
+        result: Any,
+    ) -> None:
+        leaves, spec = pytree.tree_flatten(result)
+        places = _places_of(args, kwargs)
+        made = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        self._writes(event, number, given, made - set(places))
+        module = self.program.module(path)
+        has_hooks = bool(module._backward_hooks or module._backward_pre_hooks)
+        kept: list[Made] = []
+        slot = 0
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                kept.append(Made("constant", leaf))
+                continue
+            if id(leaf) in places and not event.written:
+                kept.append(Made("given", places[id(leaf)]))
+                if self.current.get(leaf) is not None:
+                    event.makes.append(self.current.get(leaf))
+            else:
+                kept.append(Made("made", slot, leaf.dtype, leaf.requires_grad))
+                # Gradients must pass the module's hooks, which are around what is seen here.
+                self._make(event, number, slot, leaf, crossable=not has_hooks)
+            slot += 1
+        event.result = (kept, spec)
+
+    def _run_unit(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
+        """Run a unit as it is, or on made-up values if it asks for values inside."""
+        if path in self.valued:
+            return self._on_values(path, plain, args, kwargs)
+        if not any(type(tensor) is Absent for tensor in self._tensors_of(path, args, kwargs)):
+            return plain(*args, **kwargs)
+        parts = list(self.program.module(path).modules())
+        before = [(p.__dict__, dict(p.__dict__), p._buffers, dict(p._buffers)) for p in parts]
+        try:
+            result = plain(*args, **kwargs)
+            if not any(type(t) is Absent and t.is_unknown for t in tensors_in(result)):
+                return result
+        except (NeedsValues, Exception):
+            pass
+        for attributes, kept, buffers, kept_buffers in before:
+            attributes.clear()
+            attributes.update(kept)
+            buffers.update(kept_buffers)
+        self.valued.add(path)
+        return self._on_values(path, plain, args, kwargs)
+
+    def _tensors_of(self, path: str, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+        yield from tensors_in((args, kwargs))
+        yield from self.program.module(path).parameters()
+
+    def _on_values(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
+        """Run a unit on values that are made up, but for those that are here."""
+        home = Absent.home
+        made: dict[int, torch.Tensor] = {}
+
+        def here(value: Any) -> Any:
+            if type(value) is not Absent:
+                return value
+            if value.is_unknown:
+                raise NeedsValues(f"a tensor of unknown size in '{path}'")
+            if id(value) not in made:
+                made[id(value)] = _drawn(value, home)
+            return made[id(value)]
+
+        def parameter(tensor: torch.Tensor) -> torch.Tensor:
+            if type(tensor) is not Absent:
+                return tensor
+            name = self.param_names.get(id(tensor), "")
+            own = self._originals.get(name)
+            if own is None or own.is_meta or type(own) is Absent:
+                with torch._C.DisableTorchFunction():
+                    return made_up(tensor.plain, home)
+            return own.detach().clone()
+
+        with torch.random.fork_rng(devices=[]), standing_in([self.program.module(path)], parameter):
+            given, named = pytree.tree_map(here, (args, kwargs))
+            versions = {id(tensor): tensor._version for tensor in made.values()}
+            result = plain(*given, **named)
+        back = {id(value): key for key, value in made.items()}
+        originals = {id(tensor): tensor for tensor in tensors_in((args, kwargs))}
+        for key, value in made.items():
+            if value._version != versions[id(value)]:
+                originals[key].plain.zero_()  # pyright: ignore
+
+        def away(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) in back:
+                return originals[back[id(value)]]
+            return absent_like(tuple(value.shape), value.dtype, value.requires_grad)
+
+        return pytree.tree_map(away, result)
+
+    # Calls of blocks.
+
+    def _around_block(self, path: str) -> Callable[[Any], Any]:
+        def wrap(plain: Any) -> Any:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                if self._inside is not None or not self._active:
+                    return plain(*args, **kwargs)
+                return self._block(path, plain, args, kwargs)
+
+            return forward
+
+        return wrap
+
+    def _block(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
+        first = len(self.events)
+        before = {id(t): self.current.get(t) for t in tensors_in((args, kwargs))}
+        result = plain(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten(result)
+        places = _places_of(args, kwargs)
+        call = BlockCall(path, first, len(self.events), [], spec, self._anchor)
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                call.template.append(Made("constant", leaf))
+                continue
+            value = self.current.get(leaf)
+            if id(leaf) in places and before.get(id(leaf)) == value:
+                call.template.append(Made("given", places[id(leaf)]))
+            else:
+                call.closed = call.closed and value is not None
+                call.template.append(Made("made", value, leaf.dtype, leaf.requires_grad))
+        self.blocks.append(call)
+        return result
+
+    # The end.
+
+    def _finish(self) -> None:
+        """Find what depends on parameters, and which blocks are closed."""
+        self.regions += [(first, last) for _, first, last in self._checkpoints.values()]
+        self.dependent: set[int] = set()
+        for number, event in enumerate(self.events):
+            of_stages = any(value in self.dependent for value in event.reads)
+            event.depends = event.is_unit or bool(event.params) or of_stages
+            if event.depends:
+                own = {value for value in event.makes if self.values[value].maker == number}
+                self.dependent |= own
+        for block in self.blocks:
+            results = {made.what for made in block.template if made.kind == "made"}
+            inside = range(block.first, block.last)
+            if any(e.random and not e.depends for e in self.events[block.first : block.last]):
+                block.closed = False
+            for number, event in enumerate(self.events):
+                if number not in inside and any(
+                    self.values[value].maker in inside and value not in results
+                    for value in event.reads
+                ):
+                    block.closed = False
+
+
+def _generator_state() -> torch.Tensor:
+    return torch.default_generator.get_state()
+
+
+def _has_drawn(before: torch.Tensor | None) -> bool:
+    return before is not None and not torch.equal(before, _generator_state())
+
+
+def _places_of(args: Any, kwargs: Any) -> dict[int, Any]:
+    """The path of each tensor in the arguments, by its identity."""
+    found = pytree.tree_flatten_with_path((args, kwargs))[0]
+    return {id(leaf): path for path, leaf in found if isinstance(leaf, torch.Tensor)}
+
+
+def _with_grad(result: Any, given: Any) -> Any:
+    """The result of an own autograd function; absent ones need a gradient if an input does."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(given)):
+        for tensor in tensors_in(result):
+            if type(tensor) is Absent and tensor.is_floating_point():
+                tensor.needs_grad = True
+    return result
+
+
+def _drawn(like: Absent, device: torch.device) -> torch.Tensor:
+    """A tensor with made-up values; one that needs a gradient is no leaf, so it can be written."""
+    with torch._C.DisableTorchFunction():
+        value = made_up(like.plain, device)
+    return value.requires_grad_().clone() if like.needs_grad else value

@@ -1,0 +1,189 @@
+"""Sizes as formulas of the samples and lengths of a batch, from recordings of several batches.
+
+    recorded     4 samples, length 16    3 samples, length 16    4 samples, length 13
+    a size                64                     48                      52           = n L
+
+The first formula that explains all recordings is taken. A size that no formula explains is not
+known for other batches; values with such a size cannot be sent between stages.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import combinations_with_replacement
+
+from penstock.capture.record.recording import Recording
+
+__all__ = ["BatchSize", "Formula", "Sizes"]
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """The samples and the lengths of a batch."""
+
+    samples: int
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Samples first."""
+        return self.samples, *self.lengths
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A size: the sum of ``factor`` times a product, over ``terms`` (product, factor).
+
+    A product is given by the indices of its numbers: ``(0, 1)`` is samples times the first length.
+
+    >>> Formula((((0, 1), 2), ((), 1))).at(BatchSize(4, (16,)))
+    129
+    """
+
+    terms: tuple[tuple[tuple[int, ...], int], ...]
+
+    def at(self, size: BatchSize) -> int:
+        """The size for a batch."""
+        if len(self.terms) == 1 and not self.terms[0][0]:
+            return self.terms[0][1]
+        return sum(factor * product_of(which, size.numbers) for which, factor in self.terms)
+
+    @cached_property
+    def has_samples(self) -> bool:
+        """Whether the size depends on the number of samples."""
+        return any(0 in which for which, _ in self.terms)
+
+    @cached_property
+    def is_constant(self) -> bool:
+        """Whether the size is the same for all batches."""
+        return all(not which for which, _ in self.terms)
+
+    def each_sample(self) -> "Formula | None":
+        """The size a sample, if the whole is that many times the samples."""
+        if not self.terms or any(which[:1] != (0,) for which, _ in self.terms):
+            return None
+        return Formula(tuple((which[1:], factor) for which, factor in self.terms))
+
+
+def product_of(which: tuple[int, ...], numbers: Sequence[int]) -> int:
+    """The product of the numbers with these indices."""
+    found = 1
+    for index in which:
+        found *= numbers[index]
+    return found
+
+
+class Sizes:
+    """The shapes of the values of ``recordings[0]`` as formulas.
+
+    Calls are matched by address, so those that only some recordings have are simply unknown.
+    """
+
+    def __init__(self, recordings: Sequence[Recording], batches: Sequence[BatchSize]) -> None:
+        first, *others = recordings
+        self.batches = batches
+        shapes = [
+            {(r.events[v.maker].address, v.slot): v.shape for v in r.values} for r in others
+        ]
+        self.formulas: list[tuple[Formula, ...] | None] = []
+        for value in first.values:
+            key = first.events[value.maker].address, value.slot
+            found = [value.shape, *(known.get(key) for known in shapes)]
+            self.formulas.append(self._fitted(found))
+        self._called_by_sample(first)
+
+    def _called_by_sample(self, first: Recording) -> None:
+        """Calls of a module that is called once for each sample have the first call's shapes."""
+        places: dict[object, int] = {}
+        for number, value in reversed(list(enumerate(first.values))):
+            event = first.events[value.maker]
+            if event.is_unit:
+                places[event.address[0], value.slot] = number
+        for number, value in enumerate(first.values):
+            event = first.events[value.maker]
+            if self.formulas[number] is not None or not event.is_unit:
+                continue
+            formula = self.formulas[places[event.address[0], value.slot]]
+            if formula is None or not all(size.is_constant for size in formula):
+                continue
+            if tuple(size.at(self.batches[0]) for size in formula) == value.shape:
+                self.formulas[number], value.crossable = formula, False
+
+    def _fitted(self, shapes: Sequence[tuple[int, ...] | None]) -> tuple[Formula, ...] | None:
+        known = [shape for shape in shapes if shape is not None]
+        if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
+            return None
+        found: list[Formula] = []
+        for sizes in zip(*known, strict=True):
+            if min(sizes) < 0:
+                return None
+            formula = fitted(self.batches, sizes)
+            if formula is None:
+                return None
+            found.append(formula)
+        return tuple(found)
+
+    def shape(self, value: int, size: BatchSize) -> tuple[int, ...] | None:
+        """The shape of a value in a batch of this size; None if it is not known."""
+        formulas = self.formulas[value]
+        return None if formulas is None else tuple(formula.at(size) for formula in formulas)
+
+    def has_samples(self, value: int) -> bool:
+        """Whether a size of the value depends on the number of samples, or is unknown."""
+        formulas = self.formulas[value]
+        return formulas is None or any(formula.has_samples for formula in formulas)
+
+    def is_proportional(self, value: int) -> bool:
+        """Whether the number of elements is a multiple of the samples."""
+        formulas = self.formulas[value]
+        return formulas is not None and any(f.each_sample() is not None for f in formulas)
+
+
+def fitted(batches: Sequence[BatchSize], sizes: Sequence[int]) -> Formula | None:
+    """The first formula that gives all sizes; None if there is none.
+
+    >>> fitted([BatchSize(4), BatchSize(3), BatchSize(3)], [9, 7, 7])
+    Formula(terms=(((), 1), ((0,), 2)))
+    """
+    if len(set(sizes)) == 1:
+        return Formula((((), sizes[0]),))
+    for products in candidates(len(batches[0].numbers)):
+        rows = [[Fraction(product_of(w, b.numbers)) for w in products] for b in batches]
+        factors = solved(rows, sizes)
+        if factors is not None:
+            terms = zip(products, factors, strict=True)
+            return Formula(tuple((which, factor) for which, factor in terms if factor))
+    return None
+
+
+def candidates(numbers: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Sets of one or two products, the simplest first."""
+    single = [(i,) for i in range(numbers)]
+    double = list(combinations_with_replacement(range(numbers), 2))
+    double = [which for which in double if which[0] != which[1]]
+    for which in (*single, *double):
+        yield (which,)
+    for which in (*single, *double):
+        yield ((), which)
+    yield from ((one, both) for both in double for one in single if one[0] in both)
+
+
+def solved(rows: Sequence[Sequence[Fraction]], sizes: Sequence[int]) -> list[int] | None:
+    """Whole factors with which every row adds up to its size."""
+    if len(rows[0]) == 1:
+        base = [Fraction(sizes[0]) / rows[0][0]]
+    else:
+        (a, b), first = rows[0], sizes[0]
+        other = next((r for r in range(1, len(rows)) if rows[r][0] * b != rows[r][1] * a), None)
+        if other is None:
+            return None
+        (c, d), second = rows[other], sizes[other]
+        determinant = a * d - b * c
+        base = [(first * d - b * second) / determinant, (a * second - first * c) / determinant]
+    if any(factor.denominator != 1 for factor in base):
+        return None
+    for row, size in zip(rows, sizes, strict=True):
+        if sum(factor * entry for factor, entry in zip(base, row, strict=True)) != size:
+            return None
+    return [int(factor) for factor in base]

@@ -1,0 +1,90 @@
+"""Which modules are units: the smallest parts that a stage runs, or leaves out, as a whole.
+
+    granularity   units inside ``layers.3`` of a list of blocks
+    block         layers.3
+    module        layers.3.norm, layers.3.attention, layers.3.mlp
+    operator      layers.3.attention.query, ...: every module without children
+
+Modules outside of lists are opened down to those without children, or to torch's own.
+"""
+
+from collections.abc import Collection
+from typing import Literal, TypeAlias
+
+from torch import nn
+
+from penstock.capture.record.user_program import UserProgram
+
+__all__ = ["Granularity", "blocks_around", "units_of"]
+
+Granularity: TypeAlias = Literal["block", "module", "operator"]
+
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def units_of(
+    program: UserProgram,
+    granularity: Granularity,
+    opened: Collection[str],
+    closed: Collection[str] = (),
+) -> tuple[str, ...]:
+    """The paths of the units in the order of the module tree.
+
+    None of them is in ``opened``; modules in ``closed`` are units whatever the granularity.
+    """
+    found: list[str] = []
+    seen: set[int] = set()
+    lists = {path for path, part in program.named_modules() if isinstance(part, _LISTS)}
+
+    def visit(path: str, module: nn.Module) -> None:
+        if id(module) in seen or next(module.parameters(), None) is None:
+            return  # a module that is reached by two names is one unit
+        seen.add(id(module))
+        if path not in program.root_names and path not in opened:
+            if path in closed or closes(path, module):
+                found.append(path)
+                return
+        for name, child in module.named_children():
+            visit(f"{path}.{name}" if path else name, child)
+
+    def closes(path: str, module: nn.Module) -> bool:
+        if not any(True for _ in module.children()):
+            return True
+        if granularity == "operator" or _holds_blocks(module):
+            return False
+        own = is_torchs(module) and not isinstance(module, _LISTS)
+        parent = path.rpartition(".")[0]
+        if parent in lists and path:
+            return granularity == "block" or own
+        return own or (granularity == "module" and parent.rpartition(".")[0] in lists)
+
+    for root in program.root_names:
+        visit(root, program.module(root))
+    return tuple(found)
+
+
+def blocks_around(
+    program: UserProgram, units: Collection[str], opened: Collection[str]
+) -> tuple[str, ...]:
+    """Blocks that hold several units; where none of these is a stage's, the block is left out."""
+    whole = units_of(program, "block", opened)
+    return tuple(
+        path
+        for path in whole
+        if path not in units and any(unit.startswith(f"{path}.") for unit in units)
+    )
+
+
+def is_torchs(module: nn.Module) -> bool:
+    """Whether the class is one of torch's own, whose code calls its children in its own way."""
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """Whether there is a list inside whose entries have children: blocks."""
+    return any(
+        any(True for _ in entry.children())
+        for part in module.modules()
+        if isinstance(part, nn.ModuleList | nn.Sequential)
+        for entry in part.children()
+    )

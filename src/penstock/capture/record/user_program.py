@@ -1,0 +1,194 @@
+"""The user's program: his model, his loss, and how a batch goes to them."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import LossFunction
+from penstock.capture.loss_module import BatchCall, loss_in_result
+from penstock.capture.record.absent import Absent, absent_like
+from penstock.errors import BadInput, CaptureFailed
+
+__all__ = ["LOSS", "ModelTensors", "UserProgram"]
+
+LOSS = "loss"
+"""Names of a loss module's tensors and modules start with this."""
+
+
+@dataclass(frozen=True)
+class UserProgram:
+    """A model with its loss function, as one tree of modules, and the layout of its batches.
+
+    Modules of the model have their own names; those of a loss that is a module start with ``loss``.
+    """
+
+    model: nn.Module
+    loss: LossFunction | None
+    call: BatchCall
+
+    def check(self) -> None:
+        """Raise `BadInput` if model and loss would share names."""
+        if self._has_loss_module and isinstance(getattr(self.model, LOSS, None), nn.Module):
+            raise BadInput(
+                f'{type(self.model).__name__} has a module named "loss" and a loss module was '
+                "given, so their parameters would share names; rename the model's, or pass a "
+                "function"
+            )
+
+    @property
+    def _has_loss_module(self) -> bool:
+        """Whether the loss has modules of its own: not if it is a part of the model."""
+        loss = self.loss
+        return isinstance(loss, nn.Module) and all(part is not loss for part in self.model.modules())
+
+    def run(self, leaves: Mapping[int, torch.Tensor], *, with_loss: bool = True) -> tuple[Any, Any]:
+        """The loss of a batch with these leaves (None without), and what the model returned."""
+        output = self._call_model(leaves)
+        if not with_loss:
+            return None, output
+        if self.loss is None:
+            return loss_in_result(output, type(self.model).__name__), output
+        value = self.loss(output, self.call.target(leaves))
+        if type(value) is Absent:
+            return value, output  # another stage's; its shape may not be known here
+        return loss_in_result(value, "the loss function"), output
+
+    def _call_model(self, leaves: Mapping[int, torch.Tensor]) -> Any:
+        plain = self._plain_inputs
+        if plain is None:
+            return self.call.call(self.model, leaves)
+        places, names = plain
+        if names:
+            return self.model(**{key: leaves[index] for key, index in names})
+        return self.model(*[leaves[index] for index in places])
+
+    @cached_property
+    def _plain_inputs(self) -> tuple[tuple[int, ...], tuple[tuple[str, int], ...]] | None:
+        """Positions, or names, of the model's arguments if each is a tensor with a row a sample.
+
+        Then the batch's structure need not be built anew for every micro-batch.
+        """
+        layout = self.call.inputs
+        structure: Any = layout.structure
+        if not isinstance(structure, dict | list | tuple) or hasattr(structure, "_fields"):
+            return None
+        paths, indices = layout.paths, layout.indices
+        if len(paths) != len(structure) or any(len(path) != 1 for path in paths):  # pyright: ignore
+            return None
+        if any(layout.leaves[index].rows != 1 for index in indices):
+            return None
+        if isinstance(structure, dict):
+            return (), tuple((str(path[0]), i) for path, i in zip(paths, indices, strict=True))
+        return indices, ()
+
+    # The tree of modules.
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """All modules, each once, with their names."""
+        yield from self.model.named_modules()
+        if self._has_loss_module:
+            assert isinstance(self.loss, nn.Module)
+            yield from self.loss.named_modules(prefix=LOSS)
+
+    def module(self, path: str) -> nn.Module:
+        """The module with this name."""
+        if self._has_loss_module and (path == LOSS or path.startswith(f"{LOSS}.")):
+            assert isinstance(self.loss, nn.Module)
+            return self.loss.get_submodule(path.removeprefix(LOSS).removeprefix("."))
+        return self.model.get_submodule(path)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters, under all their names."""
+        yield from self.model.named_parameters(remove_duplicate=False)
+        if self._has_loss_module:
+            assert isinstance(self.loss, nn.Module)
+            yield from self.loss.named_parameters(LOSS, remove_duplicate=False)
+
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All buffers, under all their names."""
+        yield from self.model.named_buffers(remove_duplicate=False)
+        if self._has_loss_module:
+            assert isinstance(self.loss, nn.Module)
+            yield from self.loss.named_buffers(LOSS, remove_duplicate=False)
+
+    def places(self, name: str) -> tuple[dict[str, Any], str]:
+        """The dict that holds a parameter or buffer, and its key there."""
+        path, _, last = name.rpartition(".")
+        module = self.module(path)
+        held = module._parameters if last in module._parameters else module._buffers
+        return held, last
+
+    @property
+    def root_names(self) -> tuple[str, ...]:
+        """The names of the outermost modules, which are never left out."""
+        return ("", LOSS) if self._has_loss_module else ("",)
+
+    def without_values(self, *, keeps_parameters: bool) -> "UserProgram":
+        """A copy to record on: parameters (and buffers on meta) are absent, or have their values.
+
+        Python state and buffers with values are copied, so that the user's stay as they are. All
+        parameters require gradients, so that the record shows what would, whatever is frozen.
+
+        Raises:
+            CaptureFailed: the model cannot be copied.
+        """
+        memo: dict[int, Any] = {}
+        for _, tensor in (*self.named_parameters(), *self.named_buffers()):
+            is_parameter = isinstance(tensor, nn.Parameter)
+            if type(tensor) is Absent:
+                continue
+            trains = is_parameter and (tensor.is_floating_point() or tensor.is_complex())
+            if is_parameter and keeps_parameters and not tensor.is_meta:
+                memo[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=trains)
+            elif is_parameter or tensor.is_meta:
+                shape = tuple(tensor.shape)
+                found = absent_like(shape, tensor.dtype, trains, is_parameter=is_parameter)
+                memo[id(tensor)] = found
+        try:
+            model, loss = copy.deepcopy((self.model, self.loss), memo)
+        except Exception as error:
+            raise CaptureFailed(
+                f"{type(self.model).__name__} cannot be copied, and a copy is what the example "
+                f"batch runs on: {type(error).__name__}: {str(error).partition(chr(10))[0]}; give "
+                f"the class that cannot be copied a __deepcopy__ method"
+            ) from error
+        return UserProgram(model, loss, self.call)
+
+    @cached_property
+    def tensors(self) -> "ModelTensors":
+        """Parameters and buffers by their first names."""
+        return ModelTensors.of(self)
+
+
+@dataclass(frozen=True)
+class ModelTensors:
+    """Parameters and buffers by first name, and the other names of those that have several.
+
+    ``name_of`` gives the first name of a tensor by its identity.
+    """
+
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict[str, nn.Parameter])
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    tied: dict[str, str] = field(default_factory=dict[str, str])
+    name_of: dict[int, str] = field(default_factory=dict[int, str])
+
+    @classmethod
+    def of(cls, program: UserProgram) -> "ModelTensors":
+        """The tensors of a program."""
+        found = cls()
+        for named, held in (
+            (program.named_parameters(), found.parameters),
+            (program.named_buffers(), found.buffers),
+        ):
+            for name, tensor in named:
+                first = found.name_of.setdefault(id(tensor), name)
+                if first == name:
+                    held[name] = tensor  # pyright: ignore[reportArgumentType]
+                else:
+                    found.tied[name] = first
+        return found

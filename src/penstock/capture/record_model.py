@@ -1,0 +1,79 @@
+"""Makes the layer graph of a model from one example batch, by recording its calls."""
+
+from typing import get_args
+
+import torch
+from torch import nn
+
+from penstock.capture.batch_layout import LeafSpec, layout_of
+from penstock.capture.layer_graph import Batch, Loss
+from penstock.capture.lengths import Dynamic, LengthsOf
+from penstock.capture.loss_module import BatchCall, as_function
+from penstock.capture.record.example import record_program
+from penstock.capture.record.units import Granularity
+from penstock.capture.record.user_program import UserProgram
+from penstock.capture.recorded_graph import RecordedGraph
+from penstock.errors import BadInput
+
+__all__ = ["record_model"]
+
+
+def record_model(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    loss: Loss | None = None,
+    granularity: Granularity = "module",
+    dynamic: Dynamic | None = None,
+    autocast: torch.dtype | None = None,
+) -> RecordedGraph:
+    """The layers of ``model`` with its loss, and the tensors between them.
+
+    ``dynamic`` names the dimensions of the batch that vary besides the samples, for example
+    ``{"input_ids": {1: "length"}, "labels": {1: "length"}}``; equal names mean equal sizes.
+
+    The model stays unchanged. A model in evaluation mode is captured in training mode; modules in
+    evaluation mode inside a model in training mode stay so (frozen batch norms).
+
+    Raises:
+        BadInput: the batch does not fit the model, the loss is not a scalar or cannot be computed
+            from slices of a batch, or the granularity is unknown.
+        CaptureFailed: the model does not run on the example, or cannot be recorded.
+    """
+    if granularity not in get_args(Granularity):
+        raise BadInput(
+            f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
+        )
+    layout, function = layout_of(batch, dynamic), as_function(loss)
+    call = BatchCall.of(layout, model.forward, has_loss=function is not None)
+    program = UserProgram(model, function, call)
+    program.check()
+    leaves = layout.flatten(batch)
+    example = layout.lengths_of(dict(enumerate(leaves))) if layout.lengths else ()
+    longer: list[tuple[LengthsOf, list[torch.Tensor]]] = []
+    for number, size in enumerate(example):
+        other = tuple(other_length(size) if i == number else n for i, n in enumerate(example))
+        sized = [resized(leaf, s, other) for leaf, s in zip(leaves, layout.leaves, strict=True)]
+        longer.append((other, sized))
+    recorded = record_program(
+        program,
+        leaves,
+        granularity=granularity,
+        longer=longer,
+        lengths=example,
+        autocast=autocast,
+    )
+    return RecordedGraph.of(program, recorded)
+
+
+def other_length(size: int) -> int:
+    """Another length to record at: shorter, so that tables of positions suffice."""
+    return size - 1 if size > 2 else size + 1
+
+
+def resized(leaf: torch.Tensor, spec: LeafSpec, lengths: LengthsOf) -> torch.Tensor:
+    """The example at other lengths: its first entries, repeated if there are too few."""
+    for dim, number in spec.varying:
+        places = torch.arange(lengths[number], device=leaf.device) % leaf.shape[dim]
+        leaf = leaf.index_select(dim, places)
+    return leaf

@@ -1,0 +1,473 @@
+"""The layer graph of a recorded program: each stage runs the user's own forward."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
+from penstock.capture.cut import Crossing, Cut
+from penstock.capture.layer_graph import Batch, LossFunction, ParameterUse, StageProgram, TensorSpec
+from penstock.capture.lengths import Length, LengthsOf
+from penstock.capture.loss.step_values import StepValues
+from penstock.capture.loss_module import BatchCall, LossModule
+from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
+from penstock.capture.record.absent import Absent, release
+from penstock.capture.record.example import Recorded, without_caches
+from penstock.capture.record.sizes import BatchSize
+from penstock.capture.record.user_program import UserProgram
+from penstock.capture.stage.kept_state import KeptState
+from penstock.capture.stage.stage import Run, Stage, StagePart
+from penstock.capture.stage.stage_tensors import StageModule
+from penstock.errors import BadInput
+
+__all__ = ["RecordedGraph"]
+
+
+@dataclass(frozen=True)
+class RecordedGraph:
+    """A recorded program as a :class:`LayerGraph`.
+
+    ``wants`` says what stages return: the loss, the loss and the model's outputs, or only these.
+    ``alone``: all stages run in this process, so what a stage does not hold must be hidden from it.
+    """
+
+    program: UserProgram
+    recorded: Recorded
+    cut: Cut
+    state: KeptState
+    wants: str = "loss"
+    alone: bool = True
+
+    @classmethod
+    def of(cls, program: UserProgram, recorded: Recorded) -> "RecordedGraph":
+        """The graph of a recorded program."""
+        state = KeptState(program, recorded.changes)
+        return cls(program, recorded, Cut(recorded, program), state)
+
+    # The model.
+
+    @property
+    def name(self) -> str:
+        """The class of the model."""
+        return type(self.program.model).__name__
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model."""
+        return self.program.model
+
+    @property
+    def loss(self) -> LossFunction | None:
+        """The user's loss function."""
+        return self.program.loss
+
+    @property
+    def call(self) -> BatchCall:
+        """How a batch goes to model and loss."""
+        return self.program.call
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Paths of the modules at which the layers begin."""
+        return self.cut.names
+
+    @property
+    def mixing(self) -> str:
+        """Why micro-batches cannot give the result of the whole batch; empty if they can."""
+        norms = self.recorded.record.norms
+        if norms:
+            where = next((path for path in norms if self._is_module(path)), norms[0])
+            kind = type(self.program.module(where)).__name__ if self._is_module(where) else ""
+            return f"it mixes samples ({kind or 'batch normalisation'} '{where}')"
+        if self.recorded.parts.mixing:
+            return f"it mixes samples ({self.recorded.parts.mixing})"
+        buffers = (place for place in self.recorded.changes if place.kind == "buffer")
+        changed = next(buffers, None)
+        if changed is not None:
+            path = f"{changed.path}." if changed.path else ""
+            return f"its forward updates buffer '{path}{changed.key}'"
+        return ""
+
+    def _is_module(self, path: str) -> bool:
+        return any(path == name for name, _ in self.program.named_modules())
+
+    def own_module(self) -> LossModule:
+        """The user's model with its loss."""
+        return LossModule(self.model, self.call, self.loss)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the example batch."""
+        return self.call.layout.batch_size
+
+    @property
+    def parameter_uses(self) -> tuple[ParameterUse, ...]:
+        """Every parameter and buffer, with the layers that read it."""
+        return self.cut.parameter_uses
+
+    @property
+    def tied_names(self) -> Mapping[str, str]:
+        """Additional names of tied parameters, each with the parameter's first name."""
+        return self.program.tensors.tied
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within, the whole model is in evaluation mode."""
+        before = [(module, module.training) for _, module in self.program.named_modules()]
+        self.model.eval()
+        if isinstance(self.loss, nn.Module):
+            self.loss.eval()
+        try:
+            yield
+        finally:
+            for module, mode in before:
+                module.training = mode
+
+    # What crosses.
+
+    @property
+    def crossings(self) -> tuple[tuple[TensorSpec, int, tuple[int, ...]], ...]:
+        """Tensors read by later layers, in order of execution."""
+        return tuple((self._spec(c.value), c.maker, c.readers) for c in self._crossings)
+
+    def follow_flags(self) -> bool:
+        """Take up ``requires_grad`` of all parameters; returns whether any has changed.
+
+        Then specs, and stages made of them, are to be made anew.
+        """
+        return self.cut.follow_flags()
+
+    @cached_property
+    def _trained(self) -> frozenset[int]:
+        return frozenset(crossing.value for crossing in self.cut.crossings)
+
+    def _spec(self, value: int) -> TensorSpec:
+        if self.wants == "loss" or value in self._trained:
+            return self.cut.spec(value)
+        return self.cut.spec(value, requires_grad=False)
+
+    @cached_property
+    def _crossings(self) -> tuple[Crossing, ...]:
+        if self.wants == "loss":
+            return self.cut.crossings
+        values = [value for value in self.recorded.output_values if value is not None]
+        needed = frozenset(range(self.cut.end))
+        if self.wants == "outputs":
+            needed = self.cut.needed_for(values)
+        dependent = [value for value in values if value in self.recorded.record.dependent]
+        found = self.cut.crossings_for(needed, dependent)
+        for crossing in found:
+            if not self.cut.can_cross(crossing.value):
+                raise BadInput(
+                    "the model's outputs need a tensor of an earlier layer whose size is no "
+                    "multiple of the samples, so it cannot be sent; compute them in one module"
+                )
+        return found
+
+    # Batches.
+
+    def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
+        """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
+        leaves = self.call.layout.flatten(batch)
+        return self.step_values.beside([leaves])[0] if self._needs_step else leaves
+
+    @property
+    def _needs_step(self) -> bool:
+        return self.recorded.parts.mode == "step" and self.wants != "outputs"
+
+    @property
+    def summed_leaves(self) -> frozenset[int]:
+        """The leaves that values of a whole step are computed from."""
+        return self.step_values.read if self._needs_step else frozenset()
+
+    def padded(self, leaves: Mapping[int, AnyLeaf]) -> dict[int, AnyLeaf]:
+        """The leaves, unchanged."""
+        return dict(leaves)
+
+    def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """The leaves of the batches of one step, with the values of the whole step if needed."""
+        own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in batches]
+        return self.step_values.beside(own) if self._needs_step else own
+
+    def parts_as_one_step(self, parts: Sequence[Sequence[PartialLeaf]]) -> list[list[PartialLeaf]]:
+        """The leaves of parts, with the values of the whole step if needed."""
+        own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in parts]
+        return self.step_values.beside_parts(own) if self._needs_step else own
+
+    def as_own_steps(self, leaves: Sequence[Leaf], cut: Sequence[range]) -> list[Leaf]:
+        """The leaves of a batch in which each micro-batch is a step of its own."""
+        if not self._needs_step:
+            return list(leaves)
+        return self.step_values.of_each_part(leaves[: len(self.call.layout.leaves)], cut)
+
+    @cached_property
+    def step_values(self) -> StepValues:
+        """Finds the values of a step that slices need."""
+        recorded = self.recorded
+        actions = recorded.parts.actions
+        every = StagePart(0, self.cut.end)
+        probe = Stage(
+            self.program, recorded, every, actions, self.state, probes=True, alone=True
+        )
+
+        def found(leaves: Mapping[int, torch.Tensor], size: BatchSize) -> Any:
+            def call() -> Any:
+                return self.program.run(leaves)
+
+            with torch.no_grad(), without_caches(self.program):
+                probe.run(call, Run(size))
+            return dict(probe.found)
+
+        acting = {number for number, own in actions.items() if any(a.needs_step for a in own)}
+        adds = all(a.kind in ("targets", "count", "rows") for own in actions.values() for a in own)
+        return StepValues(
+            found,
+            self._leaves_behind(acting),
+            lambda leaves: self.call.layout.lengths_of(leaves) if self.lengths else (),
+            recorded.device,
+            adds=adds,
+        )
+
+    @property
+    def leaves_read(self) -> frozenset[int]:
+        """The leaves of a batch that layers may read."""
+        if self.wants != "outputs":
+            return frozenset(range(len(self.call.layout.leaves)))
+        values = [value for value in self.recorded.output_values if value is not None]
+        return self._leaves_behind(self.cut.needed_for(values))
+
+    def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
+        """What the loss function gets besides the output; without one, the whole batch."""
+        return self.call.target(leaves)
+
+    def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
+        """The leaves of a batch that are read, by index (BadInput if unlike the example)."""
+        return self.call.leaves(batch, self.leaves_read)
+
+    @property
+    def lengths(self) -> tuple[Length, ...]:
+        """The lengths that vary from batch to batch, as declared."""
+        return self.call.layout.lengths
+
+    @property
+    def largest_lengths(self) -> LengthsOf:
+        """The largest declared value of each length, or else that of the example batch."""
+        example = self.call.layout.example_lengths
+        return tuple(
+            size if length.max is None else length.max
+            for length, size in zip(self.lengths, example, strict=True)
+        )
+
+    def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
+        """The lengths of a batch."""
+        return self.call.layout.lengths_of(leaves) if self.lengths else ()
+
+    # Outputs.
+
+    @cached_property
+    def outputs(self) -> StructuredOutputs:
+        """What the model returns."""
+        found = self.recorded.outputs
+        if found.problem:
+            return StructuredOutputs(None, (), found.problem)
+        for number, value in enumerate(self.recorded.output_values):
+            if value is None or self.cut.recorded.sizes.formulas[value] is None:
+                return StructuredOutputs(
+                    None,
+                    (),
+                    f"the size of output {number} of the model is not a multiple of the samples; "
+                    f"return tensors with the samples along one dimension",
+                )
+        specs = tuple(
+            self.cut.spec(value, f"output {i}")
+            for i, value in enumerate(self.recorded.output_values)
+            if value is not None
+        )
+        return StructuredOutputs(found.structure, specs)
+
+    @property
+    def output_layers(self) -> tuple[int, ...]:
+        """The layer whose stage returns each output; empty if none are wanted."""
+        if self.wants == "loss":
+            return ()
+        return (len(self.layer_names) - 1,) * len(self.recorded.output_values)
+
+    def outputs_in(self, output: Any, loss: torch.Tensor | None) -> list[torch.Tensor]:
+        """The tensors of what the model returned, in the order of `outputs`.
+
+        Raises:
+            BadInput: a tensor is on another stage, or there are other tensors than on the example.
+        """
+        own = loss if self.loss is None else None
+        if self.wants == "outputs" and self.loss is None:
+            own = loss_of(output)
+        found = flatten_outputs(output, own).tensors
+        if len(found) != len(self.recorded.output_values):
+            raise BadInput(
+                f"{self.name} returned {len(found)} tensors, and "
+                f"{len(self.recorded.output_values)} on the example; return the same each time"
+            )
+        if any(type(tensor) is Absent for tensor in found):
+            raise BadInput(
+                f"an output of {self.name} depends on a tensor that the batch lacks, or that is on "
+                f"another stage; give the whole batch"
+            )
+        return found
+
+    def with_outputs(self) -> "RecordedGraph":
+        """A copy whose last stage also returns the model's outputs (BadInput if it has none)."""
+        return self._wanting("both")
+
+    def without_loss(self) -> "RecordedGraph":
+        """A copy that returns only the model's outputs (BadInput if it has none)."""
+        return self._wanting("outputs")
+
+    def _wanting(self, wants: str) -> "RecordedGraph":
+        if self.outputs.problem:
+            raise BadInput(self.outputs.problem)
+        found = replace(self, wants=wants)
+        _ = found._crossings
+        return found
+
+    # Stages.
+
+    def stage(self, layers: range) -> StageProgram:
+        """The layers ``layers`` as one module, which runs on the user's own modules.
+
+        Raises:
+            BadInput: the range is empty or not within the model's layers.
+        """
+        count = len(self.layer_names)
+        if layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
+            raise BadInput(
+                f"a stage of layers {layers}, but layers must be a non-empty part of "
+                f"range(0, {count}); change the plan's cuts"
+            )
+        is_last = layers.stop == count
+        has_loss = is_last and self.wants != "outputs"
+        part = self._part(layers)
+        self._check_state(part)
+        inputs = self._inputs(part, is_last=is_last)
+        received = tuple(self._spec(value) for value in part.received)
+        sized: frozenset[int] = frozenset()
+        # A stage must be told the number of samples, and lengths, by some tensor.
+        sizes = self._leaves_of_sizes(inputs, received)
+        if sizes:
+            sized = frozenset(sizes)
+            inputs = tuple(sorted({*inputs, *sizes}))
+        if has_loss and self._needs_step:
+            inputs = (*inputs, len(self.call.layout.leaves))
+        outputs = tuple(range(len(self.output_layers))) if is_last else ()
+        module = StageModule(
+            self, part, inputs, received, is_last=is_last, has_loss=has_loss, outputs=outputs
+        )
+        sent = tuple(self._spec(value) for value in part.sent)
+        return StageProgram(layers, module, inputs, received, sent, has_loss, outputs, sized)
+
+    def _part(self, layers: range) -> StagePart:
+        record, cut = self.recorded.record, self.cut
+        first, last = cut.bounds[layers.start], cut.bounds[layers.stop]
+        own = record.events[first:last]
+        units = frozenset((e.address[0], e.address[1]) for e in own if e.is_unit)
+        held = {name for event in own for name in event.params}
+        held |= {
+            use.name
+            for use in self.parameter_uses
+            if not use.is_buffer and set(use.layers) & set(layers)
+        }
+        received: dict[int, Any] = {}
+        sent: dict[int, Any] = {}
+        for crossing in self._crossings:
+            value = record.values[crossing.value]
+            address = record.events[value.maker].address, value.slot
+            if crossing.maker < layers.start and any(r in layers for r in crossing.readers):
+                received[crossing.value] = address
+            if crossing.maker in layers and crossing.readers[-1] >= layers.stop:
+                sent[crossing.value] = address
+        return StagePart(first, last, units, frozenset(held), received, sent)
+
+    def _check_state(self, part: StagePart) -> None:
+        """Raise `BadInput` if state that changes with every call is of units of several stages."""
+        for unit, place in self.recorded.unit_changes:
+            calls = [e for e in self.recorded.record.events if e.is_unit and e.address[0] == unit]
+            own = [event for event in calls if (event.address[0], event.address[1]) in part.units]
+            if own and len(own) < len(calls):
+                raise BadInput(
+                    f"'{place.path}.{place.key}' changes with every call, and '{unit}' is called "
+                    f"in several stages, which would each count for themselves; cut the model so "
+                    f"that all calls are in one stage"
+                )
+
+    def _inputs(self, part: StagePart, *, is_last: bool) -> tuple[int, ...]:
+        """The leaves whose values a stage reads: for its calls, and the batch's part of these."""
+        record, recorded = self.recorded.record, self.recorded
+        end = part.last
+        if is_last or recorded.changes_again or record.is_temporary or not part.sent:
+            end = len(record.events)
+        asking = {
+            number
+            for number, event in enumerate(record.events[:end])
+            if event.asks and not event.depends
+        }
+        acting = {n for n, own in recorded.parts.actions.items() if own} if is_last else set[int]()
+        return tuple(sorted(self._leaves_behind({*range(part.first, part.last), *asking, *acting})))
+
+    def _leaves_behind(self, events: Any) -> frozenset[int]:
+        """The leaves of the batch from which calls, and what they read of the batch, are made."""
+        record = self.recorded.record
+        todo, done, found = list(events), set[int](), set[int]()
+        while todo:
+            number = todo.pop()
+            if number in done:
+                continue
+            done.add(number)
+            event = record.events[number]
+            if event.address[0] == "":
+                continue  # the batch's own leaf: read by those that read its value
+            found |= event.leaves
+            for value in event.reads:
+                if value not in record.dependent:
+                    todo.append(record.values[value].maker)
+        return frozenset(found)
+
+    def _leaves_of_sizes(
+        self, inputs: tuple[int, ...], received: Sequence[TensorSpec]
+    ) -> list[int]:
+        """Leaves that are read for their size only."""
+        found: list[int] = []
+        if not inputs and not any(spec.has_plain_rows for spec in received):
+            found.append(min(self.leaves_read, default=0))
+        for places in self.call.layout.length_places:
+            readable = [leaf for leaf, _ in places if leaf in self.leaves_read]
+            if readable and not any(leaf in (*inputs, *found) for leaf, _ in places):
+                found.append(readable[0])
+        return found
+
+    def hold_only(self, programs: Sequence[StageProgram]) -> int:
+        """Free the parameters that none of these stages holds; returns the bytes freed.
+
+        The user's `Parameter` objects stay; they are absent from now on.
+        """
+        modules = [p.module for p in programs if isinstance(p.module, StageModule)]
+        held = {name for module in modules for name in module.stage.held}
+        freed = 0
+        for name, parameter in self.program.named_parameters():
+            if name not in held:
+                freed += release(parameter)
+        for module in modules:
+            module.stage.hold(alone=False)
+        return freed
+
+
+def loss_of(output: Any) -> torch.Tensor | None:
+    """The loss in what a model returned that was called without a loss function."""
+    if isinstance(output, Mapping):
+        found: Any = output.get("loss")  # pyright: ignore
+    else:
+        found = getattr(output, "loss", None)
+    return found if isinstance(found, torch.Tensor) else None

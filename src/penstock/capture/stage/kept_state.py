@@ -1,0 +1,87 @@
+"""State that forward changes between units, kept for each stage of a process.
+
+    class Net:  forward:  self.calls += 1; ...
+
+Stages of one process share the user's module objects. Each stage runs that line, and must find the
+counter as its own last run left it, or it would count once for each stage. What the user sets in
+between reaches all stages.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from penstock.capture.record.model_state import StatePlace
+from penstock.capture.record.user_program import UserProgram
+
+__all__ = ["KeptState", "Place", "place_of", "put", "value_at"]
+
+Place = tuple[dict[str, Any], str]
+"""The dict that holds a piece of state, and its key there."""
+
+MISSING: Any = object()
+"""The attribute does not exist."""
+
+_UNSET: Any = object()
+
+
+def place_of(program: UserProgram, place: StatePlace) -> Place:
+    """Where a piece of state is in the user's own model."""
+    module = program.module(place.path)
+    return (module._buffers if place.kind == "buffer" else module.__dict__), place.key
+
+
+def value_at(place: Place) -> Any:
+    """The value, or `MISSING`."""
+    return place[0].get(place[1], MISSING)
+
+
+def put(place: Place, value: Any) -> None:
+    """Set a value; `MISSING` removes it."""
+    if value is MISSING:
+        place[0].pop(place[1], None)
+    else:
+        place[0][place[1]] = value
+
+
+def copied(value: Any) -> Any:
+    """A value that later writes to a tensor do not change."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+class KeptState:
+    """The state at ``places`` of the user's model, kept for each stage."""
+
+    def __init__(self, program: UserProgram, places: Sequence[StatePlace] = ()) -> None:
+        self.places = [place_of(program, place) for place in places]
+        self._left: list[tuple[Any, int] | None] = [None] * len(self.places)
+        self._of_user: list[Any] = [MISSING] * len(self.places)
+        self._of_stage: dict[Hashable, list[Any]] = {}
+
+    def enter(self, stage: Hashable) -> None:
+        """Put what this stage's last run left in place; what the user has set since goes first."""
+        own = self._of_stage.setdefault(stage, [_UNSET] * len(self.places))
+        for i, place in enumerate(self.places):
+            now = value_at(place)
+            if not _is_as_left(now, self._left[i]):
+                self._of_user[i] = now
+                for values in self._of_stage.values():
+                    values[i] = _UNSET
+            if own[i] is _UNSET:
+                own[i] = copied(self._of_user[i])
+            put(place, own[i])
+
+    def leave(self, stage: Hashable) -> None:
+        """Keep what this stage's run has left."""
+        own = self._of_stage[stage]
+        for i, place in enumerate(self.places):
+            own[i] = value_at(place)
+            version = own[i]._version if isinstance(own[i], torch.Tensor) else 0
+            self._left[i] = own[i], version
+
+
+def _is_as_left(now: Any, left: tuple[Any, int] | None) -> bool:
+    if left is None or now is not left[0]:
+        return False
+    return not isinstance(now, torch.Tensor) or now._version == left[1]

@@ -1,0 +1,807 @@
+"""One stage: the user's own forward on his own modules; calls of other stages are left out.
+
+    unit of this stage       runs as it is
+    unit of another stage    returns what was received for its address, or absent tensors
+    call between units       runs; it is absent if it reads something absent
+    all that is sent is made  the forward of this stage ends there
+
+Only while a stage runs, the units that it must see have another ``forward``; afterwards the model
+is as the user made it.
+"""
+
+import random
+import zlib
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from penstock.capture.loss.loss_parts import Action, measured, target_count, weighed
+from penstock.capture.record.absent import Absent, NeedsValues, absent_like, call_name
+from penstock.capture.record.example import Recorded, line_of
+from penstock.capture.record.recording import (
+    Address,
+    BlockCall,
+    Made,
+    line_in_words,
+    line_of_user,
+    tensors_in,
+)
+from penstock.capture.record.sizes import BatchSize
+from penstock.capture.record.user_program import UserProgram
+from penstock.capture.stage.kept_state import KeptState, Place, copied, place_of, put, value_at
+from penstock.errors import BadInput
+
+__all__ = ["PathChanged", "Run", "Stage", "StagePart"]
+
+REMEDY = (
+    "a stage needs the calls that the example batch made; capture again with such a batch, or keep "
+    "these layers in one stage"
+)
+
+
+class StageEnd(BaseException):
+    """Everything that this stage sends has been made."""
+
+
+class PathChanged(BaseException):
+    """Forward took another path than on the example; no `Exception`, so that users let it pass."""
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """What of a record is a stage's: events ``first`` to ``last``, and the calls of ``units``.
+
+    ``received`` and ``sent`` are values, each with the address of its maker and its slot there;
+    ``taken`` are values that it makes for whoever wants the model's outputs. ``held`` are names of
+    parameters.
+    """
+
+    first: int
+    last: int
+    units: frozenset[tuple[str, int]] = frozenset()
+    held: frozenset[str] = frozenset()
+    received: Mapping[int, tuple[Address, Any]] = field(
+        default_factory=dict[int, tuple[Address, Any]]
+    )
+    sent: Mapping[int, tuple[Address, Any]] = field(default_factory=dict[int, tuple[Address, Any]])
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run of a stage is told.
+
+    ``seed`` makes equal what all stages draw between units in one micro-batch. ``own_seed`` does
+    so for what only this rank draws. ``whole`` are the values of the whole step by address, and
+    ``share`` is the micro-batch's part of its samples. ``keep_as`` names the state before a run
+    that will be replayed under this name.
+    """
+
+    size: BatchSize
+    received: Mapping[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    seed: int = 0
+    own_seed: int = 0
+    whole: Mapping[Address, Sequence[Any]] = field(default_factory=dict[Address, Sequence[Any]])
+    share: float = 1.0
+    keep_as: Any = None
+    replay: Any = None
+
+
+class _Watch(TorchFunctionMode):
+    """On between units where calls matter by address: received, sent, or parts of the loss."""
+
+    def __init__(self, stage: "Stage") -> None:
+        super().__init__()
+        self._stage = stage
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        stage, name = self._stage, call_name(func)
+        if name not in stage.watched_names or stage.inside:
+            return func(*args, **kwargs)
+        return stage.watched_call(func, name, args, kwargs)
+
+
+@dataclass(slots=True)
+class _Call:
+    """What this stage does at one call of a unit, or of a block that is left out."""
+
+    own: bool
+    anchor: Address | None
+    template: Sequence[Made]
+    spec: Any
+    sent: Mapping[Any, int] | None = None
+    received: frozenset[int] | None = None
+    watch: bool = False
+    draws: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the result is one tensor that the unit made."""
+        return len(self.template) == 1 and self.spec.is_leaf() and self.template[0].kind == "made"
+
+
+class _Way:
+    """The ``forward`` that a module of the user has while a stage runs."""
+
+    __slots__ = ("bound", "forward", "had", "mutes", "place", "sends")
+
+    def __init__(self, module: nn.Module, *, mutes: bool) -> None:
+        self.place: dict[str, Any] = module.__dict__
+        self.bound = type(module).forward.__get__(module)
+        self.had: Any = None
+        self.mutes = mutes
+        self.sends = ""
+        self.forward: Any = None
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's forward."""
+        return (self.had or self.bound)(*args, **kwargs)
+
+
+_NO_HOOKS: OrderedDict[int, Any] = OrderedDict()
+
+
+class Stage:
+    """Runs ``part`` of a recorded program on the user's own modules.
+
+    ``actions`` say what is different about calls of the loss, by number of event. With ``probes``
+    nothing is known of activations: the run finds the values of a whole step, for which all
+    parameters are absent. ``alone``: parameters that this stage does not hold may be here, since
+    other stages run in this process; they are absent while it runs.
+    """
+
+    def __init__(
+        self,
+        program: UserProgram,
+        recorded: Recorded,
+        part: StagePart,
+        actions: Mapping[int, Sequence[Action]],
+        state: KeptState,
+        *,
+        probes: bool = False,
+        alone: bool = True,
+    ) -> None:
+        self.program, self.recorded, self.part = program, recorded, part
+        self.probes = probes
+        self.inside = False
+        self.counts_targets = False
+        self.counted: Any = None
+        self.found: dict[Address, list[Any]] = {}
+        record = self.record = recorded.record
+        self._sizes, self._state = recorded.sizes, state
+        events = record.events
+        self._actions = {events[i].address: list(own) for i, own in actions.items()}
+        self._streams = any(event.random and not event.depends for event in events)
+        self._draws = any(event.random for event in events)
+        self._find_watched(actions)
+        self._mode = _Watch(self)
+        self._running: dict[str, int] | None = None
+        self._wanted = len(part.sent)
+        # Forward that changes its own state must run to its end, or its last lines never count
+        # here, and what it changes for a while only is never taken back.
+        self._ends_early = not (recorded.changes_again or record.is_temporary)
+        self._kept_before: dict[Any, list[Any]] = {}
+        self._ways: list[_Way] = []
+        self._make_ways()
+        self._containers = list(self._modules_between())
+        self._unit_state = [
+            place_of(program, place)
+            for unit, place in recorded.unit_changes
+            if any(unit == path for path, _ in part.units)
+        ]
+        self.hold(alone=alone)
+        self._reset(Run(BatchSize(1)))
+
+    # What this stage must see.
+
+    def _find_watched(self, actions: Mapping[int, Sequence[Action]]) -> None:
+        events, part = self.record.events, self.part
+        self._received_slots: dict[Address, dict[Any, int]] = {}
+        self._sent_slots: dict[Address, dict[Any, int]] = {}
+        self._unit_received: dict[Address, dict[Any, int]] = {}
+        self._unit_sent: dict[Address, dict[Any, int]] = {}
+        for calls, units, source in (
+            (self._sent_slots, self._unit_sent, part.sent),
+            (self._received_slots, self._unit_received, part.received),
+        ):
+            for value, (address, slot) in source.items():
+                table = units if len(address) == 2 else calls
+                table.setdefault(address, {})[slot] = value
+        acted = {
+            events[i].address
+            for i, own in actions.items()
+            if self.probes
+            or part.first <= i < part.last
+            or any(action.kind == "result" for action in own)
+        }
+        self._answers: dict[Address, Any] = {}
+        if self.probes:
+            self._answers = {e.address: e.answer for e in events if e.asks and e.depends}
+        # A call between units that draws for activations is one stage's; it must not move the
+        # generator from which all stages draw.
+        self._random_calls: set[Address] = set()
+        if self._streams:
+            drawing = (e for e in events if e.random and e.depends and not e.is_unit)
+            self._random_calls = {event.address for event in drawing}
+        addresses = {*self._received_slots, *self._sent_slots, *acted}
+        addresses |= {*self._answers, *self._random_calls}
+        self.watched_names = {address[1] for address in addresses}
+        self._watched_anchors = {address[0] for address in addresses}
+
+    def _make_ways(self) -> None:
+        """Prepare the forwards of the units, and of blocks that are left out as a whole."""
+        record, part, events = self.record, self.part, self.record.events
+        last = len(events)
+        if self._ends_early and self._wanted:
+            last = max(record.values[value].maker for value in part.sent)
+        calls: dict[str, list[_Call]] = defaultdict(list)
+        expected: dict[str, int] = defaultdict(int)
+        for number, event in enumerate(events):
+            if event.is_unit:
+                path = event.address[0]
+                calls[path].append(self._call_of(number))
+                expected[path] += number <= last
+        self._calls = calls
+        self._expected, self._may_vary = 0, False
+        left_out = self._leave_out_blocks(last)
+        for path, own in calls.items():
+            if path in left_out:
+                continue
+            # Without watched places, own units that send nothing are left as they are.
+            plain = all(
+                c.own and not c.sent and not c.watch and not (self._streams and c.draws) for c in own
+            )
+            if plain and not self._watched_anchors and path not in record.nested:
+                continue
+            way = self._way(path, mutes=not any(call.own for call in own))
+            way.sends = path if any(call.sent for call in own) else ""
+            once = len(own) == 1 and not own[0].draws and path not in record.nested
+            make = self._called_once if once else self._called_often
+            way.forward = wraps(self.program.module(path).forward)(make(path, own, way))
+            self._expected += expected[path]
+            self._may_vary |= self._by_sample(path)
+
+    def _modules_between(self) -> Iterator[tuple[dict[str, Any], str, str]]:
+        """Modules between units: whether their calls are this stage's, another's, or of both."""
+        part, record = self.part, self.record
+        own = {path for path, _ in part.units}
+        every = {event.address[0] for event in record.events if event.is_unit}
+        for path in record.between:
+            below = f"{path}." if path else ""
+            inside = {unit for unit in every if unit.startswith(below)}
+            calls = record.hooked.get(path, [])
+            if calls:
+                here = [part.first <= first and last <= part.last for first, last in calls]
+            else:
+                here = [unit in own for unit in inside]
+            kind = "both"
+            if here and len(set(here)) == 1:
+                kind = "own" if here[0] else "other"
+            yield self.program.module(path).__dict__, kind, path
+
+    def _way(self, path: str, *, mutes: bool) -> _Way:
+        way = _Way(self.program.module(path), mutes=mutes)
+        self._ways.append(way)
+        return way
+
+    def _call_of(self, number: int) -> _Call:
+        event = self.record.events[number]
+        assert event.result is not None
+        made, spec = event.result
+        known = self.record.values
+        values = {known[v].slot: v for v in event.makes if known[v].maker == number}
+        template = [
+            Made("made", values[m.what], m.dtype, m.grad) if m.kind == "made" else m for m in made
+        ]
+        received = self._unit_received.get(event.address)
+        return _Call(
+            event.address in self.part.units,
+            event.address,
+            template,
+            spec,
+            self._unit_sent.get(event.address),
+            frozenset(received.values()) if received is not None else None,
+            event.address in self._watched_anchors,
+            event.random,
+        )
+
+    def _leave_out_blocks(self, last: int) -> set[str]:
+        """Leave out blocks of which nothing is this stage's; returns the units within them."""
+        events, record = self.record.events, self.record
+        by_path: dict[str, list[BlockCall]] = defaultdict(list)
+        units: dict[str, set[str]] = defaultdict(set)
+        for block in record.blocks:
+            by_path[block.path].append(block)
+            inside = (events[i] for i in range(block.first, block.last))
+            units[block.path] |= {event.address[0] for event in inside if event.is_unit}
+        done: set[str] = set()
+        for path, blocks in by_path.items():
+            if not all(map(self._can_be_left_out, blocks)):
+                continue
+            covered = [range(block.first, block.last) for block in blocks]
+            if any(
+                event.is_unit
+                and event.address[0] in units[path]
+                and not any(number in own for own in covered)
+                for number, event in enumerate(events)
+            ):
+                continue
+            way = self._way(path, mutes=True)
+            own = [self._block_call(block) for block in blocks]
+            self._expected += sum(block.first <= last for block in blocks)
+            make = self._called_often(path, own, way)
+            way.forward = wraps(self.program.module(path).forward)(make)
+            done |= units[path]
+        return done
+
+    def _can_be_left_out(self, block: BlockCall) -> bool:
+        events, part = self.record.events, self.part
+        overlaps = block.last > part.first and block.first < part.last
+        if not block.closed or (overlaps and not self.probes):
+            return False
+        results = {made.what for made in block.template if made.kind == "made"}
+        for number in range(block.first, block.last):
+            event = events[number]
+            if event.address in self._actions:
+                return False
+            own = (value for value in event.makes if self.record.values[value].maker == number)
+            if any(value in part.received and value not in results for value in own):
+                return False
+        return not any(
+            place.path == block.path or place.path.startswith(f"{block.path}.")
+            for place in self.recorded.changes
+        )
+
+    def _block_call(self, block: BlockCall) -> _Call:
+        made = [m.what for m in block.template if m.kind == "made"]
+        received = frozenset(value for value in made if value in self.part.received)
+        watch = block.anchor in self._watched_anchors
+        return _Call(False, block.anchor, block.template, block.spec, None, received or None, watch)
+
+    def hold(self, *, alone: bool) -> None:
+        """Decide which parameters that are not this stage's are exchanged while it runs.
+
+        Where others' parameters have been released, nothing needs to be exchanged.
+        """
+        program, record, part = self.program, self.record, self.part
+        named = list(program.named_parameters())
+        held = set(part.held)
+        for path, _ in part.units:
+            prefix = f"{path}."
+            own = program.module(path).named_parameters(remove_duplicate=False)
+            held |= {prefix + name for name, _ in own}
+        here = {id(parameter) for name, parameter in named if name in held}
+        self.held = frozenset(name for name, p in named if id(p) in here)
+        read = {name for e in record.events if not e.is_unit for name in e.params}
+        read_ids = {id(parameter) for name, parameter in named if name in read}
+        self._exchanged: list[tuple[Place, Absent]] = []
+        for name, parameter in named:
+            if id(parameter) in here or type(parameter) is Absent:
+                continue
+            if alone or id(parameter) in read_ids:
+                stand_in = absent_like(
+                    tuple(parameter.shape),
+                    parameter.dtype,
+                    parameter.requires_grad,
+                    is_parameter=True,
+                )
+                self._exchanged.append((program.places(name), stand_in))
+        # A buffer that is written from activations belongs to the stage that does it.
+        for name, numbers in record.buffer_writes.items():
+            depends = any(record.events[i].depends for i in numbers)
+            if depends and not any(part.first <= i < part.last for i in numbers):
+                place = program.places(name)
+                buffer = place[0][place[1]]
+                self._exchanged.append((place, absent_like(tuple(buffer.shape), buffer.dtype)))
+
+    # Forwards of units while the stage runs.
+
+    def _begin_call(self, path: str) -> int:
+        assert self._running is not None
+        n = self._running.get(path, 0)
+        self._running[path] = n + 1
+        self._count += 1
+        if self._watching:
+            self._unwatch()
+        return n
+
+    def _end_call(self, call: _Call) -> None:
+        self._anchor = call.anchor
+        if call.watch:
+            self._watch()
+
+    def _called_often(self, path: str, calls: Sequence[_Call], way: _Way) -> Callable[..., Any]:
+        """The forward of a module that may be called several times."""
+        by_sample = self._by_sample(path)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._running is None or self.inside:
+                return way.plain(*args, **kwargs)
+            n = self._begin_call(path)
+            if n >= len(calls):
+                if not by_sample:
+                    times = f"{n + 1} times, and {len(calls)} times on the example"
+                    raise PathChanged(f"'{path}' is called {times}")
+                n = len(calls) - 1
+            call = calls[n]
+            if call.own:
+                self.inside = True
+                try:
+                    if self._streams and call.draws:
+                        result = self._in_stream((path, n), way.plain, args, kwargs)
+                    else:
+                        result = way.plain(*args, **kwargs)
+                finally:
+                    self.inside = False
+                if call.sent:
+                    self._collect(tensors_in(result), call.sent)
+            else:
+                result = self._left_out(call, args, kwargs)
+            self._end_call(call)
+            return result
+
+        return forward
+
+    def _called_once(self, path: str, calls: Sequence[_Call], way: _Way) -> Callable[..., Any]:
+        """`_called_often` for a module with one call in a forward, and for what this stage does."""
+        (call,) = calls
+        after, sent, anchor, plain = call.watch, call.sent, call.anchor, way.plain
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._running is None or self.inside:
+                return plain(*args, **kwargs)
+            if self._watching:
+                self._unwatch()
+            self._count += 1
+            result = plain(*args, **kwargs)
+            if sent:
+                single = isinstance(result, torch.Tensor)
+                self._collect([result] if single else tensors_in(result), sent)
+            if after:
+                self._anchor = anchor
+                self._watch()
+            return result
+
+        def leave_out(*args: Any, **kwargs: Any) -> Any:
+            if self._running is None or self.inside:
+                return plain(*args, **kwargs)
+            if self._watching:
+                self._unwatch()
+            self._count += 1
+            result = self._left_out(call, args, kwargs)
+            if after:
+                self._anchor = anchor
+                self._watch()
+            return result
+
+        return run if call.own else leave_out
+
+    def _left_out(self, call: _Call, args: Any, kwargs: Any) -> Any:
+        """What a unit of another stage returns: what was received, or absent tensors."""
+        received = call.received
+        if call.is_single:
+            (made,) = call.template
+            if received:
+                return self._received[made.what]
+            return self._absent(made)
+        found: list[Any] = []
+        for made in call.template:
+            if made.kind == "constant":
+                found.append(made.what)
+            elif made.kind == "given":
+                found.append(at_path((args, kwargs), made.what))
+            elif received and made.what in received:
+                found.append(self._received[made.what])
+            else:
+                found.append(self._absent(made))
+        return pytree.tree_unflatten(found, call.spec)
+
+    def _absent(self, made: Made) -> Absent:
+        """An absent tensor for a value; its shape is found once for each size of batch."""
+        known = self._shapes.get(made.what)
+        if known is None:
+            assert made.dtype is not None
+            shape = self._sizes.shape(made.what, self._run.size)
+            known = absent_like(shape or (0,), made.dtype, is_unknown=shape is None)
+            self._shapes[made.what] = known
+        grad = made.grad and torch.is_grad_enabled()
+        return Absent.of(known.plain, grad, known.is_unknown)
+
+    def _by_sample(self, path: str) -> bool:
+        """Whether the number of calls goes with the samples, and all are of one stage."""
+        counts = {counts.get(path, 0) for counts in self.recorded.calls}
+        return len(counts) > 1 and len({call.own for call in self._calls[path]}) == 1
+
+    # Calls between units.
+
+    def watched_call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A call of a watched name between units."""
+        place = (self._anchor, name, line_of_user(3))
+        n = self._seen.get(place, 0)
+        self._seen[place] = n + 1
+        address = (*place, n)
+        if address in self._answers:  # of activations nothing is known: as in the example
+            return self._answers[address]
+        actions = self._actions.get(address)
+        if actions is not None:
+            result = self._acted(address, actions, func, args, kwargs)
+        elif address in self._random_calls:
+            result = self._in_stream((name, address[0], line_number(place), n), func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        slots = self._received_slots.get(address)
+        if slots is not None:
+            result = filled(result, slots, self._received)
+        slots = self._sent_slots.get(address)
+        if slots is not None:
+            self._collect(tensors_in(result), slots)
+        return result
+
+    def _acted(
+        self, address: Address, actions: Sequence[Action], func: Any, args: Any, kwargs: Any
+    ) -> Any:
+        if self.probes:
+            self.found[address] = measured(actions, func, args, kwargs)
+            return func(*args, **kwargs)
+        if any(type(tensor) is Absent for tensor in tensors_in((args, kwargs))):
+            return func(*args, **kwargs)
+        if self.counts_targets:
+            self.counted = target_count(args, kwargs)
+            return func(*args, **kwargs)
+        run = self._run
+        return weighed(actions, run.whole[address], run.share, func, args, kwargs)
+
+    def _in_stream(self, key: Any, plain: Any, args: Any, kwargs: Any) -> Any:
+        """A call that draws, from a stream of its own."""
+        state = torch.get_rng_state()
+        torch.manual_seed(mixed_seed(self._run.seed, self._run.own_seed, key))
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            torch.set_rng_state(state)
+
+    def _watch(self) -> None:
+        self._watching = True
+        torch.overrides._push_mode(self._mode)  # pyright: ignore
+
+    def _unwatch(self) -> None:
+        self._watching = False
+        overrides: Any = torch.overrides
+        stack = overrides._get_current_function_mode_stack()
+        if stack and stack[-1] is self._mode:
+            overrides._pop_mode()
+        elif self._mode in stack:  # the user has entered a mode of his own in between
+            above: list[Any] = []
+            while (top := overrides._pop_mode()) is not self._mode:
+                above.append(top)
+            for mode in reversed(above):
+                overrides._push_mode(mode)
+
+    def _collect(self, tensors: Sequence[torch.Tensor], slots: Mapping[Any, int]) -> None:
+        """Take what is sent; end the forward when all of it is made."""
+        for slot, value in slots.items():
+            tensor = tensors[slot]
+            if type(tensor) is Absent:
+                what = self._in_words(self.part.sent[value][0])
+                raise PathChanged(f"{what} was made of tensors of another stage")
+            self._sent[value] = tensor.clone() if value in self.record.overwritten else tensor
+        if len(self._sent) == self._wanted and self._ends_early:
+            raise StageEnd
+
+    def _in_words(self, address: Address) -> str:
+        if len(address) == 2:
+            return f"the result of '{address[0]}'"
+        return f"'{address[1]}' at {line_in_words(address[2])}"
+
+    # A run.
+
+    def _reset(self, run: Run) -> None:
+        self._run, self._sent, self._seen = run, dict[int, torch.Tensor](), dict[Address, int]()
+        over = self.record.overwritten
+        self._received: Mapping[int, torch.Tensor] = run.received
+        if over and run.received:
+            self._received = {
+                value: tensor.clone() if value in over else tensor
+                for value, tensor in run.received.items()
+            }
+        self._anchor: Address | None = None
+        self._watching = self.inside = False
+        self._count = 0
+        self.found = {}
+
+    _shapes_of: BatchSize | None = None
+
+    def run(
+        self, call: Callable[[], Any], run: Run
+    ) -> tuple[Mapping[int, torch.Tensor], Any]:
+        """Run ``call``, the user's program on one micro-batch: what is sent, and its result.
+
+        The result is None for a stage whose forward ends before.
+
+        Raises:
+            BadInput: forward took another path than on the example.
+        """
+        if self._shapes_of != run.size:
+            self._shapes_of, self._shapes = run.size, dict[int, Absent]()
+        self._reset(run)
+        try:
+            result = self._run_replaced(call)
+        except (PathChanged, NeedsValues) as problem:
+            raise self._explained(problem) from problem
+        finally:
+            self._received = {}
+        if len(self._sent) < self._wanted:
+            missing = next(v for v in self.part.sent if v not in self._sent)
+            what = self._in_words(self.part.sent[missing][0])
+            raise BadInput(f"forward took another path: {what} was not made; {REMEDY}")
+        if self._count != self._expected and not self._may_vary and not self.probes:
+            raise BadInput(
+                f"forward took another path: {self._count} calls of modules were seen, and "
+                f"{self._expected} on the example; {REMEDY}"
+            )
+        made, self._sent = self._sent, {}
+        return made, result
+
+    def _explained(self, problem: BaseException) -> BadInput:
+        if isinstance(problem, NeedsValues):
+            text = f"forward asks for {problem}"
+            return BadInput(f"{text} at {users_line(problem)}; {REMEDY}")
+        return BadInput(f"forward took another path: {problem} ({users_line(problem)}); {REMEDY}")
+
+    def _run_replaced(self, call: Callable[[], Any]) -> Any:
+        run, result = self._run, None
+        generator = self._seeded()
+        muted, refused = self._replace()
+        swapped = [(place, value_at(place)) for place, _ in self._exchanged]
+        for place, stand_in in self._exchanged:
+            stand_in.needs_grad = place[0][place[1]].requires_grad
+            put(place, stand_in)
+        has_state = bool(self._state.places or self._unit_state)
+        after: list[Any] | None = None
+        if has_state:
+            self._state.enter(id(self))
+            after = self._enter(run.keep_as, run.replay)
+        self._running = {}
+        with_grad = torch.is_grad_enabled()
+        try:
+            if refused:
+                # What is sent is taken inside of the module's call, so hooks would be skipped.
+                raise PathChanged(
+                    f"'{refused}', of which a part is sent to another stage, got a backward hook "
+                    f"after the model was captured"
+                )
+            if None in self._watched_anchors:
+                self._watch()
+            result = call()
+        except StageEnd:
+            pass
+        finally:
+            self._running = None
+            if torch.is_grad_enabled() != with_grad:
+                torch.set_grad_enabled(with_grad)
+            if self._watching:
+                self._unwatch()
+            if has_state:
+                self._leave(after)
+            for place, value in swapped:
+                put(place, value)
+            self._restore(muted)
+            if generator is not None:
+                torch.set_rng_state(generator[0])
+                random.setstate(generator[1])
+        return result
+
+    def _seeded(self) -> tuple[torch.Tensor, Any] | None:
+        """Seed what all stages draw alike between units; returns the states to restore."""
+        if not (self._streams or self.recorded.draws_python):
+            return None
+        before = torch.get_rng_state(), random.getstate()
+        if self._streams:
+            torch.manual_seed(self._run.seed)
+        if self.recorded.draws_python:
+            random.seed(self._run.seed)
+        return before
+
+    def _replace(self) -> tuple[list[tuple[Place, Any]], str]:
+        """Put the stage's forwards into the modules; hooks of other stages' units are muted."""
+        muted: list[tuple[Place, Any]] = []
+        refused = ""
+        for place, kind, path in self._containers:
+            if not (place["_backward_hooks"] or place["_backward_pre_hooks"]) or kind == "own":
+                continue
+            if kind == "both":
+                refused = path
+            for key in ("_backward_hooks", "_backward_pre_hooks"):
+                muted.append(((place, key), place[key]))
+                place[key] = _NO_HOOKS
+        for way in self._ways:
+            place = way.place
+            way.had = place.get("forward")
+            place["forward"] = way.forward
+            hooked = place["_backward_hooks"] or place["_backward_pre_hooks"]
+            compiled = place.get("_compiled_call_impl")
+            if way.mutes and (hooked or compiled):
+                for key in ("_backward_hooks", "_backward_pre_hooks"):
+                    muted.append(((place, key), place[key]))
+                    place[key] = _NO_HOOKS
+                if compiled:
+                    muted.append(((place, "_compiled_call_impl"), compiled))
+                    place["_compiled_call_impl"] = None
+            elif hooked and way.sends:
+                refused = way.sends
+        return muted, refused
+
+    def _restore(self, muted: Sequence[tuple[Place, Any]]) -> None:
+        for way in self._ways:
+            if way.had is None:
+                way.place.pop("forward", None)
+            else:
+                way.place["forward"], way.had = way.had, None
+        for place, value in muted:
+            put(place, value)
+
+    def _enter(self, keep_as: Any, replay: Any) -> list[Any] | None:
+        """State before this run; of a replay that of the first run. Returns what to put back."""
+        places = (*self._state.places, *self._unit_state)
+        now = [value_at(place) for place in places]
+        if replay is not None:
+            for place, value in zip(places, self._kept_before.pop(replay), strict=True):
+                put(place, copied(value))
+            return now
+        if keep_as is not None:
+            self._kept_before[keep_as] = [copied(value) for value in now]
+        return now if self.probes else None
+
+    def _leave(self, after: list[Any] | None) -> None:
+        if after is not None:
+            for place, value in zip((*self._state.places, *self._unit_state), after, strict=True):
+                put(place, value)
+        self._state.leave(id(self))
+
+
+def line_number(place: Address) -> int:
+    """The number of the line in the place of a call; files may have other paths on other hosts."""
+    return place[2][1]
+
+
+def at_path(value: Any, path: Sequence[Any]) -> Any:
+    """What is at a path of keys in the arguments."""
+    for key in path:
+        if isinstance(key, pytree.SequenceKey):
+            value = value[key.idx]
+        elif isinstance(key, pytree.MappingKey):
+            value = value[key.key]
+        else:
+            value = getattr(value, key.name)
+    return value
+
+
+def filled(result: Any, slots: Mapping[Any, int], received: Mapping[int, torch.Tensor]) -> Any:
+    """A call's result with received tensors in some of its slots."""
+    if isinstance(result, torch.Tensor):
+        return received[slots[0]] if 0 in slots else result
+    leaves, spec = pytree.tree_flatten(result)
+    found: list[Any] = []
+    slot = 0
+    for leaf in leaves:
+        is_tensor = isinstance(leaf, torch.Tensor)
+        found.append(received[slots[slot]] if is_tensor and slot in slots else leaf)
+        slot += is_tensor
+    return pytree.tree_unflatten(found, spec)
+
+
+def mixed_seed(*parts: Any) -> int:
+    """A seed of several parts; equal on every rank."""
+    return zlib.crc32(repr(parts).encode())
+
+
+def users_line(problem: BaseException) -> str:
+    """The innermost line of the user's code in the traceback of a problem."""
+    return line_of(problem.__traceback__)

@@ -1,0 +1,254 @@
+"""A stage as the runtime sees it: a module with the user's own tensors that are this stage's."""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from penstock.capture.layer_graph import TensorSpec
+from penstock.capture.loss.loss_parts import Action
+from penstock.capture.record.absent import Absent
+from penstock.capture.record.example import without_caches
+from penstock.capture.record.sizes import BatchSize
+from penstock.capture.stage.stage import Run, Stage, StagePart
+
+if TYPE_CHECKING:
+    from penstock.capture.recorded_graph import RecordedGraph
+
+__all__ = ["RunContext", "StageModule"]
+
+
+@dataclass(slots=True)
+class RunContext:
+    """Which run of a stage it is: the micro-batch of which step, and whether it runs again.
+
+    ``keep``: it will run again (``replay``), with the state that this run began with.
+    """
+
+    step: int = 0
+    micro_batch: int = 0
+    keep: bool = False
+    replay: bool = False
+    rank: int = 0
+
+
+@lru_cache(maxsize=256)
+def weight_of_rows(rows: int, device: torch.device) -> torch.Tensor:
+    """``rows`` as a float32 scalar tensor, one for all micro-batches of a size."""
+    return torch.full((), float(rows), dtype=torch.float32, device=device)
+
+
+class StageModule(nn.Module):
+    """A part of the user's model under its own names; running it runs the user's forward.
+
+    ``module(*leaves, *received)`` returns what is sent, then loss and weight on the last stage, and
+    the model's outputs if they are wanted. Modules and tensors are the user's own objects.
+    """
+
+    def __init__(
+        self,
+        graph: "RecordedGraph",
+        part: StagePart,
+        inputs: tuple[int, ...],
+        received: tuple[TensorSpec, ...],
+        *,
+        is_last: bool,
+        has_loss: bool,
+        outputs: tuple[int, ...],
+    ) -> None:
+        super().__init__()
+        own: dict[str, Any] = self.__dict__
+        own.update(graph=graph, part=part, inputs=inputs, specs=received)
+        own.update(is_last=is_last, has_loss=has_loss, outputs=outputs)
+        mode = graph.recorded.parts.mode
+        own["mode"] = mode if has_loss else "rows"
+        actions: Mapping[int, Sequence[Action]] = {}
+        if is_last and has_loss and mode != "rows":
+            actions = graph.recorded.parts.actions
+        program = graph.program
+        own["stage"] = Stage(program, graph.recorded, part, actions, graph.state, alone=graph.alone)
+        self.stage.counts_targets = is_last and own["mode"] == "targets"
+        own["context"] = RunContext()
+        own["around"] = None
+        units = {path for path, _ in part.units}
+        every = {event.address[0] for event in graph.recorded.record.events if event.is_unit}
+        foreign = every - units
+        below = tuple(f"{path}." for path in foreign)
+        own["own"] = [
+            (name, module)
+            for name, module in program.named_modules()
+            if name not in foreign and not name.startswith(below)
+        ]
+        leaves = graph.call.layout.leaves
+        own["missing"] = [index for index in range(len(leaves)) if index not in inputs]
+        own["absent_leaves"] = (None, {})
+        overwritten = graph.recorded.record.overwritten
+        own["written"] = [i for i in range(len(leaves)) if i in overwritten]
+
+    graph: "RecordedGraph"
+    part: StagePart
+    stage: Stage
+    context: RunContext
+    around: Callable[[], Any] | None
+
+    # A run.
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the stage on leaves of the batch, then received tensors."""
+        count = len(self.inputs)
+        return self.run(tensors[:count], tensors[count:])
+
+    def run(
+        self, leaves: Sequence[torch.Tensor], received: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """What is sent; then loss and weight, and outputs."""
+        graph, stage, context = self.graph, self.stage, self.context
+        by_index = dict(zip(self.inputs, leaves, strict=True))
+        size = self._size(by_index, received)
+        step_row = by_index.pop(len(graph.call.layout.leaves), None)
+        for index in self.written:
+            if index in by_index:  # forward writes to it, and every stage of the rank reads it
+                by_index[index] = by_index[index].clone()
+        by_index |= self._absent_leaves(size)
+        run = Run(
+            size,
+            dict(zip(self.part.received, received, strict=True)),
+            zlib.crc32(repr((context.step, context.micro_batch)).encode()),
+            context.rank,
+        )
+        if context.replay:
+            run.replay = context.micro_batch
+        elif context.keep:
+            run.keep_as = context.micro_batch
+        if self.mode == "step" and step_row is not None and self.is_last:
+            total, run.whole = graph.step_values.of_row(step_row[0], size.lengths)
+            run.share = size.samples / total
+        has_loss = self.has_loss
+
+        def call() -> Any:
+            return graph.program.run(by_index, with_loss=has_loss)
+
+        with without_caches(graph.program):
+            made, result = stage.run(call, run)
+        sent = [made[value] for value in self.part.sent]
+        if not self.is_last:
+            return tuple(sent)
+        return (*sent, *self._ends(result, run))
+
+    def _ends(self, result: Any, run: Run) -> list[torch.Tensor]:
+        """Loss and weight, and the model's outputs."""
+        loss, output = result
+        found: list[torch.Tensor] = []
+        if self.has_loss:
+            if self.mode == "targets":
+                weight = self.stage.counted
+            else:
+                weight = weight_of_rows(run.size.samples, loss.device)
+                if self.mode == "step":
+                    loss = loss / run.share
+            found = [loss, weight]
+        if self.outputs:
+            tensors = self.graph.outputs_in(output, loss)
+            found += [tensors[index] for index in self.outputs]
+        return found
+
+    def _size(
+        self, leaves: Mapping[int, torch.Tensor], received: Sequence[torch.Tensor]
+    ) -> BatchSize:
+        """Samples and lengths of this micro-batch."""
+        lengths = self.graph.call.layout.lengths_of(leaves) if self.graph.lengths else ()
+        for leaf in leaves.values():
+            return BatchSize(leaf.shape[0], lengths)
+        for spec, tensor in zip(self.specs, received, strict=True):
+            if spec.batch_dim >= 0:
+                each = spec.at(lengths).rows_per_sample
+                return BatchSize(tensor.shape[spec.batch_dim] // each, lengths)
+        raise AssertionError("a stage that nothing tells the number of samples")
+
+    def _absent_leaves(self, size: BatchSize) -> Mapping[int, torch.Tensor]:
+        """Absent tensors for the leaves that this stage does not read."""
+        known, found = self.absent_leaves
+        if known == size:
+            return found
+        layout = self.graph.call.layout
+        found = {}
+        for index in self.missing:
+            spec = layout.leaves[index]
+            shape = [size.samples, *((spec.rows,) if spec.rows > 1 else ()), *spec.shape[1:]]
+            for dim, length in spec.varying:
+                shape[dim] = size.lengths[length]
+            found[index] = Absent.of(torch.empty(shape, dtype=spec.dtype, device="meta"))
+        self.__dict__["absent_leaves"] = (size, found)
+        return found
+
+    # The module tree, as far as it is this stage's.
+
+    def named_modules(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """This stage's modules, under their names in the user's model."""
+        yield prefix, self
+        seen: set[int] = set()
+        for name, module in self.own:
+            if remove_duplicate and id(module) in seen:
+                continue
+            seen.add(id(module))
+            yield f"{prefix}.{name}" if prefix and name else prefix or name, module
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that this stage holds."""
+        held = self.stage.held
+        named = ((n, p) for n, p in self.graph.program.named_parameters() if n in held)
+        yield from each_once(named, prefix, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The buffers of this stage's modules."""
+        if not recurse:
+            return
+        names = {name for name, _ in self.own}
+        named = (
+            (name, buffer)
+            for name, buffer in self.graph.program.named_buffers()
+            if name.rpartition(".")[0] in names and type(buffer) is not Absent
+        )
+        yield from each_once(named, prefix, remove_duplicate)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """A module of the user's model."""
+        return self.graph.program.module(target)
+
+    def train(self, mode: bool = True) -> "StageModule":
+        """Nothing: the mode is the whole model's (`RecordedGraph.set_training`)."""
+        return self
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Move or cast this stage's tensors; parameters stay the same objects."""
+        with torch.no_grad():
+            for _, parameter in self.named_parameters():
+                value = fn(parameter.data)
+                if value is not parameter.data:
+                    parameter.data = value
+            for name, buffer in list(self.named_buffers(remove_duplicate=False)):
+                place = self.graph.program.places(name)
+                place[0][place[1]] = fn(buffer)
+        return self
+
+
+def each_once(
+    named: Iterator[tuple[str, Any]], prefix: str, remove_duplicate: bool
+) -> Iterator[tuple[str, Any]]:
+    """Names with a prefix; each tensor once if duplicates are to be removed."""
+    seen: set[int] = set()
+    for name, tensor in named:
+        if remove_duplicate and id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        yield (f"{prefix}.{name}" if prefix else name), tensor

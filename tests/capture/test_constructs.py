@@ -1,0 +1,74 @@
+"""Stages of constructs that users write give the gradients of the user's own module, or refuse."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.errors import PenstockError
+
+from capture.construct_cases import CASES, Case, inputs
+from capture.staged_runs import WAYS, StagedRun, gap
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what the user's code does
+
+ROWS = (5, 3)
+
+
+def reference(case: Case, plain: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Gradients of the user's own module."""
+    plain.zero_grad()
+    if not case.apart:
+        plain(x.clone(), y.clone()).backward()
+        return
+    start = 0
+    for size in ROWS:
+        own = x[start : start + size].clone(), y[start : start + size].clone()
+        (plain(*own) * size / len(x)).backward()
+        start += size
+
+
+def run(case: Case, way: str) -> list[float]:
+    """The largest error of the gradients in each step."""
+    torch.manual_seed(0)
+    model = case.make().double().train()
+    plain = copy.deepcopy(model)
+    before = case.before or (lambda model, step: None)
+    before(model, -1)
+    before(plain, -1)
+    x, y = inputs()
+    own = StagedRun(
+        model, (x.clone(), y.clone()), way=way, cuts=case.cuts, granularity="block", **case.options
+    )
+    worst: list[float] = []
+    for step in range(case.steps):
+        for each in (plain, *own.models):
+            before(each, step)
+        reference(case, plain, x, y)
+        own.zero()
+        own.step((x.clone(), y.clone()), ROWS, recompute=case.recompute)
+        errors = [0.0]
+        for name, parameter in plain.named_parameters():
+            found = own.gradient(name)
+            if parameter.grad is not None:
+                wanted = parameter.grad
+                errors.append(gap(torch.zeros_like(wanted) if found is None else found, wanted))
+            elif found is not None:
+                errors.append(float(found.abs().max()))
+        worst.append(max(errors))
+        if case.after is not None:
+            for each in own.models:
+                case.after(each, plain)
+    return worst
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", CASES)
+def test_stages_are_the_users_module(name: str, way: str) -> None:
+    case = CASES[name]
+    if case.outcome == "right":
+        assert max(run(case, way)) < 1e-9
+        return
+    with pytest.raises(PenstockError, match=None if case.outcome == "refused" else case.outcome):
+        run(case, way)
