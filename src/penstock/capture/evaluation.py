@@ -18,6 +18,7 @@ from penstock.capture.operators import (
     written_inputs,
 )
 from penstock.capture.regions import IS_BUFFER
+from penstock.capture.stage.stage_tensors import StageModule
 
 __all__ = ["set_training"]
 
@@ -37,6 +38,9 @@ def set_training(module: nn.Module, training: bool) -> None:
     Training mode is the state at capture: what was in evaluation mode then (a frozen batch norm)
     stays so. Works on the modules of traced stages and of chains, and is idempotent.
     """
+    if isinstance(module, StageModule):
+        module.graph.set_training(training)
+        return
     for part in module.modules():
         if isinstance(part, OpaqueCall):
             part.training = training

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.layer_graph import Loss, LossFunction
 from penstock.capture.model_outputs import Flattened, flatten_outputs
+from penstock.capture.record.absent import Absent
 from penstock.errors import BadInput
 
 __all__ = ["BatchCall", "LossModule", "ReturnedOutputs", "as_function", "loss_in_result"]
@@ -148,6 +149,8 @@ def loss_in_result(result: Any, name: str) -> torch.Tensor:
             f"{name} returned {type(result).__name__} without a loss; "
             "pass loss=..., or put the labels into the batch so that the model computes it"
         )
+    if type(loss) is Absent and loss.is_unknown:
+        return loss  # another stage computes it, and not even its shape is known here
     if loss.dim() > 0:
         shape = ", ".join(str(n) if isinstance(n, int) else "samples" for n in loss.shape)
         raise BadInput(

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from penstock.capture.layer_graph import StageProgram
+from penstock.capture.stage.stage_tensors import StageModule
 from penstock.errors import BadInput
 
 __all__ = ["materialise", "named_tensors", "put_tensor"]
@@ -73,7 +74,10 @@ def put_tensor(stage: nn.Module, name: str, before: torch.Tensor, value: torch.T
     """Replace ``before`` by ``value`` in a stage that holds it as ``name`` and other names."""
     path, _, last = name.rpartition(".")
     owner = stage.get_submodule(path)
-    if isinstance(before, nn.Parameter):
+    if isinstance(stage, StageModule) and isinstance(before, nn.Parameter):
+        # The user's own object gets the values, so that his references stay true.
+        torch.utils.swap_tensors(before, nn.Parameter(value, before.requires_grad))
+    elif isinstance(before, nn.Parameter):
         owner._parameters[last] = nn.Parameter(value, requires_grad=before.requires_grad)
         # Tied names must still share one parameter.
         shared = [n for n, t in named_tensors(stage) if t is before]

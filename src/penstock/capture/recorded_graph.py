@@ -1,7 +1,6 @@
 """The layer graph of a recorded program: each stage runs the user's own forward."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -115,18 +114,20 @@ class RecordedGraph:
         """Additional names of tied parameters, each with the parameter's first name."""
         return self.program.tensors.tied
 
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Within, the whole model is in evaluation mode."""
-        before = [(module, module.training) for _, module in self.program.named_modules()]
-        self.model.eval()
-        if isinstance(self.loss, nn.Module):
-            self.loss.eval()
-        try:
-            yield
-        finally:
-            for module, mode in before:
+    def set_training(self, training: bool) -> None:
+        """Put the whole model into evaluation mode, or back into the modes that it had before.
+
+        The mode is the model's, not a stage's: stages of a rank share modules.
+        """
+        if training:
+            for module, mode in self.state.modes:
                 module.training = mode
+            self.state.modes = []
+        elif not self.state.modes:
+            named = self.program.named_modules()
+            self.state.modes = [(module, module.training) for _, module in named]
+            for module, _ in self.state.modes:
+                module.training = False
 
     # What crosses.
 

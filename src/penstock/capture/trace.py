@@ -1,5 +1,6 @@
 """Makes the layer graph of a model from one example batch."""
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal, get_args
@@ -24,6 +25,7 @@ from penstock.capture.lengths import Dynamic, named_lengths
 from penstock.capture.loss_module import BatchCall, LossModule, ReturnedOutputs, as_function
 from penstock.capture.model_outputs import Flattened
 from penstock.capture.output_views import describe_outputs
+from penstock.capture.record_model import record_model
 from penstock.capture.tensor_specs import find_facts
 from penstock.capture.traced_graph import ModelTensors, TracedGraph
 from penstock.errors import BadInput, CaptureFailed
@@ -60,6 +62,8 @@ def capture_model(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
     _check_wrappers(model)
+    if os.environ.get("PENSTOCK_CAPTURE") == "recorded":
+        return record_model(model, batch, loss=loss, granularity=granularity, dynamic=dynamic)
     one_length = partial(_captured, model, loss, granularity, dynamic=None)
     if not dynamic:
         return one_length(batch)

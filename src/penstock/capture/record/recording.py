@@ -555,6 +555,8 @@ class Recording(TorchFunctionMode):
         if self._inside is not None:
             return self._call_inside(func, name, args, kwargs)
         line = line_of_user()
+        if name in ("__getitem__", "__setitem__"):
+            self._record_bounds(args[1], line)
         place = (self._anchor, name, line)
         before = _generator_state() if name not in ("size", "dim") else None
         result = func(*args, **kwargs)
@@ -572,6 +574,22 @@ class Recording(TorchFunctionMode):
             return result
         self._record_call(event, name, args, kwargs, given, made, wrote)
         return result
+
+    def _record_bounds(self, index: Any, line: Line) -> None:
+        """Bounds of slices that are tensors: their values are asked for, by every stage."""
+        entries = index if isinstance(index, tuple) else (index,)
+        bounds = [
+            bound
+            for entry in entries
+            if isinstance(entry, slice)
+            for bound in (entry.start, entry.stop, entry.step)
+            if isinstance(bound, torch.Tensor) and self._is_computed(bound)
+        ]
+        for bound in bounds:
+            event = Event((self._anchor, "bound of a slice", line, len(self.events)), None, line)
+            event.asks, event.answer = True, int(bound)
+            self._read(event, [bound])
+            self.events.append(event)
 
     def _is_computed(self, tensor: torch.Tensor) -> bool:
         return self.current.get(tensor) is not None or id(tensor) in self.param_names

@@ -54,8 +54,6 @@ class UserProgram:
         if self.loss is None:
             return loss_in_result(output, type(self.model).__name__), output
         value = self.loss(output, self.call.target(leaves))
-        if type(value) is Absent:
-            return value, output  # another stage's; its shape may not be known here
         return loss_in_result(value, "the loss function"), output
 
     def _call_model(self, leaves: Mapping[int, torch.Tensor]) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from penstock.capture.record.model_state import StatePlace
 from penstock.capture.record.user_program import UserProgram
@@ -55,6 +56,8 @@ class KeptState:
 
     def __init__(self, program: UserProgram, places: Sequence[StatePlace] = ()) -> None:
         self.places = [place_of(program, place) for place in places]
+        self.modes: list[tuple[nn.Module, bool]] = []
+        """Training modes before an evaluation that is going on."""
         self._left: list[tuple[Any, int] | None] = [None] * len(self.places)
         self._of_user: list[Any] = [MISSING] * len(self.places)
         self._of_stage: dict[Hashable, list[Any]] = {}

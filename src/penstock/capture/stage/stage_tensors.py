@@ -97,6 +97,20 @@ class StageModule(nn.Module):
 
     # A run.
 
+    def tell(self, context: RunContext) -> None:
+        """Say which run the next one is."""
+        self.__dict__["context"] = context
+
+    def own_modules(self) -> list[nn.Module]:
+        """All modules within this stage's units."""
+        program = self.graph.program
+        found = {
+            id(module): module
+            for path, _ in self.part.units
+            for module in program.module(path).modules()
+        }
+        return list(found.values())
+
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the stage on leaves of the batch, then received tensors."""
         count = len(self.inputs)

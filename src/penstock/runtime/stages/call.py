@@ -26,8 +26,10 @@ from penstock.capture.deferred_weights import (
 )
 from penstock.capture.graph_weight import count_rows
 from penstock.capture.operators import written_inputs
+from penstock.capture.record.recording import checkpoint_here
+from penstock.capture.stage.stage_tensors import RunContext, StageModule
 
-__all__ = ["ModuleCall", "StageCall", "TracedCall", "stage_call"]
+__all__ = ["ModuleCall", "ProgramCall", "StageCall", "TracedCall", "stage_call"]
 
 aten = torch.ops.aten
 losses: Any = getattr(torch._C, "_nn")  # noqa: B009 (its stubs do not name it)
@@ -113,6 +115,10 @@ class StageCall(Protocol):
         """Run the stage; if ``deferred`` is given, linear layers defer weight gradients to it."""
         ...
 
+    def tell(self, context: RunContext) -> None:
+        """Say which run the next one is."""
+        ...
+
     def others(self) -> list[nn.Parameter]:
         """Parameters that get gradients in the first half although ``deferred`` has products."""
         ...
@@ -139,6 +145,91 @@ class ModuleCall:
     def others(self) -> list[nn.Parameter]:
         """None: with the mode ``deferred`` has no products."""
         return []
+
+    def tell(self, context: RunContext) -> None:
+        """Say which run the next one is."""
+        if isinstance(self._module, StageModule):
+            self._module.tell(context)
+
+
+class ProgramCall:
+    """Calls a stage that runs the user's program.
+
+    While it runs, linear layers of its own units have another ``forward``: it defers the gradients
+    of their weights, or accumulates them directly.
+    """
+
+    def __init__(self, module: StageModule) -> None:
+        self._module = module
+        self._deferred: DeferredGradients | None = None
+        self._held: list[nn.Parameter] | None = None
+        self._small: list[tuple[dict[str, Any], Any]] = []
+        self._large: list[tuple[dict[str, Any], Any]] = []
+        for part in module.own_modules():
+            if type(part) is nn.Linear:
+                large = part.weight.numel() >= LARGE
+                (self._large if large else self._small).append((part.__dict__, self._linear(part)))
+            elif type(part).__name__ == "Conv1D" and hasattr(part, "nf"):
+                self._small.append((part.__dict__, self._conv1d(part)))
+
+    def _linear(self, part: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+        tensors = part._parameters
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            weight, bias = tensors.get("weight"), tensors.get("bias")
+            # In a checkpoint the backward runs this again, by itself; and a weight that is computed
+            # is no parameter.
+            if weight is None or checkpoint_here() is not None:
+                return nn.Linear.forward(part, x)
+            if self._deferred is None:
+                return accumulating_linear(x, weight, bias)
+            return deferred_linear(self._deferred, x, weight, bias)
+
+        return forward
+
+    def _conv1d(self, part: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The linear layer of GPT-2 in transformers, whose weight is transposed."""
+        tensors = part._parameters
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            weight, bias = tensors.get("weight"), tensors.get("bias")
+            if self._deferred is None or weight is None or checkpoint_here() is not None:
+                return type(part).forward(part, x)
+            rows = x.view(-1, x.size(-1))
+            made = deferred_addmm(self._deferred, bias, rows, weight)
+            return made.view(x.size()[:-1] + (part.nf,))
+
+        return forward
+
+    def tell(self, context: RunContext) -> None:
+        """Say which run the next one is."""
+        self._module.tell(context)
+
+    def run(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        deferred: DeferredGradients | None = None,
+    ) -> Any:
+        """Run the stage, with other forwards of its linear layers."""
+        self._deferred = deferred
+        replaced = self._large if deferred is None else [*self._large, *self._small]
+        put: list[dict[str, Any]] = []
+        for place, forward in replaced:
+            if "forward" not in place:  # the user's own stays
+                place["forward"] = forward
+                put.append(place)
+        try:
+            return self._module.run(leaves, inputs)
+        finally:
+            for place in put:
+                place.pop("forward", None)
+
+    def others(self) -> list[nn.Parameter]:
+        """All that is trained: a weight may also be read by other code than its linear layer."""
+        if self._held is None:
+            self._held = list(self._module.parameters())
+        return [parameter for parameter in self._held if parameter.requires_grad]
 
 
 class TracedCall:
@@ -176,6 +267,9 @@ class TracedCall:
         found = (holder[name] for holder, name in self._others)
         return [p for p in found if isinstance(p, nn.Parameter) and p.requires_grad]
 
+    def tell(self, context: RunContext) -> None:
+        """Nothing: the graph has no state of its own."""
+
 
 class BucketCall:
     """Calls a stage that was captured for several lengths, each in its fastest form."""
@@ -200,9 +294,14 @@ class BucketCall:
         found = [parameter for call in self._calls.values() for parameter in call.others()]
         return list({id(parameter): parameter for parameter in found}.values())
 
+    def tell(self, context: RunContext) -> None:
+        """Nothing: the graph has no state of its own."""
+
 
 def stage_call(module: nn.Module) -> StageCall:
     """The fastest form of calling ``module``."""
+    if isinstance(module, StageModule):
+        return ProgramCall(module)
     if isinstance(module, BucketStage):
         return BucketCall(module)
     if isinstance(module, fx.GraphModule) and is_plain(module):

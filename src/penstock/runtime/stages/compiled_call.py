@@ -19,6 +19,7 @@ from torch import fx, nn
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram
 from penstock.capture.lengths import LengthsOf
+from penstock.capture.stage.stage_tensors import RunContext
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.iteration import places_of
@@ -91,6 +92,10 @@ class CompiledCall:
     def others(self) -> list[nn.Parameter]:
         """The same as without compilation."""
         return self._plain.others()
+
+    def tell(self, context: RunContext) -> None:
+        """Say which run the next one is."""
+        self._plain.tell(context)
 
     def prepare(
         self,

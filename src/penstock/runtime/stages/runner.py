@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram, TensorSpec
 from penstock.capture.lengths import LengthsOf
+from penstock.capture.stage.stage_tensors import RunContext
 from penstock.runtime.stages.call import ModuleCall, StageCall, stage_call
 from penstock.runtime.stages.random_stream import ForwardState, forward_state, replayed
 from penstock.schedule.action import ActionKind
@@ -54,7 +55,8 @@ class StageInputs:
     ``rows[m]`` is their number and may be 0. ``recomputed`` are the micro-batches whose forward
     keeps only its inputs. ``last_backward`` is the micro-batch that completes the parameters'
     gradients (-1: none). ``halved`` are the micro-batches with a backward in two halves.
-    ``lengths`` are those of the batch.
+    ``lengths`` are those of the batch. ``step`` is the number of this batch in training, from which
+    numbers follow that all stages draw alike.
     """
 
     leaves: tuple[tuple[torch.Tensor, ...], ...]
@@ -64,6 +66,7 @@ class StageInputs:
     training: bool = True
     halved: frozenset[int] = frozenset()
     lengths: LengthsOf = ()
+    step: int = 0
 
 
 @dataclass(slots=True)
@@ -279,6 +282,10 @@ class ModuleRunner:
         work = self._work
         if recording and micro_batch in work.halved:
             kept.deferred = DeferredGradients()
+        again = kept.before is not None
+        self._call.tell(
+            RunContext(work.step, micro_batch, keep=again and not recording, replay=again and recording)
+        )
         if self._plain:
             outputs = self._call.run(work.leaves[micro_batch], inputs, kept.deferred)
         else:

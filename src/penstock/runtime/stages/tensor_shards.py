@@ -32,6 +32,7 @@ from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.materialise import named_tensors
+from penstock.capture.stage.stage_tensors import RunContext
 from penstock.capture.tensor_split import SplitTable, divided_dims
 from penstock.capture.training_flags import kept_buffers
 from penstock.errors import BadInput
@@ -83,6 +84,9 @@ class ShardedCall:
     def others(self) -> list[nn.Parameter]:
         """None: ``deferred`` has no products."""
         return []
+
+    def tell(self, context: RunContext) -> None:
+        """Nothing: the graph has no state of its own."""
 
 
 class ShardedNodes(fx.Interpreter):
