@@ -1,7 +1,7 @@
 """Cuts a recorded program into layers, and finds what crosses from one to another.
 
 A layer is a run of events that begins at a heavy call: of a unit that holds a matrix, or of a
-function that reads one. Between two heavy calls, the cut is where the fewest bytes cross:
+function that reads one. The last layer is the loss. Between two heavy calls, the cut is where the fewest bytes cross:
 
     block.attention   dropout   add   block.norm   block.mlp
                     2         2 tensors          2          cut after add: 1 tensor
@@ -15,11 +15,12 @@ from functools import cached_property
 
 from torch import nn
 
+from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import ParameterUse, TensorSpec
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.recording import Event
 from penstock.capture.record.sizes import BatchSize, Formula
-from penstock.capture.record.user_program import UserProgram
+from penstock.capture.record.user_program import LOSS, UserProgram
 
 __all__ = ["Crossing", "Cut", "LengthFormula"]
 
@@ -210,9 +211,18 @@ class Cut:
                     found[value] = needs and known.grad
         return found
 
+    @property
+    def changed_flags(self) -> list[str]:
+        """Parameters whose ``requires_grad`` is another than when specs were made."""
+        now = self._flags()
+        if now == self._trained:
+            return []
+        names = self.program.tensors.parameters
+        return [n for n, old, new in zip(names, self._trained, now, strict=True) if old != new]
+
     def follow_flags(self) -> bool:
         """Take up which parameters require a gradient now; returns whether that has changed."""
-        if self._flags() == self._trained:
+        if not self.changed_flags:
             return False
         for name in ("_trained", "_needs_grad", "parameter_uses"):
             self.__dict__.pop(name, None)
@@ -222,6 +232,9 @@ class Cut:
 
     def _layers(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         heavy = self._heavy_events()
+        start = self._start_of_loss(heavy[-1][0])
+        if start is not None:
+            heavy.append((start, LOSS))
         costs = self._costs()
         names, bounds = [heavy[0][1]], [0]
         for (before, _), (number, name) in zip(heavy, heavy[1:], strict=False):
@@ -232,18 +245,35 @@ class Cut:
                 names.append(name)
         return distinct(names), (*bounds, self.end)
 
+    def _start_of_loss(self, heavy: int) -> int | None:
+        """The call that begins the loss: the first that is called so after the last heavy call.
+
+        Else the first that makes a number; None if nothing comes after the last heavy call.
+        """
+        later = [n for n in range(heavy + 1, self.end) if self.record.events[n].depends]
+        for number in later:
+            name = str(self.record.events[number].address[1])
+            if "loss" in name or name == "cross_entropy":
+                return number
+        for number in later:
+            made = [self.record.values[value] for value in self.record.events[number].makes]
+            if any(value.maker == number and not value.shape for value in made):
+                return number
+        return None
+
     def _heavy_events(self) -> list[tuple[int, str]]:
         """Where layers may begin, each with its name."""
         found: list[tuple[int, str]] = []
         looked_up = False
+        is_chain = isinstance(self.program.model, Chain)
         tensors = self.program.tensors
         for number, event in enumerate(self.record.events):
             name = ""
             looks_up = False
             if event.is_unit:
                 module = self.program.module(event.address[0])
-                looks_up = isinstance(module, nn.Embedding)
-                if any(parameter.dim() > 1 for parameter in module.parameters()):
+                looks_up = isinstance(module, nn.Embedding) and not is_chain
+                if is_chain or any(parameter.dim() > 1 for parameter in module.parameters()):
                     name = event.address[0]
             elif event.params and event.address[1] in _PRODUCTS:
                 first = [tensors.tied.get(name, name) for name in event.params]

@@ -13,6 +13,7 @@ Nothing is replaced: the user's Python runs as it is.
 """
 
 import contextlib
+import linecache
 import os
 import sys
 import weakref
@@ -24,6 +25,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -53,6 +55,7 @@ __all__ = [
     "Value",
     "forwards_replaced",
     "line_in_words",
+    "line_with_source",
     "line_of_user",
     "tensors_in",
 ]
@@ -87,6 +90,12 @@ def line_of_user(depth: int = 2) -> Line:
 def line_in_words(line: Line | None) -> str:
     """``model.py:12``."""
     return f"{os.path.basename(line[0])}:{line[1]}" if line is not None else "an unknown line"
+
+
+def line_with_source(line: Line | None) -> str:
+    """``model.py:12 `return a * b` ``."""
+    source = linecache.getline(*line).strip() if line is not None else ""
+    return f"{line_in_words(line)} `{source}`" if source else line_in_words(line)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -318,7 +327,7 @@ class Recording(TorchFunctionMode):
 
     ``blocks`` are modules that hold several units. ``originals`` are the user's own parameters by
     name. Units in ``valued`` run on made-up values, since they ask for values inside; a unit that
-    turns out to do so is added.
+    turns out to do so is added. With None all units run as they are.
     """
 
     def __init__(
@@ -327,7 +336,7 @@ class Recording(TorchFunctionMode):
         units: Sequence[str],
         blocks: Sequence[str],
         originals: Mapping[str, torch.Tensor],
-        valued: set[str],
+        valued: set[str] | None,
     ) -> None:
         super().__init__()
         self.program, self.units, self.block_paths = program, units, blocks
@@ -344,6 +353,8 @@ class Recording(TorchFunctionMode):
         """Values that an event wrote over."""
         self.nested: set[str] = set()
         """Units that call modules of other units."""
+        self.hook_events: set[int] = set()
+        """Events of torch's own hooks on backwards, which other stages mute."""
         self.hooked: dict[str, list[tuple[int, int]]] = {}
         """Modules between units with hooks on their backward: the events of their calls."""
         self.counts: dict[str, int] = {}
@@ -454,7 +465,9 @@ class Recording(TorchFunctionMode):
         Gradients do not pass through what it calls, but through itself.
         """
         line, first = line_of_user(3), len(self.events)
-        reads = Event((self._anchor, kind.__name__, line, first), kind, line)
+        place = (self._anchor, kind.__name__, line)
+        n = self._seen[place] = self._seen.get(place, -1) + 1
+        reads = Event((*place, n), kind, line)
         given = tensors_in((args, kwargs))
         reads.args = pytree.tree_map(self._reference, (args, kwargs))
         self._read(reads, given)
@@ -468,9 +481,11 @@ class Recording(TorchFunctionMode):
         reads.params += [name for event in self.events[first:] for name in event.params]
         number = len(self.events)
         self.events.append(reads)
+        if kind is BackwardHookFunction:
+            self.hook_events |= set(range(first, number + 1))
         for slot, tensor in enumerate(tensors_in(result)):
             if all(tensor is not one for one in given):
-                self._make(reads, number, slot, tensor, crossable=False)
+                self.make(reads, number, slot, tensor, crossable=False)
         self.regions.append((first, number + 1))
         return result
 
@@ -500,7 +515,7 @@ class Recording(TorchFunctionMode):
             where = line_in_words(event.line)
             self.opened[unit] = f"something other than its result is read at {where}"
 
-    def _make(
+    def make(
         self,
         event: Event,
         number: int,
@@ -509,6 +524,7 @@ class Recording(TorchFunctionMode):
         *,
         crossable: bool = True,
     ) -> None:
+        """Let ``tensor`` be a value that event ``number`` made."""
         known = type(tensor) is not Absent or not tensor.is_unknown
         shape = tuple(tensor.shape) if known else (-1,)
         size = tensor.numel() * tensor.element_size() if known else 0
@@ -540,7 +556,7 @@ class Recording(TorchFunctionMode):
                     continue
                 if before is not None:
                     event.reads.append(before)
-                self._make(event, number, ("w", j), other, crossable=False)
+                self.make(event, number, ("w", j), other, crossable=False)
         return done
 
     # Calls of torch functions.
@@ -555,8 +571,7 @@ class Recording(TorchFunctionMode):
         if self._inside is not None:
             return self._call_inside(func, name, args, kwargs)
         line = line_of_user()
-        if name in ("__getitem__", "__setitem__"):
-            self._record_bounds(args[1], line)
+        self._record_sizes(name, args, kwargs, line)
         place = (self._anchor, name, line)
         before = _generator_state() if name not in ("size", "dim") else None
         result = func(*args, **kwargs)
@@ -575,21 +590,19 @@ class Recording(TorchFunctionMode):
         self._record_call(event, name, args, kwargs, given, made, wrote)
         return result
 
-    def _record_bounds(self, index: Any, line: Line) -> None:
-        """Bounds of slices that are tensors: their values are asked for, by every stage."""
-        entries = index if isinstance(index, tuple) else (index,)
-        bounds = [
-            bound
-            for entry in entries
-            if isinstance(entry, slice)
-            for bound in (entry.start, entry.stop, entry.step)
-            if isinstance(bound, torch.Tensor) and self._is_computed(bound)
-        ]
-        for bound in bounds:
-            event = Event((self._anchor, "bound of a slice", line, len(self.events)), None, line)
-            event.asks, event.answer = True, int(bound)
-            self._read(event, [bound])
-            self.events.append(event)
+    def _record_sizes(self, name: str, args: Any, kwargs: Any, line: Line) -> None:
+        """Values that decide about the size of a result: every stage asks for them.
+
+        These are bounds of slices; and masks and repeats, if they are of the batch alone. Results
+        of masks that stages make have no known size.
+        """
+        for is_bound, tensor in deciding_tensors(name, args, kwargs):
+            if self._is_computed(tensor):
+                kind = _BOUND if is_bound else _MASK
+                event = Event((self._anchor, kind, line, len(self.events)), None, line)
+                event.asks, event.answer = True, int(tensor) if is_bound else None
+                self._read(event, [tensor])
+                self.events.append(event)
 
     def _is_computed(self, tensor: torch.Tensor) -> bool:
         return self.current.get(tensor) is not None or id(tensor) in self.param_names
@@ -625,7 +638,7 @@ class Recording(TorchFunctionMode):
             shared = memory_of(tensor) in written and any(
                 other is not tensor for other in self._memory.sharing(memory_of(tensor) or 0)
             )
-            self._make(event, number, slot, tensor, crossable=not shared)
+            self.make(event, number, slot, tensor, crossable=not shared)
 
     def _reference(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -779,12 +792,14 @@ class Recording(TorchFunctionMode):
             else:
                 kept.append(Made("made", slot, leaf.dtype, leaf.requires_grad))
                 # Gradients must pass the module's hooks, which are around what is seen here.
-                self._make(event, number, slot, leaf, crossable=not has_hooks)
+                self.make(event, number, slot, leaf, crossable=not has_hooks)
             slot += 1
         event.result = (kept, spec)
 
     def _run_unit(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
         """Run a unit as it is, or on made-up values if it asks for values inside."""
+        if self.valued is None:
+            return plain(*args, **kwargs)
         if path in self.valued:
             return self._on_values(path, plain, args, kwargs)
         if not any(type(tensor) is Absent for tensor in self._tensors_of(path, args, kwargs)):
@@ -892,6 +907,9 @@ class Recording(TorchFunctionMode):
         self.dependent: set[int] = set()
         for number, event in enumerate(self.events):
             of_stages = any(value in self.dependent for value in event.reads)
+            if of_stages and event.func is None and event.address[1] == _MASK:
+                event.asks, of_stages = False, False
+                event.reads = []
             event.depends = event.is_unit or bool(event.params) or of_stages
             if event.depends:
                 own = {value for value in event.makes if self.values[value].maker == number}
@@ -907,6 +925,24 @@ class Recording(TorchFunctionMode):
                     for value in event.reads
                 ):
                     block.closed = False
+
+
+_BOUND, _MASK = "bound of a slice", "mask or repeats"
+
+
+def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, torch.Tensor]]:
+    """Tensors whose values decide about the size of a call's result; with True, bounds of slices."""
+    if name in ("__getitem__", "__setitem__"):
+        for entry in args[1] if isinstance(args[1], tuple) else (args[1],):
+            if isinstance(entry, slice):
+                bounds = entry.start, entry.stop, entry.step
+                yield from ((True, bound) for bound in bounds if isinstance(bound, torch.Tensor))
+            elif isinstance(entry, torch.Tensor) and entry.dtype in (torch.bool, torch.uint8):
+                yield False, entry
+    elif name in ("masked_select", "repeat_interleave", "nonzero"):
+        second = args[1] if len(args) > 1 else kwargs.get("mask", kwargs.get("repeats"))
+        if isinstance(second, torch.Tensor):
+            yield False, second
 
 
 def _generator_state() -> torch.Tensor:

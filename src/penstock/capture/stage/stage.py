@@ -167,9 +167,10 @@ class Stage:
         *,
         probes: bool = False,
         alone: bool = True,
+        checks: bool = False,
     ) -> None:
         self.program, self.recorded, self.part = program, recorded, part
-        self.probes = probes
+        self.probes, self._checks = probes, checks
         self.inside = False
         self.counts_targets = False
         self.counted: Any = None
@@ -179,7 +180,7 @@ class Stage:
         events = record.events
         self._actions = {events[i].address: list(own) for i, own in actions.items()}
         self._streams = any(event.random and not event.depends for event in events)
-        self._draws = any(event.random for event in events)
+        self.draws_alike = self._streams or recorded.draws_python
         self._find_watched(actions)
         self._mode = _Watch(self)
         self._running: dict[str, int] | None = None
@@ -188,6 +189,7 @@ class Stage:
         # here, and what it changes for a while only is never taken back.
         self._ends_early = not (recorded.changes_again or record.is_temporary)
         self._kept_before: dict[Any, list[Any]] = {}
+        self._state_key = "probe" if probes else (part.first, part.last)
         self._ways: list[_Way] = []
         self._make_ways()
         self._containers = list(self._modules_between())
@@ -315,6 +317,8 @@ class Stage:
     def _leave_out_blocks(self, last: int) -> set[str]:
         """Leave out blocks of which nothing is this stage's; returns the units within them."""
         events, record = self.record.events, self.record
+        if self._checks:
+            return set()
         by_path: dict[str, list[BlockCall]] = defaultdict(list)
         units: dict[str, set[str]] = defaultdict(set)
         for block in record.blocks:
@@ -382,9 +386,16 @@ class Stage:
         read = {name for e in record.events if not e.is_unit for name in e.params}
         read_ids = {id(parameter) for name, parameter in named if name in read}
         self._exchanged: list[tuple[Place, Absent]] = []
+        self.stand_ins: dict[str, torch.Tensor] = {}
+        """What stands for parameters of other stages while this one runs, by name."""
+        places: set[tuple[int, str]] = set()
         for name, parameter in named:
             if id(parameter) in here or type(parameter) is Absent:
                 continue
+            place, key = program.places(name)
+            if (id(place), key) in places:
+                continue  # a module that is reached by two names
+            places.add((id(place), key))
             if alone or id(parameter) in read_ids:
                 stand_in = absent_like(
                     tuple(parameter.shape),
@@ -392,7 +403,8 @@ class Stage:
                     parameter.requires_grad,
                     is_parameter=True,
                 )
-                self._exchanged.append((program.places(name), stand_in))
+                self._exchanged.append(((place, key), stand_in))
+                self.stand_ins[name] = stand_in
         # A buffer that is written from activations belongs to the stage that does it.
         for name, numbers in record.buffer_writes.items():
             depends = any(record.events[i].depends for i in numbers)
@@ -400,6 +412,10 @@ class Stage:
                 place = program.places(name)
                 buffer = place[0][place[1]]
                 self._exchanged.append((place, absent_like(tuple(buffer.shape), buffer.dtype)))
+
+    def share_state(self, other: "Stage") -> None:
+        """Keep state for replays where another form of this stage finds it."""
+        self._kept_before = other._kept_before
 
     # Forwards of units while the stage runs.
 
@@ -469,13 +485,21 @@ class Stage:
                 self._watch()
             return result
 
+        single = call.template[0] if call.is_single else None
+        receives = bool(call.received)
+
         def leave_out(*args: Any, **kwargs: Any) -> Any:
             if self._running is None or self.inside:
                 return plain(*args, **kwargs)
             if self._watching:
                 self._unwatch()
             self._count += 1
-            result = self._left_out(call, args, kwargs)
+            if single is None:
+                result = self._left_out(call, args, kwargs)
+            elif receives:
+                result = self.received[single.what]
+            else:
+                result = self._absent(single)
             if after:
                 self._anchor = anchor
                 self._watch()
@@ -489,7 +513,7 @@ class Stage:
         if call.is_single:
             (made,) = call.template
             if received:
-                return self._received[made.what]
+                return self.received[made.what]
             return self._absent(made)
         found: list[Any] = []
         for made in call.template:
@@ -498,7 +522,7 @@ class Stage:
             elif made.kind == "given":
                 found.append(at_path((args, kwargs), made.what))
             elif received and made.what in received:
-                found.append(self._received[made.what])
+                found.append(self.received[made.what])
             else:
                 found.append(self._absent(made))
         return pytree.tree_unflatten(found, call.spec)
@@ -509,10 +533,9 @@ class Stage:
         if known is None:
             assert made.dtype is not None
             shape = self._sizes.shape(made.what, self._run.size)
-            known = absent_like(shape or (0,), made.dtype, is_unknown=shape is None)
-            self._shapes[made.what] = known
-        grad = made.grad and torch.is_grad_enabled()
-        return Absent.of(known.plain, grad, known.is_unknown)
+            found = absent_like((0,) if shape is None else shape, made.dtype)
+            known = self._shapes[made.what] = found.plain, shape is None
+        return Absent.of(known[0], made.grad and torch.is_grad_enabled(), known[1])
 
     def _by_sample(self, path: str) -> bool:
         """Whether the number of calls goes with the samples, and all are of one stage."""
@@ -538,7 +561,7 @@ class Stage:
             result = func(*args, **kwargs)
         slots = self._received_slots.get(address)
         if slots is not None:
-            result = filled(result, slots, self._received)
+            result = filled(result, slots, self.received)
         slots = self._sent_slots.get(address)
         if slots is not None:
             self._collect(tensors_in(result), slots)
@@ -568,21 +591,20 @@ class Stage:
             torch.set_rng_state(state)
 
     def _watch(self) -> None:
+        """Watch calls, below all modes of the user: each of these ends by taking off the topmost."""
         self._watching = True
-        torch.overrides._push_mode(self._mode)  # pyright: ignore
+        above = taken_off(None)
+        overrides: Any = torch.overrides
+        overrides._push_mode(self._mode)
+        for mode in above:
+            overrides._push_mode(mode)
 
     def _unwatch(self) -> None:
         self._watching = False
+        above = taken_off(self._mode)
         overrides: Any = torch.overrides
-        stack = overrides._get_current_function_mode_stack()
-        if stack and stack[-1] is self._mode:
-            overrides._pop_mode()
-        elif self._mode in stack:  # the user has entered a mode of his own in between
-            above: list[Any] = []
-            while (top := overrides._pop_mode()) is not self._mode:
-                above.append(top)
-            for mode in reversed(above):
-                overrides._push_mode(mode)
+        for mode in above:
+            overrides._push_mode(mode)
 
     def _collect(self, tensors: Sequence[torch.Tensor], slots: Mapping[Any, int]) -> None:
         """Take what is sent; end the forward when all of it is made."""
@@ -591,7 +613,18 @@ class Stage:
             if type(tensor) is Absent:
                 what = self._in_words(self.part.sent[value][0])
                 raise PathChanged(f"{what} was made of tensors of another stage")
-            self._sent[value] = tensor.clone() if value in self.record.overwritten else tensor
+            wanted = self._sent_shapes.get(value)
+            if wanted is None:
+                wanted = self._sent_shapes[value] = self._sizes.shape(value, self._run.size)
+            if tensor.shape != wanted:
+                what = self._in_words(self.part.sent[value][0])
+                raise PathChanged(
+                    f"{what} has shape {tuple(tensor.shape)}, and {wanted} was expected"
+                )
+            if value in self.record.overwritten:
+                with torch._C.DisableTorchFunction():  # no call of the user's program
+                    tensor = tensor.clone()
+            self._sent[value] = tensor
         if len(self._sent) == self._wanted and self._ends_early:
             raise StageEnd
 
@@ -605,9 +638,9 @@ class Stage:
     def _reset(self, run: Run) -> None:
         self._run, self._sent, self._seen = run, dict[int, torch.Tensor](), dict[Address, int]()
         over = self.record.overwritten
-        self._received: Mapping[int, torch.Tensor] = run.received
+        self.received: Mapping[int, torch.Tensor] = run.received
         if over and run.received:
-            self._received = {
+            self.received = {
                 value: tensor.clone() if value in over else tensor
                 for value, tensor in run.received.items()
             }
@@ -628,15 +661,16 @@ class Stage:
         Raises:
             BadInput: forward took another path than on the example.
         """
-        if self._shapes_of != run.size:
-            self._shapes_of, self._shapes = run.size, dict[int, Absent]()
+        if self._shapes_of is not run.size:
+            self._shapes_of, self._shapes = run.size, dict[int, tuple[torch.Tensor, bool]]()
+            self._sent_shapes = dict[int, tuple[int, ...] | None]()
         self._reset(run)
         try:
             result = self._run_replaced(call)
         except (PathChanged, NeedsValues) as problem:
             raise self._explained(problem) from problem
         finally:
-            self._received = {}
+            self.received = {}
         if len(self._sent) < self._wanted:
             missing = next(v for v in self.part.sent if v not in self._sent)
             what = self._in_words(self.part.sent[missing][0])
@@ -659,14 +693,16 @@ class Stage:
         run, result = self._run, None
         generator = self._seeded()
         muted, refused = self._replace()
-        swapped = [(place, value_at(place)) for place, _ in self._exchanged]
+        swapped: list[tuple[Place, Any]] = []
         for place, stand_in in self._exchanged:
-            stand_in.needs_grad = place[0][place[1]].requires_grad
-            put(place, stand_in)
+            own = place[0][place[1]]
+            stand_in.needs_grad = own.requires_grad
+            swapped.append((place, own))
+            place[0][place[1]] = stand_in
         has_state = bool(self._state.places or self._unit_state)
         after: list[Any] | None = None
         if has_state:
-            self._state.enter(id(self))
+            self._state.enter(self._state_key)
             after = self._enter(run.keep_as, run.replay)
         self._running = {}
         with_grad = torch.is_grad_enabled()
@@ -691,7 +727,7 @@ class Stage:
             if has_state:
                 self._leave(after)
             for place, value in swapped:
-                put(place, value)
+                place[0][place[1]] = value
             self._restore(muted)
             if generator is not None:
                 torch.set_rng_state(generator[0])
@@ -700,7 +736,7 @@ class Stage:
 
     def _seeded(self) -> tuple[torch.Tensor, Any] | None:
         """Seed what all stages draw alike between units; returns the states to restore."""
-        if not (self._streams or self.recorded.draws_python):
+        if not self.draws_alike:
             return None
         before = torch.get_rng_state(), random.getstate()
         if self._streams:
@@ -763,12 +799,24 @@ class Stage:
         if after is not None:
             for place, value in zip((*self._state.places, *self._unit_state), after, strict=True):
                 put(place, value)
-        self._state.leave(id(self))
+        self._state.leave(self._state_key)
 
 
 def line_number(place: Address) -> int:
     """The number of the line in the place of a call; files may have other paths on other hosts."""
     return place[2][1]
+
+
+def taken_off(last: TorchFunctionMode | None) -> list[TorchFunctionMode]:
+    """Take function modes off the stack down to ``last`` (None: all), which is not returned."""
+    overrides: Any = torch.overrides
+    above: list[TorchFunctionMode] = []
+    while overrides._get_current_function_mode_stack():
+        mode = overrides._pop_mode()
+        if mode is last:
+            break
+        above.append(mode)
+    return above[::-1]
 
 
 def at_path(value: Any, path: Sequence[Any]) -> Any:
