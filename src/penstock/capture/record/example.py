@@ -33,6 +33,7 @@ from penstock.capture.record.model_state import (
     same_value,
 )
 from penstock.capture.record.recording import (
+    Address,
     BlockCall,
     Event,
     Made,
@@ -75,6 +76,8 @@ class Recorded:
     terms: tuple[int, ...] = ()
     calls: tuple[dict[str, int], ...] = ()
     device: torch.device = torch.device("cpu")
+    is_steady: bool = True
+    """Whether other numbers of samples make the same calls that depend on parameters."""
 
 
 @dataclass
@@ -197,6 +200,7 @@ class _Recorder:
             batches.append(BatchSize(samples, own))
         sizes = Sizes([first.record, *others], batches)
         first.sizes, first.size = sizes, batches[0]
+        first.is_steady = len({dependent_addresses(record) for record in records}) == 1
         first.calls = tuple(dict(record.counts) for record in (first.record, *others[:1]))
         try:
             first.parts = loss_parts(
@@ -391,13 +395,17 @@ class _Recorder:
         """Open units whose results hold numbers that change; blocks are then not left out."""
         first = records[0]
         known = {event.address: event for event in first.events if event.is_unit}
+        fresh: dict[str, str] = {}
         for other in records[1:]:
             for event in other.events:
                 same = known.get(event.address)
                 if event.is_unit and same is not None and not results_agree(same, event):
                     path = event.address[0]
                     if self._can_open(path):
-                        self._open(path, "its result holds numbers that change")
+                        fresh[path] = "its result holds numbers that change"
+        if fresh:
+            self._attempt.opened |= fresh
+            raise _Again
         for other in records[1:]:
             for path in {block.path for block in first.blocks}:
                 own = [block for block in first.blocks if block.path == path]
@@ -413,6 +421,11 @@ def parts_of(samples: int) -> list[list[int]]:
         return [list(range(samples - 1)), list(range(1, samples))]
     every = list(range(samples))
     return [[*every, 0], [*every, samples - 1]]
+
+
+def dependent_addresses(record: Recording) -> tuple[Address, ...]:
+    """The addresses of the calls that depend on parameters."""
+    return tuple(event.address for event in record.events if event.depends)
 
 
 def leaves_as_values(record: Recording, leaves: Sequence[torch.Tensor]) -> None:

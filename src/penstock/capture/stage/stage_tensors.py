@@ -76,7 +76,7 @@ class StageModule(nn.Module):
         actions: Mapping[int, Sequence[Action]] = {}
         if is_last and has_loss and mode != "rows":
             actions = graph.recorded.parts.actions
-        own["actions"], own["unchecked"] = actions, True
+        own["actions"], own["unchecked"] = actions, graph.recorded.is_steady
         program = graph.program
         own["stage"] = Stage(program, graph.recorded, part, actions, graph.state, alone=graph.alone)
         self.stage.counts_targets = is_last and own["mode"] == "targets"
