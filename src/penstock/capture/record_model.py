@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from penstock.capture.batch_layout import LeafSpec, layout_of
+from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import Batch, Loss
 from penstock.capture.lengths import Dynamic, LengthsOf
 from penstock.capture.loss_module import BatchCall, as_function
@@ -44,6 +45,8 @@ def record_model(
         raise BadInput(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
+    if loss is None and isinstance(model, Chain):
+        loss = model.loss  # calling a chain leaves it out
     layout, function = layout_of(batch, dynamic), as_function(loss)
     call = BatchCall.of(layout, model.forward, has_loss=function is not None)
     program = UserProgram(model, function, call)
