@@ -26,7 +26,8 @@ __all__ = ["RunContext", "StageModule"]
 class RunContext:
     """Which run of a stage it is: the micro-batch of which step, and whether it runs again.
 
-    ``keep``: it will run again (``replay``), with the state that this run began with.
+    ``keep``: it will run again (``replay``), with the state that this run began with. ``trial``:
+    what it changes of the model's state is put back.
     """
 
     step: int = 0
@@ -34,6 +35,7 @@ class RunContext:
     keep: bool = False
     replay: bool = False
     rank: int = 0
+    trial: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -133,6 +135,7 @@ class StageModule(nn.Module):
             dict(zip(self.part.received, received, strict=True)),
             zlib.crc32(repr((context.step, context.micro_batch)).encode()),
             context.rank,
+            trial=context.trial,
         )
         if context.replay:
             run.replay = context.micro_batch
