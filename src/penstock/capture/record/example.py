@@ -146,14 +146,13 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def without_caches(program: UserProgram) -> Iterator[None]:
     """Within, Hugging Face models keep no keys and values, which training does not use."""
-    found: list[Any] = [getattr(module, "config", None) for _, module in program.named_modules()]
-    configs = {id(config): config for config in found if getattr(config, "use_cache", False)}
-    for config in configs.values():
+    configs = [config for config in program.configs if config.use_cache]
+    for config in configs:
         config.use_cache = False
     try:
         yield
     finally:
-        for config in configs.values():
+        for config in configs:
             config.use_cache = True
 
 

@@ -158,6 +158,12 @@ class UserProgram:
         return UserProgram(model, loss, self.call)
 
     @cached_property
+    def configs(self) -> tuple[Any, ...]:
+        """Configurations of modules that say whether to keep keys and values (Hugging Face)."""
+        found: list[Any] = [getattr(module, "config", None) for _, module in self.named_modules()]
+        return tuple({id(c): c for c in found if hasattr(c, "use_cache")}.values())
+
+    @cached_property
     def tensors(self) -> "ModelTensors":
         """Parameters and buffers by their first names."""
         return ModelTensors.of(self)
