@@ -53,6 +53,8 @@ __all__ = [
     "Recording",
     "Reference",
     "Value",
+    "checkpoint_here",
+    "draws",
     "forwards_replaced",
     "line_in_words",
     "line_with_source",

@@ -16,7 +16,7 @@ from torch import nn
 from penstock.capture.chain import Chain
 from penstock.capture.record.user_program import UserProgram
 
-__all__ = ["Granularity", "blocks_around", "units_of"]
+__all__ = ["Granularity", "blocks_around", "is_torchs", "units_of"]
 
 Granularity: TypeAlias = Literal["block", "module", "operator"]
 

@@ -36,6 +36,7 @@ from penstock.capture.record.recording import (
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage.kept_state import KeptState, Place, copied, place_of, put, value_at
+from penstock.capture.stage.own_blocks import own_blocks
 from penstock.errors import BadInput
 
 __all__ = ["PathChanged", "Run", "Stage", "StagePart"]
@@ -80,7 +81,7 @@ class Run:
     ``seed`` makes equal what all stages draw between units in one micro-batch. ``own_seed`` does
     so for what only this rank draws. ``whole`` are the values of the whole step by address, and
     ``share`` is the micro-batch's part of its samples. ``keep_as`` names the state before a run
-    that will be replayed under this name.
+    that will be replayed under this name. What a ``trial`` changes of the state is put back.
     """
 
     size: BatchSize
@@ -91,6 +92,7 @@ class Run:
     share: float = 1.0
     keep_as: Any = None
     replay: Any = None
+    trial: bool = False
 
 
 class _Watch(TorchFunctionMode):
@@ -191,6 +193,7 @@ class Stage:
         self._kept_before: dict[Any, list[Any]] = {}
         self._state_key = "probe" if probes else (part.first, part.last)
         self._ways: list[_Way] = []
+        self._joined: dict[str, list[BlockCall]] = {}
         self._make_ways()
         self._containers = list(self._modules_between())
         self._unit_state = [
@@ -234,6 +237,7 @@ class Stage:
             self._random_calls = {event.address for event in drawing}
         addresses = {*self._received_slots, *self._sent_slots, *acted}
         addresses |= {*self._answers, *self._random_calls}
+        self._watched = addresses
         self.watched_names = {address[1] for address in addresses}
         self._watched_anchors = {address[0] for address in addresses}
 
@@ -250,15 +254,16 @@ class Stage:
                 path = event.address[0]
                 calls[path].append(self._call_of(number))
                 expected[path] += number <= last
-        self._calls = calls
+        self._ways, self._calls = [], calls
         self._expected, self._may_vary = 0, False
-        left_out = self._leave_out_blocks(last)
+        within = self._leave_out_blocks(last) | self._join_blocks(last)
         for path, own in calls.items():
-            if path in left_out:
+            if path in within:
                 continue
             # Without watched places, own units that send nothing are left as they are.
             plain = all(
-                c.own and not c.sent and not c.watch and not (self._streams and c.draws) for c in own
+                c.own and not c.sent and not c.watch and not (self._streams and c.draws)
+                for c in own
             )
             if plain and not self._watched_anchors and path not in record.nested:
                 continue
@@ -344,6 +349,49 @@ class Stage:
             way.forward = wraps(self.program.module(path).forward)(make)
             done |= units[path]
         return done
+
+    def join_blocks(self) -> tuple[str, ...]:
+        """Run blocks that are this stage's as a whole, as if they were units; returns their paths.
+
+        Blocks with backward hooks stay apart: what is sent is taken inside of the module's call.
+        """
+        if not self.probes:
+            part = range(self.part.first, self.part.last)
+            settings = self.recorded, part, self.part.sent, self._watched
+            found = own_blocks(*settings, streams=self._streams)
+            self._joined = {
+                path: blocks for path, blocks in found.items() if not self._has_backward_hooks(path)
+            }
+            self._make_ways()
+        return tuple(self._joined)
+
+    def _has_backward_hooks(self, path: str) -> bool:
+        module = self.program.module(path)
+        return bool(module._backward_hooks or module._backward_pre_hooks)
+
+    def _join_blocks(self, last: int) -> set[str]:
+        """Make ways of the joined blocks; returns the units within them."""
+        events, sent = self.record.events, self.part.sent
+        units: set[str] = set()
+        for path, blocks in self._joined.items():
+            way = self._way(path, mutes=False)
+            own: list[_Call] = []
+            for block in blocks:
+                tensors = [made for made in block.template if made.kind != "constant"]
+                slots = {
+                    slot: made.what
+                    for slot, made in enumerate(tensors)
+                    if made.kind == "made" and made.what in sent
+                }
+                call = _Call(True, block.anchor, block.template, block.spec, slots or None)
+                call.watch = block.anchor in self._watched_anchors
+                own.append(call)
+                units |= {e.address[0] for e in events[block.first : block.last] if e.is_unit}
+            way.sends = path if any(call.sent for call in own) else ""
+            make = self._called_often(path, own, way)
+            way.forward = wraps(self.program.module(path).forward)(make)
+            self._expected += sum(block.first <= last for block in blocks)
+        return units
 
     def _can_be_left_out(self, block: BlockCall) -> bool:
         events, part = self.record.events, self.part
@@ -651,9 +699,7 @@ class Stage:
 
     _shapes_of: BatchSize | None = None
 
-    def run(
-        self, call: Callable[[], Any], run: Run
-    ) -> tuple[Mapping[int, torch.Tensor], Any]:
+    def run(self, call: Callable[[], Any], run: Run) -> tuple[Mapping[int, torch.Tensor], Any]:
         """Run ``call``, the user's program on one micro-batch: what is sent, and its result.
 
         The result is None for a stage whose forward ends before.
@@ -793,7 +839,7 @@ class Stage:
             return now
         if keep_as is not None:
             self._kept_before[keep_as] = [copied(value) for value in now]
-        return now if self.probes else None
+        return now if self.probes or self._run.trial else None
 
     def _leave(self, after: list[Any] | None) -> None:
         if after is not None:

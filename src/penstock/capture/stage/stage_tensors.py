@@ -27,7 +27,8 @@ __all__ = ["RunContext", "StageModule"]
 class RunContext:
     """Which run of a stage it is: the micro-batch of which step, and whether it runs again.
 
-    ``keep``: it will run again (``replay``), with the state that this run began with.
+    ``keep``: it will run again (``replay``), with the state that this run began with. ``trial``:
+    what it changes of the model's state is put back.
     """
 
     step: int = 0
@@ -35,6 +36,7 @@ class RunContext:
     keep: bool = False
     replay: bool = False
     rank: int = 0
+    trial: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -137,7 +139,8 @@ class StageModule(nn.Module):
             if index in by_index:  # forward writes to it, and every stage of the rank reads it
                 by_index[index] = by_index[index].clone()
         by_index |= self._absent_leaves(size)
-        run = Run(size, dict(zip(self.part.received, received, strict=True)))
+        given = dict(zip(self.part.received, received, strict=True))
+        run = Run(size, given, trial=context.trial)
         if stage.draws_alike:
             run.seed = zlib.crc32(repr((context.step, context.micro_batch)).encode())
             run.own_seed = context.rank
