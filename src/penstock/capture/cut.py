@@ -15,6 +15,7 @@ from functools import cached_property
 
 from torch import nn
 
+from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import ParameterUse, TensorSpec
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.recording import Event
@@ -210,9 +211,18 @@ class Cut:
                     found[value] = needs and known.grad
         return found
 
+    @property
+    def changed_flags(self) -> list[str]:
+        """Parameters whose ``requires_grad`` is another than when specs were made."""
+        now = self._flags()
+        if now == self._trained:
+            return []
+        names = self.program.tensors.parameters
+        return [n for n, old, new in zip(names, self._trained, now, strict=True) if old != new]
+
     def follow_flags(self) -> bool:
         """Take up which parameters require a gradient now; returns whether that has changed."""
-        if self._flags() == self._trained:
+        if not self.changed_flags:
             return False
         for name in ("_trained", "_needs_grad", "parameter_uses"):
             self.__dict__.pop(name, None)
@@ -236,14 +246,15 @@ class Cut:
         """Where layers may begin, each with its name."""
         found: list[tuple[int, str]] = []
         looked_up = False
+        is_chain = isinstance(self.program.model, Chain)
         tensors = self.program.tensors
         for number, event in enumerate(self.record.events):
             name = ""
             looks_up = False
             if event.is_unit:
                 module = self.program.module(event.address[0])
-                looks_up = isinstance(module, nn.Embedding)
-                if any(parameter.dim() > 1 for parameter in module.parameters()):
+                looks_up = isinstance(module, nn.Embedding) and not is_chain
+                if is_chain or any(parameter.dim() > 1 for parameter in module.parameters()):
                     name = event.address[0]
             elif event.params and event.address[1] in _PRODUCTS:
                 first = [tensors.tied.get(name, name) for name in event.params]

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from penstock.capture.batch_layout import LeafSpec, layout_of
+from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import Batch, Loss
 from penstock.capture.lengths import Dynamic, LengthsOf
 from penstock.capture.loss_module import BatchCall, as_function
@@ -44,8 +45,13 @@ def record_model(
         raise BadInput(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
-    layout, function = layout_of(batch, dynamic), as_function(loss)
-    call = BatchCall.of(layout, model.forward, has_loss=function is not None)
+    layout, function, entry = layout_of(batch, dynamic), as_function(loss), model
+    if isinstance(model, Chain):
+        entry = model.get_submodule(model.layer_names[0])
+        if function is not None and model.loss is not None:
+            raise BadInput("the chain has a loss and another was given; give one of them")
+        function = function or model.loss
+    call = BatchCall.of(layout, entry.forward, has_loss=function is not None)
     program = UserProgram(model, function, call)
     program.check()
     leaves = layout.flatten(batch)

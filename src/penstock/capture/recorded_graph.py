@@ -7,18 +7,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
 from penstock.capture.cut import Crossing, Cut
 from penstock.capture.layer_graph import Batch, LossFunction, ParameterUse, StageProgram, TensorSpec
 from penstock.capture.lengths import Length, LengthsOf
+from penstock.capture.loss.loss_parts import Action
 from penstock.capture.loss.step_values import StepValues
 from penstock.capture.loss_module import BatchCall, LossModule
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.capture.record.absent import Absent, release
 from penstock.capture.record.example import Recorded, without_caches
+from penstock.capture.record.recording import Reference
 from penstock.capture.record.sizes import BatchSize
-from penstock.capture.record.user_program import UserProgram
+from penstock.capture.record.user_program import ModelTensors, UserProgram
 from penstock.capture.stage.kept_state import KeptState
 from penstock.capture.stage.stage import Run, Stage, StagePart
 from penstock.capture.stage.stage_tensors import StageModule
@@ -59,6 +62,11 @@ class RecordedGraph:
     def model(self) -> nn.Module:
         """The user's model."""
         return self.program.model
+
+    @property
+    def tensors(self) -> ModelTensors:
+        """Parameters and buffers of model and loss by first name."""
+        return self.program.tensors
 
     @property
     def loss(self) -> LossFunction | None:
@@ -135,6 +143,11 @@ class RecordedGraph:
     def crossings(self) -> tuple[tuple[TensorSpec, int, tuple[int, ...]], ...]:
         """Tensors read by later layers, in order of execution."""
         return tuple((self._spec(c.value), c.maker, c.readers) for c in self._crossings)
+
+    @property
+    def changed_flags(self) -> list[str]:
+        """Parameters whose ``requires_grad`` has changed since specs were made."""
+        return self.cut.changed_flags
 
     def follow_flags(self) -> bool:
         """Take up ``requires_grad`` of all parameters; returns whether any has changed.
@@ -225,7 +238,7 @@ class RecordedGraph:
             return dict(probe.found)
 
         acting = {number for number, own in actions.items() if any(a.needs_step for a in own)}
-        adds = all(a.kind in ("targets", "count", "rows") for own in actions.values() for a in own)
+        adds = all(self._adds_up(n, action) for n, own in actions.items() for action in own)
         return StepValues(
             found,
             self._leaves_behind(acting),
@@ -233,6 +246,17 @@ class RecordedGraph:
             recorded.device,
             adds=adds,
         )
+
+    def _adds_up(self, number: int, action: Action) -> bool:
+        """Whether the value of two batches together is the sum of theirs."""
+        if action.kind != "whole":
+            return action.kind != "result"
+        record = self.recorded.record
+        entry = pytree.tree_leaves(record.events[number].args)[action.position]
+        if not isinstance(entry, Reference) or not isinstance(entry.value, int):
+            return False
+        maker = record.events[record.values[entry.value].maker]
+        return maker.address[1] in ("sum", "count_nonzero")
 
     @property
     def leaves_read(self) -> frozenset[int]:

@@ -255,6 +255,7 @@ class Pipeline:
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
         self._drain()
+        self._worker.check_flags()
         leaves = self._reading.of_step(batches)
         due = self._verified.due
         if self._endless is not None:
@@ -265,6 +266,7 @@ class Pipeline:
             metrics = self._verified.flushed(leaves)
         else:
             metrics = flushed_step(self._worker, self._training, leaves)
+        self._worker.release_others()
         self._tell(metrics)
         return metrics
 
@@ -295,6 +297,7 @@ class Pipeline:
                 self._verified.beforehand([first])
                 every = chain([first], every)
             for metrics in training.stream(every):
+                self._worker.release_others()
                 self._tell(metrics)
                 yield metrics
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -83,7 +84,7 @@ class Worker:
         self.autocast_dtype, self.compiled = settings.autocast, compiler is not None
         self.random = RandomStream(world.device, settings.seed, max(plan.device_of(world.rank), 0))
         self.means: Means = {}
-        self._closed = False
+        self._closed = self._released = False
         self._abort, self._disconnect = ExitStack(), ExitStack()
         self.failures = Failures(world, self._abort.close)
         with ExitStack() as undo, self.failures.shared():
@@ -268,6 +269,26 @@ class Worker:
             rows = self.numbers.exchange(own, "the end of the iteration")
         totals, self.means = self.numbers.put_together(rows, self.metrics, seed)
         return totals
+
+    def check_flags(self) -> None:
+        """Raise `BadInput` if ``requires_grad`` of a parameter has changed; the same on all ranks.
+
+        Messages, sums of gradients and the optimizer are made for what was trained at the start.
+        """
+        changed = getattr(self.graph, "changed_flags", ())
+        if changed:
+            raise BadInput(
+                f"requires_grad of '{changed[0]}' was changed, and what is trained is fixed when a "
+                f"pipeline is made; make a new Pipeline from the model (save and load keep its "
+                f"state)"
+            )
+
+    def release_others(self) -> None:
+        """Free the parameters of the user's model that no stage of this rank holds, once."""
+        graph: Any = self.graph
+        if not self._released and hasattr(graph, "hold_only") and self.world.size > 1:
+            graph.hold_only(list(self.stages.programs.values()))
+        self._released = True
 
     def begin(self) -> None:
         """Begin an iteration: clear the measurements of the previous one."""

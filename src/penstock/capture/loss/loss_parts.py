@@ -30,6 +30,7 @@ from penstock.capture.record.recording import (
     Recording,
     Reference,
     line_in_words,
+    line_with_source,
 )
 from penstock.capture.record.sizes import Sizes
 from penstock.errors import BadInput
@@ -72,6 +73,13 @@ _MUL = frozenset(
     ]
 )
 _DIV = frozenset(["div", "__truediv__", "__itruediv__", "div_", "true_divide", "divide"])
+
+
+REMEDY = (
+    "return a mean or a sum, or divide a sum by a number that depends on the batch alone; or list "
+    "the terms of the loss, as in loss=[(1.0, first), (0.5, second)], and such a term is averaged "
+    "over micro-batches"
+)
 
 
 @dataclass(frozen=True)
@@ -118,18 +126,33 @@ class MustOpen(Exception):
 
 
 def loss_parts(
-    record: Recording, others: Sequence[Recording], sizes: Sizes, loss: int
+    record: Recording,
+    others: Sequence[Recording],
+    sizes: Sizes,
+    loss: int,
+    terms: Sequence[int] = (),
 ) -> LossParts:
     """How the parts of the loss, a value of ``record``, count.
 
     ``others`` are recordings of other samples: a number that differs there is of the batch.
+    ``terms`` are values of terms that the user has listed: one that is neither mean nor sum counts
+    by samples.
 
     Raises:
         MustOpen: a unit makes a part of it.
         BadInput: it is neither a sum nor a mean over samples.
     """
     walk = _Walk(record, others, sizes)
-    walk.back(loss)
+    if not terms:
+        walk.back(loss)
+    for term in terms:
+        own = _Walk(record, others, sizes)
+        try:
+            own.back(term)
+        except BadInput:
+            own = _Walk(record, others, sizes)
+            own.act(record.values[term].maker, Action("rows"))
+        walk.add(own)
     actions = {number: found for number, found in walk.found.items() if found}
     return LossParts(actions, walk.mixing, walk.has_sums)
 
@@ -160,7 +183,8 @@ class _Walk:
     def _event(self, value: int) -> Event:
         return self.record.events[self.record.values[value].maker]
 
-    def _act(self, number: int, action: Action) -> None:
+    def act(self, number: int, action: Action) -> None:
+        """Note an action."""
         own = self.found.setdefault(number, [])
         if action not in own:
             own.append(action)
@@ -197,6 +221,14 @@ class _Walk:
                     return True
         return False
 
+    def add(self, other: "_Walk") -> None:
+        """Take up what a walk from another term has found."""
+        for number, own in other.found.items():
+            for action in own:
+                self.act(number, action)
+        self.mixing = self.mixing or other.mixing
+        self.has_sums = self.has_sums or other.has_sums
+
     def back(self, loss: int) -> None:
         """Walk back from a value without samples (iteratively: models are deep)."""
         todo = [loss]
@@ -210,7 +242,7 @@ class _Walk:
         """Decide about the call that made a value; returns the values to walk to."""
         number, event = self.record.values[value].maker, self._event(value)
         if value not in self._sampled:
-            self._act(number, Action("rows"))
+            self.act(number, Action("rows"))
             return []
         if event.is_unit:
             raise MustOpen(event.address[0])
@@ -230,17 +262,17 @@ class _Walk:
         if len(mixed) == 1 and (name in _MUL or divides):
             for position, entry in enumerate(leaves):
                 if self._is_whole(event, position, entry):
-                    self._act(number, Action("whole", position))
+                    self.act(number, Action("whole", position))
             return [mixed[0].value]
         where = line_in_words(event.line)
         if any(torch.Size(entry.shape).numel() == 1 for entry in mixed):
             raise BadInput(
-                f"the loss cannot be computed from slices of a batch: '{name}' at {where} is not "
-                f"linear in a mean or sum over the samples; return a mean or a sum, or a quotient "
-                f"of sums whose divisor depends on the batch alone"
+                f"the loss cannot be computed from slices of a batch: '{name}' at "
+                f"{line_with_source(event.line)} is not linear in a mean or sum over the samples; "
+                f"{REMEDY}"
             )
         self._mix(f"'{name}' at {where} is computed from sums over samples")
-        self._act(number, Action("rows"))
+        self.act(number, Action("rows"))
         return []
 
     def _mix(self, why: str) -> None:
@@ -254,9 +286,9 @@ class _Walk:
             if is_value and entry.value in self.record.dependent:
                 further.append(entry.value)
             elif isinstance(entry, Reference) and not isinstance(entry.value, str):
-                self._act(number, Action("addend", position))
+                self.act(number, Action("addend", position))
             elif type(entry) in (int, float) and name not in ("stack", "cat"):
-                self._act(number, Action("addend", position))
+                self.act(number, Action("addend", position))
         return further
 
     def _reduction(
@@ -268,28 +300,29 @@ class _Walk:
             if kwargs.get("reduction", "mean") == "mean":
                 target = args[1] if len(args) > 1 else kwargs["target"]
                 of_classes = target.dtype.is_floating_point
-                self._act(number, Action("rows" if of_classes else "targets"))
+                self.act(number, Action("rows" if of_classes else "targets"))
             else:
                 self.has_sums = True
         elif name in _MEANS:
             if kwargs.get("reduction", "mean") in ("mean", "batchmean"):
-                self._act(number, Action("rows"))
+                self.act(number, Action("rows"))
             else:
                 self.has_sums = True
         elif name == "mean":
             by_rows = self.sizes.is_proportional(mixed[0].value)  # pyright: ignore
-            self._act(number, Action("rows" if by_rows else "count"))
+            self.act(number, Action("rows" if by_rows else "count"))
         elif name in _SUMS:
             self.has_sums = True
         else:
             where = line_in_words(event.line)
             if torch.Size(self.record.values[value].shape).numel() == 1:
                 raise BadInput(
-                    f"the loss cannot be computed from slices of a batch: '{name}' at {where} is "
-                    f"neither a mean nor a sum over the samples; return one of these"
+                    f"the loss cannot be computed from slices of a batch: '{name}' at "
+                    f"{line_with_source(event.line)} is neither a mean nor a sum over the samples; "
+                    f"{REMEDY}"
                 )
             self._mix(f"'{name}' at {where} is neither a mean nor a sum over samples")
-            self._act(number, Action("rows"))
+            self.act(number, Action("rows"))
         for entry in mixed:
             self._before_reduction(entry.value)  # pyright: ignore[reportArgumentType]
 
@@ -316,7 +349,7 @@ class _Walk:
             if name in _MUL | _DIV and len(mixed) == 1 and leaves[0] is mixed[0]:
                 for position, entry in enumerate(leaves):
                     if self._is_whole(event, position, entry):
-                        self._act(number, Action("whole", position))
+                        self.act(number, Action("whole", position))
             todo += [entry.value for entry in mixed]
 
     def _tell_statistics(self, event: Event, value: int, mixed: Sequence[Reference]) -> None:
@@ -341,7 +374,7 @@ class _Walk:
             if self.sizes.has_samples(own.value):
                 todo += pytree.tree_leaves(event.args) if event.args is not None else []
             elif own.value in self._sampled:
-                self._act(number, Action("result"))
+                self.act(number, Action("result"))
 
 
 def target_count(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:

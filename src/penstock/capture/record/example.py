@@ -41,7 +41,7 @@ from penstock.capture.record.recording import (
 )
 from penstock.capture.record.sizes import BatchSize, Sizes
 from penstock.capture.record.units import Granularity, blocks_around, units_of
-from penstock.capture.record.user_program import UserProgram
+from penstock.capture.record.user_program import Returned, UserProgram
 from penstock.errors import BadInput, CaptureFailed, PenstockError
 
 __all__ = ["Recorded", "leaves_as_values", "record_program", "without_caches"]
@@ -54,6 +54,7 @@ _MOST_ATTEMPTS = 200
 class Recorded:
     """A recorded program. ``loss`` is the value of the loss, ``leaf_values`` are the batch's leaves.
 
+    ``terms`` are the values of the loss's terms, if it is a list.
     ``changes`` is the state that forward changes between units, ``changes_again`` what it changes
     in every run; ``unit_changes`` are the same of units, each with its unit. ``outputs`` is what the
     model returned, ``output_values`` the values of the tensors in it (None: none was recorded).
@@ -71,6 +72,7 @@ class Recorded:
     draws_python: bool = False
     outputs: Flattened = field(default_factory=Flattened)
     output_values: tuple[int | None, ...] = ()
+    terms: tuple[int, ...] = ()
     calls: tuple[dict[str, int], ...] = ()
     device: torch.device = torch.device("cpu")
 
@@ -146,14 +148,13 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def without_caches(program: UserProgram) -> Iterator[None]:
     """Within, Hugging Face models keep no keys and values, which training does not use."""
-    found: list[Any] = [getattr(module, "config", None) for _, module in program.named_modules()]
-    configs = {id(config): config for config in found if getattr(config, "use_cache", False)}
-    for config in configs.values():
+    configs = [config for config in program.configs if config.use_cache]
+    for config in configs:
         config.use_cache = False
     try:
         yield
     finally:
-        for config in configs.values():
+        for config in configs:
             config.use_cache = True
 
 
@@ -187,18 +188,20 @@ class _Recorder:
         others: list[Recording] = []
         batches = [BatchSize(samples, lengths)]
         for rows in parts_of(samples):
-            others.append(self._once([leaf[rows] for leaf in leaves])[0])
+            others.append(self._once([leaf[rows] for leaf in leaves]))
             batches.append(BatchSize(len(rows), lengths))
         records = [first.record, *others]
         self._check_results(records)
         for own, those in longer:
-            others.append(self._once(those)[0])
+            others.append(self._once(those))
             batches.append(BatchSize(samples, own))
         sizes = Sizes([first.record, *others], batches)
         first.sizes, first.size = sizes, batches[0]
         first.calls = tuple(dict(record.counts) for record in (first.record, *others[:1]))
         try:
-            first.parts = loss_parts(first.record, records[1:], sizes, first.loss)
+            first.parts = loss_parts(
+                first.record, records[1:], sizes, first.loss, first.terms
+            )
         except MustOpen as unit:
             self._open(unit.unit, "it makes a part of the loss")
         return first
@@ -215,16 +218,16 @@ class _Recorder:
         blocks = blocks_around(program, units, attempt.opened)
         return Recording(program, units, blocks, self._originals, attempt.valued)
 
-    def _once(self, leaves: Sequence[torch.Tensor]) -> tuple[Recording, Any, Any]:
-        """A recording on a copy of the program, the loss and what the model returned."""
+    def _once(self, leaves: Sequence[torch.Tensor]) -> Recording:
+        """A recording on a copy of the program."""
         program = self._copy()
         record = self._recording(program)
-        loss, output = self._run(record, program, leaves)
-        return record, loss, output
+        self._run(record, program, leaves)
+        return record
 
     def _run(
         self, record: Recording, program: UserProgram, leaves: Sequence[torch.Tensor]
-    ) -> tuple[Any, Any]:
+    ) -> Returned:
         torch.manual_seed(0)
         precision: Any = contextlib.nullcontext()
         if self._autocast is not None:
@@ -301,7 +304,7 @@ class _Recorder:
         tree, states = module_tree(program), [plain_state(program)]
         record = self._recording(program)
         python = random.getstate()
-        loss, output = self._run(record, program, leaves)
+        loss, output, terms = self._run(record, program, leaves)
         draws_python = random.getstate() != python
         if module_tree(program) != tree:
             self._settle(leaves)
@@ -325,6 +328,8 @@ class _Recorder:
         recorded.outputs = flatten_outputs(output, loss)
         recorded.output_values = tuple(record.current.get(t) for t in recorded.outputs.tensors)
         recorded.outputs.tensors.clear()
+        values = [record.current.get(term) for term in terms]
+        recorded.terms = tuple(value for value in values if value is not None)
         recorded.leaf_values = tuple(range(len(leaves)))
         return recorded
 

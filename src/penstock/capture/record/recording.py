@@ -13,6 +13,7 @@ Nothing is replaced: the user's Python runs as it is.
 """
 
 import contextlib
+import linecache
 import os
 import sys
 import weakref
@@ -53,6 +54,7 @@ __all__ = [
     "Value",
     "forwards_replaced",
     "line_in_words",
+    "line_with_source",
     "line_of_user",
     "tensors_in",
 ]
@@ -87,6 +89,12 @@ def line_of_user(depth: int = 2) -> Line:
 def line_in_words(line: Line | None) -> str:
     """``model.py:12``."""
     return f"{os.path.basename(line[0])}:{line[1]}" if line is not None else "an unknown line"
+
+
+def line_with_source(line: Line | None) -> str:
+    """``model.py:12 `return a * b` ``."""
+    source = linecache.getline(*line).strip() if line is not None else ""
+    return f"{line_in_words(line)} `{source}`" if source else line_in_words(line)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -555,8 +563,7 @@ class Recording(TorchFunctionMode):
         if self._inside is not None:
             return self._call_inside(func, name, args, kwargs)
         line = line_of_user()
-        if name in ("__getitem__", "__setitem__"):
-            self._record_bounds(args[1], line)
+        self._record_sizes(name, args, kwargs, line)
         place = (self._anchor, name, line)
         before = _generator_state() if name not in ("size", "dim") else None
         result = func(*args, **kwargs)
@@ -575,21 +582,19 @@ class Recording(TorchFunctionMode):
         self._record_call(event, name, args, kwargs, given, made, wrote)
         return result
 
-    def _record_bounds(self, index: Any, line: Line) -> None:
-        """Bounds of slices that are tensors: their values are asked for, by every stage."""
-        entries = index if isinstance(index, tuple) else (index,)
-        bounds = [
-            bound
-            for entry in entries
-            if isinstance(entry, slice)
-            for bound in (entry.start, entry.stop, entry.step)
-            if isinstance(bound, torch.Tensor) and self._is_computed(bound)
-        ]
-        for bound in bounds:
-            event = Event((self._anchor, "bound of a slice", line, len(self.events)), None, line)
-            event.asks, event.answer = True, int(bound)
-            self._read(event, [bound])
-            self.events.append(event)
+    def _record_sizes(self, name: str, args: Any, kwargs: Any, line: Line) -> None:
+        """Values that decide about the size of a result: every stage asks for them.
+
+        These are bounds of slices; and masks and repeats, if they are of the batch alone. Results
+        of masks that stages make have no known size.
+        """
+        for is_bound, tensor in deciding_tensors(name, args, kwargs):
+            if self._is_computed(tensor):
+                kind = _BOUND if is_bound else _MASK
+                event = Event((self._anchor, kind, line, len(self.events)), None, line)
+                event.asks, event.answer = True, int(tensor) if is_bound else None
+                self._read(event, [tensor])
+                self.events.append(event)
 
     def _is_computed(self, tensor: torch.Tensor) -> bool:
         return self.current.get(tensor) is not None or id(tensor) in self.param_names
@@ -892,6 +897,9 @@ class Recording(TorchFunctionMode):
         self.dependent: set[int] = set()
         for number, event in enumerate(self.events):
             of_stages = any(value in self.dependent for value in event.reads)
+            if of_stages and event.func is None and event.address[1] == _MASK:
+                event.asks, of_stages = False, False
+                event.reads = []
             event.depends = event.is_unit or bool(event.params) or of_stages
             if event.depends:
                 own = {value for value in event.makes if self.values[value].maker == number}
@@ -907,6 +915,24 @@ class Recording(TorchFunctionMode):
                     for value in event.reads
                 ):
                     block.closed = False
+
+
+_BOUND, _MASK = "bound of a slice", "mask or repeats"
+
+
+def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, torch.Tensor]]:
+    """Tensors whose values decide about the size of a call's result; with True, bounds of slices."""
+    if name in ("__getitem__", "__setitem__"):
+        for entry in args[1] if isinstance(args[1], tuple) else (args[1],):
+            if isinstance(entry, slice):
+                bounds = entry.start, entry.stop, entry.step
+                yield from ((True, bound) for bound in bounds if isinstance(bound, torch.Tensor))
+            elif isinstance(entry, torch.Tensor) and entry.dtype in (torch.bool, torch.uint8):
+                yield False, entry
+    elif name in ("masked_select", "repeat_interleave", "nonzero"):
+        second = args[1] if len(args) > 1 else kwargs.get("mask", kwargs.get("repeats"))
+        if isinstance(second, torch.Tensor):
+            yield False, second
 
 
 def _generator_state() -> torch.Tensor:

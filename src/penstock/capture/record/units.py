@@ -5,14 +5,15 @@
     module        layers.3.norm, layers.3.attention, layers.3.mlp
     operator      layers.3.attention.query, ...: every module without children
 
-Modules outside of lists are opened down to those without children, or to torch's own.
+The modules of a `Chain` are units, with parameters or without. Modules outside of lists are opened down to those without children, or to torch's own.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
 
 from torch import nn
 
+from penstock.capture.chain import Chain
 from penstock.capture.record.user_program import UserProgram
 
 __all__ = ["Granularity", "blocks_around", "units_of"]
@@ -34,6 +35,8 @@ def units_of(
     """
     found: list[str] = []
     seen: set[int] = set()
+    if isinstance(program.model, Chain):
+        return tuple(first_names(program.model))
     lists = {path for path, part in program.named_modules() if isinstance(part, _LISTS)}
 
     def visit(path: str, module: nn.Module) -> None:
@@ -61,6 +64,16 @@ def units_of(
     for root in program.root_names:
         visit(root, program.module(root))
     return tuple(found)
+
+
+def first_names(chain: Chain) -> Iterator[str]:
+    """The names of a chain's modules, each module once."""
+    seen: set[int] = set()
+    for name in chain.layer_names:
+        module = chain.get_submodule(name)
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield name
 
 
 def blocks_around(

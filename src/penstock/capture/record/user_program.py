@@ -1,23 +1,32 @@
 """The user's program: his model, his loss, and how a batch goes to them."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, reduce
+from operator import add
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from penstock.capture.layer_graph import LossFunction
-from penstock.capture.loss_module import BatchCall, loss_in_result
+from penstock.capture.loss_module import BatchCall, WeightedLosses, loss_in_result
 from penstock.capture.record.absent import Absent, absent_like
 from penstock.errors import BadInput, CaptureFailed
 
-__all__ = ["LOSS", "ModelTensors", "UserProgram"]
+__all__ = ["LOSS", "ModelTensors", "Returned", "UserProgram"]
 
 LOSS = "loss"
 """Names of a loss module's tensors and modules start with this."""
+
+
+class Returned(NamedTuple):
+    """What a program gave: the loss (None without), the model's output, and the loss's terms."""
+
+    loss: Any
+    output: Any
+    terms: Sequence[torch.Tensor] = ()
 
 
 @dataclass(frozen=True)
@@ -46,15 +55,20 @@ class UserProgram:
         loss = self.loss
         return isinstance(loss, nn.Module) and all(part is not loss for part in self.model.modules())
 
-    def run(self, leaves: Mapping[int, torch.Tensor], *, with_loss: bool = True) -> tuple[Any, Any]:
-        """The loss of a batch with these leaves (None without), and what the model returned."""
+    def run(self, leaves: Mapping[int, torch.Tensor], *, with_loss: bool = True) -> "Returned":
+        """Run model and loss on a batch with these leaves."""
         output = self._call_model(leaves)
         if not with_loss:
-            return None, output
+            return Returned(None, output)
         if self.loss is None:
-            return loss_in_result(output, type(self.model).__name__), output
-        value = self.loss(output, self.call.target(leaves))
-        return loss_in_result(value, "the loss function"), output
+            return Returned(loss_in_result(output, type(self.model).__name__), output)
+        target = self.call.target(leaves)
+        if isinstance(self.loss, WeightedLosses):
+            found = self.loss.terms(output, target)
+            terms = [loss_in_result(term, f"term {n} of loss") for n, term in enumerate(found)]
+            return Returned(reduce(add, terms), output, terms)
+        value = self.loss(output, target)
+        return Returned(loss_in_result(value, "the loss function"), output)
 
     def _call_model(self, leaves: Mapping[int, torch.Tensor]) -> Any:
         plain = self._plain_inputs
@@ -156,6 +170,13 @@ class UserProgram:
                 f"the class that cannot be copied a __deepcopy__ method"
             ) from error
         return UserProgram(model, loss, self.call)
+
+    @cached_property
+    def configs(self) -> tuple[Any, ...]:
+        """The configurations of Hugging Face models that say whether keys and values are kept."""
+        every = (getattr(module, "config", None) for _, module in self.named_modules())
+        found = {id(config): config for config in every if hasattr(config, "use_cache")}
+        return tuple(found.values())
 
     @cached_property
     def tensors(self) -> "ModelTensors":

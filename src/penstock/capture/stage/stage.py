@@ -179,7 +179,7 @@ class Stage:
         events = record.events
         self._actions = {events[i].address: list(own) for i, own in actions.items()}
         self._streams = any(event.random and not event.depends for event in events)
-        self._draws = any(event.random for event in events)
+        self.draws_alike = self._streams or recorded.draws_python
         self._find_watched(actions)
         self._mode = _Watch(self)
         self._running: dict[str, int] | None = None
@@ -469,13 +469,21 @@ class Stage:
                 self._watch()
             return result
 
+        single = call.template[0] if call.is_single else None
+        receives = bool(call.received)
+
         def leave_out(*args: Any, **kwargs: Any) -> Any:
             if self._running is None or self.inside:
                 return plain(*args, **kwargs)
             if self._watching:
                 self._unwatch()
             self._count += 1
-            result = self._left_out(call, args, kwargs)
+            if single is None:
+                result = self._left_out(call, args, kwargs)
+            elif receives:
+                result = self._received[single.what]
+            else:
+                result = self._absent(single)
             if after:
                 self._anchor = anchor
                 self._watch()
@@ -509,10 +517,9 @@ class Stage:
         if known is None:
             assert made.dtype is not None
             shape = self._sizes.shape(made.what, self._run.size)
-            known = absent_like(shape or (0,), made.dtype, is_unknown=shape is None)
-            self._shapes[made.what] = known
-        grad = made.grad and torch.is_grad_enabled()
-        return Absent.of(known.plain, grad, known.is_unknown)
+            found = absent_like((0,) if shape is None else shape, made.dtype)
+            known = self._shapes[made.what] = found.plain, shape is None
+        return Absent.of(known[0], made.grad and torch.is_grad_enabled(), known[1])
 
     def _by_sample(self, path: str) -> bool:
         """Whether the number of calls goes with the samples, and all are of one stage."""
@@ -628,8 +635,8 @@ class Stage:
         Raises:
             BadInput: forward took another path than on the example.
         """
-        if self._shapes_of != run.size:
-            self._shapes_of, self._shapes = run.size, dict[int, Absent]()
+        if self._shapes_of is not run.size:
+            self._shapes_of, self._shapes = run.size, dict[int, tuple[torch.Tensor, bool]]()
         self._reset(run)
         try:
             result = self._run_replaced(call)
@@ -659,10 +666,12 @@ class Stage:
         run, result = self._run, None
         generator = self._seeded()
         muted, refused = self._replace()
-        swapped = [(place, value_at(place)) for place, _ in self._exchanged]
+        swapped: list[tuple[Place, Any]] = []
         for place, stand_in in self._exchanged:
-            stand_in.needs_grad = place[0][place[1]].requires_grad
-            put(place, stand_in)
+            own = place[0][place[1]]
+            stand_in.needs_grad = own.requires_grad
+            swapped.append((place, own))
+            place[0][place[1]] = stand_in
         has_state = bool(self._state.places or self._unit_state)
         after: list[Any] | None = None
         if has_state:
@@ -691,7 +700,7 @@ class Stage:
             if has_state:
                 self._leave(after)
             for place, value in swapped:
-                put(place, value)
+                place[0][place[1]] = value
             self._restore(muted)
             if generator is not None:
                 torch.set_rng_state(generator[0])
@@ -700,7 +709,7 @@ class Stage:
 
     def _seeded(self) -> tuple[torch.Tensor, Any] | None:
         """Seed what all stages draw alike between units; returns the states to restore."""
-        if not (self._streams or self.recorded.draws_python):
+        if not self.draws_alike:
             return None
         before = torch.get_rng_state(), random.getstate()
         if self._streams:

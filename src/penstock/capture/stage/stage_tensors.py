@@ -42,6 +42,12 @@ def weight_of_rows(rows: int, device: torch.device) -> torch.Tensor:
     return torch.full((), float(rows), dtype=torch.float32, device=device)
 
 
+@lru_cache(maxsize=256)
+def batch_size(samples: int, lengths: tuple[int, ...]) -> BatchSize:
+    """The size of a batch; the same object for the same numbers."""
+    return BatchSize(samples, lengths)
+
+
 class StageModule(nn.Module):
     """A part of the user's model under its own names; running it runs the user's forward.
 
@@ -85,6 +91,7 @@ class StageModule(nn.Module):
         ]
         leaves = graph.call.layout.leaves
         own["missing"] = [index for index in range(len(leaves)) if index not in inputs]
+        own["step_leaf"], own["has_lengths"] = len(leaves), bool(graph.lengths)
         own["absent_leaves"] = (None, {})
         overwritten = graph.recorded.record.overwritten
         own["written"] = [i for i in range(len(leaves)) if i in overwritten]
@@ -123,17 +130,15 @@ class StageModule(nn.Module):
         graph, stage, context = self.graph, self.stage, self.context
         by_index = dict(zip(self.inputs, leaves, strict=True))
         size = self._size(by_index, received)
-        step_row = by_index.pop(len(graph.call.layout.leaves), None)
+        step_row = by_index.pop(self.step_leaf, None)
         for index in self.written:
             if index in by_index:  # forward writes to it, and every stage of the rank reads it
                 by_index[index] = by_index[index].clone()
         by_index |= self._absent_leaves(size)
-        run = Run(
-            size,
-            dict(zip(self.part.received, received, strict=True)),
-            zlib.crc32(repr((context.step, context.micro_batch)).encode()),
-            context.rank,
-        )
+        run = Run(size, dict(zip(self.part.received, received, strict=True)))
+        if stage.draws_alike:
+            run.seed = zlib.crc32(repr((context.step, context.micro_batch)).encode())
+            run.own_seed = context.rank
         if context.replay:
             run.replay = context.micro_batch
         elif context.keep:
@@ -141,12 +146,15 @@ class StageModule(nn.Module):
         if self.mode == "step" and step_row is not None and self.is_last:
             total, run.whole = graph.step_values.of_row(step_row[0], size.lengths)
             run.share = size.samples / total
-        has_loss = self.has_loss
+        program, has_loss = graph.program, self.has_loss
 
         def call() -> Any:
-            return graph.program.run(by_index, with_loss=has_loss)
+            return program.run(by_index, with_loss=has_loss)
 
-        with without_caches(graph.program):
+        if program.configs:
+            with without_caches(program):
+                made, result = stage.run(call, run)
+        else:
             made, result = stage.run(call, run)
         sent = [made[value] for value in self.part.sent]
         if not self.is_last:
@@ -155,7 +163,7 @@ class StageModule(nn.Module):
 
     def _ends(self, result: Any, run: Run) -> list[torch.Tensor]:
         """Loss and weight, and the model's outputs."""
-        loss, output = result
+        loss, output, _ = result
         found: list[torch.Tensor] = []
         if self.has_loss:
             if self.mode == "targets":
@@ -174,19 +182,19 @@ class StageModule(nn.Module):
         self, leaves: Mapping[int, torch.Tensor], received: Sequence[torch.Tensor]
     ) -> BatchSize:
         """Samples and lengths of this micro-batch."""
-        lengths = self.graph.call.layout.lengths_of(leaves) if self.graph.lengths else ()
+        lengths = self.graph.call.layout.lengths_of(leaves) if self.has_lengths else ()
         for leaf in leaves.values():
-            return BatchSize(leaf.shape[0], lengths)
+            return batch_size(leaf.shape[0], lengths)
         for spec, tensor in zip(self.specs, received, strict=True):
             if spec.batch_dim >= 0:
                 each = spec.at(lengths).rows_per_sample
-                return BatchSize(tensor.shape[spec.batch_dim] // each, lengths)
+                return batch_size(tensor.shape[spec.batch_dim] // each, lengths)
         raise AssertionError("a stage that nothing tells the number of samples")
 
     def _absent_leaves(self, size: BatchSize) -> Mapping[int, torch.Tensor]:
         """Absent tensors for the leaves that this stage does not read."""
         known, found = self.absent_leaves
-        if known == size:
+        if known is size:
             return found
         layout = self.graph.call.layout
         found = {}

@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.loss_weight import call_weight
+from penstock.capture.record.absent import Absent
 from penstock.capture.torch_calls import TorchCalls
 from penstock.capture.training_flags import as_trained
 from penstock.runtime.stages.random_stream import random_state, restore_random_state
@@ -270,8 +271,8 @@ def own_tensors(
 ) -> Iterator[Mapping[str, torch.Tensor]]:
     """Within, the module's tensors have ``values`` and no gradients; yields them by first name.
 
-    Parameters stay the same objects, since the user's code may hold them. Those without values (on
-    the meta device) are replaced, and in ``double`` all, since gradients have the old type.
+    Parameters stay the same objects, since the user's code may hold them. Those without values (of
+    other ranks, or on the meta device) are replaced, and in ``double`` all, since gradients have the old type.
     """
     held: dict[str, torch.Tensor] = {}
     with ExitStack() as undo:
@@ -282,7 +283,8 @@ def own_tensors(
             old = (owner._buffers if is_buffer else owner._parameters)[last]
             assert old is not None
             value = values[first].detach() if first in values else old.detach()
-            if first not in held and (is_buffer or old.is_meta or double):
+            elsewhere = old.is_meta or type(old) is Absent
+            if first not in held and (is_buffer or elsewhere or double):
                 held[first] = replacement(old, value.to(device), copied=is_buffer)
             elif first not in held:
                 assert isinstance(old, nn.Parameter)
