@@ -28,6 +28,7 @@ __all__ = [
     "call_name",
     "fresh_results",
     "release",
+    "version_of",
     "writes_first",
 ]
 
@@ -192,6 +193,11 @@ def release(parameter: torch.Tensor) -> int:
     into_absent(parameter, plain, needs_grad)
     parameter._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
     return freed
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """A number that every write to the tensor's memory changes."""
+    return tensor.plain._version if type(tensor) is Absent else tensor._version
 
 
 def into_absent(tensor: torch.Tensor, plain: torch.Tensor, needs_grad: bool) -> None:

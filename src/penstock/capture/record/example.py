@@ -4,27 +4,31 @@
     1     the example                    the record
     2     the example, on the same copy  results that count calls; state that changes each time
     3, 4  fewer (or more) samples        sizes as formulas of samples
-    5 ..  another length, for each       sizes as formulas of lengths
+    5 ..  other lengths, for each        sizes as formulas of lengths
 
 All runs are on copies whose parameters are absent, so they take neither the model's memory nor its
 time. Units are opened, and the runs repeated, until what others use of a unit is what it returned.
 """
 
 import contextlib
-import random
-import sys
-import traceback
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from penstock.capture.loss.loss_parts import LossParts, MustOpen, loss_parts
 from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent, NeedsValues
+from penstock.capture.record.failures import (
+    LengthFixed,
+    does_not_run,
+    innermost_module,
+    line_of,
+)
 from penstock.capture.record.model_state import (
     StatePlace,
     changed_places,
@@ -32,14 +36,22 @@ from penstock.capture.record.model_state import (
     plain_state,
     same_value,
 )
+from penstock.capture.record.other_batches import other_lengths, parts_of, resized
+from penstock.capture.record.outside_state import (
+    Globals,
+    changed_name,
+    contents_in,
+    generators_state,
+    restore_generators,
+    same_generators,
+)
 from penstock.capture.record.recording import (
     BlockCall,
     Event,
     Made,
     Recording,
-    line_in_words,
 )
-from penstock.capture.record.sizes import BatchSize, Sizes
+from penstock.capture.record.sizes import BatchSize, Sizes, shapes_of
 from penstock.capture.record.units import Granularity, blocks_around, units_of
 from penstock.capture.record.user_program import Returned, UserProgram
 from penstock.errors import BadInput, CaptureFailed, PenstockError
@@ -79,12 +91,16 @@ class Recorded:
 
 @dataclass
 class _Attempt:
-    """What is known of the units so far."""
+    """What is known of the units so far.
+
+    ``opened`` and ``closed`` have reasons; ``varying`` are called more often in other batches.
+    """
 
     granularity: Granularity
     opened: dict[str, str] = field(default_factory=dict[str, str])
     closed: dict[str, str] = field(default_factory=dict[str, str])
     valued: set[str] = field(default_factory=set[str])
+    varying: set[str] = field(default_factory=set[str])
     with_values: bool = False
 
 
@@ -92,18 +108,21 @@ class _Again(Exception):
     """The units have changed: record again."""
 
 
+class _NotThere(Exception):
+    """The program does not run on a batch on which it need not."""
+
+
+_recording = threading.Lock()
+
+
 def record_program(
     program: UserProgram,
     leaves: Sequence[torch.Tensor],
     *,
     granularity: Granularity = "module",
-    longer: Sequence[tuple[tuple[int, ...], Sequence[torch.Tensor]]] = (),
-    lengths: tuple[int, ...] = (),
     autocast: torch.dtype | None = None,
 ) -> Recorded:
-    """Record a program on an example with these leaves, which has these ``lengths``.
-
-    ``longer`` are the example at other lengths, one for each length.
+    """Record a program on an example with these leaves.
 
     Raises:
         BadInput: the loss cannot be computed from slices of a batch.
@@ -111,13 +130,18 @@ def record_program(
     """
     attempt = _Attempt(granularity)
     device = device_of(program)
-    with _undisturbed(device):
+    jointly = False
+    with _undisturbed(program, device):
         for _ in range(_MOST_ATTEMPTS):
-            recorder = _Recorder(program, device, attempt, autocast)
+            recorder = _Recorder(program, leaves, device, attempt, autocast)
             try:
-                return recorder.record(leaves, longer, lengths)
+                return recorder.record(jointly=jointly)
             except _Again:
                 continue
+            except LengthFixed:
+                if jointly or len(program.call.layout.lengths) < 2:
+                    raise
+                jointly = True
     raise CaptureFailed(
         f"{type(program.model).__name__} takes another path in each of {_MOST_ATTEMPTS} runs on "
         f"the example batch; see that forward does the same for the same batch"
@@ -133,16 +157,29 @@ def device_of(program: UserProgram) -> torch.device:
 
 
 @contextlib.contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Restore random states, and the device that absent tensors claim to be on."""
-    python, before = random.getstate(), Absent.home
-    Absent.home = device
+def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
+    """Restore generators, globals, and the device that absent tensors claim to be on.
+
+    Raises:
+        CaptureFailed: another thread is recording, for which torch's own functions are replaced.
+    """
+    if not _recording.acquire(blocking=False):
+        raise CaptureFailed(
+            f"{type(program.model).__name__} cannot be captured while another thread captures a "
+            f"model; capture one after the other"
+        )
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
+        generators, values, home = generators_state(), Globals(program.model), Absent.home
+        Absent.home = device
+        try:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                yield
+        finally:
+            restore_generators(generators)
+            values.restore()
+            Absent.home = home
     finally:
-        random.setstate(python)
-        Absent.home = before
+        _recording.release()
 
 
 @contextlib.contextmanager
@@ -164,6 +201,7 @@ class _Recorder:
     def __init__(
         self,
         program: UserProgram,
+        leaves: Sequence[torch.Tensor],
         device: torch.device,
         attempt: _Attempt,
         autocast: torch.dtype | None,
@@ -171,40 +209,78 @@ class _Recorder:
         self._program, self._device = program, device
         self._attempt, self._autocast = attempt, autocast
         self._originals: Mapping[str, torch.Tensor] = dict(program.named_parameters())
+        layout = program.call.layout
+        lengths = layout.lengths_of(dict(enumerate(leaves))) if layout.lengths else ()
+        self._example = BatchSize(leaves[0].shape[0], lengths)
+        # Of one sample it could not be told which sizes are the samples.
+        self._leaves = [torch.cat([t, t]) for t in leaves] if leaves[0].shape[0] == 1 else leaves
+        self._size = BatchSize(self._leaves[0].shape[0], lengths)
 
-    def record(
-        self,
-        leaves: Sequence[torch.Tensor],
-        longer: Sequence[tuple[tuple[int, ...], Sequence[torch.Tensor]]],
-        lengths: tuple[int, ...],
-    ) -> Recorded:
-        """The record (raises `_Again` if units were opened or closed)."""
-        samples = leaves[0].shape[0]
-        if samples == 1:
-            leaves = [torch.cat([leaf, leaf]) for leaf in leaves]
-            longer = [(own, [torch.cat([t, t]) for t in those]) for own, those in longer]
-            samples = 2
-        first = self._twice(leaves)
-        others: list[Recording] = []
-        batches = [BatchSize(samples, lengths)]
-        for rows in parts_of(samples):
-            others.append(self._once([leaf[rows] for leaf in leaves]))
-            batches.append(BatchSize(len(rows), lengths))
-        records = [first.record, *others]
+    def record(self, *, jointly: bool) -> Recorded:
+        """The record; other lengths one by one, or all of them ``jointly``.
+
+        Raises:
+            _Again: units were opened or closed.
+            LengthFixed: the program does not run at another length.
+        """
+        size, layout = self._size, self._program.call.layout
+        first = self._twice()
+        records, batches = [first.record], [size]
+        for rows in parts_of(size.samples):
+            batches.append(BatchSize(len(rows), size.lengths))
+            records.append(self._once([leaf[rows] for leaf in self._leaves], batches[-1]))
+        by_samples = records[1:]
+        for lengths, must_run in other_lengths(layout, size.lengths, jointly=jointly):
+            other = BatchSize(size.samples, lengths)
+            try:
+                own = self._once(resized(layout, self._leaves, lengths), other, must_run=must_run)
+            except _NotThere:
+                continue
+            records.append(own)
+            batches.append(other)
         self._check_results(records)
-        for own, those in longer:
-            others.append(self._once(those))
-            batches.append(BatchSize(samples, own))
-        sizes = Sizes([first.record, *others], batches)
-        first.sizes, first.size = sizes, batches[0]
-        first.calls = tuple(dict(record.counts) for record in (first.record, *others[:1]))
+        self._find_varying(records)
+        first.sizes, first.size = Sizes(records, batches, self._shapes_at), self._example
+        first.calls = tuple(dict(record.counts) for record in records)
         try:
             first.parts = loss_parts(
-                first.record, records[1:], sizes, first.loss, first.terms
+                first.record, by_samples, first.sizes, first.loss, first.terms
             )
         except MustOpen as unit:
             self._open(unit.unit, "it makes a part of the loss")
         return first
+
+    def _find_varying(self, records: Sequence[Recording]) -> None:
+        """Calls of which other batches have more, or fewer: no cut among those of one unit."""
+        first, *others = records
+        varying = {p for other in others for p, n in first.counts.items() if n != other.counts[p]}
+        if not varying <= self._attempt.varying:
+            self._attempt.varying |= varying
+            raise _Again
+        for path in varying:
+            first.keep_together(path)
+        made = [Counter(e.address[:-1] for e in r.events if not e.is_unit) for r in records]
+        for value in first.values:
+            place = first.events[value.maker].address[:-1]
+            if any(own[place] != made[0][place] for own in made):
+                value.crossable = False
+
+    def _shapes_at(self, lengths: tuple[int, ...]) -> dict[Any, tuple[int, ...]]:
+        """The shapes of all values at other lengths, by address and slot.
+
+        Raises:
+            CaptureFailed: the program does not run, or calls other units, at these lengths.
+        """
+        leaves = resized(self._program.call.layout, self._leaves, lengths)
+        with _undisturbed(self._program, self._device):
+            try:
+                found = self._once(leaves, BatchSize(self._size.samples, lengths))
+            except _Again:
+                raise CaptureFailed(
+                    f"{type(self._program.model).__name__} takes another path where its lengths "
+                    f"are {list(lengths)}; capture it with such a batch"
+                ) from None
+        return shapes_of(found)
 
     def _copy(self) -> UserProgram:
         copied = self._program.without_values(keeps_parameters=self._attempt.with_values)
@@ -216,23 +292,33 @@ class _Recorder:
         attempt = self._attempt
         units = units_of(program, attempt.granularity, attempt.opened, attempt.closed)
         blocks = blocks_around(program, units, attempt.opened)
-        return Recording(program, units, blocks, self._originals, attempt.valued)
+        return Recording(
+            program, units, blocks, self._originals, attempt.valued, attempt.varying
+        )
 
-    def _once(self, leaves: Sequence[torch.Tensor]) -> Recording:
+    def _once(
+        self, leaves: Sequence[torch.Tensor], size: BatchSize, *, must_run: bool = True
+    ) -> Recording:
         """A recording on a copy of the program."""
         program = self._copy()
         record = self._recording(program)
-        self._run(record, program, leaves)
+        self._run(record, program, leaves, size, must_run=must_run)
         return record
 
     def _run(
-        self, record: Recording, program: UserProgram, leaves: Sequence[torch.Tensor]
+        self,
+        record: Recording,
+        program: UserProgram,
+        leaves: Sequence[torch.Tensor],
+        size: BatchSize,
+        *,
+        must_run: bool = True,
     ) -> Returned:
         torch.manual_seed(0)
         precision: Any = contextlib.nullcontext()
         if self._autocast is not None:
             precision = torch.autocast(self._device.type, self._autocast)
-        own = [leaf.to(self._device).clone() for leaf in leaves]
+        own = [on_device(leaf, self._device) for leaf in leaves]
         leaves_as_values(record, own)
         try:
             with without_caches(program), torch.enable_grad(), precision, record.active():
@@ -240,11 +326,15 @@ class _Recorder:
                     warnings.simplefilter("ignore")  # the user's own runs give these too
                     result = program.run(dict(enumerate(own)))
         except NeedsValues as asked:
+            if not must_run:
+                raise _NotThere from asked
             self._on_question(asked, program)
         except PenstockError:
             raise
         except Exception as error:
-            self._on_failure(error, program)
+            if not must_run:
+                raise _NotThere from error
+            self._on_failure(error, program, size)
         if record.has_unknown and not self._attempt.with_values and not self._is_on_meta:
             self._attempt.with_values = True
             raise _Again
@@ -279,40 +369,41 @@ class _Recorder:
             raise _Again
         where = line_of(asked.__traceback__)
         raise CaptureFailed(
-            f"{type(program.model).__name__} asks for {asked} at {where}, and the model has no "
-            f"values; build it on the CPU, or move what asks into a module of its own"
+            f"{type(program.model).__name__} asks for {asked} at {where or 'an unknown line'}, and "
+            f"the model has no values; build it on the CPU, or write the line with tensor "
+            f"operations such as torch.where"
         ) from asked
 
     @property
     def _is_on_meta(self) -> bool:
         return any(t.is_meta or type(t) is Absent for t in self._originals.values())
 
-    def _on_failure(self, error: Exception, program: UserProgram) -> None:
+    def _on_failure(self, error: Exception, program: UserProgram, size: BatchSize) -> None:
         """The program failed; where tensors without values may be why, try it with values."""
         if not self._attempt.with_values and not self._is_on_meta:
             self._attempt.with_values = True
             raise _Again from error
-        text = str(error).strip().partition("\n")[0]
-        raise CaptureFailed(
-            f"{type(program.model).__name__} does not run on the example batch: "
-            f"{type(error).__name__} at {line_of(error.__traceback__)}: {text}"
-        ) from error
+        raise does_not_run(program, error, size, self._example) from error
 
-    def _twice(self, leaves: Sequence[torch.Tensor]) -> Recorded:
+    def _twice(self) -> Recorded:
         """The example, run twice on one copy, with the state that this changed."""
-        program = self._copy()
+        program, leaves, size = self._copy(), self._leaves, self._size
         tree, states = module_tree(program), [plain_state(program)]
         record = self._recording(program)
-        python = random.getstate()
-        loss, output, terms = self._run(record, program, leaves)
-        draws_python = random.getstate() != python
+        generators = generators_state()
+        loss, output, terms = self._run(record, program, leaves, size)
+        draws_python = not same_generators(generators, generators_state())
         if module_tree(program) != tree:
             self._settle(leaves)
             raise _Again
         states.append(plain_state(program))
+        values = Globals(program.model)
+        between = {f"{path}." if path else "": program.module(path) for path in record.between}
+        before = contents_in(between), values.state()
         again = self._recording(program)
-        self._run(again, program, leaves)
+        self._run(again, program, leaves, size)
         states.append(plain_state(program))
+        self._check_contents(before, (contents_in(between), values.state()))
         self._check_results([record, again])
         found = record.current.get(loss)
         if found is None:
@@ -328,10 +419,24 @@ class _Recorder:
         recorded.outputs = flatten_outputs(output, loss)
         recorded.output_values = tuple(record.current.get(t) for t in recorded.outputs.tensors)
         recorded.outputs.tensors.clear()
-        values = [record.current.get(term) for term in terms]
-        recorded.terms = tuple(value for value in values if value is not None)
+        own = [record.current.get(term) for term in terms]
+        recorded.terms = tuple(value for value in own if value is not None)
         recorded.leaf_values = tuple(range(len(leaves)))
         return recorded
+
+    def _check_contents(
+        self, before: tuple[dict[str, Any], ...], after: tuple[dict[str, Any], ...]
+    ) -> None:
+        """Raise `CaptureFailed` if forward has changed what stages of a process share."""
+        attribute = changed_name(before[0], after[0])
+        name = f"{type(self._program.model).__name__}.{attribute}" if attribute else ""
+        name = name or changed_name(before[1], after[1])
+        if name:
+            raise CaptureFailed(
+                f"{name} cannot be captured: forward changes what is in it with every call, and "
+                f"every stage of a process would; keep it in numbers, tensors or buffers of the "
+                f"model (register_buffer), or use it in modules of one layer only"
+            )
 
     def _with_state(
         self, record: Recording, states: Sequence[dict[StatePlace, Any]], loss: int
@@ -343,6 +448,8 @@ class _Recorder:
         again = changed_places(states[1], states[2])
         changed = changed_places(states[0], states[1]) | again
         units = [(owner(place), place) for place in sorted(changed)]
+        for unit in {unit for unit, place in units if unit and place.kind == "buffer"}:
+            record.keep_together(unit)
         empty = Sizes([record], [BatchSize(1)])
         return Recorded(
             record,
@@ -407,12 +514,11 @@ class _Recorder:
                         block.closed = False
 
 
-def parts_of(samples: int) -> list[list[int]]:
-    """Rows of two other batches: with one sample less, or more where norms could not take less."""
-    if samples > 2:
-        return [list(range(samples - 1)), list(range(1, samples))]
-    every = list(range(samples))
-    return [[*every, 0], [*every, samples - 1]]
+def on_device(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of a leaf of the batch; without values it is absent."""
+    if leaf.is_meta:
+        return Absent.of(leaf.detach())
+    return leaf.to(device).clone()
 
 
 def leaves_as_values(record: Recording, leaves: Sequence[torch.Tensor]) -> None:
@@ -449,30 +555,3 @@ def blocks_agree(one: Sequence[BlockCall], other: Sequence[BlockCall]) -> bool:
         a.spec == b.spec and templates_agree(a.template, b.template)
         for a, b in zip(one, other, strict=True)
     )
-
-
-def innermost_module(trace: Any, program: UserProgram) -> str | None:
-    """The innermost module of the user, not the outermost, whose forward was running."""
-    paths = {id(module): path for path, module in program.named_modules()}
-    found: str | None = None
-    for frame, _ in traceback.walk_tb(trace):
-        module = frame.f_locals.get("self")
-        if isinstance(module, nn.Module) and frame.f_code.co_name == "forward":
-            path = paths.get(id(module))
-            holds = next(module.parameters(), None) is not None
-            if path is not None and path not in program.root_names and holds:
-                found = path
-    return found
-
-
-def line_of(trace: Any) -> str:
-    """The innermost line of the user's code in a traceback."""
-    own = "?"
-    package = sys.modules["penstock"].__path__[0]
-    library = torch.__path__[0]
-    for frame, number in traceback.walk_tb(trace):
-        name = frame.f_code.co_filename
-        if not name.startswith((package, library, "<frozen")):
-            own = line_in_words((name, number))
-    return own
-

@@ -17,7 +17,8 @@ import linecache
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from types import CodeType
@@ -36,6 +37,7 @@ from penstock.capture.record.absent import (
     absent_like,
     call_name,
     fresh_results,
+    version_of,
     writes_first,
 )
 from penstock.capture.record.model_state import PLAIN
@@ -92,9 +94,9 @@ def line_in_words(line: Line | None) -> str:
 
 
 def line_with_source(line: Line | None) -> str:
-    """``model.py:12 `return a * b` ``."""
+    """``/home/me/model.py:12 `return a * b` ``, for messages that say what to change."""
     source = linecache.getline(*line).strip() if line is not None else ""
-    return f"{line_in_words(line)} `{source}`" if source else line_in_words(line)
+    return f"{line[0]}:{line[1]} `{source}`" if line and source else line_in_words(line)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -233,11 +235,6 @@ class _Memory:
         return [tensor for tensor in found if tensor is not None]
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """A number that every write to the tensor's memory changes."""
-    return tensor.plain._version if type(tensor) is Absent else tensor._version
-
-
 def memory_of(tensor: torch.Tensor) -> int | None:
     """What tells memory apart; None for tensors without any of their own."""
     plain = tensor.plain if type(tensor) is Absent else tensor
@@ -326,7 +323,8 @@ class Recording(TorchFunctionMode):
 
     ``blocks`` are modules that hold several units. ``originals`` are the user's own parameters by
     name. Units in ``valued`` run on made-up values, since they ask for values inside; a unit that
-    turns out to do so is added.
+    turns out to do so is added. Units in ``varying`` have more calls in other batches, so what
+    follows one of their calls is found by the unit, not by the call.
     """
 
     def __init__(
@@ -336,10 +334,11 @@ class Recording(TorchFunctionMode):
         blocks: Sequence[str],
         originals: Mapping[str, torch.Tensor],
         valued: set[str],
+        varying: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.program, self.units, self.block_paths = program, units, blocks
-        self.valued = valued
+        self.valued, self.varying = valued, frozenset(varying)
         self.events: list[Event] = []
         self.values: list[Value] = []
         self.blocks: list[BlockCall] = []
@@ -354,7 +353,7 @@ class Recording(TorchFunctionMode):
         """Units that call modules of other units."""
         self.hooked: dict[str, list[tuple[int, int]]] = {}
         """Modules between units with hooks on their backward: the events of their calls."""
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.norms: list[str] = []
         """Where samples are normalised over the batch."""
         self.has_unknown = False
@@ -712,7 +711,7 @@ class Recording(TorchFunctionMode):
 
     def _unit(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
         self.is_temporary = self.is_temporary or self._skeleton_state() != self._at_start
-        n = self.counts.get(path, 0)
+        n = self.counts[path]
         self.counts[path] = n + 1
         event = Event((path, n), line=line_of_user(3), depends=True, is_unit=True)
         given = tensors_in((args, kwargs))
@@ -729,7 +728,7 @@ class Recording(TorchFunctionMode):
         finally:
             self._inside = None
         number = len(self.events)
-        self._anchor = event.address
+        self._anchor = self.anchor_of(event.address)
         event.random = self._draws_inside or _has_drawn(before)
         if self._surroundings(args, kwargs) != state:
             self.opened[path] = "it changes something outside of itself"
@@ -868,6 +867,16 @@ class Recording(TorchFunctionMode):
             return forward
 
         return wrap
+
+    def anchor_of(self, address: Address) -> Address:
+        """The first part of the addresses of calls that follow this call of a unit."""
+        return (address[0], -1) if address[0] in self.varying else address
+
+    def keep_together(self, path: str) -> None:
+        """Let there be no cut from the first to the last call of a unit."""
+        calls = [n for n, e in enumerate(self.events) if e.is_unit and e.address[0] == path]
+        if len(calls) > 1:
+            self.regions.append((calls[0], calls[-1] + 1))
 
     def _block(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
         first = len(self.events)

@@ -9,7 +9,6 @@ Only while a stage runs, the units that it must see have another ``forward``; af
 is as the user made it.
 """
 
-import random
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +23,19 @@ from torch.utils import _pytree as pytree
 
 from penstock.capture.loss.loss_parts import Action, measured, target_count, weighed
 from penstock.capture.record.absent import Absent, NeedsValues, absent_like, call_name
-from penstock.capture.record.example import Recorded, line_of
+from penstock.capture.record.example import Recorded
+from penstock.capture.record.failures import line_of
+from penstock.capture.record.outside_state import (
+    generators_state,
+    restore_generators,
+    seed_generators,
+)
 from penstock.capture.record.recording import (
     Address,
     BlockCall,
     Made,
-    line_in_words,
     line_of_user,
+    line_with_source,
     tensors_in,
 )
 from penstock.capture.record.sizes import BatchSize
@@ -301,14 +306,15 @@ class Stage:
             Made("made", values[m.what], m.dtype, m.grad) if m.kind == "made" else m for m in made
         ]
         received = self._unit_received.get(event.address)
+        anchor = self.record.anchor_of(event.address)
         return _Call(
             event.address in self.part.units,
-            event.address,
+            anchor,
             template,
             spec,
             self._unit_sent.get(event.address),
             frozenset(received.values()) if received is not None else None,
-            event.address in self._watched_anchors,
+            anchor in self._watched_anchors,
             event.random,
         )
 
@@ -522,7 +528,7 @@ class Stage:
         return Absent.of(known[0], made.grad and torch.is_grad_enabled(), known[1])
 
     def _by_sample(self, path: str) -> bool:
-        """Whether the number of calls goes with the samples, and all are of one stage."""
+        """Whether the number of calls goes with the size of the batch; all are of one stage."""
         counts = {counts.get(path, 0) for counts in self.recorded.calls}
         return len(counts) > 1 and len({call.own for call in self._calls[path]}) == 1
 
@@ -605,7 +611,7 @@ class Stage:
     def _in_words(self, address: Address) -> str:
         if len(address) == 2:
             return f"the result of '{address[0]}'"
-        return f"'{address[1]}' at {line_in_words(address[2])}"
+        return f"'{address[1]}' at {line_with_source(address[2])}"
 
     # A run.
 
@@ -658,9 +664,8 @@ class Stage:
 
     def _explained(self, problem: BaseException) -> BadInput:
         if isinstance(problem, NeedsValues):
-            text = f"forward asks for {problem}"
-            return BadInput(f"{text} at {users_line(problem)}; {REMEDY}")
-        return BadInput(f"forward took another path: {problem} ({users_line(problem)}); {REMEDY}")
+            return BadInput(f"forward asks for {problem}{at_line(problem)}; {REMEDY}")
+        return BadInput(f"forward took another path: {problem}{at_line(problem)}; {REMEDY}")
 
     def _run_replaced(self, call: Callable[[], Any]) -> Any:
         run, result = self._run, None
@@ -704,18 +709,18 @@ class Stage:
             self._restore(muted)
             if generator is not None:
                 torch.set_rng_state(generator[0])
-                random.setstate(generator[1])
+                restore_generators(generator[1])
         return result
 
     def _seeded(self) -> tuple[torch.Tensor, Any] | None:
         """Seed what all stages draw alike between units; returns the states to restore."""
         if not self.draws_alike:
             return None
-        before = torch.get_rng_state(), random.getstate()
+        before = torch.get_rng_state(), generators_state()
         if self._streams:
             torch.manual_seed(self._run.seed)
         if self.recorded.draws_python:
-            random.seed(self._run.seed)
+            seed_generators(self._run.seed)
         return before
 
     def _replace(self) -> tuple[list[tuple[Place, Any]], str]:
@@ -811,6 +816,7 @@ def mixed_seed(*parts: Any) -> int:
     return zlib.crc32(repr(parts).encode())
 
 
-def users_line(problem: BaseException) -> str:
-    """The innermost line of the user's code in the traceback of a problem."""
-    return line_of(problem.__traceback__)
+def at_line(problem: BaseException) -> str:
+    """`` at `` the innermost line of the user's code in the traceback of a problem, if any."""
+    found = line_of(problem.__traceback__)
+    return f" at {found}" if found else ""
