@@ -323,17 +323,19 @@ class Cut:
                 found.append(Crossing(value, maker, readers))
         return tuple(found)
 
-    def needed_for(self, values: Iterable[int]) -> frozenset[int]:
-        """The events that make the values, and those whose answers decide about the way there."""
-        todo = [self.record.values[value].maker for value in values]
-        todo += [number for number, event in enumerate(self.record.events) if event.asks]
-        found: set[int] = set()
+    def behind(self, events: Iterable[int]) -> frozenset[int]:
+        """These events, and those that make what they read."""
+        todo, found = list(events), set[int]()
         while todo:
             number = todo.pop()
             if number not in found:
                 found.add(number)
                 todo += [self.record.values[v].maker for v in self.record.events[number].reads]
         return frozenset(found)
+
+    def leaves_of(self, events: Iterable[int]) -> frozenset[int]:
+        """The leaves of the batch that these events read."""
+        return frozenset(leaf for n in events for leaf in self.record.events[n].leaves)
 
     @cached_property
     def parameter_uses(self) -> tuple[ParameterUse, ...]:

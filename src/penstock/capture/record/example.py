@@ -341,12 +341,13 @@ class _Recorder:
         fresh = {path: why for path, why in record.opened.items() if self._can_open(path)}
         if fresh:
             self._attempt.opened |= fresh
+            for path in fresh:
+                self._attempt.closed.pop(path, None)
             raise _Again
         return result
 
     def _can_open(self, path: str) -> bool:
-        attempt = self._attempt
-        return path not in attempt.opened and path not in attempt.closed
+        return path not in self._attempt.opened
 
     def _open(self, path: str, why: str) -> None:
         if not self._can_open(path):
@@ -355,6 +356,7 @@ class _Recorder:
                 f"({why}), and not be opened either; move that out of it"
             )
         self._attempt.opened[path] = why
+        self._attempt.closed.pop(path, None)
         raise _Again
 
     def _on_question(self, asked: NeedsValues, program: UserProgram) -> None:

@@ -46,6 +46,7 @@ from penstock.capture.stand_ins import made_up, standing_in
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
 
 __all__ = [
+    "MASK",
     "Address",
     "BlockCall",
     "Event",
@@ -437,21 +438,23 @@ class Recording(TorchFunctionMode):
 
     @contextlib.contextmanager
     def _functions_seen(self) -> Iterator[None]:
-        """Within, calls of the user's own autograd functions between units are events."""
-        function: Any = torch.autograd.Function
-        plain = function.__dict__["apply"]
+        """Within, calls of the user's own autograd functions between units are events.
+
+        Replaced is the method that ``apply`` calls, since users may hold ``MyFunction.apply`` itself.
+        """
+        lowest: Any = torch.autograd.Function.__mro__[1]
 
         def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            call = plain.__get__(None, kind)
+            call = super(lowest, kind).apply
             if self._inside is not None or not self._active:
                 return _with_grad(call(*args, **kwargs), (args, kwargs))
             return self._own_function(kind, call, args, kwargs)
 
-        function.apply = classmethod(apply)
+        lowest.apply = classmethod(apply)
         try:
             yield
         finally:
-            function.apply = plain
+            del lowest.apply
 
     def _own_function(
         self, kind: Any, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -589,7 +592,7 @@ class Recording(TorchFunctionMode):
         """
         for is_bound, tensor in deciding_tensors(name, args, kwargs):
             if self._is_computed(tensor):
-                kind = _BOUND if is_bound else _MASK
+                kind = _BOUND if is_bound else MASK
                 event = Event((self._anchor, kind, line, len(self.events)), None, line)
                 event.asks, event.answer = True, int(tensor) if is_bound else None
                 self._read(event, [tensor])
@@ -906,7 +909,7 @@ class Recording(TorchFunctionMode):
         self.dependent: set[int] = set()
         for number, event in enumerate(self.events):
             of_stages = any(value in self.dependent for value in event.reads)
-            if of_stages and event.func is None and event.address[1] == _MASK:
+            if of_stages and event.func is None and event.address[1] == MASK:
                 event.asks, of_stages = False, False
                 event.reads = []
             event.depends = event.is_unit or bool(event.params) or of_stages
@@ -926,7 +929,7 @@ class Recording(TorchFunctionMode):
                     block.closed = False
 
 
-_BOUND, _MASK = "bound of a slice", "mask or repeats"
+_BOUND, MASK = "bound of a slice", "mask or repeats"
 
 
 def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, torch.Tensor]]:

@@ -64,8 +64,8 @@ class StagePart:
     """What of a record is a stage's: events ``first`` to ``last``, and the calls of ``units``.
 
     ``received`` and ``sent`` are values, each with the address of its maker and its slot there;
-    ``taken`` are values that it makes for whoever wants the model's outputs. ``held`` are names of
-    parameters.
+    ``held`` are names of parameters. ``answers``, by address, are those of the example to questions
+    whose tensors may be missing.
     """
 
     first: int
@@ -76,6 +76,7 @@ class StagePart:
         default_factory=dict[int, tuple[Address, Any]]
     )
     sent: Mapping[int, tuple[Address, Any]] = field(default_factory=dict[int, tuple[Address, Any]])
+    answers: Mapping[Address, Any] = field(default_factory=dict[Address, Any])
 
 
 @dataclass(slots=True)
@@ -226,7 +227,7 @@ class Stage:
             or part.first <= i < part.last
             or any(action.kind == "result" for action in own)
         }
-        self._answers: dict[Address, Any] = {}
+        self._answers = part.answers
         if self.probes:
             self._answers = {e.address: e.answer for e in events if e.asks and e.depends}
         # A call between units that draws for activations is one stage's; it must not move the
