@@ -24,6 +24,7 @@ __all__ = [
     "VALUES",
     "Absent",
     "NeedsValues",
+    "NoHandle",
     "absent_like",
     "call_name",
     "fresh_results",
@@ -117,15 +118,6 @@ class Absent(torch.Tensor):
         """Whether the elements are floating-point numbers."""
         return self.plain.dtype.is_floating_point
 
-    def register_hook(self, hook: Any) -> "_NoHandle":  # pyright: ignore
-        """No hook: its gradient arrives where it is."""
-        return _NoHandle()
-
-    register_post_accumulate_grad_hook = register_hook  # pyright: ignore
-
-    def retain_grad(self) -> None:
-        """Nothing: its gradient arrives where it is."""
-
     def requires_grad_(self, requires_grad: bool = True) -> "Absent":  # pyright: ignore
         """Note whether it requires a gradient."""
         self.needs_grad = requires_grad
@@ -149,7 +141,7 @@ class Absent(torch.Tensor):
         return absent_call(func, args, kwargs or {})
 
 
-class _NoHandle:
+class NoHandle:
     """The handle of a hook that was not registered."""
 
     def remove(self) -> None:
@@ -223,6 +215,8 @@ VALUES = frozenset(
 )
 """Calls whose result is no tensor but depends on values."""
 
+_HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook", "retain_grad"])
+
 _IN_PLACE = frozenset(
     [
         *("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__"),
@@ -274,6 +268,8 @@ def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     Where shapes decide, it is remembered by them: meta kernels written in Python are slow.
     """
     name = call_name(func)
+    if name in _HOOKS:
+        return NoHandle()  # its gradient arrives where it is
     if not _remember or name in SHAPE_ONLY or name in VALUES or name[:1] == "." or "out" in kwargs:
         return _result(func, name, args, kwargs)
     if writes_first(name) or (name in _BY_VALUES and _has_tensor((args[1:], kwargs))):
@@ -331,6 +327,8 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         return here
     if name in VALUES:
         raise NeedsValues(f"{name.strip('_')}() of a tensor of another stage")
+    if func is torch.autograd.grad:
+        return _gradients(*args, **kwargs)
     if name == "detach":
         return Absent.of(_own(args[0].plain), False, args[0].is_unknown)
     enabled = torch.is_grad_enabled()
@@ -361,6 +359,13 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         written.plain = result  # a write may change the shape
     written.needs_grad = written.needs_grad or grad
     return written if isinstance(result, torch.Tensor) else result
+
+
+def _gradients(outputs: Any, inputs: Any, *others: Any, **named: Any) -> tuple[Any, ...]:
+    """What ``torch.autograd.grad`` returns: a gradient for each input."""
+    needs_grad = named.get("create_graph", others[2] if len(others) > 2 else False)
+    every = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+    return tuple(absent_like(tensor.shape, tensor.dtype, needs_grad) for tensor in every)
 
 
 def _own(plain: torch.Tensor) -> torch.Tensor:

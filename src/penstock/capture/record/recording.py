@@ -44,6 +44,7 @@ from penstock.capture.record.model_state import PLAIN
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stand_ins import made_up, standing_in
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
+from penstock.errors import CaptureFailed
 
 __all__ = [
     "MASK",
@@ -355,6 +356,10 @@ class Recording(TorchFunctionMode):
         self.hooked: dict[str, list[tuple[int, int]]] = {}
         """Modules between units with hooks on their backward: the events of their calls."""
         self.counts: Counter[str] = Counter()
+        self.tensor_hooks: dict[Address, int] = {}
+        """Values on which code between units registers hooks, by the address of that call."""
+        self.has_tensor_hooks = False
+        """Hooks are registered on tensors, in units or between them."""
         self.norms: list[str] = []
         """Where samples are normalised over the batch."""
         self.has_unknown = False
@@ -366,6 +371,7 @@ class Recording(TorchFunctionMode):
         self._originals = originals
         self._inside: str | None = None
         self._implicit: list[int] = []
+        self._hooked_inside: list[int] = []
         self._implicit_params: set[str] = set()
         self._implicit_leaves: set[int] = set()
         self._draws_inside = False
@@ -562,6 +568,9 @@ class Recording(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
             self.norms.append(self._inside or line_in_words(line_of_user()))
+        if name in ("register_hook", "backward"):
+            self._note_hook(name, args[0])
+            return func(*args, **kwargs)
         if self._inside is not None:
             return self._call_inside(func, name, args, kwargs)
         line = line_of_user()
@@ -583,6 +592,29 @@ class Recording(TorchFunctionMode):
             return result
         self._record_call(event, name, args, kwargs, given, made, wrote)
         return result
+
+    def _note_hook(self, name: str, tensor: torch.Tensor) -> None:
+        """A hook on a tensor: it sees the whole gradient where the tensor is made.
+
+        Raises:
+            CaptureFailed: gradients are computed at once, which would end at those of the stage.
+        """
+        line = line_of_user(3)
+        if name == "backward":
+            raise CaptureFailed(
+                f"forward calls backward() at {line_with_source(line)}, whose gradients would end "
+                f"where its stage begins; use torch.autograd.grad, or add the term to the loss"
+            )
+        self.has_tensor_hooks = True
+        value = self.current.get(tensor)
+        if value is None:
+            return
+        if self._inside is not None:
+            self._hooked_inside.append(value)
+            return
+        place = (self._anchor, name, line)
+        self._seen[place] = n = self._seen.get(place, -1) + 1
+        self.tensor_hooks[*place, n] = value
 
     def _record_sizes(self, name: str, args: Any, kwargs: Any, line: Line) -> None:
         """Values that decide about the size of a result: every stage asks for them.
@@ -622,6 +654,8 @@ class Recording(TorchFunctionMode):
         self._read(event, [tensor for tensor in given if tensor is not skipped])
         number = len(self.events)
         self.events.append(event)
+        if event.func is torch.autograd.grad:
+            self._note_gradient(number, kwargs.get("inputs", args[1] if len(args) > 1 else ()))
         self._note_checkpoint(number)
         written = self._writes(event, number, given, {id(tensor) for tensor in made})
         for slot, tensor in enumerate(made):
@@ -633,6 +667,12 @@ class Recording(TorchFunctionMode):
                 other is not tensor for other in self._memory.sharing(memory_of(tensor) or 0)
             )
             self._make(event, number, slot, tensor, crossable=not shared)
+
+    def _note_gradient(self, number: int, inputs: Any) -> None:
+        """A gradient within forward: no cut between what it is of and the call."""
+        values = [self.current.get(tensor) for tensor in tensors_in(inputs)]
+        makers = [-1 if value is None else self.values[value].maker for value in values]
+        self.regions.append((min(makers, default=-1) + 1, number + 1))
 
     def _reference(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -726,6 +766,7 @@ class Recording(TorchFunctionMode):
         versions = [version_of(tensor) for tensor in given]
         self._inside, self._draws_inside = path, False
         self._implicit, self._implicit_params, self._implicit_leaves = [], set(), set()
+        self._hooked_inside = []
         try:
             result = self._run_unit(path, plain, args, kwargs)
         finally:
@@ -748,6 +789,8 @@ class Recording(TorchFunctionMode):
         return result
 
     def _note_implicit(self, event: Event, number: int) -> None:
+        for value in self._hooked_inside:
+            self.regions.append((self.values[value].maker, number + 1))
         known = set(event.reads)
         event.params += sorted(self._implicit_params)
         event.leaves |= self._implicit_leaves

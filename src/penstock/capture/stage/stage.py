@@ -12,6 +12,7 @@ is as the user made it.
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -22,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from penstock.capture.loss.loss_parts import Action, measured, target_count, weighed
-from penstock.capture.record.absent import Absent, NeedsValues, absent_like, call_name
+from penstock.capture.record.absent import Absent, NeedsValues, NoHandle, absent_like, call_name
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.failures import line_of
 from penstock.capture.record.outside_state import (
@@ -114,6 +115,15 @@ class _Watch(TorchFunctionMode):
         return stage.watched_call(func, name, args, kwargs)
 
 
+class _WithoutHooks(TorchFunctionMode):
+    """Within, hooks on tensors without gradients are none, instead of an error."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if call_name(func) in ("register_hook", "retain_grad") and not args[0].requires_grad:
+            return NoHandle()
+        return func(*args, **(kwargs or {}))
+
+
 @dataclass(slots=True)
 class _Call:
     """What this stage does at one call of a unit, or of a block that is left out."""
@@ -192,7 +202,12 @@ class Stage:
         self._wanted = len(part.sent)
         # Forward that changes its own state must run to its end, or its last lines never count
         # here, and what it changes for a while only is never taken back.
-        self._ends_early = not (recorded.changes_again or record.is_temporary)
+        # The same holds where it registers a hook on a tensor after having made what is sent.
+        hooked = any(
+            part.first <= record.values[value].maker < part.last
+            for value in record.tensor_hooks.values()
+        )
+        self._ends_early = not (recorded.changes_again or record.is_temporary or hooked)
         self._kept_before: dict[Any, list[Any]] = {}
         self._ways: list[_Way] = []
         self._make_ways()
@@ -236,8 +251,11 @@ class Stage:
         if self._streams:
             drawing = (e for e in events if e.random and e.depends and not e.is_unit)
             self._random_calls = {event.address for event in drawing}
+        # What a stage receives has its hooks where it is made, and all gradients arrive there.
+        hooks = self.record.tensor_hooks.items()
+        self._hooked_elsewhere = {address for address, value in hooks if value in part.received}
         addresses = {*self._received_slots, *self._sent_slots, *acted}
-        addresses |= {*self._answers, *self._random_calls}
+        addresses |= {*self._answers, *self._random_calls, *self._hooked_elsewhere}
         self.watched_names = {address[1] for address in addresses}
         self._watched_anchors = {address[0] for address in addresses}
 
@@ -541,6 +559,8 @@ class Stage:
         n = self._seen.get(place, 0)
         self._seen[place] = n + 1
         address = (*place, n)
+        if address in self._hooked_elsewhere:
+            return NoHandle()
         if address in self._answers:  # of activations nothing is known: as in the example
             return self._answers[address]
         actions = self._actions.get(address)
@@ -694,7 +714,8 @@ class Stage:
                 )
             if None in self._watched_anchors:
                 self._watch()
-            result = call()
+            with _WithoutHooks() if self._has_no_gradients else nullcontext():
+                result = call()
         except StageEnd:
             pass
         finally:
@@ -712,6 +733,11 @@ class Stage:
                 torch.set_rng_state(generator[0])
                 restore_generators(generator[1])
         return result
+
+    @property
+    def _has_no_gradients(self) -> bool:
+        """Whether hooks on tensors cannot be registered, which is done where this runs again."""
+        return self.record.has_tensor_hooks and not torch.is_grad_enabled()
 
     def _seeded(self) -> tuple[torch.Tensor, Any] | None:
         """Seed what all stages draw alike between units; returns the states to restore."""
