@@ -25,9 +25,12 @@ from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent, NeedsValues
 from penstock.capture.record.failures import (
     LengthFixed,
+    check_global_hooks,
     does_not_run,
+    first_line,
     innermost_module,
     line_of,
+    only_whole,
 )
 from penstock.capture.record.model_state import (
     StatePlace,
@@ -102,6 +105,8 @@ class _Attempt:
     valued: set[str] = field(default_factory=set[str])
     varying: set[str] = field(default_factory=set[str])
     with_values: bool = False
+    failure: Exception | None = None
+    """With tensors without values the program failed, outside of modules."""
 
 
 class _Again(Exception):
@@ -128,6 +133,7 @@ def record_program(
         BadInput: the loss cannot be computed from slices of a batch.
         CaptureFailed: the program does not run, or cannot be recorded.
     """
+    check_global_hooks(program)
     attempt = _Attempt(granularity)
     device = device_of(program)
     jointly = False
@@ -240,6 +246,8 @@ class _Recorder:
             batches.append(other)
         self._check_results(records)
         self._find_varying(records)
+        if self._attempt.failure is not None:
+            raise only_whole(self._program, self._attempt.failure)
         first.sizes, first.size = Sizes(records, batches, self._shapes_at), self._example
         first.calls = tuple(dict(record.counts) for record in records)
         try:
@@ -381,9 +389,18 @@ class _Recorder:
         return any(t.is_meta or type(t) is Absent for t in self._originals.values())
 
     def _on_failure(self, error: Exception, program: UserProgram, size: BatchSize) -> None:
-        """The program failed; where tensors without values may be why, try it with values."""
-        if not self._attempt.with_values and not self._is_on_meta:
-            self._attempt.with_values = True
+        """The program failed, maybe since it was given tensors without values.
+
+        Then the module that failed is closed, so that its stage runs it on whole tensors. What fails
+        outside of modules would fail in every stage but one.
+        """
+        attempt = self._attempt
+        if not attempt.with_values and not self._is_on_meta:
+            path = innermost_module(error.__traceback__, program)
+            if path is not None and path not in attempt.closed and path not in attempt.opened:
+                attempt.closed[path] = first_line(error)
+                raise _Again from error
+            attempt.with_values, attempt.failure = True, error
             raise _Again from error
         raise does_not_run(program, error, size, self._example) from error
 

@@ -12,7 +12,16 @@ from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import UserProgram
 from penstock.errors import CaptureFailed
 
-__all__ = ["LengthFixed", "does_not_run", "first_line", "innermost_module", "line_of"]
+__all__ = [
+    "LengthFixed",
+    "check_global_hooks",
+    "does_not_run",
+    "first_line",
+    "has_global_hooks",
+    "innermost_module",
+    "line_of",
+    "only_whole",
+]
 
 
 class LengthFixed(CaptureFailed):
@@ -52,6 +61,32 @@ def does_not_run(
     return CaptureFailed(
         f"{name} does not run on the example batch: {what}; see that it runs on the batch by itself"
     )
+
+
+def only_whole(program: UserProgram, error: BaseException) -> CaptureFailed:
+    """The error to raise where code between modules runs on tensors with values only."""
+    where = line_of(error.__traceback__)
+    return CaptureFailed(
+        f"{type(program.model).__name__} cannot be cut into stages: {type(error).__name__}"
+        f"{f' at {where}' if where else ''}, where a tensor is of another stage: "
+        f"{first_line(error).rstrip('.')}; move the line into a module of its own, which is run whole"
+    )
+
+
+def has_global_hooks() -> bool:
+    """Whether there are backward hooks for all modules."""
+    registered = nn.modules.module
+    return bool(registered._global_backward_hooks or registered._global_backward_pre_hooks)
+
+
+def check_global_hooks(program: UserProgram) -> None:
+    """Raise `CaptureFailed` if there are backward hooks for all modules."""
+    if has_global_hooks():
+        raise CaptureFailed(
+            f"{type(program.model).__name__} cannot be captured: there are backward hooks for all "
+            f"modules (register_module_full_backward_hook), which would also run where a stage "
+            f"leaves modules out; register them on the modules that need them"
+        )
 
 
 def first_line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ import linecache
 import os
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -297,6 +297,20 @@ def forwards_replaced(
                 place["forward"] = had
 
 
+@contextlib.contextmanager
+def hooks_muted(program: UserProgram, paths: Collection[str]) -> Iterator[None]:
+    """Within, modules have no hooks on their backward, which take tensors with values."""
+    places = [program.module(path).__dict__ for path in paths]
+    kept = [(place["_backward_hooks"], place["_backward_pre_hooks"]) for place in places]
+    for place in places:
+        place["_backward_hooks"] = place["_backward_pre_hooks"] = OrderedDict[int, Any]()
+    try:
+        yield
+    finally:
+        for place, (hooks, pre_hooks) in zip(places, kept, strict=True):
+            place["_backward_hooks"], place["_backward_pre_hooks"] = hooks, pre_hooks
+
+
 RANDOM_NAMES = frozenset(
     [
         *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
@@ -401,6 +415,12 @@ class Recording(TorchFunctionMode):
             if path not in self.units and not path.startswith(inside)
         ]
         """Modules that are no unit nor in one."""
+        self.has_hooks = {
+            path
+            for path, module in program.named_modules()
+            if module._backward_hooks or module._backward_pre_hooks
+        }
+        """Modules with hooks on their backward."""
         self._skeleton = [program.module(path) for path in self.between]
 
     # Running.
@@ -408,10 +428,13 @@ class Recording(TorchFunctionMode):
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Within, the program's calls are recorded."""
-        wrappers = {path: self._around_unit(path) for path in self.units}
-        wrappers |= {path: self._around_block(path) for path in self.block_paths}
-        hooked = {p: self._around_hooked(p) for p in self._hooked() if p not in wrappers}
-        with forwards_replaced(self.program, wrappers | hooked), self._functions_seen():
+        # A cut inside of a module with hooks on its backward would break them.
+        own = [path for path in self.between if path in self.has_hooks]
+        wrappers = {path: self._around_hooked(path) for path in own}
+        wrappers |= {path: self._around_unit(path) for path in self.units}
+        wrappers |= {p: self._around_block(p) for p in self.block_paths if p not in own}
+        muted = hooks_muted(self.program, self.has_hooks)
+        with muted, forwards_replaced(self.program, wrappers), self._functions_seen():
             self._active, self._at_start = True, self._skeleton_state()
             try:
                 with fresh_results(), self:
@@ -420,21 +443,17 @@ class Recording(TorchFunctionMode):
                 self._active = False
                 self._finish()
 
-    def _hooked(self) -> Iterator[str]:
-        """Modules outside of units with hooks on their backward, which a cut inside would break."""
-        for path in self.between:
-            module = self.program.module(path)
-            if module._backward_hooks or module._backward_pre_hooks:
-                yield path
-
     def _around_hooked(self, path: str) -> Callable[[Any], Any]:
         def wrap(plain: Any) -> Any:
             def forward(*args: Any, **kwargs: Any) -> Any:
-                # The hooks themselves are calls just before and after this one.
-                first = max(0, len(self.events) - 1)
+                first = len(self.events)
                 result = plain(*args, **kwargs)
-                call = first, len(self.events) + 1
+                call = first, len(self.events)
                 self.regions.append(call)
+                for tensor in tensors_in(result):
+                    value = self.current.get(tensor)
+                    if value is not None:  # gradients must pass the hooks around what is seen here
+                        self.values[value].crossable = False
                 self.hooked.setdefault(path, []).append(call)
                 return result
 
@@ -814,8 +833,6 @@ class Recording(TorchFunctionMode):
         places = _places_of(args, kwargs)
         made = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
         self._writes(event, number, given, made - set(places))
-        module = self.program.module(path)
-        has_hooks = bool(module._backward_hooks or module._backward_pre_hooks)
         kept: list[Made] = []
         slot = 0
         for leaf in leaves:
@@ -829,7 +846,7 @@ class Recording(TorchFunctionMode):
             else:
                 kept.append(Made("made", slot, leaf.dtype, leaf.requires_grad))
                 # Gradients must pass the module's hooks, which are around what is seen here.
-                self._make(event, number, slot, leaf, crossable=not has_hooks)
+                self._make(event, number, slot, leaf, crossable=path not in self.has_hooks)
             slot += 1
         event.result = (kept, spec)
 

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from penstock.capture.loss.loss_parts import Action, measured, target_count, weighed
 from penstock.capture.record.absent import Absent, NeedsValues, NoHandle, absent_like, call_name
 from penstock.capture.record.example import Recorded
-from penstock.capture.record.failures import line_of
+from penstock.capture.record.failures import has_global_hooks, line_of
 from penstock.capture.record.outside_state import (
     generators_state,
     restore_generators,
@@ -691,6 +691,8 @@ class Stage:
     def _run_replaced(self, call: Callable[[], Any]) -> Any:
         run, result = self._run, None
         generator = self._seeded()
+        if has_global_hooks():
+            raise PathChanged("there are backward hooks for all modules now")
         muted, refused = self._replace()
         swapped: list[tuple[Place, Any]] = []
         for place, stand_in in self._exchanged:
