@@ -11,7 +11,7 @@ run as if nothing were absent.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "NoHandle",
     "absent_like",
     "call_name",
+    "check_none_lost",
     "fresh_results",
     "release",
     "version_of",
@@ -185,6 +186,16 @@ def release(parameter: torch.Tensor) -> int:
     into_absent(parameter, plain, needs_grad)
     parameter._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
     return freed
+
+
+def check_none_lost(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise `RuntimeError` if a tensor without values is no absent one.
+
+    Code that is not Python's, as of ``torch.jit.script``, takes absent tensors for those on meta.
+    """
+    with _NO_FUNCTION():
+        if any(tensor.is_meta for tensor in tensors if type(tensor) is not Absent):
+            raise RuntimeError("code that is not Python's was given a tensor without values")
 
 
 def version_of(tensor: torch.Tensor) -> int:

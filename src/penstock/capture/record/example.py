@@ -25,7 +25,7 @@ from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent, NeedsValues
 from penstock.capture.record.failures import (
     LengthFixed,
-    check_global_hooks,
+    check_model,
     does_not_run,
     first_line,
     innermost_module,
@@ -105,6 +105,7 @@ class _Attempt:
     valued: set[str] = field(default_factory=set[str])
     varying: set[str] = field(default_factory=set[str])
     with_values: bool = False
+    settled: bool = False
     failure: Exception | None = None
     """With tensors without values the program failed, outside of modules."""
 
@@ -133,7 +134,7 @@ def record_program(
         BadInput: the loss cannot be computed from slices of a batch.
         CaptureFailed: the program does not run, or cannot be recorded.
     """
-    check_global_hooks(program)
+    check_model(program)
     attempt = _Attempt(granularity)
     device = device_of(program)
     jointly = False
@@ -412,8 +413,9 @@ class _Recorder:
         generators = generators_state()
         loss, output, terms = self._run(record, program, leaves, size)
         draws_python = not same_generators(generators, generators_state())
-        if module_tree(program) != tree:
-            self._settle(leaves)
+        changed = changed_name(tree, module_tree(program))
+        if changed or module_tree(program).keys() != tree.keys():
+            self._settle(leaves, changed)
             raise _Again
         states.append(plain_state(program))
         values = Globals(program.model)
@@ -487,18 +489,24 @@ class _Recorder:
             device=self._device,
         )
 
-    def _settle(self, leaves: Sequence[torch.Tensor]) -> None:
+    def _settle(self, leaves: Sequence[torch.Tensor], changed: str) -> None:
         """Let the user's model do what it does once: some replace modules in their first forward.
 
         Buffers are put back.
         """
         program = self._program
+        name = type(program.model).__name__
         if self._is_on_meta:
             raise CaptureFailed(
-                f"{type(program.model).__name__} replaces modules of its own in forward, which "
-                f"takes values; build it on the CPU and run it once before"
+                f"{name} replaces modules of its own in forward, which takes values; build it on "
+                f"the CPU and run it once before"
             )
-        before = module_tree(program)
+        if self._attempt.settled:
+            raise CaptureFailed(
+                f"forward of {name} replaces its modules ({changed or 'some'}) with every call, and "
+                f"stages need the same modules each time; build them in __init__"
+            )
+        self._attempt.settled = True
         buffers = {name: buffer.clone() for name, buffer in program.named_buffers()}
         own = {i: leaf.to(self._device).clone() for i, leaf in enumerate(leaves)}
         with torch.no_grad(), without_caches(program):
@@ -506,12 +514,6 @@ class _Recorder:
             for name, buffer in program.named_buffers():
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
-        if module_tree(program) == before:
-            raise CaptureFailed(
-                f"forward of {type(program.model).__name__} changes the modules of the model with "
-                f"every call, and stages need the same modules each time; build them in __init__"
-            )
-        self._originals = dict(program.named_parameters())
 
     def _check_results(self, records: Sequence[Recording]) -> None:
         """Open units whose results hold numbers that change; blocks are then not left out."""

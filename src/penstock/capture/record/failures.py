@@ -14,7 +14,7 @@ from penstock.errors import CaptureFailed
 
 __all__ = [
     "LengthFixed",
-    "check_global_hooks",
+    "check_model",
     "does_not_run",
     "first_line",
     "has_global_hooks",
@@ -79,13 +79,21 @@ def has_global_hooks() -> bool:
     return bool(registered._global_backward_hooks or registered._global_backward_pre_hooks)
 
 
-def check_global_hooks(program: UserProgram) -> None:
-    """Raise `CaptureFailed` if there are backward hooks for all modules."""
+def check_model(program: UserProgram) -> None:
+    """Raise `CaptureFailed` for what no stage could run in parts."""
+    name = type(program.model).__name__
+    for path, module in program.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f"'{path}' of {name}" if path else "the model"
+            raise CaptureFailed(
+                f"{where} is a torch.jit.ScriptModule, whose code and tensors are not Python's; "
+                f"pass the module that it was made of"
+            )
     if has_global_hooks():
         raise CaptureFailed(
-            f"{type(program.model).__name__} cannot be captured: there are backward hooks for all "
-            f"modules (register_module_full_backward_hook), which would also run where a stage "
-            f"leaves modules out; register them on the modules that need them"
+            f"{name} cannot be captured: there are backward hooks for all modules "
+            f"(register_module_full_backward_hook), which would also run where a stage leaves "
+            f"modules out; register them on the modules that need them"
         )
 
 

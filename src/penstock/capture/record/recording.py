@@ -36,6 +36,7 @@ from penstock.capture.record.absent import (
     NeedsValues,
     absent_like,
     call_name,
+    check_none_lost,
     fresh_results,
     version_of,
     writes_first,
@@ -598,6 +599,7 @@ class Recording(TorchFunctionMode):
         before = _generator_state() if name not in ("size", "dim") else None
         result = func(*args, **kwargs)
         made, given = tensors_in(result), tensors_in((args, kwargs))
+        check_none_lost(given)
         asks = name in VALUES
         wrote = writes_first(name) or "out" in kwargs
         if not made and not asks and not wrote:
@@ -712,7 +714,9 @@ class Recording(TorchFunctionMode):
             for tensor in tensors_in(result):
                 if self._hidden.get(tensor) is None and self.current.get(tensor) is None:
                     self._hidden.set(tensor, unit)
-        for tensor in tensors_in((args, kwargs)):
+        given = tensors_in((args, kwargs))
+        check_none_lost(given)
+        for tensor in given:
             leaf = self.batch.get(tensor)
             if leaf is not None:
                 self._implicit_leaves.add(leaf)
@@ -777,6 +781,7 @@ class Recording(TorchFunctionMode):
         self.counts[path] = n + 1
         event = Event((path, n), line=line_of_user(3), depends=True, is_unit=True)
         given = tensors_in((args, kwargs))
+        check_none_lost(given)
         for tensor in given:
             self._memory.note(tensor)
         self._read(event, given)
@@ -860,6 +865,7 @@ class Recording(TorchFunctionMode):
         before = [(p.__dict__, dict(p.__dict__), p._buffers, dict(p._buffers)) for p in parts]
         try:
             result = plain(*args, **kwargs)
+            check_none_lost(tensors_in(result))
             if not any(type(t) is Absent and t.is_unknown for t in tensors_in(result)):
                 return result
         except (NeedsValues, Exception):
