@@ -19,7 +19,7 @@ from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import ParameterUse, TensorSpec
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.recording import Event
-from penstock.capture.record.sizes import BatchSize, Formula
+from penstock.capture.record.sizes import BatchSize, Formula, Size
 from penstock.capture.record.user_program import LOSS, UserProgram
 
 __all__ = ["Crossing", "Cut", "LengthFormula"]
@@ -39,7 +39,7 @@ _VIEWS = frozenset(["view", "reshape", "flatten", "contiguous", "clone", "unflat
 class LengthFormula:
     """A size, for one sample, as a formula of the lengths of a batch."""
 
-    formula: Formula
+    formula: Size
 
     def at(self, lengths: Sequence[int]) -> int:
         """The size for these lengths."""
@@ -60,7 +60,7 @@ class Rows:
     """Where the samples of a value are: dimension ``dim`` (-1: none) has ``each`` rows a sample."""
 
     dim: int
-    each: Formula
+    each: Size
 
 
 _ONE = Formula((((), 1),))
@@ -103,7 +103,7 @@ class Cut:
         """Where the samples of each value are; None if its size is no multiple of the samples."""
         return [self._rows_of(formulas) for formulas in self.recorded.sizes.formulas]
 
-    def _rows_of(self, formulas: tuple[Formula, ...] | None) -> Rows | None:
+    def _rows_of(self, formulas: tuple[Size, ...] | None) -> Rows | None:
         if formulas is None:
             return None
         found = [(dim, formula) for dim, formula in enumerate(formulas) if formula.has_samples]
@@ -171,7 +171,7 @@ class Cut:
         each = rows.each.at(BatchSize(samples, lengths))
         return TensorSpec(
             name or f"v{value}",
-            known.shape,
+            tuple(formula.at(self.recorded.size) for formula in formulas),
             known.dtype,
             rows.dim,
             each,
@@ -342,17 +342,19 @@ class Cut:
                 found.append(Crossing(value, maker, readers))
         return tuple(found)
 
-    def needed_for(self, values: Iterable[int]) -> frozenset[int]:
-        """The events that make the values, and those whose answers decide about the way there."""
-        todo = [self.record.values[value].maker for value in values]
-        todo += [number for number, event in enumerate(self.record.events) if event.asks]
-        found: set[int] = set()
+    def behind(self, events: Iterable[int]) -> frozenset[int]:
+        """These events, and those that make what they read."""
+        todo, found = list(events), set[int]()
         while todo:
             number = todo.pop()
             if number not in found:
                 found.add(number)
                 todo += [self.record.values[v].maker for v in self.record.events[number].reads]
         return frozenset(found)
+
+    def leaves_of(self, events: Iterable[int]) -> frozenset[int]:
+        """The leaves of the batch that these events read."""
+        return frozenset(leaf for n in events for leaf in self.record.events[n].leaves)
 
     @cached_property
     def parameter_uses(self) -> tuple[ParameterUse, ...]:

@@ -5,10 +5,10 @@ from typing import get_args
 import torch
 from torch import nn
 
-from penstock.capture.batch_layout import LeafSpec, layout_of
+from penstock.capture.batch_layout import layout_of
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import Batch, Loss
-from penstock.capture.lengths import Dynamic, LengthsOf
+from penstock.capture.lengths import Dynamic
 from penstock.capture.loss_module import BatchCall, as_function
 from penstock.capture.record.example import record_program
 from penstock.capture.record.units import Granularity
@@ -53,31 +53,5 @@ def record_model(
     program = UserProgram(model, function, call)
     program.check()
     leaves = layout.flatten(batch)
-    example = layout.lengths_of(dict(enumerate(leaves))) if layout.lengths else ()
-    longer: list[tuple[LengthsOf, list[torch.Tensor]]] = []
-    for number, size in enumerate(example):
-        other = tuple(other_length(size) if i == number else n for i, n in enumerate(example))
-        sized = [resized(leaf, s, other) for leaf, s in zip(leaves, layout.leaves, strict=True)]
-        longer.append((other, sized))
-    recorded = record_program(
-        program,
-        leaves,
-        granularity=granularity,
-        longer=longer,
-        lengths=example,
-        autocast=autocast,
-    )
+    recorded = record_program(program, leaves, granularity=granularity, autocast=autocast)
     return RecordedGraph.of(program, recorded)
-
-
-def other_length(size: int) -> int:
-    """Another length to record at: shorter, so that tables of positions suffice."""
-    return size - 1 if size > 2 else size + 1
-
-
-def resized(leaf: torch.Tensor, spec: LeafSpec, lengths: LengthsOf) -> torch.Tensor:
-    """The example at other lengths: its first entries, repeated if there are too few."""
-    for dim, number in spec.varying:
-        places = torch.arange(lengths[number], device=leaf.device) % leaf.shape[dim]
-        leaf = leaf.index_select(dim, places)
-    return leaf

@@ -17,6 +17,7 @@ from penstock.capture.loss.loss_parts import Action
 from penstock.capture.loss.step_values import StepValues
 from penstock.capture.loss_module import BatchCall, LossModule
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
+from penstock.capture.needs import Needs, needs_of_loss, needs_of_outputs
 from penstock.capture.record.absent import Absent, release
 from penstock.capture.record.example import Recorded, without_caches
 from penstock.capture.record.recording import Reference
@@ -166,15 +167,22 @@ class RecordedGraph:
         return self.cut.spec(value, requires_grad=False)
 
     @cached_property
+    def _outputs(self) -> list[int]:
+        """The values that the model returns."""
+        return [value for value in self.recorded.output_values if value is not None]
+
+    @cached_property
+    def _needs(self) -> Needs:
+        if self.wants == "outputs":
+            return needs_of_outputs(self.cut, self._outputs)
+        return needs_of_loss(self.cut, len(self.call.layout.leaves))
+
+    @cached_property
     def _crossings(self) -> tuple[Crossing, ...]:
         if self.wants == "loss":
             return self.cut.crossings
-        values = [value for value in self.recorded.output_values if value is not None]
-        needed = frozenset(range(self.cut.end))
-        if self.wants == "outputs":
-            needed = self.cut.needed_for(values)
-        dependent = [value for value in values if value in self.recorded.record.dependent]
-        found = self.cut.crossings_for(needed, dependent)
+        dependent = [v for v in self._outputs if v in self.recorded.record.dependent]
+        found = self.cut.crossings_for(self._needs.events, dependent)
         for crossing in found:
             if not self.cut.can_cross(crossing.value):
                 raise BadInput(
@@ -261,10 +269,7 @@ class RecordedGraph:
     @property
     def leaves_read(self) -> frozenset[int]:
         """The leaves of a batch that layers may read."""
-        if self.wants != "outputs":
-            return frozenset(range(len(self.call.layout.leaves)))
-        values = [value for value in self.recorded.output_values if value is not None]
-        return self._leaves_behind(self.cut.needed_for(values))
+        return self._needs.leaves
 
     def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
         """What the loss function gets besides the output; without one, the whole batch."""
@@ -414,7 +419,8 @@ class RecordedGraph:
                 received[crossing.value] = address
             if crossing.maker in layers and crossing.readers[-1] >= layers.stop:
                 sent[crossing.value] = address
-        return StagePart(first, last, units, frozenset(held), received, sent)
+        answers = {record.events[n].address: record.events[n].answer for n in self._needs.as_on_example}
+        return StagePart(first, last, units, frozenset(held), received, sent, answers)
 
     def _check_state(self, part: StagePart) -> None:
         """Raise `BadInput` if state that changes with every call is of units of several stages."""
@@ -434,13 +440,20 @@ class RecordedGraph:
         end = part.last
         if is_last or recorded.changes_again or record.is_temporary or not part.sent:
             end = len(record.events)
-        asking = {
+        wanted = {
             number
             for number, event in enumerate(record.events[:end])
             if event.asks and not event.depends
         }
-        acting = {n for n, own in recorded.parts.actions.items() if own} if is_last else set[int]()
-        return tuple(sorted(self._leaves_behind({*range(part.first, part.last), *asking, *acting})))
+        wanted |= set(range(part.first, part.last))
+        if is_last and self.wants != "outputs":
+            wanted |= {n for n, own in recorded.parts.actions.items() if own}
+        found = self._leaves_behind(wanted & self._needs.events)
+        if is_last and self.wants != "loss":
+            makers = {record.values[value].maker for value in self._outputs}
+            found |= self._leaves_behind(makers)
+            found |= {n for maker in makers for n in record.events[maker].leaves}
+        return tuple(sorted(found))
 
     def _leaves_behind(self, events: Any) -> frozenset[int]:
         """The leaves of the batch from which calls, and what they read of the batch, are made."""

@@ -11,7 +11,7 @@ run as if nothing were absent.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,10 +24,13 @@ __all__ = [
     "VALUES",
     "Absent",
     "NeedsValues",
+    "NoHandle",
     "absent_like",
     "call_name",
+    "check_none_lost",
     "fresh_results",
     "release",
+    "version_of",
     "writes_first",
 ]
 
@@ -116,15 +119,6 @@ class Absent(torch.Tensor):
         """Whether the elements are floating-point numbers."""
         return self.plain.dtype.is_floating_point
 
-    def register_hook(self, hook: Any) -> "_NoHandle":  # pyright: ignore
-        """No hook: its gradient arrives where it is."""
-        return _NoHandle()
-
-    register_post_accumulate_grad_hook = register_hook  # pyright: ignore
-
-    def retain_grad(self) -> None:
-        """Nothing: its gradient arrives where it is."""
-
     def requires_grad_(self, requires_grad: bool = True) -> "Absent":  # pyright: ignore
         """Note whether it requires a gradient."""
         self.needs_grad = requires_grad
@@ -148,7 +142,7 @@ class Absent(torch.Tensor):
         return absent_call(func, args, kwargs or {})
 
 
-class _NoHandle:
+class NoHandle:
     """The handle of a hook that was not registered."""
 
     def remove(self) -> None:
@@ -194,6 +188,22 @@ def release(parameter: torch.Tensor) -> int:
     return freed
 
 
+def check_none_lost(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise `RuntimeError` if a tensor without values is no absent one.
+
+    Code that is not Python's, as of ``torch.jit.script``, takes absent tensors for those on meta.
+    """
+    with _NO_FUNCTION():
+        if any(tensor.is_meta for tensor in tensors if type(tensor) is not Absent):
+            raise RuntimeError("code that is not Python's was given a tensor without values")
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """A number that every write to the tensor's memory changes."""
+    with _NO_FUNCTION():
+        return tensor.plain._version if type(tensor) is Absent else tensor._version
+
+
 def into_absent(tensor: torch.Tensor, plain: torch.Tensor, needs_grad: bool) -> None:
     """Make an existing tensor object absent."""
     made: Any = tensor
@@ -216,6 +226,8 @@ VALUES = frozenset(
     ]
 )
 """Calls whose result is no tensor but depends on values."""
+
+_HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook", "retain_grad"])
 
 _IN_PLACE = frozenset(
     [
@@ -268,6 +280,8 @@ def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     Where shapes decide, it is remembered by them: meta kernels written in Python are slow.
     """
     name = call_name(func)
+    if name in _HOOKS:
+        return NoHandle()  # its gradient arrives where it is
     if not _remember or name in SHAPE_ONLY or name in VALUES or name[:1] == "." or "out" in kwargs:
         return _result(func, name, args, kwargs)
     if writes_first(name) or (name in _BY_VALUES and _has_tensor((args[1:], kwargs))):
@@ -325,6 +339,8 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         return here
     if name in VALUES:
         raise NeedsValues(f"{name.strip('_')}() of a tensor of another stage")
+    if func is torch.autograd.grad:
+        return _gradients(*args, **kwargs)
     if name == "detach":
         return Absent.of(_own(args[0].plain), False, args[0].is_unknown)
     enabled = torch.is_grad_enabled()
@@ -355,6 +371,13 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         written.plain = result  # a write may change the shape
     written.needs_grad = written.needs_grad or grad
     return written if isinstance(result, torch.Tensor) else result
+
+
+def _gradients(outputs: Any, inputs: Any, *others: Any, **named: Any) -> tuple[Any, ...]:
+    """What ``torch.autograd.grad`` returns: a gradient for each input."""
+    needs_grad = named.get("create_graph", others[2] if len(others) > 2 else False)
+    every = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+    return tuple(absent_like(tensor.shape, tensor.dtype, needs_grad) for tensor in every)
 
 
 def _own(plain: torch.Tensor) -> torch.Tensor:

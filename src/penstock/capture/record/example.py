@@ -4,27 +4,34 @@
     1     the example                    the record
     2     the example, on the same copy  results that count calls; state that changes each time
     3, 4  fewer (or more) samples        sizes as formulas of samples
-    5 ..  another length, for each       sizes as formulas of lengths
+    5 ..  other lengths, for each        sizes as formulas of lengths
 
 All runs are on copies whose parameters are absent, so they take neither the model's memory nor its
 time. Units are opened, and the runs repeated, until what others use of a unit is what it returned.
 """
 
 import contextlib
-import random
-import sys
-import traceback
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from penstock.capture.loss.loss_parts import LossParts, MustOpen, loss_parts
 from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent, NeedsValues
+from penstock.capture.record.failures import (
+    LengthFixed,
+    check_model,
+    does_not_run,
+    first_line,
+    innermost_module,
+    line_of,
+    only_whole,
+)
 from penstock.capture.record.model_state import (
     StatePlace,
     changed_places,
@@ -32,15 +39,23 @@ from penstock.capture.record.model_state import (
     plain_state,
     same_value,
 )
+from penstock.capture.record.other_batches import other_lengths, parts_of, resized
+from penstock.capture.record.outside_state import (
+    Globals,
+    changed_name,
+    contents_in,
+    generators_state,
+    restore_generators,
+    same_generators,
+)
 from penstock.capture.record.recording import (
     Address,
     BlockCall,
     Event,
     Made,
     Recording,
-    line_in_words,
 )
-from penstock.capture.record.sizes import BatchSize, Sizes
+from penstock.capture.record.sizes import BatchSize, Sizes, shapes_of
 from penstock.capture.record.units import Granularity, blocks_around, units_of
 from penstock.capture.record.user_program import Returned, UserProgram
 from penstock.errors import BadInput, CaptureFailed, PenstockError
@@ -82,17 +97,31 @@ class Recorded:
 
 @dataclass
 class _Attempt:
-    """What is known of the units so far."""
+    """What is known of the units so far.
+
+    ``opened`` and ``closed`` have reasons; ``varying`` are called more often in other batches.
+    """
 
     granularity: Granularity
     opened: dict[str, str] = field(default_factory=dict[str, str])
     closed: dict[str, str] = field(default_factory=dict[str, str])
     valued: set[str] = field(default_factory=set[str])
+    varying: set[str] = field(default_factory=set[str])
     with_values: bool = False
+    settled: bool = False
+    failure: Exception | None = None
+    """With tensors without values the program failed, outside of modules."""
 
 
 class _Again(Exception):
     """The units have changed: record again."""
+
+
+class _NotThere(Exception):
+    """The program does not run on a batch on which it need not."""
+
+
+_recording = threading.Lock()
 
 
 def record_program(
@@ -100,27 +129,29 @@ def record_program(
     leaves: Sequence[torch.Tensor],
     *,
     granularity: Granularity = "module",
-    longer: Sequence[tuple[tuple[int, ...], Sequence[torch.Tensor]]] = (),
-    lengths: tuple[int, ...] = (),
     autocast: torch.dtype | None = None,
 ) -> Recorded:
-    """Record a program on an example with these leaves, which has these ``lengths``.
-
-    ``longer`` are the example at other lengths, one for each length.
+    """Record a program on an example with these leaves.
 
     Raises:
         BadInput: the loss cannot be computed from slices of a batch.
         CaptureFailed: the program does not run, or cannot be recorded.
     """
+    check_model(program)
     attempt = _Attempt(granularity)
     device = device_of(program)
-    with _undisturbed(device):
+    jointly = False
+    with _undisturbed(program, device):
         for _ in range(_MOST_ATTEMPTS):
-            recorder = _Recorder(program, device, attempt, autocast)
+            recorder = _Recorder(program, leaves, device, attempt, autocast)
             try:
-                return recorder.record(leaves, longer, lengths)
+                return recorder.record(jointly=jointly)
             except _Again:
                 continue
+            except LengthFixed:
+                if jointly or len(program.call.layout.lengths) < 2:
+                    raise
+                jointly = True
     raise CaptureFailed(
         f"{type(program.model).__name__} takes another path in each of {_MOST_ATTEMPTS} runs on "
         f"the example batch; see that forward does the same for the same batch"
@@ -136,16 +167,29 @@ def device_of(program: UserProgram) -> torch.device:
 
 
 @contextlib.contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Restore random states, and the device that absent tensors claim to be on."""
-    python, before = random.getstate(), Absent.home
-    Absent.home = device
+def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
+    """Restore generators, globals, and the device that absent tensors claim to be on.
+
+    Raises:
+        CaptureFailed: another thread is recording, for which torch's own functions are replaced.
+    """
+    if not _recording.acquire(blocking=False):
+        raise CaptureFailed(
+            f"{type(program.model).__name__} cannot be captured while another thread captures a "
+            f"model; capture one after the other"
+        )
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
+        generators, values, home = generators_state(), Globals(program.model), Absent.home
+        Absent.home = device
+        try:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                yield
+        finally:
+            restore_generators(generators)
+            values.restore()
+            Absent.home = home
     finally:
-        random.setstate(python)
-        Absent.home = before
+        _recording.release()
 
 
 @contextlib.contextmanager
@@ -167,6 +211,7 @@ class _Recorder:
     def __init__(
         self,
         program: UserProgram,
+        leaves: Sequence[torch.Tensor],
         device: torch.device,
         attempt: _Attempt,
         autocast: torch.dtype | None,
@@ -174,41 +219,81 @@ class _Recorder:
         self._program, self._device = program, device
         self._attempt, self._autocast = attempt, autocast
         self._originals: Mapping[str, torch.Tensor] = dict(program.named_parameters())
+        layout = program.call.layout
+        lengths = layout.lengths_of(dict(enumerate(leaves))) if layout.lengths else ()
+        self._example = BatchSize(leaves[0].shape[0], lengths)
+        # Of one sample it could not be told which sizes are the samples.
+        self._leaves = [torch.cat([t, t]) for t in leaves] if leaves[0].shape[0] == 1 else leaves
+        self._size = BatchSize(self._leaves[0].shape[0], lengths)
 
-    def record(
-        self,
-        leaves: Sequence[torch.Tensor],
-        longer: Sequence[tuple[tuple[int, ...], Sequence[torch.Tensor]]],
-        lengths: tuple[int, ...],
-    ) -> Recorded:
-        """The record (raises `_Again` if units were opened or closed)."""
-        samples = leaves[0].shape[0]
-        if samples == 1:
-            leaves = [torch.cat([leaf, leaf]) for leaf in leaves]
-            longer = [(own, [torch.cat([t, t]) for t in those]) for own, those in longer]
-            samples = 2
-        first = self._twice(leaves)
-        others: list[Recording] = []
-        batches = [BatchSize(samples, lengths)]
-        for rows in parts_of(samples):
-            others.append(self._once([leaf[rows] for leaf in leaves]))
-            batches.append(BatchSize(len(rows), lengths))
-        records = [first.record, *others]
+    def record(self, *, jointly: bool) -> Recorded:
+        """The record; other lengths one by one, or all of them ``jointly``.
+
+        Raises:
+            _Again: units were opened or closed.
+            LengthFixed: the program does not run at another length.
+        """
+        size, layout = self._size, self._program.call.layout
+        first = self._twice()
+        records, batches = [first.record], [size]
+        for rows in parts_of(size.samples):
+            batches.append(BatchSize(len(rows), size.lengths))
+            records.append(self._once([leaf[rows] for leaf in self._leaves], batches[-1]))
+        by_samples = records[1:]
+        for lengths, must_run in other_lengths(layout, size.lengths, jointly=jointly):
+            other = BatchSize(size.samples, lengths)
+            try:
+                own = self._once(resized(layout, self._leaves, lengths), other, must_run=must_run)
+            except _NotThere:
+                continue
+            records.append(own)
+            batches.append(other)
         self._check_results(records)
-        for own, those in longer:
-            others.append(self._once(those))
-            batches.append(BatchSize(samples, own))
-        sizes = Sizes([first.record, *others], batches)
-        first.sizes, first.size = sizes, batches[0]
-        first.is_steady = len({dependent_addresses(record) for record in records}) == 1
-        first.calls = tuple(dict(record.counts) for record in (first.record, *others[:1]))
+        self._find_varying(records)
+        if self._attempt.failure is not None:
+            raise only_whole(self._program, self._attempt.failure)
+        first.sizes, first.size = Sizes(records, batches, self._shapes_at), self._example
+        first.is_steady = len({dependent_addresses(r) for r in (first.record, *by_samples)}) == 1
+        first.calls = tuple(dict(record.counts) for record in records)
         try:
             first.parts = loss_parts(
-                first.record, records[1:], sizes, first.loss, first.terms
+                first.record, by_samples, first.sizes, first.loss, first.terms
             )
         except MustOpen as unit:
             self._open(unit.unit, "it makes a part of the loss")
         return first
+
+    def _find_varying(self, records: Sequence[Recording]) -> None:
+        """Calls of which other batches have more, or fewer: no cut among those of one unit."""
+        first, *others = records
+        varying = {p for other in others for p, n in first.counts.items() if n != other.counts[p]}
+        if not varying <= self._attempt.varying:
+            self._attempt.varying |= varying
+            raise _Again
+        for path in varying:
+            first.keep_together(path)
+        made = [Counter(e.address[:-1] for e in r.events if not e.is_unit) for r in records]
+        for value in first.values:
+            place = first.events[value.maker].address[:-1]
+            if any(own[place] != made[0][place] for own in made):
+                value.crossable = False
+
+    def _shapes_at(self, lengths: tuple[int, ...]) -> dict[Any, tuple[int, ...]]:
+        """The shapes of all values at other lengths, by address and slot.
+
+        Raises:
+            CaptureFailed: the program does not run, or calls other units, at these lengths.
+        """
+        leaves = resized(self._program.call.layout, self._leaves, lengths)
+        with _undisturbed(self._program, self._device):
+            try:
+                found = self._once(leaves, BatchSize(self._size.samples, lengths))
+            except _Again:
+                raise CaptureFailed(
+                    f"{type(self._program.model).__name__} takes another path where its lengths "
+                    f"are {list(lengths)}; capture it with such a batch"
+                ) from None
+        return shapes_of(found)
 
     def _copy(self) -> UserProgram:
         copied = self._program.without_values(keeps_parameters=self._attempt.with_values)
@@ -220,23 +305,33 @@ class _Recorder:
         attempt = self._attempt
         units = units_of(program, attempt.granularity, attempt.opened, attempt.closed)
         blocks = blocks_around(program, units, attempt.opened)
-        return Recording(program, units, blocks, self._originals, attempt.valued)
+        return Recording(
+            program, units, blocks, self._originals, attempt.valued, attempt.varying
+        )
 
-    def _once(self, leaves: Sequence[torch.Tensor]) -> Recording:
+    def _once(
+        self, leaves: Sequence[torch.Tensor], size: BatchSize, *, must_run: bool = True
+    ) -> Recording:
         """A recording on a copy of the program."""
         program = self._copy()
         record = self._recording(program)
-        self._run(record, program, leaves)
+        self._run(record, program, leaves, size, must_run=must_run)
         return record
 
     def _run(
-        self, record: Recording, program: UserProgram, leaves: Sequence[torch.Tensor]
+        self,
+        record: Recording,
+        program: UserProgram,
+        leaves: Sequence[torch.Tensor],
+        size: BatchSize,
+        *,
+        must_run: bool = True,
     ) -> Returned:
         torch.manual_seed(0)
         precision: Any = contextlib.nullcontext()
         if self._autocast is not None:
             precision = torch.autocast(self._device.type, self._autocast)
-        own = [leaf.to(self._device).clone() for leaf in leaves]
+        own = [on_device(leaf, self._device) for leaf in leaves]
         leaves_as_values(record, own)
         try:
             with without_caches(program), torch.enable_grad(), precision, record.active():
@@ -244,23 +339,28 @@ class _Recorder:
                     warnings.simplefilter("ignore")  # the user's own runs give these too
                     result = program.run(dict(enumerate(own)))
         except NeedsValues as asked:
+            if not must_run:
+                raise _NotThere from asked
             self._on_question(asked, program)
         except PenstockError:
             raise
         except Exception as error:
-            self._on_failure(error, program)
+            if not must_run:
+                raise _NotThere from error
+            self._on_failure(error, program, size)
         if record.has_unknown and not self._attempt.with_values and not self._is_on_meta:
             self._attempt.with_values = True
             raise _Again
         fresh = {path: why for path, why in record.opened.items() if self._can_open(path)}
         if fresh:
             self._attempt.opened |= fresh
+            for path in fresh:
+                self._attempt.closed.pop(path, None)
             raise _Again
         return result
 
     def _can_open(self, path: str) -> bool:
-        attempt = self._attempt
-        return path not in attempt.opened and path not in attempt.closed
+        return path not in self._attempt.opened
 
     def _open(self, path: str, why: str) -> None:
         if not self._can_open(path):
@@ -269,6 +369,7 @@ class _Recorder:
                 f"({why}), and not be opened either; move that out of it"
             )
         self._attempt.opened[path] = why
+        self._attempt.closed.pop(path, None)
         raise _Again
 
     def _on_question(self, asked: NeedsValues, program: UserProgram) -> None:
@@ -283,40 +384,51 @@ class _Recorder:
             raise _Again
         where = line_of(asked.__traceback__)
         raise CaptureFailed(
-            f"{type(program.model).__name__} asks for {asked} at {where}, and the model has no "
-            f"values; build it on the CPU, or move what asks into a module of its own"
+            f"{type(program.model).__name__} asks for {asked} at {where or 'an unknown line'}, and "
+            f"the model has no values; build it on the CPU, or write the line with tensor "
+            f"operations such as torch.where"
         ) from asked
 
     @property
     def _is_on_meta(self) -> bool:
         return any(t.is_meta or type(t) is Absent for t in self._originals.values())
 
-    def _on_failure(self, error: Exception, program: UserProgram) -> None:
-        """The program failed; where tensors without values may be why, try it with values."""
-        if not self._attempt.with_values and not self._is_on_meta:
-            self._attempt.with_values = True
-            raise _Again from error
-        text = str(error).strip().partition("\n")[0]
-        raise CaptureFailed(
-            f"{type(program.model).__name__} does not run on the example batch: "
-            f"{type(error).__name__} at {line_of(error.__traceback__)}: {text}"
-        ) from error
+    def _on_failure(self, error: Exception, program: UserProgram, size: BatchSize) -> None:
+        """The program failed, maybe since it was given tensors without values.
 
-    def _twice(self, leaves: Sequence[torch.Tensor]) -> Recorded:
+        Then the module that failed is closed, so that its stage runs it on whole tensors. What fails
+        outside of modules would fail in every stage but one.
+        """
+        attempt = self._attempt
+        if not attempt.with_values and not self._is_on_meta:
+            path = innermost_module(error.__traceback__, program)
+            if path is not None and path not in attempt.closed and path not in attempt.opened:
+                attempt.closed[path] = first_line(error)
+                raise _Again from error
+            attempt.with_values, attempt.failure = True, error
+            raise _Again from error
+        raise does_not_run(program, error, size, self._example) from error
+
+    def _twice(self) -> Recorded:
         """The example, run twice on one copy, with the state that this changed."""
-        program = self._copy()
+        program, leaves, size = self._copy(), self._leaves, self._size
         tree, states = module_tree(program), [plain_state(program)]
         record = self._recording(program)
-        python = random.getstate()
-        loss, output, terms = self._run(record, program, leaves)
-        draws_python = random.getstate() != python
-        if module_tree(program) != tree:
-            self._settle(leaves)
+        generators = generators_state()
+        loss, output, terms = self._run(record, program, leaves, size)
+        draws_python = not same_generators(generators, generators_state())
+        changed = changed_name(tree, module_tree(program))
+        if changed or module_tree(program).keys() != tree.keys():
+            self._settle(leaves, changed)
             raise _Again
         states.append(plain_state(program))
+        values = Globals(program.model)
+        between = {f"{path}." if path else "": program.module(path) for path in record.between}
+        before = contents_in(between), values.state()
         again = self._recording(program)
-        self._run(again, program, leaves)
+        self._run(again, program, leaves, size)
         states.append(plain_state(program))
+        self._check_contents(before, (contents_in(between), values.state()))
         self._check_results([record, again])
         found = record.current.get(loss)
         if found is None:
@@ -332,10 +444,24 @@ class _Recorder:
         recorded.outputs = flatten_outputs(output, loss)
         recorded.output_values = tuple(record.current.get(t) for t in recorded.outputs.tensors)
         recorded.outputs.tensors.clear()
-        values = [record.current.get(term) for term in terms]
-        recorded.terms = tuple(value for value in values if value is not None)
+        own = [record.current.get(term) for term in terms]
+        recorded.terms = tuple(value for value in own if value is not None)
         recorded.leaf_values = tuple(range(len(leaves)))
         return recorded
+
+    def _check_contents(
+        self, before: tuple[dict[str, Any], ...], after: tuple[dict[str, Any], ...]
+    ) -> None:
+        """Raise `CaptureFailed` if forward has changed what stages of a process share."""
+        attribute = changed_name(before[0], after[0])
+        name = f"{type(self._program.model).__name__}.{attribute}" if attribute else ""
+        name = name or changed_name(before[1], after[1])
+        if name:
+            raise CaptureFailed(
+                f"{name} cannot be captured: forward changes what is in it with every call, and "
+                f"every stage of a process would; keep it in numbers, tensors or buffers of the "
+                f"model (register_buffer), or use it in modules of one layer only"
+            )
 
     def _with_state(
         self, record: Recording, states: Sequence[dict[StatePlace, Any]], loss: int
@@ -347,6 +473,8 @@ class _Recorder:
         again = changed_places(states[1], states[2])
         changed = changed_places(states[0], states[1]) | again
         units = [(owner(place), place) for place in sorted(changed)]
+        for unit in {unit for unit, place in units if unit and place.kind == "buffer"}:
+            record.keep_together(unit)
         empty = Sizes([record], [BatchSize(1)])
         return Recorded(
             record,
@@ -365,18 +493,24 @@ class _Recorder:
             device=self._device,
         )
 
-    def _settle(self, leaves: Sequence[torch.Tensor]) -> None:
+    def _settle(self, leaves: Sequence[torch.Tensor], changed: str) -> None:
         """Let the user's model do what it does once: some replace modules in their first forward.
 
         Buffers are put back.
         """
         program = self._program
+        name = type(program.model).__name__
         if self._is_on_meta:
             raise CaptureFailed(
-                f"{type(program.model).__name__} replaces modules of its own in forward, which "
-                f"takes values; build it on the CPU and run it once before"
+                f"{name} replaces modules of its own in forward, which takes values; build it on "
+                f"the CPU and run it once before"
             )
-        before = module_tree(program)
+        if self._attempt.settled:
+            raise CaptureFailed(
+                f"forward of {name} replaces its modules ({changed or 'some'}) with every call, and "
+                f"stages need the same modules each time; build them in __init__"
+            )
+        self._attempt.settled = True
         buffers = {name: buffer.clone() for name, buffer in program.named_buffers()}
         own = {i: leaf.to(self._device).clone() for i, leaf in enumerate(leaves)}
         with torch.no_grad(), without_caches(program):
@@ -384,12 +518,6 @@ class _Recorder:
             for name, buffer in program.named_buffers():
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
-        if module_tree(program) == before:
-            raise CaptureFailed(
-                f"forward of {type(program.model).__name__} changes the modules of the model with "
-                f"every call, and stages need the same modules each time; build them in __init__"
-            )
-        self._originals = dict(program.named_parameters())
 
     def _check_results(self, records: Sequence[Recording]) -> None:
         """Open units whose results hold numbers that change; blocks are then not left out."""
@@ -415,12 +543,11 @@ class _Recorder:
                         block.closed = False
 
 
-def parts_of(samples: int) -> list[list[int]]:
-    """Rows of two other batches: with one sample less, or more where norms could not take less."""
-    if samples > 2:
-        return [list(range(samples - 1)), list(range(1, samples))]
-    every = list(range(samples))
-    return [[*every, 0], [*every, samples - 1]]
+def on_device(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of a leaf of the batch; without values it is absent."""
+    if leaf.is_meta:
+        return Absent.of(leaf.detach())
+    return leaf.to(device).clone()
 
 
 def dependent_addresses(record: Recording) -> tuple[Address, ...]:
@@ -462,30 +589,3 @@ def blocks_agree(one: Sequence[BlockCall], other: Sequence[BlockCall]) -> bool:
         a.spec == b.spec and templates_agree(a.template, b.template)
         for a, b in zip(one, other, strict=True)
     )
-
-
-def innermost_module(trace: Any, program: UserProgram) -> str | None:
-    """The innermost module of the user, not the outermost, whose forward was running."""
-    paths = {id(module): path for path, module in program.named_modules()}
-    found: str | None = None
-    for frame, _ in traceback.walk_tb(trace):
-        module = frame.f_locals.get("self")
-        if isinstance(module, nn.Module) and frame.f_code.co_name == "forward":
-            path = paths.get(id(module))
-            holds = next(module.parameters(), None) is not None
-            if path is not None and path not in program.root_names and holds:
-                found = path
-    return found
-
-
-def line_of(trace: Any) -> str:
-    """The innermost line of the user's code in a traceback."""
-    own = "?"
-    package = sys.modules["penstock"].__path__[0]
-    library = torch.__path__[0]
-    for frame, number in traceback.walk_tb(trace):
-        name = frame.f_code.co_filename
-        if not name.startswith((package, library, "<frozen")):
-            own = line_in_words((name, number))
-    return own
-

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from penstock.capture.record.absent import version_of
 from penstock.capture.record.user_program import UserProgram
 
-__all__ = ["PLAIN", "StatePlace", "changed_places", "module_tree", "plain_state", "same_value"]
+__all__ = ["OF_EVERY_MODULE", "PLAIN", "StatePlace", "changed_places", "module_tree", "plain_state", "same_value"]
 
 PLAIN = (
     *(int, float, bool, str, bytes, type(None)),
@@ -20,7 +21,8 @@ PLAIN = (
 )
 """Types of values that are equal where they look equal."""
 
-_OF_EVERY_MODULE = frozenset([*nn.Module().__dict__, "forward"])
+OF_EVERY_MODULE = frozenset([*nn.Module().__dict__, "forward"])
+"""Attributes that are no state of the user's."""
 
 
 class StatePlace(NamedTuple):
@@ -50,11 +52,11 @@ def plain_state(program: UserProgram) -> dict[StatePlace, Any]:
         for key, value in module.__dict__.items():
             if isinstance(value, PLAIN) and key != "training":
                 found[StatePlace("attribute", path, key)] = value
-            elif key not in _OF_EVERY_MODULE and not isinstance(value, nn.Module):
+            elif key not in OF_EVERY_MODULE and not isinstance(value, nn.Module):
                 found[StatePlace("attribute", path, key)] = _Identity(value)
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                found[StatePlace("buffer", path, key)] = (id(buffer), buffer._version)
+                found[StatePlace("buffer", path, key)] = (id(buffer), version_of(buffer))
     return found
 
 
@@ -73,9 +75,9 @@ def changed_places(
     return found
 
 
-def module_tree(program: UserProgram) -> dict[str, type[nn.Module]]:
-    """The class of each module by name."""
-    return {path: type(module) for path, module in program.named_modules()}
+def module_tree(program: UserProgram) -> dict[str, int]:
+    """Which object each module is, by name."""
+    return {path: id(module) for path, module in program.named_modules()}
 
 
 def same_value(one: Any, other: Any) -> bool:

@@ -17,7 +17,8 @@ import linecache
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from types import CodeType
@@ -36,15 +37,19 @@ from penstock.capture.record.absent import (
     NeedsValues,
     absent_like,
     call_name,
+    check_none_lost,
     fresh_results,
+    version_of,
     writes_first,
 )
 from penstock.capture.record.model_state import PLAIN
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stand_ins import made_up, standing_in
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
+from penstock.errors import CaptureFailed
 
 __all__ = [
+    "MASK",
     "Address",
     "BlockCall",
     "Event",
@@ -95,9 +100,9 @@ def line_in_words(line: Line | None) -> str:
 
 
 def line_with_source(line: Line | None) -> str:
-    """``model.py:12 `return a * b` ``."""
+    """``/home/me/model.py:12 `return a * b` ``, for messages that say what to change."""
     source = linecache.getline(*line).strip() if line is not None else ""
-    return f"{line_in_words(line)} `{source}`" if source else line_in_words(line)
+    return f"{line[0]}:{line[1]} `{source}`" if line and source else line_in_words(line)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -236,11 +241,6 @@ class _Memory:
         return [tensor for tensor in found if tensor is not None]
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """A number that every write to the tensor's memory changes."""
-    return tensor.plain._version if type(tensor) is Absent else tensor._version
-
-
 def memory_of(tensor: torch.Tensor) -> int | None:
     """What tells memory apart; None for tensors without any of their own."""
     plain = tensor.plain if type(tensor) is Absent else tensor
@@ -301,6 +301,20 @@ def forwards_replaced(
                 place["forward"] = had
 
 
+@contextlib.contextmanager
+def hooks_muted(program: UserProgram, paths: Collection[str]) -> Iterator[None]:
+    """Within, modules have no hooks on their backward, which take tensors with values."""
+    places = [program.module(path).__dict__ for path in paths]
+    kept = [(place["_backward_hooks"], place["_backward_pre_hooks"]) for place in places]
+    for place in places:
+        place["_backward_hooks"] = place["_backward_pre_hooks"] = OrderedDict[int, Any]()
+    try:
+        yield
+    finally:
+        for place, (hooks, pre_hooks) in zip(places, kept, strict=True):
+            place["_backward_hooks"], place["_backward_pre_hooks"] = hooks, pre_hooks
+
+
 RANDOM_NAMES = frozenset(
     [
         *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
@@ -329,7 +343,8 @@ class Recording(TorchFunctionMode):
 
     ``blocks`` are modules that hold several units. ``originals`` are the user's own parameters by
     name. Units in ``valued`` run on made-up values, since they ask for values inside; a unit that
-    turns out to do so is added. With None all units run as they are.
+    turns out to do so is added; with None all units run as they are. Units in ``varying`` have more
+    calls in other batches, so what follows one of their calls is found by the unit, not by the call.
     """
 
     def __init__(
@@ -339,10 +354,11 @@ class Recording(TorchFunctionMode):
         blocks: Sequence[str],
         originals: Mapping[str, torch.Tensor],
         valued: set[str] | None,
+        varying: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.program, self.units, self.block_paths = program, units, blocks
-        self.valued = valued
+        self.valued, self.varying = valued, frozenset(varying)
         self.events: list[Event] = []
         self.values: list[Value] = []
         self.blocks: list[BlockCall] = []
@@ -359,7 +375,11 @@ class Recording(TorchFunctionMode):
         """Events of torch's own hooks on backwards, which other stages mute."""
         self.hooked: dict[str, list[tuple[int, int]]] = {}
         """Modules between units with hooks on their backward: the events of their calls."""
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.tensor_hooks: dict[Address, int] = {}
+        """Values on which code between units registers hooks, by the address of that call."""
+        self.has_tensor_hooks = False
+        """Hooks are registered on tensors, in units or between them."""
         self.norms: list[str] = []
         """Where samples are normalised over the batch."""
         self.has_unknown = False
@@ -371,6 +391,7 @@ class Recording(TorchFunctionMode):
         self._originals = originals
         self._inside: str | None = None
         self._implicit: list[int] = []
+        self._hooked_inside: list[int] = []
         self._implicit_params: set[str] = set()
         self._implicit_leaves: set[int] = set()
         self._draws_inside = False
@@ -400,6 +421,12 @@ class Recording(TorchFunctionMode):
             if path not in self.units and not path.startswith(inside)
         ]
         """Modules that are no unit nor in one."""
+        self.has_hooks = {
+            path
+            for path, module in program.named_modules()
+            if module._backward_hooks or module._backward_pre_hooks
+        }
+        """Modules with hooks on their backward."""
         self._skeleton = [program.module(path) for path in self.between]
 
     # Running.
@@ -407,10 +434,14 @@ class Recording(TorchFunctionMode):
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Within, the program's calls are recorded."""
-        wrappers = {path: self._around_unit(path) for path in self.units}
-        wrappers |= {path: self._around_block(path) for path in self.block_paths}
-        hooked = {p: self._around_hooked(p) for p in self._hooked() if p not in wrappers}
-        with forwards_replaced(self.program, wrappers | hooked), self._functions_seen():
+        # A cut inside of a module with hooks on its backward would break them.
+        own = [path for path in self.between if path in self.has_hooks]
+        wrappers = {path: self._around_hooked(path) for path in own}
+        wrappers |= {path: self._around_unit(path) for path in self.units}
+        wrappers |= {p: self._around_block(p) for p in self.block_paths if p not in own}
+        # A run whose calls are compared is a training run, with all its hooks.
+        muted = hooks_muted(self.program, self.has_hooks if self.valued is not None else ())
+        with muted, forwards_replaced(self.program, wrappers), self._functions_seen():
             self._active, self._at_start = True, self._skeleton_state()
             try:
                 with fresh_results(), self:
@@ -419,21 +450,17 @@ class Recording(TorchFunctionMode):
                 self._active = False
                 self._finish()
 
-    def _hooked(self) -> Iterator[str]:
-        """Modules outside of units with hooks on their backward, which a cut inside would break."""
-        for path in self.between:
-            module = self.program.module(path)
-            if module._backward_hooks or module._backward_pre_hooks:
-                yield path
-
     def _around_hooked(self, path: str) -> Callable[[Any], Any]:
         def wrap(plain: Any) -> Any:
             def forward(*args: Any, **kwargs: Any) -> Any:
-                # The hooks themselves are calls just before and after this one.
-                first = max(0, len(self.events) - 1)
+                first = len(self.events)
                 result = plain(*args, **kwargs)
-                call = first, len(self.events) + 1
+                call = first, len(self.events)
                 self.regions.append(call)
+                for tensor in tensors_in(result):
+                    value = self.current.get(tensor)
+                    if value is not None:  # gradients must pass the hooks around what is seen here
+                        self.values[value].crossable = False
                 self.hooked.setdefault(path, []).append(call)
                 return result
 
@@ -443,21 +470,23 @@ class Recording(TorchFunctionMode):
 
     @contextlib.contextmanager
     def _functions_seen(self) -> Iterator[None]:
-        """Within, calls of the user's own autograd functions between units are events."""
-        function: Any = torch.autograd.Function
-        plain = function.__dict__["apply"]
+        """Within, calls of the user's own autograd functions between units are events.
+
+        Replaced is the method that ``apply`` calls, since users may hold ``MyFunction.apply`` itself.
+        """
+        lowest: Any = torch.autograd.Function.__mro__[1]
 
         def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            call = plain.__get__(None, kind)
+            call = super(lowest, kind).apply
             if self._inside is not None or not self._active:
                 return _with_grad(call(*args, **kwargs), (args, kwargs))
             return self._own_function(kind, call, args, kwargs)
 
-        function.apply = classmethod(apply)
+        lowest.apply = classmethod(apply)
         try:
             yield
         finally:
-            function.apply = plain
+            del lowest.apply
 
     def _own_function(
         self, kind: Any, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -570,6 +599,9 @@ class Recording(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
             self.norms.append(self._inside or line_in_words(line_of_user()))
+        if name in ("register_hook", "backward"):
+            self._note_hook(name, args[0])
+            return func(*args, **kwargs)
         if self._inside is not None:
             return self._call_inside(func, name, args, kwargs)
         line = line_of_user()
@@ -578,6 +610,7 @@ class Recording(TorchFunctionMode):
         before = _generator_state() if name not in ("size", "dim") else None
         result = func(*args, **kwargs)
         made, given = tensors_in(result), tensors_in((args, kwargs))
+        check_none_lost(given)
         asks = name in VALUES
         wrote = writes_first(name) or "out" in kwargs
         if not made and not asks and not wrote:
@@ -592,6 +625,29 @@ class Recording(TorchFunctionMode):
         self._record_call(event, name, args, kwargs, given, made, wrote)
         return result
 
+    def _note_hook(self, name: str, tensor: torch.Tensor) -> None:
+        """A hook on a tensor: it sees the whole gradient where the tensor is made.
+
+        Raises:
+            CaptureFailed: gradients are computed at once, which would end at those of the stage.
+        """
+        line = line_of_user(3)
+        if name == "backward":
+            raise CaptureFailed(
+                f"forward calls backward() at {line_with_source(line)}, whose gradients would end "
+                f"where its stage begins; use torch.autograd.grad, or add the term to the loss"
+            )
+        self.has_tensor_hooks = True
+        value = self.current.get(tensor)
+        if value is None:
+            return
+        if self._inside is not None:
+            self._hooked_inside.append(value)
+            return
+        place = (self._anchor, name, line)
+        self._seen[place] = n = self._seen.get(place, -1) + 1
+        self.tensor_hooks[*place, n] = value
+
     def _record_sizes(self, name: str, args: Any, kwargs: Any, line: Line) -> None:
         """Values that decide about the size of a result: every stage asks for them.
 
@@ -600,7 +656,7 @@ class Recording(TorchFunctionMode):
         """
         for is_bound, tensor in deciding_tensors(name, args, kwargs):
             if self._is_computed(tensor):
-                kind = _BOUND if is_bound else _MASK
+                kind = _BOUND if is_bound else MASK
                 event = Event((self._anchor, kind, line, len(self.events)), None, line)
                 event.asks, event.answer = True, int(tensor) if is_bound else None
                 self._read(event, [tensor])
@@ -630,6 +686,8 @@ class Recording(TorchFunctionMode):
         self._read(event, [tensor for tensor in given if tensor is not skipped])
         number = len(self.events)
         self.events.append(event)
+        if event.func is torch.autograd.grad:
+            self._note_gradient(number, kwargs.get("inputs", args[1] if len(args) > 1 else ()))
         self._note_checkpoint(number)
         written = self._writes(event, number, given, {id(tensor) for tensor in made})
         for slot, tensor in enumerate(made):
@@ -641,6 +699,12 @@ class Recording(TorchFunctionMode):
                 other is not tensor for other in self._memory.sharing(memory_of(tensor) or 0)
             )
             self.make(event, number, slot, tensor, crossable=not shared)
+
+    def _note_gradient(self, number: int, inputs: Any) -> None:
+        """A gradient within forward: no cut between what it is of and the call."""
+        values = [self.current.get(tensor) for tensor in tensors_in(inputs)]
+        makers = [-1 if value is None else self.values[value].maker for value in values]
+        self.regions.append((min(makers, default=-1) + 1, number + 1))
 
     def _reference(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -661,7 +725,9 @@ class Recording(TorchFunctionMode):
             for tensor in tensors_in(result):
                 if self._hidden.get(tensor) is None and self.current.get(tensor) is None:
                     self._hidden.set(tensor, unit)
-        for tensor in tensors_in((args, kwargs)):
+        given = tensors_in((args, kwargs))
+        check_none_lost(given)
+        for tensor in given:
             leaf = self.batch.get(tensor)
             if leaf is not None:
                 self._implicit_leaves.add(leaf)
@@ -722,10 +788,11 @@ class Recording(TorchFunctionMode):
 
     def _unit(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
         self.is_temporary = self.is_temporary or self._skeleton_state() != self._at_start
-        n = self.counts.get(path, 0)
+        n = self.counts[path]
         self.counts[path] = n + 1
         event = Event((path, n), line=line_of_user(3), depends=True, is_unit=True)
         given = tensors_in((args, kwargs))
+        check_none_lost(given)
         for tensor in given:
             self._memory.note(tensor)
         self._read(event, given)
@@ -734,12 +801,13 @@ class Recording(TorchFunctionMode):
         versions = [version_of(tensor) for tensor in given]
         self._inside, self._draws_inside = path, False
         self._implicit, self._implicit_params, self._implicit_leaves = [], set(), set()
+        self._hooked_inside = []
         try:
             result = self._run_unit(path, plain, args, kwargs)
         finally:
             self._inside = None
         number = len(self.events)
-        self._anchor = event.address
+        self._anchor = self.anchor_of(event.address)
         event.random = self._draws_inside or _has_drawn(before)
         if self._surroundings(args, kwargs) != state:
             self.opened[path] = "it changes something outside of itself"
@@ -756,6 +824,8 @@ class Recording(TorchFunctionMode):
         return result
 
     def _note_implicit(self, event: Event, number: int) -> None:
+        for value in self._hooked_inside:
+            self.regions.append((self.values[value].maker, number + 1))
         known = set(event.reads)
         event.params += sorted(self._implicit_params)
         event.leaves |= self._implicit_leaves
@@ -779,8 +849,6 @@ class Recording(TorchFunctionMode):
         places = _places_of(args, kwargs)
         made = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
         self._writes(event, number, given, made - set(places))
-        module = self.program.module(path)
-        has_hooks = bool(module._backward_hooks or module._backward_pre_hooks)
         kept: list[Made] = []
         slot = 0
         for leaf in leaves:
@@ -794,7 +862,7 @@ class Recording(TorchFunctionMode):
             else:
                 kept.append(Made("made", slot, leaf.dtype, leaf.requires_grad))
                 # Gradients must pass the module's hooks, which are around what is seen here.
-                self.make(event, number, slot, leaf, crossable=not has_hooks)
+                self.make(event, number, slot, leaf, crossable=path not in self.has_hooks)
             slot += 1
         event.result = (kept, spec)
 
@@ -810,6 +878,7 @@ class Recording(TorchFunctionMode):
         before = [(p.__dict__, dict(p.__dict__), p._buffers, dict(p._buffers)) for p in parts]
         try:
             result = plain(*args, **kwargs)
+            check_none_lost(tensors_in(result))
             if not any(type(t) is Absent and t.is_unknown for t in tensors_in(result)):
                 return result
         except (NeedsValues, Exception):
@@ -881,6 +950,16 @@ class Recording(TorchFunctionMode):
 
         return wrap
 
+    def anchor_of(self, address: Address) -> Address:
+        """The first part of the addresses of calls that follow this call of a unit."""
+        return (address[0], -1) if address[0] in self.varying else address
+
+    def keep_together(self, path: str) -> None:
+        """Let there be no cut from the first to the last call of a unit."""
+        calls = [n for n, e in enumerate(self.events) if e.is_unit and e.address[0] == path]
+        if len(calls) > 1:
+            self.regions.append((calls[0], calls[-1] + 1))
+
     def _block(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
         first = len(self.events)
         before = {id(t): self.current.get(t) for t in tensors_in((args, kwargs))}
@@ -909,7 +988,7 @@ class Recording(TorchFunctionMode):
         self.dependent: set[int] = set()
         for number, event in enumerate(self.events):
             of_stages = any(value in self.dependent for value in event.reads)
-            if of_stages and event.func is None and event.address[1] == _MASK:
+            if of_stages and event.func is None and event.address[1] == MASK:
                 event.asks, of_stages = False, False
                 event.reads = []
             event.depends = event.is_unit or bool(event.params) or of_stages
@@ -929,7 +1008,7 @@ class Recording(TorchFunctionMode):
                     block.closed = False
 
 
-_BOUND, _MASK = "bound of a slice", "mask or repeats"
+_BOUND, MASK = "bound of a slice", "mask or repeats"
 
 
 def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, torch.Tensor]]:

@@ -3,19 +3,21 @@
     recorded     4 samples, length 16    3 samples, length 16    4 samples, length 13
     a size                64                     48                      52           = n L
 
-The first formula that explains all recordings is taken. A size that no formula explains is not
-known for other batches; values with such a size cannot be sent between stages.
+The first formula that explains all recordings is taken. A size that only the lengths keep from one,
+such as ``(length + 3) // 4``, is found by recording at these lengths. One that no formula of the
+samples explains is not known for other batches; values of such a size are not sent between stages.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations_with_replacement
+from typing import Any, TypeAlias
 
 from penstock.capture.record.recording import Recording
 
-__all__ = ["BatchSize", "Formula", "Sizes"]
+__all__ = ["BatchSize", "Formula", "Size", "SizeAtLengths", "Sizes", "shapes_of"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,38 @@ class Formula:
         return Formula(tuple((which[1:], factor) for which, factor in self.terms))
 
 
+@dataclass(frozen=True)
+class SizeAtLengths:
+    """A size that is found by recording: that of dimension ``dim`` of the value with this ``key``.
+
+    With ``samples`` (a recording's number of them) it is a multiple of the samples.
+    """
+
+    shapes_at: Callable[[tuple[int, ...]], Mapping[Any, tuple[int, ...]]]
+    key: Any
+    dim: int
+    samples: int = 0
+    each: bool = False
+    is_constant = False
+
+    def at(self, size: BatchSize) -> int:
+        """The size for a batch."""
+        found = self.shapes_at(size.lengths)[self.key][self.dim]
+        return found // self.samples * (1 if self.each else size.samples) if self.samples else found
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether the size depends on the number of samples."""
+        return self.samples > 0 and not self.each
+
+    def each_sample(self) -> "SizeAtLengths | None":
+        """The size a sample, if the whole is that many times the samples."""
+        return replace(self, each=True) if self.has_samples else None
+
+
+Size: TypeAlias = Formula | SizeAtLengths
+
+
 def product_of(which: tuple[int, ...], numbers: Sequence[int]) -> int:
     """The product of the numbers with these indices."""
     found = 1
@@ -80,18 +114,31 @@ class Sizes:
     Calls are matched by address, so those that only some recordings have are simply unknown.
     """
 
-    def __init__(self, recordings: Sequence[Recording], batches: Sequence[BatchSize]) -> None:
+    def __init__(
+        self,
+        recordings: Sequence[Recording],
+        batches: Sequence[BatchSize],
+        shapes_at: Callable[[tuple[int, ...]], Mapping[Any, tuple[int, ...]]] | None = None,
+    ) -> None:
         first, *others = recordings
         self.batches = batches
-        shapes = [
-            {(r.events[v.maker].address, v.slot): v.shape for v in r.values} for r in others
-        ]
-        self.formulas: list[tuple[Formula, ...] | None] = []
+        self._shapes_at = shapes_at
+        shapes = [shapes_of(recording) for recording in others]
+        self._known = {batches[0].lengths: shapes_of(first)}
+        self.formulas: list[tuple[Size, ...] | None] = []
         for value in first.values:
             key = first.events[value.maker].address, value.slot
             found = [value.shape, *(known.get(key) for known in shapes)]
-            self.formulas.append(self._fitted(found))
+            self.formulas.append(self._fitted(key, found))
         self._called_by_sample(first)
+
+    def shapes_at(self, lengths: tuple[int, ...]) -> Mapping[Any, tuple[int, ...]]:
+        """The shapes of all values at these lengths, by address and slot; recorded once."""
+        found = self._known.get(lengths)
+        if found is None:
+            assert self._shapes_at is not None
+            found = self._known[lengths] = self._shapes_at(lengths)
+        return found
 
     def _called_by_sample(self, first: Recording) -> None:
         """Calls of a module that is called once for each sample have the first call's shapes."""
@@ -110,19 +157,33 @@ class Sizes:
             if tuple(size.at(self.batches[0]) for size in formula) == value.shape:
                 self.formulas[number], value.crossable = formula, False
 
-    def _fitted(self, shapes: Sequence[tuple[int, ...] | None]) -> tuple[Formula, ...] | None:
+    def _fitted(
+        self, key: Any, shapes: Sequence[tuple[int, ...] | None]
+    ) -> tuple[Size, ...] | None:
         known = [shape for shape in shapes if shape is not None]
         if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
             return None
-        found: list[Formula] = []
-        for sizes in zip(*known, strict=True):
+        found: list[Size] = []
+        for dim, sizes in enumerate(zip(*known, strict=True)):
             if min(sizes) < 0:
                 return None
-            formula = fitted(self.batches, sizes)
+            formula = fitted(self.batches, sizes) or self._found_by_length(key, dim, sizes)
             if formula is None:
                 return None
             found.append(formula)
         return tuple(found)
+
+    def _found_by_length(self, key: Any, dim: int, sizes: Sequence[int]) -> Size | None:
+        """A size that is constant, or a multiple of the samples, at the example's lengths."""
+        samples, lengths = self.batches[0].samples, self.batches[0].lengths
+        if self._shapes_at is None or not lengths:
+            return None
+        own = [(b.samples, n) for b, n in zip(self.batches, sizes, strict=True) if b.lengths == lengths]
+        if len({size for _, size in own}) == 1:
+            return SizeAtLengths(self.shapes_at, key, dim)
+        if all(size * samples == sizes[0] * count for count, size in own) and not sizes[0] % samples:
+            return SizeAtLengths(self.shapes_at, key, dim, samples)
+        return None
 
     def shape(self, value: int, size: BatchSize) -> tuple[int, ...] | None:
         """The shape of a value in a batch of this size; None if it is not known."""
@@ -138,6 +199,12 @@ class Sizes:
         """Whether the number of elements is a multiple of the samples."""
         formulas = self.formulas[value]
         return formulas is not None and any(f.each_sample() is not None for f in formulas)
+
+
+def shapes_of(recording: Recording) -> dict[Any, tuple[int, ...]]:
+    """The shapes of all values, by the address of their maker and their slot there."""
+    events = recording.events
+    return {(events[v.maker].address, v.slot): v.shape for v in recording.values}
 
 
 def fitted(batches: Sequence[BatchSize], sizes: Sequence[int]) -> Formula | None:

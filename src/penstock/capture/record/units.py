@@ -5,10 +5,11 @@
     module        layers.3.norm, layers.3.attention, layers.3.mlp
     operator      layers.3.attention.query, ...: every module without children
 
-The modules of a `Chain` are units, with parameters or without. Modules outside of lists are opened down to those without children, or to torch's own.
+The modules of a `Chain` are units, with parameters or without. Modules outside of lists are opened
+down to those without children, or to torch's own.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Literal, TypeAlias
 
 from torch import nn
@@ -31,24 +32,29 @@ def units_of(
 ) -> tuple[str, ...]:
     """The paths of the units in the order of the module tree.
 
-    None of them is in ``opened``; modules in ``closed`` are units whatever the granularity.
+    None of them is in ``opened``; modules in ``closed`` are units whatever the granularity, and
+    also without parameters.
     """
     found: list[str] = []
     seen: set[int] = set()
-    if isinstance(program.model, Chain):
-        return tuple(first_names(program.model))
     lists = {path for path, part in program.named_modules() if isinstance(part, _LISTS)}
+    chain = program.model.layer_names if isinstance(program.model, Chain) else ()
+    closed = {*closed, *chain} - {*opened}
 
     def visit(path: str, module: nn.Module) -> None:
-        if id(module) in seen or next(module.parameters(), None) is None:
+        prefix = f"{path}." if path else ""
+        is_empty = next(module.parameters(), None) is None
+        if is_empty and path not in closed and not any(p.startswith(prefix) for p in closed):
+            return
+        if id(module) in seen:
             return  # a module that is reached by two names is one unit
         seen.add(id(module))
         if path not in program.root_names and path not in opened:
-            if path in closed or closes(path, module):
+            if path in closed or (closes(path, module) and not is_empty):
                 found.append(path)
                 return
         for name, child in module.named_children():
-            visit(f"{path}.{name}" if path else name, child)
+            visit(f"{prefix}{name}", child)
 
     def closes(path: str, module: nn.Module) -> bool:
         if not any(True for _ in module.children()):
@@ -64,16 +70,6 @@ def units_of(
     for root in program.root_names:
         visit(root, program.module(root))
     return tuple(found)
-
-
-def first_names(chain: Chain) -> Iterator[str]:
-    """The names of a chain's modules, each module once."""
-    seen: set[int] = set()
-    for name in chain.layer_names:
-        module = chain.get_submodule(name)
-        if id(module) not in seen:
-            seen.add(id(module))
-            yield name
 
 
 def blocks_around(

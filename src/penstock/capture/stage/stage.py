@@ -9,10 +9,10 @@ Only while a stage runs, the units that it must see have another ``forward``; af
 is as the user made it.
 """
 
-import random
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -23,14 +23,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from penstock.capture.loss.loss_parts import Action, measured, target_count, weighed
-from penstock.capture.record.absent import Absent, NeedsValues, absent_like, call_name
-from penstock.capture.record.example import Recorded, line_of
+from penstock.capture.record.absent import Absent, NeedsValues, NoHandle, absent_like, call_name
+from penstock.capture.record.example import Recorded
+from penstock.capture.record.failures import has_global_hooks, line_of
+from penstock.capture.record.outside_state import (
+    generators_state,
+    restore_generators,
+    seed_generators,
+)
 from penstock.capture.record.recording import (
     Address,
     BlockCall,
     Made,
-    line_in_words,
     line_of_user,
+    line_with_source,
     tensors_in,
 )
 from penstock.capture.record.sizes import BatchSize
@@ -60,8 +66,8 @@ class StagePart:
     """What of a record is a stage's: events ``first`` to ``last``, and the calls of ``units``.
 
     ``received`` and ``sent`` are values, each with the address of its maker and its slot there;
-    ``taken`` are values that it makes for whoever wants the model's outputs. ``held`` are names of
-    parameters.
+    ``held`` are names of parameters. ``answers``, by address, are those of the example to questions
+    whose tensors may be missing.
     """
 
     first: int
@@ -72,6 +78,7 @@ class StagePart:
         default_factory=dict[int, tuple[Address, Any]]
     )
     sent: Mapping[int, tuple[Address, Any]] = field(default_factory=dict[int, tuple[Address, Any]])
+    answers: Mapping[Address, Any] = field(default_factory=dict[Address, Any])
 
 
 @dataclass(slots=True)
@@ -108,6 +115,15 @@ class _Watch(TorchFunctionMode):
         if name not in stage.watched_names or stage.inside:
             return func(*args, **kwargs)
         return stage.watched_call(func, name, args, kwargs)
+
+
+class _WithoutHooks(TorchFunctionMode):
+    """Within, hooks on tensors without gradients are none, instead of an error."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if call_name(func) in ("register_hook", "retain_grad") and not args[0].requires_grad:
+            return NoHandle()
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(slots=True)
@@ -189,7 +205,12 @@ class Stage:
         self._wanted = len(part.sent)
         # Forward that changes its own state must run to its end, or its last lines never count
         # here, and what it changes for a while only is never taken back.
-        self._ends_early = not (recorded.changes_again or record.is_temporary)
+        # The same holds where it registers a hook on a tensor after having made what is sent.
+        hooked = any(
+            part.first <= record.values[value].maker < part.last
+            for value in record.tensor_hooks.values()
+        )
+        self._ends_early = not (recorded.changes_again or record.is_temporary or hooked)
         self._kept_before: dict[Any, list[Any]] = {}
         self._state_key = "probe" if probes else (part.first, part.last)
         self._ways: list[_Way] = []
@@ -226,7 +247,7 @@ class Stage:
             or part.first <= i < part.last
             or any(action.kind == "result" for action in own)
         }
-        self._answers: dict[Address, Any] = {}
+        self._answers = part.answers
         if self.probes:
             self._answers = {e.address: e.answer for e in events if e.asks and e.depends}
         # A call between units that draws for activations is one stage's; it must not move the
@@ -235,8 +256,11 @@ class Stage:
         if self._streams:
             drawing = (e for e in events if e.random and e.depends and not e.is_unit)
             self._random_calls = {event.address for event in drawing}
+        # What a stage receives has its hooks where it is made, and all gradients arrive there.
+        hooks = self.record.tensor_hooks.items()
+        self._hooked_elsewhere = {address for address, value in hooks if value in part.received}
         addresses = {*self._received_slots, *self._sent_slots, *acted}
-        addresses |= {*self._answers, *self._random_calls}
+        addresses |= {*self._answers, *self._random_calls, *self._hooked_elsewhere}
         self._watched = addresses
         self.watched_names = {address[1] for address in addresses}
         self._watched_anchors = {address[0] for address in addresses}
@@ -308,14 +332,15 @@ class Stage:
             Made("made", values[m.what], m.dtype, m.grad) if m.kind == "made" else m for m in made
         ]
         received = self._unit_received.get(event.address)
+        anchor = self.record.anchor_of(event.address)
         return _Call(
             event.address in self.part.units,
-            event.address,
+            anchor,
             template,
             spec,
             self._unit_sent.get(event.address),
             frozenset(received.values()) if received is not None else None,
-            event.address in self._watched_anchors,
+            anchor in self._watched_anchors,
             event.random,
         )
 
@@ -586,7 +611,7 @@ class Stage:
         return Absent.of(known[0], made.grad and torch.is_grad_enabled(), known[1])
 
     def _by_sample(self, path: str) -> bool:
-        """Whether the number of calls goes with the samples, and all are of one stage."""
+        """Whether the number of calls goes with the size of the batch; all are of one stage."""
         counts = {counts.get(path, 0) for counts in self.recorded.calls}
         return len(counts) > 1 and len({call.own for call in self._calls[path]}) == 1
 
@@ -598,6 +623,8 @@ class Stage:
         n = self._seen.get(place, 0)
         self._seen[place] = n + 1
         address = (*place, n)
+        if address in self._hooked_elsewhere:
+            return NoHandle()
         if address in self._answers:  # of activations nothing is known: as in the example
             return self._answers[address]
         actions = self._actions.get(address)
@@ -679,7 +706,7 @@ class Stage:
     def _in_words(self, address: Address) -> str:
         if len(address) == 2:
             return f"the result of '{address[0]}'"
-        return f"'{address[1]}' at {line_in_words(address[2])}"
+        return f"'{address[1]}' at {line_with_source(address[2])}"
 
     # A run.
 
@@ -731,13 +758,14 @@ class Stage:
 
     def _explained(self, problem: BaseException) -> BadInput:
         if isinstance(problem, NeedsValues):
-            text = f"forward asks for {problem}"
-            return BadInput(f"{text} at {users_line(problem)}; {REMEDY}")
-        return BadInput(f"forward took another path: {problem} ({users_line(problem)}); {REMEDY}")
+            return BadInput(f"forward asks for {problem}{at_line(problem)}; {REMEDY}")
+        return BadInput(f"forward took another path: {problem}{at_line(problem)}; {REMEDY}")
 
     def _run_replaced(self, call: Callable[[], Any]) -> Any:
         run, result = self._run, None
         generator = self._seeded()
+        if has_global_hooks():
+            raise PathChanged("there are backward hooks for all modules now")
         muted, refused = self._replace()
         swapped: list[tuple[Place, Any]] = []
         for place, stand_in in self._exchanged:
@@ -761,7 +789,8 @@ class Stage:
                 )
             if None in self._watched_anchors:
                 self._watch()
-            result = call()
+            with _WithoutHooks() if self._has_no_gradients else nullcontext():
+                result = call()
         except StageEnd:
             pass
         finally:
@@ -777,18 +806,23 @@ class Stage:
             self._restore(muted)
             if generator is not None:
                 torch.set_rng_state(generator[0])
-                random.setstate(generator[1])
+                restore_generators(generator[1])
         return result
+
+    @property
+    def _has_no_gradients(self) -> bool:
+        """Whether hooks on tensors cannot be registered, which is done where this runs again."""
+        return self.record.has_tensor_hooks and not torch.is_grad_enabled()
 
     def _seeded(self) -> tuple[torch.Tensor, Any] | None:
         """Seed what all stages draw alike between units; returns the states to restore."""
         if not self.draws_alike:
             return None
-        before = torch.get_rng_state(), random.getstate()
+        before = torch.get_rng_state(), generators_state()
         if self._streams:
             torch.manual_seed(self._run.seed)
         if self.recorded.draws_python:
-            random.seed(self._run.seed)
+            seed_generators(self._run.seed)
         return before
 
     def _replace(self) -> tuple[list[tuple[Place, Any]], str]:
@@ -896,6 +930,7 @@ def mixed_seed(*parts: Any) -> int:
     return zlib.crc32(repr(parts).encode())
 
 
-def users_line(problem: BaseException) -> str:
-    """The innermost line of the user's code in the traceback of a problem."""
-    return line_of(problem.__traceback__)
+def at_line(problem: BaseException) -> str:
+    """`` at `` the innermost line of the user's code in the traceback of a problem, if any."""
+    found = line_of(problem.__traceback__)
+    return f" at {found}" if found else ""

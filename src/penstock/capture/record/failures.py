@@ -1,0 +1,128 @@
+"""Why a program cannot be recorded, in a line that names the user's line and what to change."""
+
+import sys
+import traceback
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.capture.record.recording import line_with_source
+from penstock.capture.record.sizes import BatchSize
+from penstock.capture.record.user_program import UserProgram
+from penstock.errors import CaptureFailed
+
+__all__ = [
+    "LengthFixed",
+    "check_model",
+    "does_not_run",
+    "first_line",
+    "has_global_hooks",
+    "innermost_module",
+    "line_of",
+    "only_whole",
+]
+
+
+class LengthFixed(CaptureFailed):
+    """The program does not run where one of its lengths is another."""
+
+
+def does_not_run(
+    program: UserProgram, error: BaseException, size: BatchSize, example: BatchSize
+) -> CaptureFailed:
+    """The error to raise where a batch of ``size`` failed; the user's has the size ``example``."""
+    name, layout = type(program.model).__name__, program.call.layout
+    text, where = first_line(error), line_of(error.__traceback__)
+    what = f"{type(error).__name__}{f' at {where}' if where else ''}: {text.rstrip('.')}"
+    if size.samples != example.samples:
+        several = any(leaf.rows > 1 for leaf in layout.leaves)
+        alone = next(leaf.name for leaf in layout.leaves if leaf.rows == 1)
+        assumed = f"; {alone} has {example.samples} rows, so {example.samples} samples were assumed"
+        return CaptureFailed(
+            f"{name} does not run on {size.samples} samples, and micro-batches have other numbers "
+            f"of samples than the example batch ({example.samples}): {what}; take sizes from the "
+            f"input (x.shape[0], -1){assumed if several else ''}"
+        )
+    changed = [i for i, length in enumerate(size.lengths) if length != example.lengths[i]]
+    if changed:
+        i = changed[0]
+        length = layout.lengths[i].name
+        return LengthFixed(
+            f"{name} does not run where '{length}' is {size.lengths[i]} instead of "
+            f"{example.lengths[i]}: {what}; take the size from the input (x.shape[1], -1), or leave "
+            f"'{length}' out of dynamic and pad all batches to one length"
+        )
+    if isinstance(error, TypeError) and "forward()" in text:
+        return CaptureFailed(
+            f"{name} does not accept the example batch: {text}; make the batch fit forward's "
+            f"arguments, and pass loss=... if its last entry is the target"
+        )
+    return CaptureFailed(
+        f"{name} does not run on the example batch: {what}; see that it runs on the batch by itself"
+    )
+
+
+def only_whole(program: UserProgram, error: BaseException) -> CaptureFailed:
+    """The error to raise where code between modules runs on tensors with values only."""
+    where = line_of(error.__traceback__)
+    return CaptureFailed(
+        f"{type(program.model).__name__} cannot be cut into stages: {type(error).__name__}"
+        f"{f' at {where}' if where else ''}, where a tensor is of another stage: "
+        f"{first_line(error).rstrip('.')}; move the line into a module of its own, which is run whole"
+    )
+
+
+def has_global_hooks() -> bool:
+    """Whether there are backward hooks for all modules."""
+    registered = nn.modules.module
+    return bool(registered._global_backward_hooks or registered._global_backward_pre_hooks)
+
+
+def check_model(program: UserProgram) -> None:
+    """Raise `CaptureFailed` for what no stage could run in parts."""
+    name = type(program.model).__name__
+    for path, module in program.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f"'{path}' of {name}" if path else "the model"
+            raise CaptureFailed(
+                f"{where} is a torch.jit.ScriptModule, whose code and tensors are not Python's; "
+                f"pass the module that it was made of"
+            )
+    if has_global_hooks():
+        raise CaptureFailed(
+            f"{name} cannot be captured: there are backward hooks for all modules "
+            f"(register_module_full_backward_hook), which would also run where a stage leaves "
+            f"modules out; register them on the modules that need them"
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, cut to 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"
+
+
+def innermost_module(trace: Any, program: UserProgram) -> str | None:
+    """The innermost module of the user, not the outermost, whose forward was running."""
+    paths = {id(module): path for path, module in program.named_modules()}
+    found: str | None = None
+    for frame, _ in traceback.walk_tb(trace):
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and frame.f_code.co_name == "forward":
+            path = paths.get(id(module))
+            if path is not None and path not in program.root_names:
+                found = path
+    return found
+
+
+def line_of(trace: Any) -> str:
+    """The innermost line of the user's code in a traceback; empty if there is none."""
+    own = ""
+    package = sys.modules["penstock"].__path__[0]
+    library = torch.__path__[0]
+    for frame, number in traceback.walk_tb(trace):
+        name = frame.f_code.co_filename
+        if not name.startswith((package, library, "<frozen")):
+            own = line_with_source((name, number))
+    return own

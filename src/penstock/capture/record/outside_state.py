@@ -1,0 +1,140 @@
+"""State of Python that forward may use besides tensors: random numbers, globals, containers.
+
+    random.random(), np.random.rand()    all stages draw the same: seeded for each micro-batch
+    self.steps += 1                      kept for each stage (`penstock.capture.stage.kept_state`)
+    self.history.append(x)               would be done by every stage of a process: refused
+    STEPS += 1 (a global)                the same
+"""
+
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN
+
+__all__ = [
+    "GeneratorsState",
+    "Globals",
+    "changed_name",
+    "contents_in",
+    "generators_state",
+    "restore_generators",
+    "same_generators",
+    "seed_generators",
+]
+
+GeneratorsState = tuple[Any, Any]
+"""The states of ``random`` and of ``numpy.random``."""
+
+_CONTAINERS = (list, dict, set, deque)
+_DEEPEST, _LONGEST = 3, 1000
+
+
+def generators_state() -> GeneratorsState:
+    """The states of the generators outside of torch."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), numpy.random.get_state() if numpy is not None else None
+
+
+def restore_generators(state: GeneratorsState) -> None:
+    """Put the generators into a state."""
+    random.setstate(state[0])
+    if state[1] is not None:
+        sys.modules["numpy"].random.set_state(state[1])
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators outside of torch."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
+
+
+def same_generators(one: GeneratorsState, other: GeneratorsState) -> bool:
+    """Whether nothing was drawn between two states."""
+    return repr(one) == repr(other)
+
+
+def contents_of(value: Any, depth: int = 0) -> Any:
+    """What tells that a container or a generator was changed in place; None for other objects."""
+    kind = type(value)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if kind.__module__.startswith("numpy.random"):
+        generator = getattr(value, "bit_generator", value)
+        return repr(getattr(generator, "state", generator))
+    if kind not in _CONTAINERS or depth >= _DEEPEST or len(value) > _LONGEST:
+        return None
+    entries = list(value.items()) if kind is dict else list(value)
+    found = [_entry(own, depth) for entry in entries for own in _parts(entry, kind)]
+    return (len(found), *(sorted(found, key=repr) if kind is set else found))
+
+
+def _parts(entry: Any, kind: type) -> tuple[Any, ...]:
+    return entry if kind is dict else (entry,)
+
+
+def _entry(value: Any, depth: int) -> Any:
+    if isinstance(value, PLAIN):
+        return repr(value)  # a NaN is not equal to itself
+    inner = contents_of(value, depth + 1)
+    return id(value) if inner is None else inner
+
+
+class Globals:
+    """The numbers and containers of the user's Python modules: those of the classes in ``model``."""
+
+    def __init__(self, model: nn.Module) -> None:
+        names = {type(part).__module__ for part in model.modules()}
+        outside = ("torch", "penstock", "builtins")
+        self._spaces: dict[str, dict[str, Any]] = {
+            name: vars(sys.modules[name])
+            for name in sorted(names)
+            if name in sys.modules and name.partition(".")[0] not in outside
+        }
+        self._kept = [
+            (space, name, value, value.copy() if type(value) in _CONTAINERS else None, own)
+            for space, name, value, own in self._watched()
+        ]
+
+    def _watched(self) -> Iterator[tuple[str, str, Any, Any]]:
+        """Space, name, value, and what tells that it was changed."""
+        for space, held in self._spaces.items():
+            for name, value in list(held.items()):
+                own = repr(value) if isinstance(value, PLAIN) else contents_of(value)
+                if own is not None and not name.startswith("__"):
+                    yield space, name, value, own
+
+    def state(self) -> dict[str, Any]:
+        """What tells that one of them was changed, by name."""
+        return {f"{space}.{name}": own for space, name, _, own in self._watched()}
+
+    def restore(self) -> None:
+        """Put back what was there at first."""
+        for space, name, value, copied, own in self._kept:
+            self._spaces[space][name] = value
+            if copied is not None and contents_of(value) != own:
+                value.clear()
+                (value.update if isinstance(value, dict | set) else value.extend)(copied)
+
+
+def contents_in(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """What tells that a container in an attribute of these modules was changed, by name."""
+    found: dict[str, Any] = {}
+    for path, module in modules.items():
+        for key, value in module.__dict__.items():
+            if key not in OF_EVERY_MODULE:
+                own = contents_of(value)
+                if own is not None:
+                    found[f"{path}.{key}"] = own
+    return found
+
+
+def changed_name(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The first name whose value is another; empty if there is none."""
+    changed = (name for name, own in after.items() if name in before and own != before[name])
+    return next(changed, "")
