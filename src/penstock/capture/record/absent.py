@@ -29,6 +29,7 @@ __all__ = [
     "call_name",
     "check_none_lost",
     "fresh_results",
+    "memory_of",
     "release",
     "version_of",
     "writes_first",
@@ -204,6 +205,16 @@ def version_of(tensor: torch.Tensor) -> int:
         return tensor.plain._version if type(tensor) is Absent else tensor._version
 
 
+def memory_of(tensor: torch.Tensor) -> int | None:
+    """What tells memory apart; None for tensors without any of their own."""
+    plain = tensor.plain if type(tensor) is Absent else tensor
+    try:
+        with _NO_FUNCTION():
+            return plain.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def into_absent(tensor: torch.Tensor, plain: torch.Tensor, needs_grad: bool) -> None:
     """Make an existing tensor object absent."""
     made: Any = tensor
@@ -258,7 +269,8 @@ def writes_first(name: str) -> bool:
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-_known: dict[Any, tuple[torch.Tensor, bool]] = {}
+_known: dict[Any, tuple[torch.Tensor, bool, bool]] = {}
+"""Results by what decides about them: the tensor, whether it needs a gradient, and is a view."""
 _MOST_KNOWN = 10_000
 _remember = True
 
@@ -282,7 +294,7 @@ def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     name = call_name(func)
     if name in _HOOKS:
         return NoHandle()  # its gradient arrives where it is
-    if not _remember or name in SHAPE_ONLY or name in VALUES or name[:1] == "." or "out" in kwargs:
+    if name in SHAPE_ONLY or name in VALUES or name[:1] == "." or "out" in kwargs:
         return _result(func, name, args, kwargs)
     if writes_first(name) or (name in _BY_VALUES and _has_tensor((args[1:], kwargs))):
         return _result(func, name, args, kwargs)
@@ -293,14 +305,19 @@ def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         found = _known.get(key)
     except TypeError:
         return _result(func, name, args, kwargs)
-    if found is not None:
-        return Absent.of(*found)
+    if found is not None and _remember:
+        return Absent.of(found[0], found[1])
+    if found is not None and not found[2]:
+        return Absent.of(_copy_of(found[0]), found[1])
     result = _result(func, name, args, kwargs)
     is_new = type(result) is Absent and not any(result is argument for argument in args)
     if is_new and not result.is_unknown:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        _known[key] = result.plain, result.needs_grad
+        memory = memory_of(result)
+        tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is Absent)
+        is_view = any(memory_of(leaf) == memory for leaf in tensors)
+        _known[key] = result.plain, result.needs_grad, is_view
     return result
 
 

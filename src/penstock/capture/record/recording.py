@@ -39,10 +39,11 @@ from penstock.capture.record.absent import (
     call_name,
     check_none_lost,
     fresh_results,
+    memory_of,
     version_of,
     writes_first,
 )
-from penstock.capture.record.model_state import PLAIN
+from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stand_ins import made_up, standing_in
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
@@ -70,7 +71,12 @@ __all__ = [
 Address: TypeAlias = tuple[Any, ...]
 Line: TypeAlias = tuple[str, int]
 
-_SKIPPED = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)), "<frozen")
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_SKIPPED = (
+    os.path.dirname(torch.__file__),
+    *(os.path.join(_OURS, part, "") for part in ("capture", "measure", "rehearse", "runtime")),
+    "<frozen",
+)
 _START = UserProgram.run.__code__
 _is_users: dict[CodeType, bool] = {}
 
@@ -241,16 +247,6 @@ class _Memory:
         return [tensor for tensor in found if tensor is not None]
 
 
-def memory_of(tensor: torch.Tensor) -> int | None:
-    """What tells memory apart; None for tensors without any of their own."""
-    plain = tensor.plain if type(tensor) is Absent else tensor
-    try:
-        with torch._C.DisableTorchFunction():
-            return plain.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
 def checkpoint_here() -> Any:
     """The innermost checkpoint (torch.utils.checkpoint) that is running, as an object; or None."""
     found = torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -313,6 +309,9 @@ def hooks_muted(program: UserProgram, paths: Collection[str]) -> Iterator[None]:
     finally:
         for place, (hooks, pre_hooks) in zip(places, kept, strict=True):
             place["_backward_hooks"], place["_backward_pre_hooks"] = hooks, pre_hooks
+
+
+_FIXED = OF_EVERY_MODULE - {"training"}
 
 
 RANDOM_NAMES = frozenset(
@@ -769,6 +768,8 @@ class Recording(TorchFunctionMode):
         found = containers_in((args, kwargs))
         for module in self._skeleton:
             for key, value in module.__dict__.items():
+                if key in _FIXED:
+                    continue
                 if isinstance(value, PLAIN):
                     found.append((key, repr(value) if isinstance(value, float) else value))
                 elif isinstance(value, list | dict | torch.Tensor) and key[0] != "_":
