@@ -1,7 +1,8 @@
 """Cuts a recorded program into layers, and finds what crosses from one to another.
 
 A layer is a run of events that begins at a heavy call: of a unit that holds a matrix, or of a
-function that reads one. The last layer is the loss. Between two heavy calls, the cut is where the fewest bytes cross:
+function that reads one. The last layer is the loss. Between two heavy calls, the cut is where the
+fewest bytes cross:
 
     block.attention   dropout   add   block.norm   block.mlp
                     2         2 tensors          2          cut after add: 1 tensor
@@ -12,17 +13,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from torch import nn
 
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import ParameterUse, TensorSpec
 from penstock.capture.record.example import Recorded
-from penstock.capture.record.recording import Event
+from penstock.capture.record.recording import RecordedCall
 from penstock.capture.record.sizes import BatchSize, Formula, Size
 from penstock.capture.record.user_program import LOSS, UserProgram
 
-__all__ = ["Crossing", "Cut", "LengthFormula"]
+__all__ = ["Cut", "LayerCrossing", "LengthFormula"]
 
 _COST_OF_UNORDERED_ROWS = 1 << 60
 
@@ -47,7 +49,7 @@ class LengthFormula:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class LayerCrossing:
     """A value that layers after its maker read."""
 
     value: int
@@ -130,7 +132,7 @@ class Cut:
                 found.add(number)
         return found
 
-    def _keeps_order(self, event: Event, rows: Rows, ordered: set[int]) -> bool:
+    def _keeps_order(self, event: RecordedCall, rows: Rows, ordered: set[int]) -> bool:
         """Whether a call takes rows in order, and gives as many; or flattens samples in order."""
         for value in event.reads:
             own = self._rows[value]
@@ -237,7 +239,7 @@ class Cut:
             heavy.append((start, LOSS))
         costs = self._costs()
         names, bounds = [heavy[0][1]], [0]
-        for (before, _), (number, name) in zip(heavy, heavy[1:], strict=False):
+        for (before, _), (number, name) in pairwise(heavy):
             places = [p for p in range(before + 1, number + 1) if costs[p] is not None]
             if places:
                 # At equal cost the last, so that what follows a product is in its layer.
@@ -321,15 +323,17 @@ class Cut:
     # What crosses.
 
     @cached_property
-    def crossings(self) -> tuple[Crossing, ...]:
+    def crossings(self) -> tuple[LayerCrossing, ...]:
         """What layers after its maker read, in order of execution."""
         return self.crossings_for(frozenset(range(self.end)), ())
 
-    def crossings_for(self, needed: frozenset[int], returned: Iterable[int]) -> tuple[Crossing, ...]:
+    def crossings_for(
+        self, needed: frozenset[int], returned: Iterable[int]
+    ) -> tuple[LayerCrossing, ...]:
         """What the calls ``needed`` read of earlier layers, and the last layer of ``returned``."""
         layers = len(self.names)
         wanted = set(returned)
-        found: list[Crossing] = []
+        found: list[LayerCrossing] = []
         for value in sorted({*self.readers, *self.asked, *wanted}):
             maker = self.layer_of[self.record.values[value].maker]
             own = {self.layer_of[n] for n in self.readers.get(value, ()) if n in needed}
@@ -339,7 +343,7 @@ class Cut:
                 own.add(layers - 1)
             readers = tuple(sorted(layer for layer in own if layer > maker))
             if readers:
-                found.append(Crossing(value, maker, readers))
+                found.append(LayerCrossing(value, maker, readers))
         return tuple(found)
 
     def behind(self, events: Iterable[int]) -> frozenset[int]:
@@ -398,5 +402,3 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
         seen[name] += 1
         found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
     return tuple(found)
-
-

@@ -10,21 +10,21 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
-from penstock.capture.cut import Crossing, Cut
+from penstock.capture.cut import Cut, LayerCrossing
 from penstock.capture.layer_graph import Batch, LossFunction, ParameterUse, StageProgram, TensorSpec
 from penstock.capture.lengths import Length, LengthsOf
-from penstock.capture.loss.loss_parts import Action
+from penstock.capture.loss.loss_parts import LossAction
 from penstock.capture.loss.step_values import StepValues
 from penstock.capture.loss_module import BatchCall, LossModule
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.capture.needs import Needs, needs_of_loss, needs_of_outputs
 from penstock.capture.record.absent import Absent, release
 from penstock.capture.record.example import Recorded, without_caches
-from penstock.capture.record.recording import Reference
+from penstock.capture.record.recording import TensorReference
 from penstock.capture.record.sizes import BatchSize
-from penstock.capture.record.user_program import ModelTensors, UserProgram
+from penstock.capture.record.user_program import ProgramTensors, UserProgram
 from penstock.capture.stage.kept_state import KeptState
-from penstock.capture.stage.stage import Run, Stage, StagePart
+from penstock.capture.stage.stage import ProgramPart, ProgramStage, StageRun
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.errors import BadInput
 
@@ -65,7 +65,7 @@ class RecordedGraph:
         return self.program.model
 
     @property
-    def tensors(self) -> ModelTensors:
+    def tensors(self) -> ProgramTensors:
         """Parameters and buffers of model and loss by first name."""
         return self.program.tensors
 
@@ -178,7 +178,7 @@ class RecordedGraph:
         return needs_of_loss(self.cut, len(self.call.layout.leaves))
 
     @cached_property
-    def _crossings(self) -> tuple[Crossing, ...]:
+    def _crossings(self) -> tuple[LayerCrossing, ...]:
         if self.wants == "loss":
             return self.cut.crossings
         dependent = [v for v in self._outputs if v in self.recorded.record.dependent]
@@ -232,8 +232,8 @@ class RecordedGraph:
         """Finds the values of a step that slices need."""
         recorded = self.recorded
         actions = recorded.parts.actions
-        every = StagePart(0, self.cut.end)
-        probe = Stage(
+        every = ProgramPart(0, self.cut.end)
+        probe = ProgramStage(
             self.program, recorded, every, actions, self.state, probes=True, alone=True
         )
 
@@ -242,7 +242,7 @@ class RecordedGraph:
                 return self.program.run(leaves)
 
             with torch.no_grad(), without_caches(self.program):
-                probe.run(call, Run(size))
+                probe.run(call, StageRun(size))
             return dict(probe.found)
 
         acting = {number for number, own in actions.items() if any(a.needs_step for a in own)}
@@ -255,13 +255,13 @@ class RecordedGraph:
             adds=adds,
         )
 
-    def _adds_up(self, number: int, action: Action) -> bool:
+    def _adds_up(self, number: int, action: LossAction) -> bool:
         """Whether the value of two batches together is the sum of theirs."""
         if action.kind != "whole":
             return action.kind != "result"
         record = self.recorded.record
         entry = pytree.tree_leaves(record.events[number].args)[action.position]
-        if not isinstance(entry, Reference) or not isinstance(entry.value, int):
+        if not isinstance(entry, TensorReference) or not isinstance(entry.value, int):
             return False
         maker = record.events[record.values[entry.value].maker]
         return maker.address[1] in ("sum", "count_nonzero")
@@ -399,7 +399,7 @@ class RecordedGraph:
         sent = tuple(self._spec(value) for value in part.sent)
         return StageProgram(layers, module, inputs, received, sent, has_loss, outputs, sized)
 
-    def _part(self, layers: range) -> StagePart:
+    def _part(self, layers: range) -> ProgramPart:
         record, cut = self.recorded.record, self.cut
         first, last = cut.bounds[layers.start], cut.bounds[layers.stop]
         own = record.events[first:last]
@@ -419,10 +419,12 @@ class RecordedGraph:
                 received[crossing.value] = address
             if crossing.maker in layers and crossing.readers[-1] >= layers.stop:
                 sent[crossing.value] = address
-        answers = {record.events[n].address: record.events[n].answer for n in self._needs.as_on_example}
-        return StagePart(first, last, units, frozenset(held), received, sent, answers)
+        answers = {
+            record.events[n].address: record.events[n].answer for n in self._needs.as_on_example
+        }
+        return ProgramPart(first, last, units, frozenset(held), received, sent, answers)
 
-    def _check_state(self, part: StagePart) -> None:
+    def _check_state(self, part: ProgramPart) -> None:
         """Raise `BadInput` if state that changes with every call is of units of several stages."""
         for unit, place in self.recorded.unit_changes:
             calls = [e for e in self.recorded.record.events if e.is_unit and e.address[0] == unit]
@@ -434,7 +436,7 @@ class RecordedGraph:
                     f"that all calls are in one stage"
                 )
 
-    def _inputs(self, part: StagePart, *, is_last: bool) -> tuple[int, ...]:
+    def _inputs(self, part: ProgramPart, *, is_last: bool) -> tuple[int, ...]:
         """The leaves whose values a stage reads: for its calls, and the batch's part of these."""
         record, recorded = self.recorded.record, self.recorded
         end = part.last

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -62,8 +62,11 @@ def capture_model(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
     _check_wrappers(model)
+    # For a while, until stages run the user's program by default.
     if os.environ.get("PENSTOCK_CAPTURE") == "recorded":
-        return record_model(model, batch, loss=loss, granularity=granularity, dynamic=dynamic)
+        options: Any = {"loss": loss, "granularity": granularity, "dynamic": dynamic}
+        recorded: Any = record_model(model, batch, **options)
+        return recorded
     one_length = partial(_captured, model, loss, granularity, dynamic=None)
     if not dynamic:
         return one_length(batch)

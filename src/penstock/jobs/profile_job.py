@@ -22,6 +22,7 @@ import torch
 from torch import distributed, nn
 
 from penstock.capture.layer_graph import Batch, LayerGraph
+from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.tensor_groups import Groups
@@ -35,7 +36,6 @@ from penstock.measure.layer_times import measure_profile, measure_step_s_per_byt
 from penstock.measure.links import measure_links
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.same_work import parameters_of
-from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.measure.tensor_parallel import with_tensor_parallel
 from penstock.measure.workers import median_profile
 from penstock.plan.plan import Plan, Stage

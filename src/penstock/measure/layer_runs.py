@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.capture.training_flags import kept_buffers
 from penstock.measure.clock import Stopwatch, work_s
-from penstock.capture.stand_ins import is_on_meta, with_values
 
 __all__ = [
     "LayerRun",

@@ -12,6 +12,7 @@ from torch import nn
 
 from penstock.capture.deferred_weights import DeferredGradients, DeferredWeights
 from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
+from penstock.capture.stand_ins import is_on_meta
 from penstock.capture.torch_calls import CountedNorms
 from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine, whole_bytes
@@ -28,7 +29,6 @@ from penstock.measure.layer_runs import (
 from penstock.measure.links import kind_of, usable_cores
 from penstock.measure.machine_load import LoadWatch
 from penstock.measure.same_work import edges_of, parameters_of, work_of
-from penstock.capture.stand_ins import is_on_meta
 from penstock.profile.model_profile import (
     LayerCost,
     ModelProfile,

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from penstock.capture.layer_graph import Batch, LayerGraph
+from penstock.capture.stand_ins import standing_in
 from penstock.capture.torch_calls import CountedNorms
 from penstock.errors import BadInput
 from penstock.measure.affine_fit import fit_affine, whole_bytes
@@ -47,7 +48,6 @@ from penstock.measure.layer_runs import (
 )
 from penstock.measure.layer_times import PassSeconds
 from penstock.measure.same_work import edges_of, parameters_of, work_of
-from penstock.capture.stand_ins import standing_in
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 
 __all__ = ["EqualLayers", "estimate_profile"]

@@ -26,16 +26,16 @@ import torch
 from torch.utils import _pytree as pytree
 
 from penstock.capture.record.recording import (
-    Event,
-    Recording,
-    Reference,
+    ProgramRecording,
+    RecordedCall,
+    TensorReference,
     line_in_words,
     line_with_source,
 )
-from penstock.capture.record.sizes import Sizes
+from penstock.capture.record.sizes import ValueSizes
 from penstock.errors import BadInput
 
-__all__ = ["Action", "LossParts", "MustOpen", "loss_parts", "target_count"]
+__all__ = ["LossAction", "LossParts", "MustOpen", "loss_parts", "target_count"]
 
 _MEANS = frozenset(
     [
@@ -83,7 +83,7 @@ REMEDY = (
 
 
 @dataclass(frozen=True)
-class Action:
+class LossAction:
     """What is different about a call in a micro-batch; ``position`` counts leaves of arguments."""
 
     kind: Literal["rows", "targets", "count", "whole", "addend", "result"]
@@ -102,7 +102,7 @@ class LossParts:
     ``has_sums``: a part of the loss is a sum over samples, which needs no action but is no mean.
     """
 
-    actions: dict[int, list[Action]] = field(default_factory=dict[int, list[Action]])
+    actions: dict[int, list[LossAction]] = field(default_factory=dict[int, list[LossAction]])
     mixing: str = ""
     has_sums: bool = False
 
@@ -126,9 +126,9 @@ class MustOpen(Exception):
 
 
 def loss_parts(
-    record: Recording,
-    others: Sequence[Recording],
-    sizes: Sizes,
+    record: ProgramRecording,
+    others: Sequence[ProgramRecording],
+    sizes: ValueSizes,
     loss: int,
     terms: Sequence[int] = (),
 ) -> LossParts:
@@ -151,7 +151,7 @@ def loss_parts(
             own.back(term)
         except BadInput:
             own = _Walk(record, others, sizes)
-            own.act(record.values[term].maker, Action("rows"))
+            own.act(record.values[term].maker, LossAction("rows"))
         walk.add(own)
     actions = {number: found for number, found in walk.found.items() if found}
     return LossParts(actions, walk.mixing, walk.has_sums)
@@ -160,7 +160,9 @@ def loss_parts(
 class _Walk:
     """A walk from the loss back over the calls that made it."""
 
-    def __init__(self, record: Recording, others: Sequence[Recording], sizes: Sizes) -> None:
+    def __init__(
+        self, record: ProgramRecording, others: Sequence[ProgramRecording], sizes: ValueSizes
+    ) -> None:
         self.record, self.sizes = record, sizes
         self._others = [{event.address: event for event in other.events} for other in others]
         self._answers = {
@@ -168,7 +170,7 @@ class _Walk:
             for event in record.events
             if event.asks and not event.depends and isinstance(event.answer, int | float)
         }
-        self.found: dict[int, list[Action]] = {}
+        self.found: dict[int, list[LossAction]] = {}
         self.mixing = ""
         self.has_sums = False
         self._done: set[int] = set()
@@ -180,10 +182,10 @@ class _Walk:
             if sizes.has_samples(number) or any(read in self._sampled for read in reads):
                 self._sampled.add(number)
 
-    def _event(self, value: int) -> Event:
+    def _event(self, value: int) -> RecordedCall:
         return self.record.events[self.record.values[value].maker]
 
-    def act(self, number: int, action: Action) -> None:
+    def act(self, number: int, action: LossAction) -> None:
         """Note an action."""
         own = self.found.setdefault(number, [])
         if action not in own:
@@ -192,18 +194,18 @@ class _Walk:
     def _of_samples(self, entry: Any) -> bool:
         """Whether an argument depends on samples through stages."""
         return (
-            isinstance(entry, Reference)
+            isinstance(entry, TensorReference)
             and isinstance(entry.value, int)
             and entry.value in self.record.dependent
             and entry.value in self._sampled
         )
 
-    def _has_samples(self, entry: Reference) -> bool:
+    def _has_samples(self, entry: TensorReference) -> bool:
         return isinstance(entry.value, int) and self.sizes.has_samples(entry.value)
 
-    def _is_whole(self, event: Event, position: int, entry: Any) -> bool:
+    def _is_whole(self, event: RecordedCall, position: int, entry: Any) -> bool:
         """A value of the batch alone without samples in it; or a number that is one."""
-        if isinstance(entry, Reference):
+        if isinstance(entry, TensorReference):
             if not isinstance(entry.value, int) or entry.value in self.record.dependent:
                 return False
             return not self.sizes.has_samples(entry.value)
@@ -211,7 +213,7 @@ class _Walk:
             return False
         return entry in self._answers or self._varies(event, position, entry)
 
-    def _varies(self, event: Event, position: int, number: float) -> bool:
+    def _varies(self, event: RecordedCall, position: int, number: float) -> bool:
         """Whether an argument is another number for other samples."""
         for events in self._others:
             other = events.get(event.address)
@@ -242,7 +244,7 @@ class _Walk:
         """Decide about the call that made a value; returns the values to walk to."""
         number, event = self.record.values[value].maker, self._event(value)
         if value not in self._sampled:
-            self.act(number, Action("rows"))
+            self.act(number, LossAction("rows"))
             return []
         if event.is_unit:
             raise MustOpen(event.address[0])
@@ -262,7 +264,7 @@ class _Walk:
         if len(mixed) == 1 and (name in _MUL or divides):
             for position, entry in enumerate(leaves):
                 if self._is_whole(event, position, entry):
-                    self.act(number, Action("whole", position))
+                    self.act(number, LossAction("whole", position))
             return [mixed[0].value]
         where = line_in_words(event.line)
         if any(torch.Size(entry.shape).numel() == 1 for entry in mixed):
@@ -272,7 +274,7 @@ class _Walk:
                 f"{REMEDY}"
             )
         self._mix(f"'{name}' at {where} is computed from sums over samples")
-        self.act(number, Action("rows"))
+        self.act(number, LossAction("rows"))
         return []
 
     def _mix(self, why: str) -> None:
@@ -282,17 +284,23 @@ class _Walk:
         """A sum of terms: those that depend on stages are walked to, others are shared out."""
         further: list[int] = []
         for position, entry in enumerate(leaves):
-            is_value = isinstance(entry, Reference) and isinstance(entry.value, int)
+            is_value = isinstance(entry, TensorReference) and isinstance(entry.value, int)
             if is_value and entry.value in self.record.dependent:
                 further.append(entry.value)
-            elif isinstance(entry, Reference) and not isinstance(entry.value, str):
-                self.act(number, Action("addend", position))
-            elif type(entry) in (int, float) and name not in ("stack", "cat"):
-                self.act(number, Action("addend", position))
+                continue
+            of_batch = isinstance(entry, TensorReference) and not isinstance(entry.value, str)
+            is_number = type(entry) in (int, float) and name not in ("stack", "cat")
+            if of_batch or is_number:
+                self.act(number, LossAction("addend", position))
         return further
 
     def _reduction(
-        self, number: int, event: Event, name: str, mixed: Sequence[Reference], value: int
+        self,
+        number: int,
+        event: RecordedCall,
+        name: str,
+        mixed: Sequence[TensorReference],
+        value: int,
     ) -> None:
         """A call that takes samples and gives none: a mean or sum over them."""
         args, kwargs = event.args
@@ -300,17 +308,17 @@ class _Walk:
             if kwargs.get("reduction", "mean") == "mean":
                 target = args[1] if len(args) > 1 else kwargs["target"]
                 of_classes = target.dtype.is_floating_point
-                self.act(number, Action("rows" if of_classes else "targets"))
+                self.act(number, LossAction("rows" if of_classes else "targets"))
             else:
                 self.has_sums = True
         elif name in _MEANS:
             if kwargs.get("reduction", "mean") in ("mean", "batchmean"):
-                self.act(number, Action("rows"))
+                self.act(number, LossAction("rows"))
             else:
                 self.has_sums = True
         elif name == "mean":
             by_rows = self.sizes.is_proportional(mixed[0].value)  # pyright: ignore
-            self.act(number, Action("rows" if by_rows else "count"))
+            self.act(number, LossAction("rows" if by_rows else "count"))
         elif name in _SUMS:
             self.has_sums = True
         else:
@@ -322,7 +330,7 @@ class _Walk:
                     f"{REMEDY}"
                 )
             self._mix(f"'{name}' at {where} is neither a mean nor a sum over samples")
-            self.act(number, Action("rows"))
+            self.act(number, LossAction("rows"))
         for entry in mixed:
             self._before_reduction(entry.value)  # pyright: ignore[reportArgumentType]
 
@@ -349,10 +357,12 @@ class _Walk:
             if name in _MUL | _DIV and len(mixed) == 1 and leaves[0] is mixed[0]:
                 for position, entry in enumerate(leaves):
                     if self._is_whole(event, position, entry):
-                        self.act(number, Action("whole", position))
+                        self.act(number, LossAction("whole", position))
             todo += [entry.value for entry in mixed]
 
-    def _tell_statistics(self, event: Event, value: int, mixed: Sequence[Reference]) -> None:
+    def _tell_statistics(
+        self, event: RecordedCall, value: int, mixed: Sequence[TensorReference]
+    ) -> None:
         """A sum over samples of activations that acts on rows again mixes the samples."""
         if self.sizes.has_samples(value) and not all(map(self._has_samples, mixed)):
             self._mix(
@@ -365,7 +375,7 @@ class _Walk:
         todo = [entry]
         while todo:
             own = todo.pop()
-            if not isinstance(own, Reference) or not isinstance(own.value, int):
+            if not isinstance(own, TensorReference) or not isinstance(own.value, int):
                 continue
             if own.value in self.record.dependent or own.value in self._statistics:
                 continue
@@ -374,7 +384,7 @@ class _Walk:
             if self.sizes.has_samples(own.value):
                 todo += pytree.tree_leaves(event.args) if event.args is not None else []
             elif own.value in self._sampled:
-                self.act(number, Action("result"))
+                self.act(number, LossAction("result"))
 
 
 def target_count(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -389,7 +399,7 @@ def target_count(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
 
 
 def measured(
-    actions: Sequence[Action], func: Callable[..., Any], args: Any, kwargs: Any
+    actions: Sequence[LossAction], func: Callable[..., Any], args: Any, kwargs: Any
 ) -> list[Any]:
     """What a micro-batch must know of a call in the whole step: one value for each action."""
     found: list[Any] = []
@@ -409,7 +419,7 @@ def measured(
 
 
 def weighed(
-    actions: Sequence[Action],
+    actions: Sequence[LossAction],
     whole: Sequence[Any],
     share: float,
     func: Callable[..., Any],

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "SHAPE_ONLY",
@@ -386,7 +387,8 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         into_absent(written, plain, True)
     elif isinstance(result, torch.Tensor):
         written.plain = result  # a write may change the shape
-    written.needs_grad = written.needs_grad or grad
+    made: Any = written
+    made.needs_grad = made.needs_grad or grad
     return written if isinstance(result, torch.Tensor) else result
 
 
@@ -545,7 +547,7 @@ def _real_meta(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     shape, stride, dtype = tuple(value.shape), value.stride(), value.dtype
-    with torch.utils._python_dispatch._disable_current_modes():
+    with _disable_current_modes():
         return torch.empty_strided(shape, stride, dtype=dtype, device=META)
 
 

@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -24,7 +24,7 @@ from penstock.capture.loss.loss_parts import LossParts, MustOpen, loss_parts
 from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent, NeedsValues
 from penstock.capture.record.failures import (
-    LengthFixed,
+    LengthRefused,
     check_model,
     does_not_run,
     first_line,
@@ -51,11 +51,11 @@ from penstock.capture.record.outside_state import (
 from penstock.capture.record.recording import (
     Address,
     BlockCall,
-    Event,
     Made,
-    Recording,
+    ProgramRecording,
+    RecordedCall,
 )
-from penstock.capture.record.sizes import BatchSize, Sizes, shapes_of
+from penstock.capture.record.sizes import BatchSize, ValueSizes, shapes_of
 from penstock.capture.record.units import Granularity, blocks_around, units_of
 from penstock.capture.record.user_program import Returned, UserProgram
 from penstock.errors import BadInput, CaptureFailed, PenstockError
@@ -68,16 +68,16 @@ _MOST_ATTEMPTS = 200
 
 @dataclass
 class Recorded:
-    """A recorded program. ``loss`` is the value of the loss, ``leaf_values`` are the batch's leaves.
+    """A recorded program; ``loss`` is the value of the loss, ``leaf_values`` the batch's leaves.
 
     ``terms`` are the values of the loss's terms, if it is a list.
     ``changes`` is the state that forward changes between units, ``changes_again`` what it changes
-    in every run; ``unit_changes`` are the same of units, each with its unit. ``outputs`` is what the
-    model returned, ``output_values`` the values of the tensors in it (None: none was recorded).
+    in every run; ``unit_changes`` are the same of units, each with its unit. ``outputs`` is what
+    the model returned, ``output_values`` the values of the tensors in it (None: none was recorded).
     """
 
-    record: Recording
-    sizes: Sizes
+    record: ProgramRecording
+    sizes: ValueSizes
     size: BatchSize
     loss: int
     parts: LossParts
@@ -90,7 +90,7 @@ class Recorded:
     output_values: tuple[int | None, ...] = ()
     terms: tuple[int, ...] = ()
     calls: tuple[dict[str, int], ...] = ()
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     is_steady: bool = True
     """Whether other numbers of samples make the same calls that depend on parameters."""
 
@@ -148,7 +148,7 @@ def record_program(
                 return recorder.record(jointly=jointly)
             except _Again:
                 continue
-            except LengthFixed:
+            except LengthRefused:
                 if jointly or len(program.call.layout.lengths) < 2:
                     raise
                 jointly = True
@@ -231,7 +231,7 @@ class _Recorder:
 
         Raises:
             _Again: units were opened or closed.
-            LengthFixed: the program does not run at another length.
+            LengthRefused: the program does not run at another length.
         """
         size, layout = self._size, self._program.call.layout
         first = self._twice()
@@ -252,18 +252,16 @@ class _Recorder:
         self._find_varying(records)
         if self._attempt.failure is not None:
             raise only_whole(self._program, self._attempt.failure)
-        first.sizes, first.size = Sizes(records, batches, self._shapes_at), self._example
+        first.sizes, first.size = ValueSizes(records, batches, self._shapes_at), self._example
         first.is_steady = len({dependent_addresses(r) for r in (first.record, *by_samples)}) == 1
         first.calls = tuple(dict(record.counts) for record in records)
         try:
-            first.parts = loss_parts(
-                first.record, by_samples, first.sizes, first.loss, first.terms
-            )
+            first.parts = loss_parts(first.record, by_samples, first.sizes, first.loss, first.terms)
         except MustOpen as unit:
             self._open(unit.unit, "it makes a part of the loss")
         return first
 
-    def _find_varying(self, records: Sequence[Recording]) -> None:
+    def _find_varying(self, records: Sequence[ProgramRecording]) -> None:
         """Calls of which other batches have more, or fewer: no cut among those of one unit."""
         first, *others = records
         varying = {p for other in others for p, n in first.counts.items() if n != other.counts[p]}
@@ -301,17 +299,17 @@ class _Recorder:
             copied.model.train()
         return copied
 
-    def _recording(self, program: UserProgram) -> Recording:
+    def _recording(self, program: UserProgram) -> ProgramRecording:
         attempt = self._attempt
         units = units_of(program, attempt.granularity, attempt.opened, attempt.closed)
         blocks = blocks_around(program, units, attempt.opened)
-        return Recording(
+        return ProgramRecording(
             program, units, blocks, self._originals, attempt.valued, attempt.varying
         )
 
     def _once(
         self, leaves: Sequence[torch.Tensor], size: BatchSize, *, must_run: bool = True
-    ) -> Recording:
+    ) -> ProgramRecording:
         """A recording on a copy of the program."""
         program = self._copy()
         record = self._recording(program)
@@ -320,7 +318,7 @@ class _Recorder:
 
     def _run(
         self,
-        record: Recording,
+        record: ProgramRecording,
         program: UserProgram,
         leaves: Sequence[torch.Tensor],
         size: BatchSize,
@@ -334,10 +332,15 @@ class _Recorder:
         own = [on_device(leaf, self._device) for leaf in leaves]
         leaves_as_values(record, own)
         try:
-            with without_caches(program), torch.enable_grad(), precision, record.active():
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # the user's own runs give these too
-                    result = program.run(dict(enumerate(own)))
+            with (
+                without_caches(program),
+                torch.enable_grad(),
+                precision,
+                record.active(),
+                warnings.catch_warnings(),
+            ):
+                warnings.simplefilter("ignore")  # the user's own runs give these too
+                result = program.run(dict(enumerate(own)))
         except NeedsValues as asked:
             if not must_run:
                 raise _NotThere from asked
@@ -372,7 +375,7 @@ class _Recorder:
         self._attempt.closed.pop(path, None)
         raise _Again
 
-    def _on_question(self, asked: NeedsValues, program: UserProgram) -> None:
+    def _on_question(self, asked: NeedsValues, program: UserProgram) -> NoReturn:
         """Values are asked for between units: close the module that asks, or give it values."""
         path = innermost_module(asked.__traceback__, program)
         attempt = self._attempt
@@ -393,11 +396,11 @@ class _Recorder:
     def _is_on_meta(self) -> bool:
         return any(t.is_meta or type(t) is Absent for t in self._originals.values())
 
-    def _on_failure(self, error: Exception, program: UserProgram, size: BatchSize) -> None:
+    def _on_failure(self, error: Exception, program: UserProgram, size: BatchSize) -> NoReturn:
         """The program failed, maybe since it was given tensors without values.
 
-        Then the module that failed is closed, so that its stage runs it on whole tensors. What fails
-        outside of modules would fail in every stage but one.
+        Then the module that failed is closed, so that its stage runs it on whole tensors. What
+        fails outside of modules would fail in every stage but one.
         """
         attempt = self._attempt
         if not attempt.with_values and not self._is_on_meta:
@@ -464,7 +467,7 @@ class _Recorder:
             )
 
     def _with_state(
-        self, record: Recording, states: Sequence[dict[StatePlace, Any]], loss: int
+        self, record: ProgramRecording, states: Sequence[dict[StatePlace, Any]], loss: int
     ) -> Recorded:
         def owner(place: StatePlace) -> str | None:
             own = (u for u in record.units if place.path == u or place.path.startswith(f"{u}."))
@@ -475,7 +478,7 @@ class _Recorder:
         units = [(owner(place), place) for place in sorted(changed)]
         for unit in {unit for unit, place in units if unit and place.kind == "buffer"}:
             record.keep_together(unit)
-        empty = Sizes([record], [BatchSize(1)])
+        empty = ValueSizes([record], [BatchSize(1)])
         return Recorded(
             record,
             empty,
@@ -507,8 +510,8 @@ class _Recorder:
             )
         if self._attempt.settled:
             raise CaptureFailed(
-                f"forward of {name} replaces its modules ({changed or 'some'}) with every call, and "
-                f"stages need the same modules each time; build them in __init__"
+                f"forward of {name} replaces its modules ({changed or 'some'}) with every call, "
+                f"and stages need the same modules each time; build them in __init__"
             )
         self._attempt.settled = True
         buffers = {name: buffer.clone() for name, buffer in program.named_buffers()}
@@ -519,7 +522,7 @@ class _Recorder:
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
 
-    def _check_results(self, records: Sequence[Recording]) -> None:
+    def _check_results(self, records: Sequence[ProgramRecording]) -> None:
         """Open units whose results hold numbers that change; blocks are then not left out."""
         first = records[0]
         known = {event.address: event for event in first.events if event.is_unit}
@@ -550,26 +553,26 @@ def on_device(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
     return leaf.to(device).clone()
 
 
-def dependent_addresses(record: Recording) -> tuple[Address, ...]:
+def dependent_addresses(record: ProgramRecording) -> tuple[Address, ...]:
     """The addresses of the calls that depend on parameters."""
     return tuple(event.address for event in record.events if event.depends)
 
 
-def leaves_as_values(record: Recording, leaves: Sequence[torch.Tensor]) -> None:
+def leaves_as_values(record: ProgramRecording, leaves: Sequence[torch.Tensor]) -> None:
     """Let the leaves of the batch be values, each made by an event of its own."""
     for number, leaf in enumerate(leaves):
-        event = Event(("", number), leaves={number})
+        event = RecordedCall(("", number), leaves={number})
         record.events.append(event)
         record.make(event, number, 0, leaf)
         record.batch.set(leaf, number)
 
 
-def hidden_in(record: Recording, tensor: torch.Tensor) -> str | None:
+def hidden_in(record: ProgramRecording, tensor: torch.Tensor) -> str | None:
     """The unit in which a tensor was made that is not its result."""
     return record._hidden.get(tensor)
 
 
-def results_agree(one: Event, other: Event) -> bool:
+def results_agree(one: RecordedCall, other: RecordedCall) -> bool:
     """Whether two calls of a unit returned the same but for tensors."""
     assert one.result is not None and other.result is not None
     return one.result[1] == other.result[1] and templates_agree(one.result[0], other.result[0])

@@ -13,7 +13,15 @@ from torch import nn
 from penstock.capture.record.absent import version_of
 from penstock.capture.record.user_program import UserProgram
 
-__all__ = ["OF_EVERY_MODULE", "PLAIN", "StatePlace", "changed_places", "module_tree", "plain_state", "same_value"]
+__all__ = [
+    "OF_EVERY_MODULE",
+    "PLAIN",
+    "StatePlace",
+    "changed_places",
+    "module_tree",
+    "plain_state",
+    "same_value",
+]
 
 PLAIN = (
     *(int, float, bool, str, bytes, type(None)),

@@ -53,18 +53,18 @@ __all__ = [
     "MASK",
     "Address",
     "BlockCall",
-    "Event",
     "Line",
     "Made",
-    "Recording",
-    "Reference",
+    "ProgramRecording",
+    "RecordedCall",
+    "TensorReference",
     "Value",
     "checkpoint_here",
     "draws",
     "forwards_replaced",
     "line_in_words",
-    "line_with_source",
     "line_of_user",
+    "line_with_source",
     "tensors_in",
 ]
 
@@ -136,7 +136,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class TensorReference:
     """Stands for a tensor in recorded arguments: a value, a parameter's name, or None."""
 
     value: int | str | None
@@ -155,7 +155,7 @@ class Made:
 
 
 @dataclass(slots=True)
-class Event:
+class RecordedCall:
     """A call. ``reads`` and ``makes`` are values, ``leaves`` the batch's leaves that it read.
 
     ``params`` are names of parameters that a call between units read. ``asks``: its result is no
@@ -249,7 +249,8 @@ class _Memory:
 
 def checkpoint_here() -> Any:
     """The innermost checkpoint (torch.utils.checkpoint) that is running, as an object; or None."""
-    found = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009 (its stubs do not name it)
+    found = autograd._top_saved_tensors_default_hooks(False)
     if found is None or not getattr(found[0], "__qualname__", "").startswith("_checkpoint_hook"):
         return None
     return found[0]
@@ -258,7 +259,7 @@ def checkpoint_here() -> Any:
 def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) -> list[Any]:
     """What lists, dicts and objects in arguments hold, to see whether a unit changes them."""
     found = [] if found is None else found
-    if isinstance(value, torch.Tensor | nn.Module) or isinstance(value, PLAIN):
+    if isinstance(value, (torch.Tensor, nn.Module, *PLAIN)):
         return found
     if isinstance(value, list | tuple):
         entries = list(value)
@@ -337,13 +338,13 @@ def draws(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
-class Recording(TorchFunctionMode):
+class ProgramRecording(TorchFunctionMode):
     """Records what ``program`` does while it is active; ``units`` are paths of modules.
 
     ``blocks`` are modules that hold several units. ``originals`` are the user's own parameters by
     name. Units in ``valued`` run on made-up values, since they ask for values inside; a unit that
-    turns out to do so is added; with None all units run as they are. Units in ``varying`` have more
-    calls in other batches, so what follows one of their calls is found by the unit, not by the call.
+    turns out to do so is added; with None all units run as they are. Units in ``varying`` have
+    more calls in other batches, so what follows one of their calls is found by the unit.
     """
 
     def __init__(
@@ -358,7 +359,7 @@ class Recording(TorchFunctionMode):
         super().__init__()
         self.program, self.units, self.block_paths = program, units, blocks
         self.valued, self.varying = valued, frozenset(varying)
-        self.events: list[Event] = []
+        self.events: list[RecordedCall] = []
         self.values: list[Value] = []
         self.blocks: list[BlockCall] = []
         self.regions: list[tuple[int, int]] = []
@@ -410,7 +411,7 @@ class Recording(TorchFunctionMode):
         self._buffers = {id(buffer): name for name, buffer in program.named_buffers()}
         self._owner: dict[str, str] = {}
         for path in self.units:
-            for name, parameter in program.module(path).named_parameters():
+            for parameter in program.module(path).parameters():
                 first = self.param_names[id(parameter)]
                 self._owner.setdefault(first, path)
         inside = tuple(f"{path}." for path in self.units)
@@ -471,7 +472,7 @@ class Recording(TorchFunctionMode):
     def _functions_seen(self) -> Iterator[None]:
         """Within, calls of the user's own autograd functions between units are events.
 
-        Replaced is the method that ``apply`` calls, since users may hold ``MyFunction.apply`` itself.
+        Replaced is the method that ``apply`` calls: users may hold ``MyFunction.apply`` itself.
         """
         lowest: Any = torch.autograd.Function.__mro__[1]
 
@@ -497,7 +498,7 @@ class Recording(TorchFunctionMode):
         line, first = line_of_user(3), len(self.events)
         place = (self._anchor, kind.__name__, line)
         n = self._seen[place] = self._seen.get(place, -1) + 1
-        reads = Event((*place, n), kind, line)
+        reads = RecordedCall((*place, n), kind, line)
         given = tensors_in((args, kwargs))
         reads.args = pytree.tree_map(self._reference, (args, kwargs))
         self._read(reads, given)
@@ -521,7 +522,7 @@ class Recording(TorchFunctionMode):
 
     # What is known of tensors.
 
-    def _read(self, event: Event, tensors: Sequence[torch.Tensor]) -> None:
+    def _read(self, event: RecordedCall, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
             value, leaf = self.current.get(tensor), self.batch.get(tensor)
             if leaf is not None:
@@ -539,7 +540,7 @@ class Recording(TorchFunctionMode):
             if value is None and name is None:
                 self._read_unseen(event, tensor)
 
-    def _read_unseen(self, event: Event, tensor: torch.Tensor) -> None:
+    def _read_unseen(self, event: RecordedCall, tensor: torch.Tensor) -> None:
         unit = self._hidden.get(tensor)
         if unit is not None:
             where = line_in_words(event.line)
@@ -547,7 +548,7 @@ class Recording(TorchFunctionMode):
 
     def make(
         self,
-        event: Event,
+        event: RecordedCall,
         number: int,
         slot: Any,
         tensor: torch.Tensor,
@@ -567,7 +568,7 @@ class Recording(TorchFunctionMode):
         self._memory.note(tensor)
 
     def _writes(
-        self, event: Event, number: int, tensors: Sequence[torch.Tensor], made: set[int]
+        self, event: RecordedCall, number: int, tensors: Sequence[torch.Tensor], made: set[int]
     ) -> set[int]:
         """Make new values of all tensors whose memory was written to; returns the memories."""
         done: set[int] = set()
@@ -616,7 +617,7 @@ class Recording(TorchFunctionMode):
             return result
         n = self._seen.get(place, 0)
         self._seen[place] = n + 1
-        event = Event((*place, n), func, line)
+        event = RecordedCall((*place, n), func, line)
         event.random = draws(name, args, kwargs) or _has_drawn(before)
         event.asks, event.answer = asks, result if asks else None
         if asks and not any(self._is_computed(tensor) for tensor in given):
@@ -656,7 +657,7 @@ class Recording(TorchFunctionMode):
         for is_bound, tensor in deciding_tensors(name, args, kwargs):
             if self._is_computed(tensor):
                 kind = _BOUND if is_bound else MASK
-                event = Event((self._anchor, kind, line, len(self.events)), None, line)
+                event = RecordedCall((self._anchor, kind, line, len(self.events)), None, line)
                 event.asks, event.answer = True, int(tensor) if is_bound else None
                 self._read(event, [tensor])
                 self.events.append(event)
@@ -666,7 +667,7 @@ class Recording(TorchFunctionMode):
 
     def _record_call(
         self,
-        event: Event,
+        event: RecordedCall,
         name: str,
         args: Any,
         kwargs: Any,
@@ -712,7 +713,7 @@ class Recording(TorchFunctionMode):
         if found is None:
             found = self.param_names.get(id(value))
         known = type(value) is not Absent or not value.is_unknown
-        return Reference(found, tuple(value.shape) if known else (-1,), value.dtype)
+        return TensorReference(found, tuple(value.shape) if known else (-1,), value.dtype)
 
     def _call_inside(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A call within a unit: only what links the unit to others is noted."""
@@ -791,7 +792,7 @@ class Recording(TorchFunctionMode):
         self.is_temporary = self.is_temporary or self._skeleton_state() != self._at_start
         n = self.counts[path]
         self.counts[path] = n + 1
-        event = Event((path, n), line=line_of_user(3), depends=True, is_unit=True)
+        event = RecordedCall((path, n), line=line_of_user(3), depends=True, is_unit=True)
         given = tensors_in((args, kwargs))
         check_none_lost(given)
         for tensor in given:
@@ -824,7 +825,7 @@ class Recording(TorchFunctionMode):
         self._note_result(event, number, path, args, kwargs, given, result)
         return result
 
-    def _note_implicit(self, event: Event, number: int) -> None:
+    def _note_implicit(self, event: RecordedCall, number: int) -> None:
         for value in self._hooked_inside:
             self.regions.append((self.values[value].maker, number + 1))
         known = set(event.reads)
@@ -838,7 +839,7 @@ class Recording(TorchFunctionMode):
 
     def _note_result(
         self,
-        event: Event,
+        event: RecordedCall,
         number: int,
         path: str,
         args: Any,
@@ -1013,7 +1014,7 @@ _BOUND, MASK = "bound of a slice", "mask or repeats"
 
 
 def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, torch.Tensor]]:
-    """Tensors whose values decide about the size of a call's result; with True, bounds of slices."""
+    """Tensors whose values decide about the size of a result; with True, bounds of slices."""
     if name in ("__getitem__", "__setitem__"):
         for entry in args[1] if isinstance(args[1], tuple) else (args[1],):
             if isinstance(entry, slice):

@@ -15,9 +15,9 @@ from functools import cached_property
 from itertools import combinations_with_replacement
 from typing import Any, TypeAlias
 
-from penstock.capture.record.recording import Recording
+from penstock.capture.record.recording import ProgramRecording
 
-__all__ = ["BatchSize", "Formula", "Size", "SizeAtLengths", "Sizes", "shapes_of"]
+__all__ = ["BatchSize", "Formula", "Size", "SizeAtLengths", "ValueSizes", "shapes_of"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def product_of(which: tuple[int, ...], numbers: Sequence[int]) -> int:
     return found
 
 
-class Sizes:
+class ValueSizes:
     """The shapes of the values of ``recordings[0]`` as formulas.
 
     Calls are matched by address, so those that only some recordings have are simply unknown.
@@ -116,7 +116,7 @@ class Sizes:
 
     def __init__(
         self,
-        recordings: Sequence[Recording],
+        recordings: Sequence[ProgramRecording],
         batches: Sequence[BatchSize],
         shapes_at: Callable[[tuple[int, ...]], Mapping[Any, tuple[int, ...]]] | None = None,
     ) -> None:
@@ -137,10 +137,10 @@ class Sizes:
         found = self._known.get(lengths)
         if found is None:
             assert self._shapes_at is not None
-            found = self._known[lengths] = self._shapes_at(lengths)
+            found = self._known[lengths] = dict(self._shapes_at(lengths))
         return found
 
-    def _called_by_sample(self, first: Recording) -> None:
+    def _called_by_sample(self, first: ProgramRecording) -> None:
         """Calls of a module that is called once for each sample have the first call's shapes."""
         places: dict[object, int] = {}
         for number, value in reversed(list(enumerate(first.values))):
@@ -178,10 +178,15 @@ class Sizes:
         samples, lengths = self.batches[0].samples, self.batches[0].lengths
         if self._shapes_at is None or not lengths:
             return None
-        own = [(b.samples, n) for b, n in zip(self.batches, sizes, strict=True) if b.lengths == lengths]
+        own = [
+            (b.samples, n) for b, n in zip(self.batches, sizes, strict=True) if b.lengths == lengths
+        ]
         if len({size for _, size in own}) == 1:
             return SizeAtLengths(self.shapes_at, key, dim)
-        if all(size * samples == sizes[0] * count for count, size in own) and not sizes[0] % samples:
+        if (
+            all(size * samples == sizes[0] * count for count, size in own)
+            and not sizes[0] % samples
+        ):
             return SizeAtLengths(self.shapes_at, key, dim, samples)
         return None
 
@@ -201,7 +206,7 @@ class Sizes:
         return formulas is not None and any(f.each_sample() is not None for f in formulas)
 
 
-def shapes_of(recording: Recording) -> dict[Any, tuple[int, ...]]:
+def shapes_of(recording: ProgramRecording) -> dict[Any, tuple[int, ...]]:
     """The shapes of all values, by the address of their maker and their slot there."""
     events = recording.events
     return {(events[v.maker].address, v.slot): v.shape for v in recording.values}

@@ -15,7 +15,7 @@ from penstock.capture.loss_module import BatchCall, WeightedLosses, loss_in_resu
 from penstock.capture.record.absent import Absent, absent_like
 from penstock.errors import BadInput, CaptureFailed
 
-__all__ = ["LOSS", "ModelTensors", "Returned", "UserProgram"]
+__all__ = ["LOSS", "ProgramTensors", "Returned", "UserProgram"]
 
 LOSS = "loss"
 """Names of a loss module's tensors and modules start with this."""
@@ -53,7 +53,9 @@ class UserProgram:
     def _has_loss_module(self) -> bool:
         """Whether the loss has modules of its own: not if it is a part of the model."""
         loss = self.loss
-        return isinstance(loss, nn.Module) and all(part is not loss for part in self.model.modules())
+        return isinstance(loss, nn.Module) and all(
+            part is not loss for part in self.model.modules()
+        )
 
     def run(self, leaves: Mapping[int, torch.Tensor], *, with_loss: bool = True) -> "Returned":
         """Run model and loss on a batch with these leaves."""
@@ -179,13 +181,13 @@ class UserProgram:
         return tuple(found.values())
 
     @cached_property
-    def tensors(self) -> "ModelTensors":
+    def tensors(self) -> "ProgramTensors":
         """Parameters and buffers by their first names."""
-        return ModelTensors.of(self)
+        return ProgramTensors.of(self)
 
 
 @dataclass(frozen=True)
-class ModelTensors:
+class ProgramTensors:
     """Parameters and buffers by first name, and the other names of those that have several.
 
     ``name_of`` gives the first name of a tensor by its identity.
@@ -197,7 +199,7 @@ class ModelTensors:
     name_of: dict[int, str] = field(default_factory=dict[int, str])
 
     @classmethod
-    def of(cls, program: UserProgram) -> "ModelTensors":
+    def of(cls, program: UserProgram) -> "ProgramTensors":
         """The tensors of a program."""
         found = cls()
         for named, held in (

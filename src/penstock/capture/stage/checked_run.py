@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.capture.record.example import leaves_as_values
-from penstock.capture.record.recording import Address, Event, Recording, line_in_words
-from penstock.capture.stage.stage import PathChanged, Stage
+from penstock.capture.record.recording import Address, ProgramRecording, RecordedCall, line_in_words
+from penstock.capture.stage.stage import PathChanged, ProgramStage
 
 if TYPE_CHECKING:
     from penstock.capture.recorded_graph import RecordedGraph
@@ -21,7 +21,7 @@ __all__ = ["checked"]
 
 def checked(
     graph: "RecordedGraph",
-    stage: Stage,
+    stage: ProgramStage,
     call: Callable[[], Any],
     leaves: Mapping[int, torch.Tensor],
 ) -> Callable[[], Any]:
@@ -33,10 +33,10 @@ def checked(
     record = graph.recorded.record
 
     def run() -> Any:
-        again = Recording(graph.program, record.units, (), stage.stand_ins, None)
+        again = ProgramRecording(graph.program, record.units, (), stage.stand_ins, None)
         given = [leaves[index] for index in sorted(leaves)]
         leaves_as_values(again, given)
-        arrived = Event(("", "received"), params=["received"])
+        arrived = RecordedCall(("", "received"), params=["received"])
         again.events.append(arrived)
         for slot, tensor in enumerate(stage.received.values()):
             again.make(arrived, len(given), slot, tensor)
@@ -49,7 +49,7 @@ def checked(
     return run
 
 
-def compare(record: Recording, again: Recording) -> None:
+def compare(record: ProgramRecording, again: ProgramRecording) -> None:
     """Raise `PathChanged` if the calls of the record are not made in order, up to a stage's end.
 
     More calls of functions may be made, by hooks that the user has registered since.
@@ -66,7 +66,7 @@ def compare(record: Recording, again: Recording) -> None:
             )
 
 
-def dependent_calls(record: Recording) -> list[Event]:
+def dependent_calls(record: ProgramRecording) -> list[RecordedCall]:
     """The calls that depend on parameters."""
     return [
         event

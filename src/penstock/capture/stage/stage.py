@@ -22,7 +22,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from penstock.capture.loss.loss_parts import Action, measured, target_count, weighed
+from penstock.capture.loss.loss_parts import LossAction, measured, target_count, weighed
 from penstock.capture.record.absent import Absent, NeedsValues, NoHandle, absent_like, call_name
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.failures import has_global_hooks, line_of
@@ -45,7 +45,7 @@ from penstock.capture.stage.kept_state import KeptState, Place, copied, place_of
 from penstock.capture.stage.own_blocks import own_blocks
 from penstock.errors import BadInput
 
-__all__ = ["PathChanged", "Run", "Stage", "StagePart"]
+__all__ = ["PathChanged", "ProgramPart", "ProgramStage", "StageRun"]
 
 REMEDY = (
     "a stage needs the calls that the example batch made; capture again with such a batch, or keep "
@@ -62,7 +62,7 @@ class PathChanged(BaseException):
 
 
 @dataclass(frozen=True)
-class StagePart:
+class ProgramPart:
     """What of a record is a stage's: events ``first`` to ``last``, and the calls of ``units``.
 
     ``received`` and ``sent`` are values, each with the address of its maker and its slot there;
@@ -82,7 +82,7 @@ class StagePart:
 
 
 @dataclass(slots=True)
-class Run:
+class StageRun:
     """What one run of a stage is told.
 
     ``seed`` makes equal what all stages draw between units in one micro-batch. ``own_seed`` does
@@ -105,7 +105,7 @@ class Run:
 class _Watch(TorchFunctionMode):
     """On between units where calls matter by address: received, sent, or parts of the loss."""
 
-    def __init__(self, stage: "Stage") -> None:
+    def __init__(self, stage: "ProgramStage") -> None:
         super().__init__()
         self._stage = stage
 
@@ -166,7 +166,7 @@ class _Way:
 _NO_HOOKS: OrderedDict[int, Any] = OrderedDict()
 
 
-class Stage:
+class ProgramStage:
     """Runs ``part`` of a recorded program on the user's own modules.
 
     ``actions`` say what is different about calls of the loss, by number of event. With ``probes``
@@ -179,8 +179,8 @@ class Stage:
         self,
         program: UserProgram,
         recorded: Recorded,
-        part: StagePart,
-        actions: Mapping[int, Sequence[Action]],
+        part: ProgramPart,
+        actions: Mapping[int, Sequence[LossAction]],
         state: KeptState,
         *,
         probes: bool = False,
@@ -223,11 +223,11 @@ class Stage:
             if any(unit == path for path, _ in part.units)
         ]
         self.hold(alone=alone)
-        self._reset(Run(BatchSize(1)))
+        self._reset(StageRun(BatchSize(1)))
 
     # What this stage must see.
 
-    def _find_watched(self, actions: Mapping[int, Sequence[Action]]) -> None:
+    def _find_watched(self, actions: Mapping[int, Sequence[LossAction]]) -> None:
         events, part = self.record.events, self.part
         self._received_slots: dict[Address, dict[Any, int]] = {}
         self._sent_slots: dict[Address, dict[Any, int]] = {}
@@ -376,7 +376,7 @@ class Stage:
         return done
 
     def join_blocks(self) -> tuple[str, ...]:
-        """Run blocks that are this stage's as a whole, as if they were units; returns their paths.
+        """Run blocks that are this stage's whole as if they were units; returns their paths.
 
         Blocks with backward hooks stay apart: what is sent is taken inside of the module's call.
         """
@@ -486,7 +486,7 @@ class Stage:
                 buffer = place[0][place[1]]
                 self._exchanged.append((place, absent_like(tuple(buffer.shape), buffer.dtype)))
 
-    def share_state(self, other: "Stage") -> None:
+    def share_state(self, other: "ProgramStage") -> None:
         """Keep state for replays where another form of this stage finds it."""
         self._kept_before = other._kept_before
 
@@ -643,7 +643,7 @@ class Stage:
         return result
 
     def _acted(
-        self, address: Address, actions: Sequence[Action], func: Any, args: Any, kwargs: Any
+        self, address: Address, actions: Sequence[LossAction], func: Any, args: Any, kwargs: Any
     ) -> Any:
         if self.probes:
             self.found[address] = measured(actions, func, args, kwargs)
@@ -666,7 +666,7 @@ class Stage:
             torch.set_rng_state(state)
 
     def _watch(self) -> None:
-        """Watch calls, below all modes of the user: each of these ends by taking off the topmost."""
+        """Watch calls, below all modes of the user: each of these takes off the topmost."""
         self._watching = True
         above = taken_off(None)
         overrides: Any = torch.overrides
@@ -710,7 +710,7 @@ class Stage:
 
     # A run.
 
-    def _reset(self, run: Run) -> None:
+    def _reset(self, run: StageRun) -> None:
         self._run, self._sent, self._seen = run, dict[int, torch.Tensor](), dict[Address, int]()
         over = self.record.overwritten
         self.received: Mapping[int, torch.Tensor] = run.received
@@ -726,7 +726,7 @@ class Stage:
 
     _shapes_of: BatchSize | None = None
 
-    def run(self, call: Callable[[], Any], run: Run) -> tuple[Mapping[int, torch.Tensor], Any]:
+    def run(self, call: Callable[[], Any], run: StageRun) -> tuple[Mapping[int, torch.Tensor], Any]:
         """Run ``call``, the user's program on one micro-batch: what is sent, and its result.
 
         The result is None for a stage whose forward ends before.

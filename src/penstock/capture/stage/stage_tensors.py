@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from penstock.capture.layer_graph import TensorSpec
-from penstock.capture.loss.loss_parts import Action
+from penstock.capture.loss.loss_parts import LossAction
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.example import without_caches
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.stage.checked_run import checked
-from penstock.capture.stage.stage import Run, Stage, StagePart
+from penstock.capture.stage.stage import ProgramPart, ProgramStage, StageRun
 
 if TYPE_CHECKING:
     from penstock.capture.recorded_graph import RecordedGraph
@@ -61,7 +61,7 @@ class StageModule(nn.Module):
     def __init__(
         self,
         graph: "RecordedGraph",
-        part: StagePart,
+        part: ProgramPart,
         inputs: tuple[int, ...],
         received: tuple[TensorSpec, ...],
         *,
@@ -75,15 +75,16 @@ class StageModule(nn.Module):
         own.update(is_last=is_last, has_loss=has_loss, outputs=outputs)
         mode = graph.recorded.parts.mode
         own["mode"] = mode if has_loss else "rows"
-        actions: Mapping[int, Sequence[Action]] = {}
+        actions: Mapping[int, Sequence[LossAction]] = {}
         if is_last and has_loss and mode != "rows":
             actions = graph.recorded.parts.actions
         own["actions"], own["unchecked"] = actions, graph.recorded.is_steady
         program = graph.program
-        own["stage"] = Stage(program, graph.recorded, part, actions, graph.state, alone=graph.alone)
+        own["stage"] = ProgramStage(
+            program, graph.recorded, part, actions, graph.state, alone=graph.alone
+        )
         self.stage.counts_targets = is_last and own["mode"] == "targets"
         own["context"] = RunContext()
-        own["around"] = None
         units = {path for path, _ in part.units}
         every = {event.address[0] for event in graph.recorded.record.events if event.is_unit}
         foreign = every - units
@@ -101,10 +102,23 @@ class StageModule(nn.Module):
         own["written"] = [i for i in range(len(leaves)) if i in overwritten]
 
     graph: "RecordedGraph"
-    part: StagePart
-    stage: Stage
+    part: ProgramPart
+    stage: ProgramStage
     context: RunContext
-    around: Callable[[], Any] | None
+    inputs: tuple[int, ...]
+    specs: tuple[TensorSpec, ...]
+    is_last: bool
+    has_loss: bool
+    outputs: tuple[int, ...]
+    mode: str
+    actions: Mapping[int, Sequence[LossAction]]
+    unchecked: bool
+    own: list[tuple[str, nn.Module]]
+    missing: list[int]
+    written: list[int]
+    step_leaf: int
+    has_lengths: bool
+    absent_leaves: tuple[BatchSize | None, dict[int, torch.Tensor]]
 
     # A run.
 
@@ -140,7 +154,7 @@ class StageModule(nn.Module):
                 by_index[index] = by_index[index].clone()
         by_index |= self._absent_leaves(size)
         given = dict(zip(self.part.received, received, strict=True))
-        run = Run(size, given, trial=context.trial)
+        run = StageRun(size, given, trial=context.trial)
         if stage.draws_alike:
             run.seed = zlib.crc32(repr((context.step, context.micro_batch)).encode())
             run.own_seed = context.rank
@@ -170,10 +184,10 @@ class StageModule(nn.Module):
             return tuple(sent)
         return (*sent, *self._ends(stage, result, run))
 
-    def _checking(self) -> Stage:
+    def _checking(self) -> ProgramStage:
         """A stage like this one that leaves no block out as a whole, so that each call is seen."""
         stage, graph = self.stage, self.graph
-        found = Stage(
+        found = ProgramStage(
             graph.program,
             graph.recorded,
             self.part,
@@ -186,7 +200,7 @@ class StageModule(nn.Module):
         found.share_state(stage)
         return found
 
-    def _ends(self, stage: Stage, result: Any, run: Run) -> list[torch.Tensor]:
+    def _ends(self, stage: ProgramStage, result: Any, run: StageRun) -> list[torch.Tensor]:
         """Loss and weight, and the model's outputs."""
         loss, output, _ = result
         found: list[torch.Tensor] = []

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
 
@@ -127,7 +128,10 @@ class VerifiedSteps:
             with torch.no_grad():
                 for name, buffer in named.items():
                     buffer.copy_(before[name])
-            result = verify_with(worker, reference, batches)
+            # Compiled stages run as they are: without dropout they would be compiled again.
+            eager = torch.compiler.set_stance("force_eager") if worker.compiled else nullcontext()
+            with eager:
+                result = verify_with(worker, reference, batches)
         worker.means = means
         return result
 
