@@ -62,7 +62,9 @@ def run(case: Case, way: str) -> list[float]:
     return worst
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [way if way == "ranks" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_stages_are_the_users_module(name: str, way: str) -> None:
     case = CASES[name]
