@@ -200,7 +200,18 @@ class RecordedGraph:
 
     @property
     def _needs_step(self) -> bool:
-        return self.recorded.parts.mode == "step" and self.wants != "outputs"
+        return self.loss_mode == "step" and self.wants != "outputs"
+
+    @cached_property
+    def loss_mode(self) -> str:
+        """How slices are weighted; a cross entropy before the last layer counts part by part."""
+        mode = self.recorded.parts.mode
+        last = len(self.layer_names) - 1
+        if mode == "targets" and any(
+            self.cut.layer_of[number] < last for number in self.recorded.parts.actions
+        ):
+            return "step"
+        return mode
 
     @property
     def summed_leaves(self) -> frozenset[int]:
@@ -390,7 +401,8 @@ class RecordedGraph:
         if sizes:
             sized = frozenset(sizes)
             inputs = tuple(sorted({*inputs, *sizes}))
-        if has_loss and self._needs_step:
+        acts = any(part.first <= n < part.last for n in self.recorded.parts.actions)
+        if self._needs_step and (has_loss or acts):
             inputs = (*inputs, len(self.call.layout.leaves))
         outputs = tuple(range(len(self.output_layers))) if is_last else ()
         module = StageModule(

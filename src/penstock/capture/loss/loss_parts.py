@@ -11,7 +11,7 @@ batch alone that is combined with it (``mask.sum()``) is replaced by that of the
     targets           is a cross entropy                   times its targets / those of the step
     count             is a mean over numbers of the data   times its elements / those of the step
     whole, position   takes a number or value of the batch that of the whole step
-    addend, position  adds something without samples       the addend times the share
+    addend, position  adds something without samples       that of the whole step times the share
     result            is a statistic of the batch alone    that of the whole step
 
 The actions are found by a walk back from the loss over recorded calls. Batch statistics of
@@ -92,7 +92,7 @@ class LossAction:
     @property
     def needs_step(self) -> bool:
         """Whether a value of the whole step is needed besides its number of samples."""
-        return self.kind in ("targets", "count", "whole", "result")
+        return self.kind != "rows"
 
 
 @dataclass
@@ -288,6 +288,9 @@ class _Walk:
             if is_value and entry.value in self.record.dependent:
                 further.append(entry.value)
                 continue
+            if name == "where" and position == 0:
+                self.act(number, LossAction("whole", position))
+                continue
             of_batch = isinstance(entry, TensorReference) and not isinstance(entry.value, str)
             is_number = type(entry) in (int, float) and name not in ("stack", "cat")
             if of_batch or is_number:
@@ -411,7 +414,7 @@ def measured(
                 found.append(args[0].numel())
             case "result":
                 found.append(func(*args, **kwargs))
-            case "whole":
+            case "whole" | "addend":
                 found.append(pytree.tree_leaves((args, kwargs))[action.position])
             case _:
                 found.append(None)
@@ -434,9 +437,8 @@ def weighed(
                 return value
             case "whole" | "addend":
                 leaves, spec = pytree.tree_flatten((args, kwargs))
-                own = leaves[action.position]
                 with torch._C.DisableTorchFunction():
-                    leaves[action.position] = value if action.kind == "whole" else own * share
+                    leaves[action.position] = value if action.kind == "whole" else value * share
                 args, kwargs = pytree.tree_unflatten(leaves, spec)
             case "rows":
                 factor = share

@@ -73,10 +73,10 @@ class StageModule(nn.Module):
         own: dict[str, Any] = self.__dict__
         own.update(graph=graph, part=part, inputs=inputs, specs=received)
         own.update(is_last=is_last, has_loss=has_loss, outputs=outputs)
-        mode = graph.recorded.parts.mode
-        own["mode"] = mode if has_loss else "rows"
+        mode = graph.loss_mode if graph.wants != "outputs" else "rows"
+        own["mode"] = mode
         actions: Mapping[int, Sequence[LossAction]] = {}
-        if is_last and has_loss and mode != "rows":
+        if mode == "step" or (is_last and mode == "targets"):
             actions = graph.recorded.parts.actions
         own["actions"], own["unchecked"] = actions, graph.recorded.is_steady
         program = graph.program
@@ -162,7 +162,7 @@ class StageModule(nn.Module):
             run.replay = context.micro_batch
         elif context.keep:
             run.keep_as = context.micro_batch
-        if self.mode == "step" and step_row is not None and self.is_last:
+        if step_row is not None:
             total, run.whole = graph.step_values.of_row(step_row[0], size.lengths)
             run.share = size.samples / total
         program, has_loss = graph.program, self.has_loss
