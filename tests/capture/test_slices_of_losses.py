@@ -1,0 +1,135 @@
+"""Losses of micro-batches of five and three samples add up to that of the batch, or say why not."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from capture.staged_runs import StagedRun, gap
+from torch import nn
+from torch.nn import functional
+
+from penstock.errors import BadInput
+
+Loss = Callable[[Any, Any], Any]
+
+MAKE = torch.Generator().manual_seed(0)
+WORDS = torch.tensor([0, 1, -100, 2, -100, -100, 4, 3])
+NONE_IN_THE_SECOND = torch.tensor([0, 1, 2, 3, 4, -100, -100, -100])
+SHARES = torch.rand(8, 5, generator=MAKE).double().softmax(-1)
+NUMBERS = torch.randn(8, 5, generator=MAKE).double()
+SIGNS = torch.tensor([1.0, -1, 1, 1, -1, 1, -1, -1]).double()
+FLAGS = (torch.rand(8, 5, generator=MAKE) > 0.5).double()
+KEPT = torch.tensor([1.0, 0, 1, 1, 0, 0, 1, 1]).double()
+CLASSES = torch.tensor([1.0, 5.0, 0.2, 2.0, 1.0]).double()
+
+
+def focal(output: Any, words: Any) -> Any:
+    each = functional.cross_entropy(output, words, reduction="none")
+    kept = words != -100
+    return ((1 - (-each).exp()) ** 2 * each)[kept].mean()
+
+
+def clipped(output: Any, gains: Any) -> Any:
+    gains = (gains - gains.mean()) / gains.std()
+    ratio = output.sum(1).exp()
+    return -torch.min(ratio * gains, ratio.clamp(0.8, 1.2) * gains).mean()
+
+
+RIGHT: dict[str, tuple[torch.Tensor, Loss]] = {
+    "cross entropy": (WORDS, functional.cross_entropy),
+    "with classes, smoothing": (
+        WORDS,
+        lambda o, y: functional.cross_entropy(o, y, CLASSES, label_smoothing=0.2),
+    ),
+    "a slice without targets": (NONE_IN_THE_SECOND, functional.cross_entropy),
+    "shares as targets": (SHARES, functional.cross_entropy),
+    "negative log likelihood": (
+        WORDS,
+        lambda o, y: functional.nll_loss(o.log_softmax(-1), y, CLASSES),
+    ),
+    "flags": (FLAGS, functional.binary_cross_entropy_with_logits),
+    "divergence by batch": (
+        SHARES,
+        lambda o, y: functional.kl_div(o.log_softmax(-1), y, reduction="batchmean"),
+    ),
+    "a sum": (NUMBERS, lambda o, y: functional.huber_loss(o, y, reduction="sum")),
+    "a sum and a mean": (NUMBERS, lambda o, y: functional.mse_loss(o, y) + o.square().sum()),
+    "a sum by samples": (NUMBERS, lambda o, y: (o - y).square().sum() / o.shape[0]),
+    "a ranking": (SIGNS, lambda o, y: functional.margin_ranking_loss(o[:, 0], o[:, 1], y)),
+    "focal over valid targets": (WORDS, focal),
+    "masked targets": (WORDS, lambda o, y: functional.cross_entropy(o[y != -100], y[y != -100])),
+    "weighted by a column": (KEPT, lambda o, y: (o.square().sum(1) * y).sum() / y.sum()),
+    "weighted before the sum": (KEPT, lambda o, y: (o.square().sum(1) * y / y.sum()).sum()),
+    "divided by a number": (KEPT, lambda o, y: (o.square().sum(1) * y).sum() / y.sum().item()),
+    "over what is kept": (KEPT, lambda o, y: o.square().sum(1)[y > 0].mean()),
+    "two terms": (
+        WORDS,
+        lambda o, y: functional.cross_entropy(o, y) + 0.01 * o.logsumexp(-1).square().mean(),
+    ),
+    "with a constant of the batch": (KEPT, lambda o, y: o.square().mean() + y.sum()),
+    "where there are any": (
+        KEPT,
+        lambda o, y: torch.where(y.sum() > 3, o.square().mean(), o.abs().mean()),
+    ),
+    "clipped gains": (NUMBERS[:, 0], clipped),
+}
+
+
+def network() -> nn.Module:
+    layers = [nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 5)]
+    return nn.Sequential(*layers).double()
+
+
+def inputs() -> torch.Tensor:
+    return torch.randn(8, 6, generator=torch.Generator().manual_seed(7)).double()
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_slices_add_up_to_the_whole(name: str) -> None:
+    target, loss = RIGHT[name]
+    torch.manual_seed(0)
+    model = network()
+    plain = copy.deepcopy(model)
+    own = StagedRun(model, (inputs(), target), loss=loss)
+    wanted = loss(plain(inputs()), target)
+    wanted.backward()
+    assert own.step((inputs(), target), (5, 3)) == pytest.approx(float(wanted.detach()), rel=1e-9)
+    for key, parameter in plain.named_parameters():
+        found = own.gradient(key)
+        assert found is not None and parameter.grad is not None
+        assert gap(found, parameter.grad) < 1e-9, key
+    assert own.last.mixing == ""
+
+
+REFUSED: dict[str, tuple[torch.Tensor, Loss]] = {
+    "a root of a mean": (NUMBERS, lambda o, y: functional.mse_loss(o, y).sqrt()),
+    "the larger of two": (
+        NUMBERS,
+        lambda o, y: torch.maximum(functional.mse_loss(o, y), functional.l1_loss(o, y)),
+    ),
+    "a median": (NUMBERS, lambda o, y: (o - y).abs().median()),
+    "a ratio of sums": (FLAGS, lambda o, y: (o.sigmoid() * y).sum() / (o.sigmoid().sum() + 1)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_slices_cannot_make_up_is_refused_with_the_line(name: str) -> None:
+    target, loss = REFUSED[name]
+    with pytest.raises(BadInput, match=r"test_slices_of_losses\.py:\d+ `.*list the terms"):
+        StagedRun(network(), (inputs(), target), loss=loss)
+
+
+TOLD: dict[str, Loss] = {
+    "a spread over the samples": (
+        lambda o, y: functional.mse_loss(o, y) + functional.relu(1 - o.std(0)).mean()
+    ),
+    "a distance from the mean sample": lambda o, y: (o - o.mean(0)).square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_statistics_of_activations_are_told(name: str) -> None:
+    own = StagedRun(network(), (inputs(), NUMBERS), loss=TOLD[name])
+    assert own.last.mixing.startswith("it mixes samples (")
