@@ -11,6 +11,7 @@ time. Units are opened, and the runs repeated, until what others use of a unit i
 """
 
 import contextlib
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 
 from penstock.capture.loss.loss_parts import LossParts, MustOpen, loss_parts
+from penstock.capture.loss.mixing import mixing_call
 from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent, NeedsValues
 from penstock.capture.record.failures import (
@@ -33,8 +35,10 @@ from penstock.capture.record.failures import (
     only_whole,
 )
 from penstock.capture.record.model_state import (
+    PLAIN,
     StatePlace,
     changed_places,
+    hook_counts,
     module_tree,
     plain_state,
     same_value,
@@ -151,7 +155,7 @@ def record_program(
             except LengthRefused:
                 if jointly or len(program.call.layout.lengths) < 2:
                     raise
-                jointly = True
+                jointly, attempt = True, _Attempt(granularity)
     raise CaptureFailed(
         f"{type(program.model).__name__} takes another path in each of {_MOST_ATTEMPTS} runs on "
         f"the example batch; see that forward does the same for the same batch"
@@ -182,7 +186,10 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
         generators, values, home = generators_state(), Globals(program.model), Absent.home
         Absent.home = device
         try:
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            with (
+                torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+                eagerly(),
+            ):
                 yield
         finally:
             restore_generators(generators)
@@ -190,6 +197,13 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
             Absent.home = home
     finally:
         _recording.release()
+
+
+def eagerly() -> contextlib.AbstractContextManager[object]:
+    """Within, compiled functions run as they are written; importing the compiler takes long."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 @contextlib.contextmanager
@@ -234,7 +248,7 @@ class _Recorder:
             LengthRefused: the program does not run at another length.
         """
         size, layout = self._size, self._program.call.layout
-        first = self._twice()
+        first, again = self._twice()
         records, batches = [first.record], [size]
         for rows in parts_of(size.samples):
             batches.append(BatchSize(len(rows), size.lengths))
@@ -249,14 +263,16 @@ class _Recorder:
             records.append(own)
             batches.append(other)
         self._check_results(records)
-        self._find_varying(records)
+        self._find_varying([*records, again])
         if self._attempt.failure is not None:
             raise only_whole(self._program, self._attempt.failure)
         first.sizes, first.size = ValueSizes(records, batches, self._shapes_at), self._example
         first.is_steady = len({dependent_addresses(r) for r in (first.record, *by_samples)}) == 1
         first.calls = tuple(dict(record.counts) for record in records)
         try:
-            first.parts = loss_parts(first.record, by_samples, first.sizes, first.loss, first.terms)
+            given = first.record, by_samples, first.sizes, first.loss
+            first.parts = loss_parts(*given, first.terms)
+            first.parts.mixing = mixing_call(*given) or first.parts.mixing
         except MustOpen as unit:
             self._open(unit.unit, "it makes a part of the loss")
         return first
@@ -412,10 +428,10 @@ class _Recorder:
             raise _Again from error
         raise does_not_run(program, error, size, self._example) from error
 
-    def _twice(self) -> Recorded:
-        """The example, run twice on one copy, with the state that this changed."""
+    def _twice(self) -> tuple[Recorded, ProgramRecording]:
+        """The example run twice on a copy, with the state that this changes; and the second run."""
         program, leaves, size = self._copy(), self._leaves, self._size
-        tree, states = module_tree(program), [plain_state(program)]
+        tree, states, hooks = module_tree(program), [plain_state(program)], hook_counts(program)
         record = self._recording(program)
         generators = generators_state()
         loss, output, terms = self._run(record, program, leaves, size)
@@ -426,7 +442,7 @@ class _Recorder:
             raise _Again
         states.append(plain_state(program))
         values = Globals(program.model)
-        between = {f"{path}." if path else "": program.module(path) for path in record.between}
+        between = {path: program.module(path) for path in record.between}
         before = contents_in(between), values.state()
         again = self._recording(program)
         self._run(again, program, leaves, size)
@@ -442,7 +458,8 @@ class _Recorder:
                 f"the loss of {type(program.model).__name__} is not computed by the model: no "
                 f"recorded call made it; return a tensor that depends on the model's output"
             )
-        recorded = self._with_state(record, states, found)
+        registers = hook_counts(program) != hooks
+        recorded = self._with_state(record, states, found, registers_hooks=registers)
         recorded.draws_python = draws_python
         recorded.outputs = flatten_outputs(output, loss)
         recorded.output_values = tuple(record.current.get(t) for t in recorded.outputs.tensors)
@@ -450,7 +467,7 @@ class _Recorder:
         own = [record.current.get(term) for term in terms]
         recorded.terms = tuple(value for value in own if value is not None)
         recorded.leaf_values = tuple(range(len(leaves)))
-        return recorded
+        return recorded, again
 
     def _check_contents(
         self, before: tuple[dict[str, Any], ...], after: tuple[dict[str, Any], ...]
@@ -467,7 +484,12 @@ class _Recorder:
             )
 
     def _with_state(
-        self, record: ProgramRecording, states: Sequence[dict[StatePlace, Any]], loss: int
+        self,
+        record: ProgramRecording,
+        states: Sequence[dict[StatePlace, Any]],
+        loss: int,
+        *,
+        registers_hooks: bool,
     ) -> Recorded:
         def owner(place: StatePlace) -> str | None:
             own = (u for u in record.units if place.path == u or place.path.startswith(f"{u}."))
@@ -475,6 +497,10 @@ class _Recorder:
 
         again = changed_places(states[1], states[2])
         changed = changed_places(states[0], states[1]) | again
+        if registers_hooks:
+            # The first forward registers hooks and notes that. The first stage does so for all.
+            once = changed - again
+            changed -= {p for p in once if isinstance(states[1].get(p, self), PLAIN)}
         units = [(owner(place), place) for place in sorted(changed)]
         for unit in {unit for unit, place in units if unit and place.kind == "buffer"}:
             record.keep_together(unit)

@@ -123,7 +123,8 @@ class Value:
     """A tensor between calls: event ``maker`` made it as its result number ``slot``.
 
     ``slot`` is ``("w", j)`` for the j-th tensor that was written to. A value that is not
-    ``crossable`` cannot be sent from one stage to another.
+    ``crossable`` cannot be sent from one stage to another. One that is not ``of_batch`` is computed
+    from parameters and sizes alone.
     """
 
     maker: int
@@ -133,6 +134,7 @@ class Value:
     grad: bool
     bytes: int
     crossable: bool = True
+    of_batch: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +390,8 @@ class ProgramRecording(TorchFunctionMode):
         """The program changes its own state between units, and may take that back later."""
         self.current, self.batch = _ByTensor(), _ByTensor()
         self._hidden, self._memory = _ByTensor(), _Memory()
+        self._apart = _ByTensor()
+        """Whether a tensor is apart from the batch: made of parameters and sizes alone."""
         self._originals = originals
         self._inside: str | None = None
         self._implicit: list[int] = []
@@ -409,6 +413,7 @@ class ProgramRecording(TorchFunctionMode):
         for name, parameter in named:
             self.param_names.setdefault(id(parameter), name)
         self._buffers = {id(buffer): name for name, buffer in program.named_buffers()}
+        self._buffer_memory = {memory_of(buffer): n for n, buffer in program.named_buffers()}
         self._owner: dict[str, str] = {}
         for path in self.units:
             for parameter in program.module(path).parameters():
@@ -560,6 +565,7 @@ class ProgramRecording(TorchFunctionMode):
         shape = tuple(tensor.shape) if known else (-1,)
         size = tensor.numel() * tensor.element_size() if known else 0
         value = Value(number, slot, shape, tensor.dtype, tensor.requires_grad, size)
+        value.of_batch = not self._apart.get(tensor)
         value.crossable = crossable and known and not self._function_depth
         self.has_unknown = self.has_unknown or not known
         self.values.append(value)
@@ -577,9 +583,9 @@ class ProgramRecording(TorchFunctionMode):
             if key is None:
                 continue
             done.add(key)
-            if id(tensor) in self._buffers and not event.is_unit:
-                self.buffer_writes.setdefault(self._buffers[id(tensor)], []).append(number)
             for j, other in enumerate(self._memory.sharing(key)):
+                if id(other) in self._buffers and not event.is_unit:
+                    self.buffer_writes.setdefault(self._buffers[id(other)], []).append(number)
                 before = self.current.get(other)
                 if before is not None:
                     self.overwritten[before] = number
@@ -608,13 +614,14 @@ class ProgramRecording(TorchFunctionMode):
         self._record_sizes(name, args, kwargs, line)
         place = (self._anchor, name, line)
         before = _generator_state() if name not in ("size", "dim") else None
+        wrote = writes_first(name) or "out" in kwargs
+        memory = memory_of(args[0]) if wrote and args else None
         result = func(*args, **kwargs)
         made, given = tensors_in(result), tensors_in((args, kwargs))
-        check_none_lost(given)
         asks = name in VALUES
-        wrote = writes_first(name) or "out" in kwargs
         if not made and not asks and not wrote:
             return result
+        check_none_lost(given)
         n = self._seen.get(place, 0)
         self._seen[place] = n + 1
         event = RecordedCall((*place, n), func, line)
@@ -623,6 +630,9 @@ class ProgramRecording(TorchFunctionMode):
         if asks and not any(self._is_computed(tensor) for tensor in given):
             return result
         self._record_call(event, name, args, kwargs, given, made, wrote)
+        if memory in self._buffer_memory:  # a write may make a buffer absent, in other memory
+            buffer = self._buffer_memory[memory_of(args[0])] = self._buffer_memory[memory]
+            self.buffer_writes.setdefault(buffer, []).append(len(self.events) - 1)
         return result
 
     def _note_hook(self, name: str, tensor: torch.Tensor) -> None:
@@ -677,6 +687,7 @@ class ProgramRecording(TorchFunctionMode):
     ) -> None:
         for tensor in given:
             self._memory.note(tensor)
+        self._note_apart(made, name, args, given)
         event.args = pytree.tree_map(self._reference, (args, kwargs))
         event.grad_off = not torch.is_grad_enabled()
         place = SHAPE_ONLY.get(name)
@@ -692,6 +703,7 @@ class ProgramRecording(TorchFunctionMode):
         written = self._writes(event, number, given, {id(tensor) for tensor in made})
         for slot, tensor in enumerate(made):
             known = self.current.get(tensor)
+            wrote = wrote or memory_of(tensor) in written
             if any(tensor is one for one in given) and not wrote and known is not None:
                 event.makes.append(known)  # returned as it came
                 continue
@@ -715,6 +727,20 @@ class ProgramRecording(TorchFunctionMode):
         known = type(value) is not Absent or not value.is_unknown
         return TensorReference(found, tuple(value.shape) if known else (-1,), value.dtype)
 
+    def _note_apart(self, result: Any, name: str, args: Any, given: Sequence[torch.Tensor]) -> None:
+        """Note whether what a call returns, or writes to, is apart from the batch."""
+        place = SHAPE_ONLY.get(name)
+        skipped = args[place] if place is not None and place < len(args) else None
+        apart = all(tensor is skipped or self._is_apart(tensor) for tensor in given)
+        for tensor in tensors_in(result):
+            self._apart.set(tensor, apart)
+        if given and not apart and writes_first(name):
+            self._apart.set(given[0], False)
+
+    def _is_apart(self, tensor: torch.Tensor) -> bool:
+        known = self._apart.get(tensor)
+        return known if known is not None else id(tensor) in self.param_names
+
     def _call_inside(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A call within a unit: only what links the unit to others is noted."""
         result = func(*args, **kwargs)
@@ -726,7 +752,9 @@ class ProgramRecording(TorchFunctionMode):
                 if self._hidden.get(tensor) is None and self.current.get(tensor) is None:
                     self._hidden.set(tensor, unit)
         given = tensors_in((args, kwargs))
-        check_none_lost(given)
+        if isinstance(result, torch.Tensor | list | tuple):
+            check_none_lost(given)
+            self._note_apart(result, name, args, given)
         for tensor in given:
             leaf = self.batch.get(tensor)
             if leaf is not None:
@@ -908,6 +936,7 @@ class ProgramRecording(TorchFunctionMode):
                 raise NeedsValues(f"a tensor of unknown size in '{path}'")
             if id(value) not in made:
                 made[id(value)] = _drawn(value, home)
+                self._apart.set(made[id(value)], self._is_apart(value))
             return made[id(value)]
 
         def parameter(tensor: torch.Tensor) -> torch.Tensor:
@@ -917,8 +946,11 @@ class ProgramRecording(TorchFunctionMode):
             own = self._originals.get(name)
             if own is None or own.is_meta or type(own) is Absent:
                 with torch._C.DisableTorchFunction():
-                    return made_up(tensor.plain, home)
-            return own.detach().clone()
+                    found = made_up(tensor.plain, home)
+            else:
+                found = own.detach().clone()
+            self._apart.set(found, True)
+            return found
 
         with torch.random.fork_rng(devices=[]), standing_in([self.program.module(path)], parameter):
             given, named = pytree.tree_map(here, (args, kwargs))
@@ -935,7 +967,9 @@ class ProgramRecording(TorchFunctionMode):
                 return value
             if id(value) in back:
                 return originals[back[id(value)]]
-            return absent_like(tuple(value.shape), value.dtype, value.requires_grad)
+            found = absent_like(tuple(value.shape), value.dtype, value.requires_grad)
+            self._apart.set(found, self._apart.get(value))
+            return found
 
         return pytree.tree_map(away, result)
 
@@ -997,7 +1031,12 @@ class ProgramRecording(TorchFunctionMode):
             if event.depends:
                 own = {value for value in event.makes if self.values[value].maker == number}
                 self.dependent |= own
+        # Where hooks are called, something may be collected for code outside of the block.
+        modules = list(self.program.named_modules())
+        called = [path for path, m in modules if m._forward_hooks or m._forward_pre_hooks]
         for block in self.blocks:
+            if any(path.startswith(f"{block.path}.") for path in called):
+                block.closed = False
             results = {made.what for made in block.template if made.kind == "made"}
             inside = range(block.first, block.last)
             if any(e.random and not e.depends for e in self.events[block.first : block.last]):

@@ -47,9 +47,10 @@ from penstock.errors import BadInput
 
 __all__ = ["PathChanged", "ProgramPart", "ProgramStage", "StageRun"]
 
+KEEP_TOGETHER = "keep these layers in one stage"
 REMEDY = (
-    "a stage needs the calls that the example batch made; capture again with such a batch, or keep "
-    "these layers in one stage"
+    f"a stage needs the calls that the example batch made; capture again with such a batch, or "
+    f"{KEEP_TOGETHER}"
 )
 
 
@@ -479,9 +480,11 @@ class ProgramStage:
                 self._exchanged.append(((place, key), stand_in))
                 self.stand_ins[name] = stand_in
         # A buffer that is written from activations belongs to the stage that does it.
+        self.buffers_elsewhere: set[str] = set()
         for name, numbers in record.buffer_writes.items():
             depends = any(record.events[i].depends for i in numbers)
             if depends and not any(part.first <= i < part.last for i in numbers):
+                self.buffers_elsewhere.add(name)
                 place = program.places(name)
                 buffer = place[0][place[1]]
                 self._exchanged.append((place, absent_like(tuple(buffer.shape), buffer.dtype)))
@@ -694,7 +697,8 @@ class ProgramStage:
             if tensor.shape != wanted:
                 what = self._in_words(self.part.sent[value][0])
                 raise PathChanged(
-                    f"{what} has shape {tuple(tensor.shape)}, and {wanted} was expected"
+                    f"{what} has the shape {tuple(tensor.shape)}, and by the example {wanted}, "
+                    f"which the next stage receives; values must not decide about it"
                 )
             if value in self.record.overwritten:
                 with torch._C.DisableTorchFunction():  # no call of the user's program
@@ -801,7 +805,7 @@ class ProgramStage:
                 self._unwatch()
             if has_state:
                 self._leave(after)
-            for place, value in swapped:
+            for place, value in reversed(swapped):  # a module may be there under two names
                 place[0][place[1]] = value
             self._restore(muted)
             if generator is not None:

@@ -146,6 +146,8 @@ class StageModule(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """What is sent; then loss and weight, and outputs."""
         graph, stage, context = self.graph, self.stage, self.context
+        if graph.state.starts_training:
+            graph.start_training()
         by_index = dict(zip(self.inputs, leaves, strict=True))
         size = self._size(by_index, received)
         step_row = by_index.pop(self.step_leaf, None)
@@ -274,11 +276,12 @@ class StageModule(nn.Module):
         """The buffers of this stage's modules."""
         if not recurse:
             return
-        names = {name for name, _ in self.own}
+        names, elsewhere = {name for name, _ in self.own}, self.stage.buffers_elsewhere
         named = (
             (name, buffer)
             for name, buffer in self.graph.program.named_buffers()
-            if name.rpartition(".")[0] in names and type(buffer) is not Absent
+            if name.rpartition(".")[0] in names and name not in elsewhere
+            if type(buffer) is not Absent
         )
         yield from each_once(named, prefix, remove_duplicate)
 
