@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture import stand_ins
 from penstock.capture.chain import Chain
 from penstock.capture.chain_graph import chain_graph
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
-from penstock.measure import stand_ins
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.roofline import estimate_profile
 from penstock.profile.model_profile import Affine, SharedParameter
