@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from torch.optim import AdamW
+from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.trace import capture_model
 from penstock.errors import PenstockError
@@ -235,6 +236,67 @@ def llama_differences() -> list[str]:
     if dist.get_rank() and not expected <= divided:
         wrong.append(f"only {sorted(divided)} are divided")
     return wrong
+
+
+class Unusual(nn.Module):
+    """Code between divided layers that writes in place, makes tensors and asks for values."""
+
+    def __init__(self, *, checkpoints: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.checkpoints = checkpoints
+
+    def widened(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(x)
+        y.clamp_(min=-0.5)
+        y *= 0.9
+        return y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.checkpoints:
+            y = checkpoint(self.widened, x, use_reentrant=False)
+        else:
+            y = self.widened(x)
+        assert isinstance(y, torch.Tensor)
+        total = torch.zeros_like(x)
+        total += self.down(torch.cat([y[:, :WIDTH], torch.ones_like(x)], 1))
+        total.add_(y[:, -WIDTH:], alpha=0.1)
+        total += functional.linear(y.tanh(), self.down.weight) + self.up.weight.sum()
+        return total if y.detach().abs().max().item() > 0 else x
+
+
+def unusual_differences(checkpoints: bool) -> list[str]:
+    """What differs from one device, and whether parameters are still the user's own objects."""
+    join()
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(Unusual(checkpoints=checkpoints) for _ in range(2)), nn.Linear(WIDTH, WIDTH)
+    ).double()
+    whole, batch = copy.deepcopy(model), tuple(torch.randn(2, 8, WIDTH).double())
+    loss = functional.mse_loss(whole(batch[0]), batch[1])
+    loss.backward()
+    graph = capture_model(model, batch, loss=nn.MSELoss())
+    stages = (Stage(range(len(graph.layer_names)), (0,), (4,)),)
+    plan = Plan(stages, 2, 4, "gpipe", tensor_groups=((0, 1),))
+    table: Any = {"*.up": "colwise", "*.down": "rowwise"}
+    own = dict(model.named_parameters())
+    with Pipeline(graph, plan, batch, tensor_parallel=table, timeout_s=60) as pipe:
+        found = pipe.step(batch).loss
+        wrong = wrong_tensors(pipe, whole, "gradient")
+        named = [*pipe.named_parameters(), *model.named_parameters()]
+        wrong += [f"another object: {name}" for name, p in named if p is not own[name]]
+    if abs(found - float(loss.detach())) > TOLERANCE:
+        wrong.append(f"loss {found} instead of {float(loss.detach())}")
+    return wrong
+
+
+def unusual_refusal() -> str:
+    """The message with which checkpoints around divided layers are refused."""
+    try:
+        unusual_differences(checkpoints=True)
+    except PenstockError as refusal:
+        return f"{type(refusal).__name__}: {refusal}"
+    return "nothing"
 
 
 def continued(directory: str, before: Plan, after: Plan) -> list[str]:

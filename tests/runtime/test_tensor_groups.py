@@ -14,6 +14,8 @@ from runtime.tensor_cases import (
     llama_differences,
     refusals,
     small_gpt,
+    unusual_differences,
+    unusual_refusal,
     with_a_failure,
 )
 
@@ -21,7 +23,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.processes.launch import launch_workers
 
-LAYERS = 17
+LAYERS = 14
 """Of the small GPT at the granularity of modules."""
 
 
@@ -72,6 +74,17 @@ def test_a_model_of_hugging_face_is_divided_by_its_own_plan() -> None:
         assert found == []
 
 
+def test_code_between_divided_layers_may_write_in_place_and_ask_for_values() -> None:
+    for found in launch_workers(unusual_differences, (False,), workers=2, threads=1):
+        assert found == []
+
+
+def test_the_users_own_checkpoints_around_divided_layers_are_refused() -> None:
+    for found in launch_workers(unusual_refusal, workers=2, threads=1):
+        assert found.startswith("BadInput: the backward of stage of layers 0 to")
+        assert "cannot run on shards" in found
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [(grouped_plan(LAYERS, 8), group_last()), (group_last(), plain()), (plain(), group_last())],
@@ -106,7 +119,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no linear layer": ({"tensor_parallel": {"words": "colwise"}}, "names 'words', a Embedding;"),
     "no such split": ({"tensor_parallel": {"head": "both"}}, "says \"both\" for 'head'; it must"),
     "adafactor": ({"optimizer": torch.optim.Adafactor}, "Adafactor does not work with the tensor"),
-    "dropout": ({"dropout": 0.1}, "in layer 'model.blocks.0' cannot run on shards of a tensor"),
+    "dropout": ({"dropout": 0.1}, "in layer 'blocks.0' cannot run on shards of a tensor"),
     "heads": ({"heads": 1}, "cannot run on shards of a tensor group"),
     "width": (
         {"width": 15, "heads": 3},

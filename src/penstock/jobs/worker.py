@@ -33,6 +33,7 @@ from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.timeline.drift import Drift
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long
+from penstock.words import counted
 
 __all__ = ["WARM_UP_STEPS", "Pauses", "WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
 
@@ -232,6 +233,8 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
     loss, step, samples = math.nan, start, job.batch_size * job.accumulate
     lengths = deque[Mapping[str, int]]()
     pipe.print_with(display.note)
+    if job.compile:
+        display.note(f"compiled on rank {pipe.rank}: {counted(pipe.compiled_graphs, 'graph')}")
     with closing(display), closing(Records(directory, start, writes=first)) as records:
 
         def gone_back(to: int, why: str) -> None:

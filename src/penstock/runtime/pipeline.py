@@ -160,6 +160,7 @@ class Pipeline:
             check_plan_fits(plan, self._graph, self._world)
             self._graph.batch_leaves(batch)
             compiler = StageCompiler(self._world.device) if compile else None
+            self._compiler = compiler
             self._checkpoints = CheckpointWriter(self._world)
             programs = build_stages(self._graph, plan, self._world, seed, weights)
             if optimizer is not None:
@@ -203,6 +204,11 @@ class Pipeline:
     def print_with(self, say: Callable[[str], None]) -> None:
         """Have rank 0 give the lines about verification to ``say``, not to standard error."""
         self._verified.say = say
+
+    @property
+    def compiled_graphs(self) -> int:
+        """How many graphs torch has compiled for this rank's stages; 0 without ``compile``."""
+        return self._compiler.graphs if self._compiler is not None else 0
 
     @property
     def rank(self) -> int:

@@ -81,7 +81,7 @@ class Worker:
         self.places = places_of(plan, world.rank)
         self.clock = clock_for(world.device)
         self.metrics = metrics
-        self.autocast_dtype, self.compiled = settings.autocast, compiler is not None
+        self.autocast_dtype = settings.autocast
         self.random = RandomStream(world.device, settings.seed, max(plan.device_of(world.rank), 0))
         self.means: Means = {}
         self._closed = self._released = False

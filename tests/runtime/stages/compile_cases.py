@@ -1,13 +1,13 @@
 """What the tests of compiled stages run: the same training, compiled and not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from runtime.pipeline_cases import join, normal
 from torch import nn
+from torch.nn import functional
 
-from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.plan.plan import Plan, Stage
@@ -16,33 +16,69 @@ from penstock.runtime.pipeline import Pipeline
 WIDTH, ROWS = 6, 12
 
 
-def with_dropout() -> list[nn.Module]:
+class Perceptron(nn.Module):
+    """A unit with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.dropout(functional.gelu(self.up(x))))
+
+
+class Block(nn.Module):
+    """A norm with running statistics and a unit, with a sum around both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.BatchNorm1d(WIDTH), Perceptron()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(self.norm(x))
+
+
+def sequences() -> nn.Module:
     """Layers that draw random numbers and keep running statistics."""
-    return [
+    return nn.Sequential(
         nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, WIDTH)),
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), nn.Tanh()),
         nn.Linear(WIDTH, WIDTH),
-    ]
+    )
 
 
-def graph_of(*, traced: bool) -> LayerGraph:
-    """Four layers, the loss among them, in float64."""
+def blocks() -> nn.Module:
+    """Blocks of equal classes, one after the other."""
+    return nn.Sequential(Block(), Block(), Block(), nn.Linear(WIDTH, WIDTH))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"sequences": sequences, "blocks": blocks}
+"""Both have four layers."""
+
+
+def graph_of(model: str) -> LayerGraph:
+    """The model in float64, with its loss."""
     torch.manual_seed(0)
-    layers, batch = with_dropout(), (normal(3, WIDTH, 1), normal(3, WIDTH, 2))
-    model = nn.Sequential(*layers) if traced else Chain(layers)
-    return capture_model(model.double(), batch, loss=nn.MSELoss())
+    made, batch = MODELS[model](), (normal(3, WIDTH, 1), normal(3, WIDTH, 2))
+    return capture_model(made.double(), batch, loss=nn.MSELoss())
 
 
 def trained(
     plan: Plan,
     *,
-    traced: bool,
+    model: str,
     compile: bool,
     sizes: Sequence[int] = (ROWS, 7, ROWS),
     autocast: torch.dtype | None = None,
 ) -> dict[str, Any]:
-    """Losses, weights, buffers and the next random numbers after a step on each batch."""
-    graph = graph_of(traced=traced)
+    """Losses, weights, buffers and the next random numbers after a step on each batch.
+
+    Also the number of compiled graphs, which are compiled anew.
+    """
+    if compile:
+        torch._dynamo.reset()
+    graph = graph_of(model)
     batches = [(normal(rows, WIDTH, rows), normal(rows, WIDTH, rows + 1)) for rows in sizes]
     torch.manual_seed(1)
     with Pipeline(
@@ -54,8 +90,11 @@ def trained(
         compile=compile,
     ) as pipe:
         losses = [pipe.step(batch).loss for batch in batches]
+        losses.append(pipe.evaluate(batches[-1]).loss)
         tensors = {n: t.detach().clone() for n, t in pipe._worker.held.named_tensors().items()}
-    return {"losses": torch.tensor(losses).double(), "random": torch.rand(3), **tensors}
+        graphs = pipe.compiled_graphs
+    found = {"losses": torch.tensor(losses).double(), "random": torch.rand(3), **tensors}
+    return {"graphs": graphs, "tensors": found}
 
 
 def compiled_and_not(
@@ -72,7 +111,7 @@ def compiled_and_not(
 def trained_at_lengths(lengths: Sequence[int], *, compile: bool) -> dict[str, Any]:
     """Losses and weights after a step on a batch of each length; the first is the example's."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)).double()
+    model = nn.Sequential(Perceptron(), nn.Linear(WIDTH, WIDTH)).double()
     batches = [tuple(torch.randn(4, n, WIDTH).double() for _ in range(2)) for n in lengths]
     with Pipeline(
         model,
@@ -85,4 +124,5 @@ def trained_at_lengths(lengths: Sequence[int], *, compile: bool) -> dict[str, An
     ) as pipe:
         losses = [pipe.step(batch).loss for batch in batches]
         tensors = {n: p.detach().clone() for n, p in pipe.named_parameters()}
-    return {"losses": torch.tensor(losses).double(), **tensors}
+        graphs = pipe.compiled_graphs
+    return {"graphs": graphs, "tensors": {"losses": torch.tensor(losses).double(), **tensors}}

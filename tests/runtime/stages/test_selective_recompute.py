@@ -1,5 +1,6 @@
 """Recomputing some layers of a stage changes nothing but its memory."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,6 @@ import torch
 from runtime.stages.selective_cases import compare_selective, trained_under
 from torch import nn
 
-from penstock.capture.chain import Chain
 from penstock.capture.trace import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.processes.launch import launch_workers
@@ -27,7 +27,8 @@ def assert_equal(names: list[str], schedules: list[str], replications: list[tupl
 
 
 def test_gradients_are_those_of_one_device() -> None:
-    assert_equal(["mlp", "convolutions"], ["gpipe", "zb-h1", "interleaved"], [(1, 1), (2, 1)])
+    assert_equal(["mlp"], ["gpipe", "zb-h1", "interleaved"], [(1, 1), (2, 1)])
+    assert_equal(["convolutions"], ["gpipe", "zb-h1"], [(1, 1), (2, 1)])
 
 
 def test_tied_weights_and_skip_tensors_cross_parts() -> None:
@@ -36,9 +37,9 @@ def test_tied_weights_and_skip_tensors_cross_parts() -> None:
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_random_numbers_and_buffers_are_those_of_a_run_that_keeps_everything(traced: bool) -> None:
-    stages = (Stage(range(3), (0,), (4,)), Stage(range(3, 5), (1,), (4,)))
+    stages = (Stage(range(2), (0,), (4,)), Stage(range(2, 4), (1,), (4,)))
     kept = Plan(stages, 3, 4, "gpipe")
-    chosen = ((1,), (3,)), ((0, 2), (4,))
+    chosen = ((1,), (2,)), ((0,), (3,))
     plans = [kept] + [
         replace(
             kept,
@@ -59,24 +60,28 @@ def test_random_numbers_and_buffers_are_those_of_a_run_that_keeps_everything(tra
                 torch.testing.assert_close(other[name], expected[name], rtol=1e-12, atol=1e-14)
 
 
+CALLS = Counter[int]()
+"""Forwards by layer. No attribute of the layers: a recompute would put that back."""
+
+
 class Counting(nn.Module):
     """A layer that saves one large tensor, and counts its forwards."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.calls = 0
+        self.number = number
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
+        CALLS[self.number] += 1
         return torch.tanh(self.linear(x).repeat(1, 1000)).view(x.shape[0], -1, 4).mean(1)
 
 
 def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
-    layers = [Counting() for _ in range(4)]
+    model = nn.Sequential(*(Counting(number) for number in range(4)))
     x = torch.randn(2, 4)
-    graph = capture_model(Chain(layers, loss=nn.MSELoss()), (x, x))
-    program = graph.stage(range(5))
+    graph = capture_model(model, (x, x), loss=nn.MSELoss(), granularity="block")
+    program = graph.stage(range(4))
     saved: list[int] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,12 +89,11 @@ def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
         return tensor
 
     def run(again: tuple[int, ...]) -> tuple[list[int], int, list[torch.Tensor]]:
-        stage = Stage(range(5), (0,), (2,), recompute=True, recompute_layers=again)
+        stage = Stage(range(4), (0,), (2,), recompute=True, recompute_layers=again)
         parts = parts_of_stage(graph, stage, program)
         runner = PartlyRecomputed(program, parts, torch.device("cpu"))
         runner.begin(StageInputs(((x, x),), (2,), frozenset({0})))
-        for layer in layers:
-            layer.calls = 0
+        CALLS.clear()
         saved.clear()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             runner.forward(0, [])
@@ -98,7 +102,7 @@ def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
         runner.backward(0, [])
         gradients = [p.grad.clone() for p in program.module.parameters() if p.grad is not None]
         program.module.zero_grad()
-        return [layer.calls for layer in layers], kept, gradients
+        return [CALLS[number] for number in range(4)], kept, gradients
 
     calls, kept_bytes, gradients = run((1, 2))
     assert calls == [1, 2, 2, 1]

@@ -1,14 +1,16 @@
-"""A stage called as functions made from its graph, against its module in plain autograd."""
+"""A stage whose linear layers defer or accumulate gradients, against the user's module."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.deferred_weights import LARGE, DeferredGradients
 from penstock.capture.layer_graph import StageProgram
+from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.trace import capture_model
-from penstock.runtime.stages.call import ModuleCall, TracedCall, stage_call
+from penstock.runtime.stages.call import ModuleCall, ProgramCall, stage_call
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, edge_of
 
 ROWS, TOKENS, WIDTH, VOCABULARY = 3, 5, 8, 11
@@ -80,7 +82,7 @@ def gradients(kind: str, wide: int, hooked: bool = False) -> tuple[dict[str, tor
         for m in (0, 1):
             if kind == "IW":
                 runner.backward_weight(m)
-    assert isinstance(stage_call(program.module), TracedCall)
+    assert isinstance(stage_call(program.module), ProgramCall)
     return {name: p.grad for name, p in named.items() if p.grad is not None}, calls
 
 
@@ -102,25 +104,88 @@ def test_hooks_of_a_parameter_run_once_for_each_micro_batch(kind: str) -> None:
     assert torch.allclose(found["twice.weight"], expected["twice.weight"], rtol=1e-11)
 
 
-def test_the_module_may_get_other_tensors_between_calls() -> None:
+def whole_call() -> tuple[ProgramCall, StageModule, list[torch.Tensor]]:
+    """A call, its module and leaves of a batch."""
     program = whole_stage(16)
-    call = TracedCall(program.module)  # type: ignore[arg-type]
+    assert isinstance(program.module, StageModule)
     leaves = [torch.zeros(ROWS, TOKENS, dtype=torch.long) for _ in program.batch_inputs]
+    return ProgramCall(program.module), program.module, leaves
+
+
+def test_the_module_may_get_other_tensors_between_calls() -> None:
+    call, module, leaves = whole_call()
     before = call.run(leaves, [])[0]
-    owner = program.module.get_submodule("norm")
+    owner = module.get_submodule("norm")
     owner._parameters["bias"] = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
     after = call.run(leaves, [])[0]
     assert not torch.equal(before, after)
-    assert torch.equal(after, ModuleCall(program.module).run(leaves, [])[0])
+    assert torch.equal(after, ModuleCall(module).run(leaves, [])[0])
 
 
 def test_the_first_half_leaves_nothing_in_the_graph() -> None:
-    program = whole_stage(16)
-    call, deferred = TracedCall(program.module), DeferredGradients()  # type: ignore[arg-type]
-    leaves = [torch.zeros(ROWS, TOKENS, dtype=torch.long) for _ in program.batch_inputs]
+    call, module, leaves = whole_call()
+    deferred = DeferredGradients()
     loss = call.run(leaves, [], deferred)[0]
-    # Four layers that may wait (one twice) and the tied one; the frozen one has no gradient.
-    assert len(deferred) == 5
+    # Three layers that may wait (one twice); the frozen one has no gradient.
+    assert len(deferred) == 4
     assert edge_of(loss).node is loss.grad_fn
-    names = {name for name, p in program.module.named_parameters() for q in call.others() if p is q}
-    assert names == {"embedding.weight", "norm.weight", "norm.bias"}
+    trained = {id(p) for p in module.parameters() if p.requires_grad}
+    assert {id(p) for p in call.others()} == trained
+
+
+@pytest.mark.parametrize("deferring", [False, True])
+def test_the_users_modules_are_as_he_made_them_and_his_own_forward_stays(deferring: bool) -> None:
+    call, module, leaves = whole_call()
+    linear = module.get_submodule("wide")
+    calls = list[int]()
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return type(linear).forward(linear, x)
+
+    linear.forward = own
+    before = {name: dict(part.__dict__) for name, part in module.named_modules() if name}
+    deferred = DeferredGradients() if deferring else None
+    call.run(leaves, [], deferred)
+    assert calls == [ROWS]
+    assert deferred is None or len(deferred) == 3
+    for name, part in module.named_modules():
+        assert not name or before[name] == part.__dict__, name
+
+
+class Checkpointed(nn.Module):
+    """Two linear layers, the first of them in a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, LARGE // WIDTH), nn.Linear(LARGE // WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(self.first, x, use_reentrant=False)
+        assert isinstance(hidden, torch.Tensor)
+        return self.second(hidden.tanh())
+
+
+@pytest.mark.parametrize("kinds", ["B", "IW"])
+def test_what_is_in_the_users_checkpoint_runs_as_it_is(kinds: str) -> None:
+    torch.manual_seed(0)
+    model, x = Checkpointed().double(), torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    graph = capture_model(model, (x, x[:, :1]), loss=nn.MSELoss())
+    program = graph.stage(range(len(graph.layer_names)))
+    nn.MSELoss()(model(x), x[:, :1]).backward()
+    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    runner = ModuleRunner(program, torch.device("cpu"))
+    halved = frozenset({0}) if "I" in kinds else frozenset[int]()
+    runner.begin(StageInputs(((x, x[:, :1]),), (ROWS,), halved=halved))
+    runner.forward(0, [])
+    for kind in kinds:
+        if kind == "W":
+            runner.backward_weight(0)
+        else:
+            (runner.backward if kind == "B" else runner.backward_input)(0, [])
+    assert len(expected) == 4
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad / ROWS, expected[name])

@@ -7,7 +7,7 @@ own Python functions. A second function is for backwards in two halves (see
 `penstock.capture.deferred_weights`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -156,16 +156,18 @@ class ProgramCall:
     """Calls a stage that runs the user's program.
 
     While it runs, linear layers of its own units have another ``forward``: it defers the gradients
-    of their weights, or accumulates them directly.
+    of their weights, or accumulates them directly. Modules with these ``ids`` stay as they are.
     """
 
-    def __init__(self, module: StageModule) -> None:
+    def __init__(self, module: StageModule, ids: Collection[int] = ()) -> None:
         self._module = module
         self._deferred: DeferredGradients | None = None
         self._held: list[nn.Parameter] | None = None
         self._small: list[tuple[dict[str, Any], Any]] = []
         self._large: list[tuple[dict[str, Any], Any]] = []
         for part in module.own_modules():
+            if id(part) in ids:
+                continue
             if type(part) is nn.Linear:
                 large = part.weight.numel() >= LARGE
                 (self._large if large else self._small).append((part.__dict__, self._linear(part)))
@@ -197,7 +199,7 @@ class ProgramCall:
                 return type(part).forward(part, x)
             rows = x.view(-1, x.size(-1))
             made = deferred_addmm(self._deferred, bias, rows, weight)
-            return made.view((*x.size()[:-1], part.nf))
+            return made.view(x.size()[:-1] + (part.nf,))
 
         return forward
 

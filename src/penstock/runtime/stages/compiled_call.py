@@ -1,36 +1,42 @@
-"""Stages whose forwards and backwards are compiled by ``torch.compile``.
+"""Stages whose parts are compiled by ``torch.compile``, forward and backward.
 
-A stage has the same number of rows in every full micro-batch. It is compiled once for these shapes
-before the first step: otherwise ranks would time out while others compile. Inputs of other shapes
-(the last batch of an epoch) run without compilation. So do micro-batches with a backward in two
-halves, since a compiled backward computes all gradients at once.
+    block of this stage                        compiled as one function
+    block that is cut, or watched inside       its units are compiled one by one
+    code between them, loss                    Python
+    unit of one kernel (a linear layer)        as it is
+
+A stage has the same number of rows in every full micro-batch. Its parts are compiled once for these
+shapes before the first step: otherwise ranks would time out while others compile. Later nothing is
+compiled any more: inputs of other shapes (the last batch of an epoch) run without compilation. So
+do micro-batches with a backward in two halves, since a compiled backward computes all gradients at
+once.
+
+The user's modules are as he made them: compiled forwards are in them only while a stage runs.
 """
 
-import copy
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
+from torch._dynamo.utils import counters
 
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import StageProgram
 from penstock.capture.lengths import LengthsOf
-from penstock.capture.stage.stage_tensors import RunContext
+from penstock.capture.record.absent import Absent
+from penstock.capture.record.recording import checkpoint_here, tensors_in
+from penstock.capture.record.units import is_torchs
+from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.iteration import places_of
 from penstock.runtime.processes.world import World
-from penstock.runtime.stages.call import (
-    function_of,
-    holder_of,
-    is_plain,
-    stage_call,
-    with_tensors_as_arguments,
-)
+from penstock.runtime.stages.call import ProgramCall
 from penstock.runtime.stages.random_stream import forward_state, replayed
 
 __all__ = ["CompiledCall", "StageCompiler"]
@@ -40,7 +46,11 @@ OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": 
 
 COMPILERS = ("g++", "c++", "clang++")
 
-Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]
+VARIANTS = 1024
+"""How often code may be compiled for modules that differ in more than tensors (torch: 8).
+
+Modules of one class share compiled code; a number such as that of the layer makes them differ.
+"""
 
 
 def check_compiler(device: torch.device) -> None:
@@ -59,14 +69,16 @@ def check_compiler(device: torch.device) -> None:
 class CompiledCall:
     """A stage that runs compiled on the shapes that it was compiled for, and directly on others.
 
-    A forward that will be recomputed also runs the compiled function for training, and what it
+    A forward that will be recomputed also runs the compiled functions for training, and what it
     saves for the backward is dropped. So both forwards give the same bits.
     """
 
     def __init__(self, program: StageProgram) -> None:
+        assert isinstance(program.module, StageModule)
         self.program = program
-        self._plain = stage_call(program.module)
-        self._compiled = compiled(program.module)
+        self._module = program.module
+        self._plain = self._beside = ProgramCall(self._module)
+        self._compiled: list[tuple[dict[str, Any], Callable[..., Any]]] = []
         self._shapes: list[torch.Size] = []
         self._grad_inputs = [i for i, spec in enumerate(program.received) if spec.requires_grad]
 
@@ -80,13 +92,15 @@ class CompiledCall:
         known = [tensor.shape for tensor in (*leaves, *inputs)] == self._shapes
         if deferred is not None or not known:
             return self._plain.run(leaves, inputs, deferred)
-        if torch.is_grad_enabled():
-            return self._compiled(leaves, inputs)
-        recorded = [tensor.detach() for tensor in inputs]
-        for i in self._grad_inputs:
-            recorded[i].requires_grad_()
-        with torch.enable_grad():
-            outputs = self._compiled(leaves, recorded)
+        # Whatever is different now (a mode, a number that the user has set) runs uncompiled.
+        with torch.compiler.set_stance("eager_on_recompile"), forwards_put(self._compiled):
+            if torch.is_grad_enabled():
+                return self._beside.run(leaves, inputs)
+            recorded = [tensor.detach() for tensor in inputs]
+            for i in self._grad_inputs:
+                recorded[i].requires_grad_()
+            with torch.enable_grad():
+                outputs = self._beside.run(leaves, recorded)
         return tuple(output.detach() for output in outputs)
 
     def others(self) -> list[nn.Parameter]:
@@ -108,9 +122,8 @@ class CompiledCall:
         """Compile forward and backward for ``rows`` rows by running both once.
 
         ``leaves`` are the leaves of the batch that the stage reads, ``lengths`` the lengths of the
-        batch. Gradients, buffers and random numbers are left unchanged.
+        batch. Gradients, buffers, the model's own state and random numbers are left unchanged.
         """
-        module = self.program.module
         own = [leaf[:1].expand(rows, *leaf.shape[1:]).contiguous() for leaf in leaves]
         inputs = [
             torch.zeros(spec.at(lengths).shape_for(rows), dtype=spec.dtype, device=device)
@@ -119,19 +132,124 @@ class CompiledCall:
         for i in self._grad_inputs:
             inputs[i].requires_grad_()
         self._shapes = [tensor.shape for tensor in (*own, *inputs)]
-        trained = [p for p in module.parameters() if p.requires_grad]
+        trained = [p for p in self._module.parameters() if p.requires_grad]
         wanted = [*trained, *(inputs[i] for i in self._grad_inputs)]
-        with replayed(module, forward_state(device)), torch.enable_grad(), within:
-            outputs = self._compiled(own, inputs)
+        self._module.tell(RunContext(trial=True))
+        with (
+            replayed(self._module, forward_state(device)),
+            torch.enable_grad(),
+            within,
+            compiling(),
+        ):
+            self._choose(own, inputs)
+            with forwards_put(self._compiled):
+                outputs = self._module.run(own, inputs)
             ends = outputs[: 1 if self.program.is_last else len(self.program.sent)]
             roots = [output for output in ends if output.requires_grad]
         if roots and wanted:
             seeds = [torch.ones_like(root) for root in roots]
             torch.autograd.grad(roots, wanted, seeds, allow_unused=True)
 
+    def _choose(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """Find out in a run as it is which parts can be compiled, and prepare their forwards."""
+        candidates = {id(part): part for part in parts_of(self._module)}
+        refused: set[int] = set()
+        watching = [(part.__dict__, watched(part, refused)) for part in candidates.values()]
+        with forwards_put(watching):
+            self._module.run(leaves, inputs)
+        inside: set[int] = set()
+        for key, part in candidates.items():
+            if key in refused or key in inside or has_own_forward(part):
+                continue
+            forward = torch.compile(forward_of(part), dynamic=False, options=OPTIONS)
+            self._compiled.append((part.__dict__, forward))
+            inside |= {id(child) for child in part.modules()}
+        self._beside = ProgramCall(self._module, inside)
+
+
+@contextmanager
+def forwards_put(forwards: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[None]:
+    """Within, modules (given by their dicts) have other forwards; those of the user's own stay."""
+    put: list[dict[str, Any]] = []
+    for place, forward in forwards:
+        if "forward" not in place:
+            place["forward"] = forward
+            put.append(place)
+    try:
+        yield
+    finally:
+        for place in put:
+            place.pop("forward", None)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within, torch's compiler has the settings that stages need."""
+    settings = torch._dynamo.config.patch(  # pyright: ignore[reportPrivateImportUsage]
+        recompile_limit=VARIANTS,
+        accumulated_recompile_limit=VARIANTS,
+        # Otherwise compiled code would leave out hooks that the user adds later.
+        skip_nnmodule_hook_guards=False,
+    )
+    with settings, warnings.catch_warnings():
+        # The compiler looks at the gradients of its inputs, which are results of other parts.
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        yield
+
+
+def parts_of(module: StageModule) -> list[nn.Module]:
+    """What may be compiled: the stage's blocks, then its units.
+
+    Not those of one kernel, and not those that change Python state, which is different in every
+    run, so that compiled code would be useless the next time.
+    """
+    graph = module.graph
+    changing = [place.path for _, place in graph.recorded.unit_changes]
+    changing += [place.path for place in graph.recorded.changes]
+
+    def may_be(path: str) -> bool:
+        part = graph.program.module(path)
+        is_one_kernel = is_torchs(part) and next(part.children(), None) is None
+        return not is_one_kernel and not any(f"{at}.".startswith(f"{path}.") for at in changing)
+
+    units = sorted({path for path, _ in module.part.units})
+    paths = (*module.stage.join_blocks(), *units)
+    return [graph.program.module(path) for path in paths if may_be(path)]
+
+
+def forward_of(part: nn.Module) -> Callable[..., Any]:
+    """The forward of a module's class."""
+    return type(part).forward.__get__(part)
+
+
+def has_own_forward(part: nn.Module) -> bool:
+    """Whether the user has given a module another forward, or has compiled it."""
+    own = part.__dict__
+    return "forward" in own or own.get("_compiled_call_impl") is not None
+
+
+def watched(part: nn.Module, refused: set[int]) -> Callable[..., Any]:
+    """The forward of ``part``; adds it to ``refused`` if it cannot be compiled.
+
+    That is so within a checkpoint (`torch.utils.checkpoint`): the backward runs that again, when no
+    stage runs, and must find the same. And where it gets a tensor that is on another stage.
+    """
+    plain = forward_of(part)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        absent = any(type(tensor) is Absent for tensor in tensors_in((args, kwargs)))
+        if absent or checkpoint_here() is not None:
+            refused.add(id(part))
+        return plain(*args, **kwargs)
+
+    return forward
+
 
 class StageCompiler:
     """Creates the compiled stages of a rank, and compiles them all before the first step.
+
+    ``graphs`` is the number of graphs that torch has compiled for them; modules that are alike
+    share one.
 
     Raises:
         BadInput: there is no C++ compiler.
@@ -139,6 +257,7 @@ class StageCompiler:
 
     def __init__(self, device: torch.device) -> None:
         check_compiler(device)
+        self.graphs = 0
         self._calls: list[CompiledCall] = []
 
     def call_of(self, program: StageProgram) -> CompiledCall:
@@ -160,11 +279,13 @@ class StageCompiler:
             place.stage: rows_of(plan, world.rank, place.stage)
             for place in places_of(plan, world.rank)
         }
+        before = counters["stats"]["unique_graphs"]
         for call in self._calls:
             program = call.program
             own = [leaves[i].to(world.device) for i in program.batch_inputs]
             computed = rows[plan.stage_of_layer(program.layers.start)]
             call.prepare(own, world.device, computed, precision(), lengths)
+        self.graphs = counters["stats"]["unique_graphs"] - before
         world.barrier()
 
 
@@ -173,38 +294,3 @@ def rows_of(plan: Plan, rank: int, stage: int) -> int:
     homes = (plan.holder(stage, direction) for direction in (0, 1))
     home = next(home for home in homes if rank in home.devices)
     return home.slices[home.devices.index(rank)]
-
-
-def compiled(module: nn.Module) -> Run:
-    """``module`` as a compiled function of leaves and received tensors."""
-    if isinstance(module, fx.GraphModule) and is_plain(module):
-        graph, names = with_tensors_as_arguments(module)
-        held = [holder_of(module, name) for name in names.values()]
-        function = torch.compile(function_of(graph), dynamic=False, options=OPTIONS)
-        return lambda leaves, inputs: function(
-            *[holder[name] for holder, name in held], *leaves, *inputs
-        )
-    if isinstance(module, fx.GraphModule):
-        whole = torch.compile(module, dynamic=False, options=OPTIONS)
-        return lambda leaves, inputs: whole(*leaves, *inputs)
-    # The loss of a chain is observed while it runs (`penstock.capture.loss_weight`). So its modules
-    # are compiled one by one, except the one that computes the loss.
-    twin = copy.copy(module)
-    plain = loss_module(module)
-    twin._modules = {
-        name: child if child is None or name == plain else one(child)
-        for name, child in module._modules.items()
-    }
-    return lambda leaves, inputs: twin(*leaves, *inputs)
-
-
-def one(child: nn.Module) -> Any:
-    """Compile one module of a chain."""
-    return torch.compile(child, dynamic=False, options=OPTIONS)
-
-
-def loss_module(stage: nn.Module) -> str:
-    """The name of the module that computes the loss in a chain's stage; empty if there is none."""
-    if not getattr(stage, "_is_last", True):
-        return ""
-    return "loss" if getattr(stage, "_has_loss", False) else next(reversed(stage._modules), "")

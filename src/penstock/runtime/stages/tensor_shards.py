@@ -9,11 +9,11 @@ All other tensors are whole on every rank of the group.
 
 Calls a stage whose linear layers are divided among the ranks of a tensor group.
 
-The stage's graph runs node by node. Between a divided layer and the next sum over the group,
-tensors are `DTensor`, so that torch finds out how each operator acts on shards. All others are
-plain tensors that are equal on all ranks of the group. So only the operators between divided layers
-need a rule of DTensor, and they alone have its overhead. A plain tensor that enters there is
-wrapped, and its gradient is summed over the group on the way back.
+The user's own forward runs. Between a divided layer and the next sum over the group, tensors are
+`DTensor`, so that torch finds out how each function acts on shards. All others are plain tensors
+that are equal on all ranks of the group. So only the calls between divided layers need a rule of
+DTensor, and they alone have its overhead. A plain tensor that enters there is wrapped, and its
+gradient is summed over the group on the way back.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,17 +23,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import fx, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import LayerGraph, StageProgram
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.materialise import named_tensors
-from penstock.capture.stage.stage_tensors import RunContext
+from penstock.capture.record.absent import VALUES, Absent, absent_like, call_name, writes_first
+from penstock.capture.record.recording import draws
+from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.capture.tensor_split import SplitTable, divided_dims
+from penstock.capture.torch_calls import TorchCalls
 from penstock.capture.training_flags import kept_buffers
 from penstock.errors import BadInput
 from penstock.plan.ordering import stage_refusal
@@ -42,35 +47,41 @@ from penstock.runtime.gradients.buckets import make_groups
 from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.processes.world import World
 from penstock.runtime.stages.batch_norm import uses_batch_norm
-from penstock.runtime.stages.call import DIRECT, is_plain
 
 __all__ = ["TensorShards", "copy_values"]
 
-aten = torch.ops.aten
-
 WHOLE = (Replicate(),)
 
-MASK = 3
-"""The place of the mask among the arguments of attention, after queries, keys and values."""
+ATTENTION = functional.scaled_dot_product_attention
+
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""The arguments of attention that may be given by position."""
 
 
 class ShardedCall:
-    """Runs a traced stage of which this rank holds shards; see `StageCall`.
+    """Runs a stage of which this rank holds shards; see `StageCall`.
 
-    ``dims`` are the divided dimensions of parameters by their names in ``module``.
+    While it runs, the user's modules have these shards as parts of the whole. ``dims`` are the
+    divided dimensions of parameters by name.
     """
 
-    def __init__(self, module: fx.GraphModule, dims: Mapping[str, int], mesh: DeviceMesh) -> None:
-        self._nodes = ShardedNodes(module, dims, mesh)
+    def __init__(self, module: StageModule, dims: Mapping[str, int], mesh: DeviceMesh) -> None:
+        self._module, self._mesh = module, mesh
+        self._places = [(module.graph.program.places(name), dim) for name, dim in dims.items()]
+        self._calls = CallsOnShards(mesh)
 
     @contextmanager
     def attempted(self) -> Iterator[None]:
         """Within, what cannot run on shards is refused as bad input, not a failed run."""
-        self._nodes.running = False
-        try:
-            yield
-        finally:
-            self._nodes.running = True
+        names = {id(module): name for name, module in self._module.graph.program.named_modules()}
+        with modules_running() as running:
+            self._calls.layer = lambda: next(
+                (names[id(part)] for part in reversed(running) if names.get(id(part))), ""
+            )
+            try:
+                yield
+            finally:
+                self._calls.layer = None
 
     def run(
         self,
@@ -78,97 +89,106 @@ class ShardedCall:
         inputs: Sequence[torch.Tensor],
         deferred: DeferredGradients | None = None,
     ) -> Any:
-        """Run the stage. All weight gradients are computed in the first half of a backward."""
-        return self._nodes.run(*leaves, *inputs)
+        """Run the stage on plain tensors; all results are plain and whole.
+
+        All weight gradients are computed in the first half of a backward.
+        """
+        with self._parts_of_wholes(), self._calls:
+            found = self._module.run(leaves, inputs)
+        self._calls.forget()
+        return pytree.tree_map_only(DTensor, whole, found)
+
+    @contextmanager
+    def _parts_of_wholes(self) -> Iterator[None]:
+        """Within, the user's modules have shards as parts of the whole."""
+        shards = [held[name] for (held, name), _ in self._places]
+        try:
+            for ((held, name), dim), shard in zip(self._places, shards, strict=True):
+                held[name] = DTensor.from_local(shard, self._mesh, (Shard(dim),), run_check=False)
+            yield
+        finally:
+            for ((held, name), _), shard in zip(self._places, shards, strict=True):
+                held[name] = shard
 
     def others(self) -> list[nn.Parameter]:
         """None: ``deferred`` has no products."""
         return []
 
     def tell(self, context: RunContext) -> None:
-        """Nothing: the graph has no state of its own."""
+        """Say which run the next one is."""
+        self._module.tell(context)
 
 
-class ShardedNodes(fx.Interpreter):
-    """Runs the nodes of a stage; plain tensors in, plain tensors out."""
+class CallsOnShards(TorchCalls):
+    """While active, functions run on shards where one of their arguments has been divided.
 
-    def __init__(self, module: fx.GraphModule, dims: Mapping[str, int], mesh: DeviceMesh) -> None:
-        super().__init__(module)
-        self.extra_traceback = False
-        self.running = True
-        self._dims, self._mesh = dims, mesh
-        self._wrapped: dict[int, tuple[torch.Tensor, DTensor]] = {}
+    With ``layer``, which names the module that is running, what DTensor cannot do is refused.
+    """
 
-    def run(self, *args: Any, **options: Any) -> Any:
-        """Run the graph on plain tensors; all results are plain and whole."""
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.layer: Callable[[], str] | None = None
+        self._mesh = mesh
+        self._wrapped: dict[tuple[int, int], tuple[torch.Tensor, DTensor]] = {}
+
+    def forget(self) -> None:
+        """End a run: forget what has been wrapped."""
+        self._wrapped.clear()
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function, on shards if one of its arguments has been divided."""
+        if not holds(DTensor, (args, kwargs)):
+            return func(*args, **kwargs)
+        if self.layer is None:
+            return self._on_shards(func, args, kwargs)
         try:
-            return super().run(*args, **options)
-        finally:
-            self._wrapped.clear()
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one node; the first time, what DTensor cannot do is refused with its layer."""
-        try:
-            return super().run_node(n)
+            return self._on_shards(func, args, kwargs)
         except (NotImplementedError, RuntimeError, ValueError) as cause:
-            on_shards = any(isinstance(self.env.get(each), DTensor) for each in n.all_input_nodes)
-            if self.running or not on_shards:
-                raise
             why = str(cause).partition("\n")[0]
             raise BadInput(
-                f"operator {n.target} in layer '{layer_of(n)}' cannot run on shards of a tensor "
-                f"group ({why}); leave the linear layers around it out of tensor_parallel, or "
-                f"plan without tensor groups"
+                f"{call_name(func).strip('.')} in layer '{self.layer()}' cannot run on shards of a "
+                f"tensor group ({why}); leave the linear layers around it out of tensor_parallel, "
+                f"or plan without tensor groups"
             ) from cause
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A tensor of the module; a shard as part of the whole."""
-        found = super().get_attr(target, args, kwargs)
-        dim = self._dims.get(target)
-        if dim is None:
-            return found
-        return DTensor.from_local(found, self._mesh, (Shard(dim),), run_check=False)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Call an operator, on shards if one of its arguments has been divided."""
-        function: Callable[..., Any] = DIRECT.get(target, target)
-        given = pytree.tree_leaves((args, kwargs))
-        if not any(isinstance(each, DTensor) for each in given):
-            return function(*args, **kwargs)
-        if target is aten.scaled_dot_product_attention.default:
-            return self._attention(args, kwargs)
-        refuse_chance(target)
+    def _on_shards(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        name = call_name(func)
+        refuse_chance(name, args, kwargs)
+        if holds(Absent, (args, kwargs)):
+            args, kwargs = pytree.tree_map_only(DTensor, absent, (args, kwargs))
+            return func(*args, **kwargs)
+        into_plain = bool(args) and type(args[0]) is not DTensor and writes_first(name)
+        if into_plain or name in VALUES:
+            args, kwargs = pytree.tree_map_only(DTensor, whole, (args, kwargs))
+            return func(*args, **kwargs)
+        if func is ATTENTION:
+            return self._attention(dict(zip(ARGUMENTS, args, strict=False)) | kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._shared, (args, kwargs))
-        return pytree.tree_map_only(DTensor, settled, function(*args, **kwargs))
-
-    def output(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """The stage's results, whole."""
-        return pytree.tree_map_only(DTensor, whole, super().output(target, args, kwargs))
+        return pytree.tree_map_only(DTensor, settled, func(*args, **kwargs))
 
     def _shared(self, tensor: torch.Tensor) -> DTensor:
         """A plain tensor as one that is whole on every rank; wrapped once, so summed once."""
         if isinstance(tensor, DTensor):
             return tensor
-        known = self._wrapped.get(id(tensor))
+        key = id(tensor), tensor._version
+        known = self._wrapped.get(key)
         if known is None:
             wrapped = DTensor.from_local(tensor, self._mesh, WHOLE, run_check=False)
             # The tensor is kept, so that no other gets its id.
-            known = self._wrapped[id(tensor)] = tensor, wrapped
+            known = self._wrapped[key] = tensor, wrapped
         return known[1]
 
-    def _attention(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _attention(self, given: dict[str, Any]) -> Any:
         """Attention of the heads that this rank holds, by torch's function for plain tensors."""
-        if (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0:
-            refuse_chance(aten.dropout.default)
-        heads = args[0].dim() - 3
-        local = [self._local_heads(each, heads) for each in args[:MASK]]
-        rest = list(args[MASK:])
-        named = dict(kwargs)
-        if rest and isinstance(rest[0], torch.Tensor):
-            rest[0] = self._local_mask(rest[0], args[0].shape[heads])
-        elif isinstance(named.get("attn_mask"), torch.Tensor):
-            named["attn_mask"] = self._local_mask(named["attn_mask"], args[0].shape[heads])
-        found = aten.scaled_dot_product_attention.default(*local, *rest, **named)
+        heads = given["query"].dim() - 3
+        mask = given.get("attn_mask")
+        if mask is not None:
+            given["attn_mask"] = self._local_mask(mask, given["query"].shape[heads])
+        for name in ARGUMENTS[:3]:
+            given[name] = self._local_heads(given[name], heads)
+        found = ATTENTION(**given)
         return DTensor.from_local(found, self._mesh, (Shard(heads),), run_check=False)
 
     def _local_heads(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -189,6 +209,20 @@ class ShardedNodes(fx.Interpreter):
         return mask
 
 
+def holds(kind: type, value: Any) -> bool:
+    """Whether ``value``, or what it contains, is of this kind."""
+    if isinstance(value, tuple | list):
+        return any(holds(kind, each) for each in value)
+    if isinstance(value, dict):
+        return any(holds(kind, each) for each in value.values())
+    return type(value) is kind
+
+
+def absent(tensor: DTensor) -> torch.Tensor:
+    """An absent tensor in place of one that is here; what else is absent decides about a result."""
+    return absent_like(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+
 def settled(tensor: DTensor) -> torch.Tensor:
     """A result without shards as a plain tensor, summed over the group if it is a partial sum."""
     if any(placement.is_shard() for placement in tensor.placements):
@@ -201,19 +235,31 @@ def whole(tensor: DTensor) -> torch.Tensor:
     return tensor.redistribute(placements=WHOLE).to_local(grad_placements=WHOLE)
 
 
-def refuse_chance(target: Any) -> None:
-    """Raise for an operator that draws random numbers, which would differ from one device's."""
-    if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+def refuse_chance(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise for a function that draws random numbers, which would differ from one device's."""
+    if "dropout" in name and not (args[1] if len(args) > 1 else kwargs.get("p", 0.5)):
+        return
+    if draws(name, args, kwargs):
         raise ValueError(
             "it draws random numbers, such as dropout with p > 0 between divided layers"
         )
 
 
-def layer_of(node: fx.Node) -> str:
-    """The module that a node comes from, by its name in the model; else the node's own name."""
-    stack: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
-    names = [str(path) for path, _ in stack.values()]
-    return names[-1] if names and names[-1] else node.name
+@contextmanager
+def modules_running() -> Iterator[list[nn.Module]]:
+    """Within, the list that is given holds the modules whose calls are going on, innermost last."""
+    running: list[nn.Module] = []
+
+    def ended(*_: Any) -> None:
+        running.pop()
+
+    before = register_module_forward_pre_hook(lambda module, _: running.append(module))
+    after = register_module_forward_hook(ended, always_call=True)
+    try:
+        yield running
+    finally:
+        before.remove()
+        after.remove()
 
 
 MESHES = count()
@@ -270,15 +316,19 @@ class TensorShards:
         """
         if self._group is None:
             return
+        done: set[int] = set()
         for stage, program in programs.items():
             check_stage(stage, program, len(self.ranks))
             for name, tensor in named_tensors(program.module):
+                if id(tensor) in done:  # stages of a rank share the user's parameters
+                    continue
+                done.add(id(tensor))
                 copy_values(tensor, self.ranks[0], self._group, self._world)
                 dim = self.dim_of(name)
                 if dim is not None:
-                    self._keep_shard(program.module, name, tensor, dim)
+                    self._keep_shard(name, tensor, dim)
 
-    def _keep_shard(self, module: nn.Module, name: str, tensor: torch.Tensor, dim: int) -> None:
+    def _keep_shard(self, name: str, tensor: torch.Tensor, dim: int) -> None:
         count = len(self.ranks)
         if tensor.shape[dim] % count:
             raise BadInput(
@@ -286,10 +336,9 @@ class TensorShards:
                 f"multiple of the {count} ranks of its tensor group; leave its layer out of "
                 f"tensor_parallel, or plan groups of another size"
             )
-        shard = tensor.detach().chunk(count, dim)[self.place].clone().contiguous()
-        path, _, last = name.rpartition(".")
-        kept = nn.Parameter(shard, requires_grad=tensor.requires_grad)
-        setattr(module.get_submodule(path), last, kept)
+        # The parameter stays the user's own object.
+        tensor.grad = None
+        tensor.data = tensor.detach().chunk(count, dim)[self.place].clone().contiguous()
 
     def whole(
         self, tensors: Mapping[str, torch.Tensor], names: Mapping[str, str] | None = None
@@ -345,7 +394,7 @@ class TensorShards:
 
     def call_of(self, program: StageProgram) -> ShardedCall:
         """How a stage of this rank's group, or a part of it, is called."""
-        assert self._mesh is not None and isinstance(program.module, fx.GraphModule)
+        assert self._mesh is not None and isinstance(program.module, StageModule)
         names = [name for name, _ in program.module.named_parameters()]
         dims = {name: self.dim_of(name) for name in names}
         divided = {name: dim for name, dim in dims.items() if dim is not None}
@@ -356,7 +405,7 @@ class TensorShards:
     ) -> None:
         """Run a stage forward and backward on one sample, to see that every operator can.
 
-        All ranks of the group must call this. Gradients are changed, buffers are not.
+        All ranks of the group must call this. Gradients are changed; the model's state is not.
 
         Raises:
             BadInput: an operator cannot run on shards.
@@ -369,6 +418,7 @@ class TensorShards:
         for spec, tensor in zip(program.received, received, strict=True):
             tensor.requires_grad_(spec.requires_grad)
         call = self.call_of(program)
+        call.tell(RunContext(trial=True))
         with kept_buffers(program.module.buffers()), call.attempted():
             found = pytree.tree_leaves(call.run(own, received))
             roots = [
@@ -397,12 +447,7 @@ def copy_values(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, wor
 
 def check_stage(stage: int, program: StageProgram, ranks: int) -> None:
     """Raise `BadInput` for a stage that a tensor group of so many ranks cannot run."""
-    module = program.module
-    why = ""
-    if not isinstance(module, fx.GraphModule) or not is_plain(module):
-        why = "is not one graph of torch's functions without writes to its inputs"
-    else:
-        why = stage_refusal(norms=uses_batch_norm(module), ranks=ranks)
+    why = stage_refusal(norms=uses_batch_norm(program.module), ranks=ranks)
     if why:
         raise BadInput(
             f"stage {stage} {why}, which a tensor group cannot run; plan without tensor groups, "
