@@ -284,7 +284,9 @@ class ModuleRunner:
             kept.deferred = DeferredGradients()
         again = kept.before is not None
         self._call.tell(
-            RunContext(work.step, micro_batch, keep=again and not recording, replay=again and recording)
+            RunContext(
+                work.step, micro_batch, keep=again and not recording, replay=again and recording
+            )
         )
         if self._plain:
             outputs = self._call.run(work.leaves[micro_batch], inputs, kept.deferred)
