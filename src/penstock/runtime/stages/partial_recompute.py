@@ -13,7 +13,6 @@ from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph, StageProgram, TensorSpec
 from penstock.errors import BadInput
@@ -45,7 +44,7 @@ def parts_of_stage(
 ) -> tuple[RecomputeRun, ...]:
     """The parts of a stage that names layers to recompute; empty if it names none.
 
-    They share the parameters and buffers of ``program``, which must have its values.
+    They have the user's own parameters and buffers, as ``program`` has.
 
     Raises:
         BadInput: a part reads something of the batch that the whole stage does not.
@@ -70,24 +69,8 @@ def recompute_run(
             f"layers {layers[0]} to {layers[-1]} cannot be run apart from their stage, because "
             f"they take the number of samples from elsewhere; recompute a neighbour too, or all"
         )
-    hold_tensors_of(part.module, program.module)
     leaves = tuple(program.batch_inputs.index(leaf) for leaf in part.batch_inputs)
     return RecomputeRun(part, recomputed, leaves)
-
-
-def hold_tensors_of(module: nn.Module, whole: nn.Module) -> None:
-    """Put the tensors of ``whole`` into ``module`` by name."""
-    own = (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    )
-    for name, _ in own:
-        path, _, last = name.rpartition(".")
-        target, source = module.get_submodule(path), whole.get_submodule(path)
-        if last in target._parameters:
-            target._parameters[last] = source._parameters[last]
-        else:
-            target._buffers[last] = source._buffers[last]
 
 
 class PartlyRecomputed(ModuleRunner):
