@@ -30,6 +30,7 @@ __all__ = [
     "check_none_lost",
     "fresh_results",
     "release",
+    "scripts_seen",
     "version_of",
     "writes_first",
 ]
@@ -210,6 +211,29 @@ def into_absent(tensor: torch.Tensor, plain: torch.Tensor, needs_grad: bool) -> 
     made.plain, made.needs_grad, made.is_unknown = plain, needs_grad, False
 
 
+@contextlib.contextmanager
+def scripts_seen(note: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Within, calls of functions of ``torch.jit.script`` are calls of torch functions, like others.
+
+    They are C++, which would take absent tensors for some with values. ``note`` is called at each.
+    """
+    kind: Any = torch.jit.ScriptFunction
+    plain = kind.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        note()
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if torch.overrides.has_torch_function(given):
+            return torch.overrides.handle_torch_function(self, given, *args, **kwargs)
+        return plain(self, *args, **kwargs)
+
+    kind.__call__ = call
+    try:
+        yield
+    finally:
+        kind.__call__ = plain
+
+
 SHAPE_ONLY = {
     **dict.fromkeys(("expand_as", "view_as", "reshape_as", "type_as", "to"), 1),
     **dict.fromkeys(("zeros_like", "ones_like", "full_like", "empty_like"), 0),
@@ -246,7 +270,7 @@ _BY_VALUES = frozenset(
 
 def call_name(func: Any) -> str:
     """The name of a torch function; of a property, that of the attribute: ``.T``."""
-    name = getattr(func, "__name__", "")
+    name = getattr(func, "__name__", "") or getattr(func, "name", "")
     if name in ("__get__", "__set__"):
         return f".{getattr(getattr(func, '__self__', None), '__name__', '')}"
     return name

@@ -38,6 +38,7 @@ from penstock.capture.record.absent import (
     call_name,
     check_none_lost,
     fresh_results,
+    scripts_seen,
     version_of,
     writes_first,
 )
@@ -375,6 +376,8 @@ class Recording(TorchFunctionMode):
         """Values on which code between units registers hooks, by the address of that call."""
         self.has_tensor_hooks = False
         """Hooks are registered on tensors, in units or between them."""
+        self.has_scripts = False
+        """Functions of torch.jit.script are called."""
         self.norms: list[str] = []
         """Where samples are normalised over the batch."""
         self.has_unknown = False
@@ -438,11 +441,14 @@ class Recording(TorchFunctionMode):
         with muted, forwards_replaced(self.program, wrappers), self._functions_seen():
             self._active, self._at_start = True, self._skeleton_state()
             try:
-                with fresh_results(), self:
+                with fresh_results(), scripts_seen(self._note_script), self:
                     yield
             finally:
                 self._active = False
                 self._finish()
+
+    def _note_script(self) -> None:
+        self.has_scripts = True
 
     def _around_hooked(self, path: str) -> Callable[[Any], Any]:
         def wrap(plain: Any) -> Any:
@@ -599,11 +605,11 @@ class Recording(TorchFunctionMode):
         before = _generator_state() if name not in ("size", "dim") else None
         result = func(*args, **kwargs)
         made, given = tensors_in(result), tensors_in((args, kwargs))
-        check_none_lost(given)
         asks = name in VALUES
         wrote = writes_first(name) or "out" in kwargs
         if not made and not asks and not wrote:
             return result
+        check_none_lost(given)
         n = self._seen.get(place, 0)
         self._seen[place] = n + 1
         event = Event((*place, n), func, line)
@@ -715,7 +721,8 @@ class Recording(TorchFunctionMode):
                 if self._hidden.get(tensor) is None and self.current.get(tensor) is None:
                     self._hidden.set(tensor, unit)
         given = tensors_in((args, kwargs))
-        check_none_lost(given)
+        if isinstance(result, torch.Tensor):
+            check_none_lost(given)
         for tensor in given:
             leaf = self.batch.get(tensor)
             if leaf is not None:

@@ -12,7 +12,7 @@ is as the user made it.
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -23,7 +23,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from penstock.capture.loss.loss_parts import Action, measured, target_count, weighed
-from penstock.capture.record.absent import Absent, NeedsValues, NoHandle, absent_like, call_name
+from penstock.capture.record.absent import (
+    Absent,
+    NeedsValues,
+    NoHandle,
+    absent_like,
+    call_name,
+    scripts_seen,
+)
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.failures import has_global_hooks, line_of
 from penstock.capture.record.outside_state import (
@@ -716,7 +723,7 @@ class Stage:
                 )
             if None in self._watched_anchors:
                 self._watch()
-            with _WithoutHooks() if self._has_no_gradients else nullcontext():
+            with self._surroundings():
                 result = call()
         except StageEnd:
             pass
@@ -736,10 +743,17 @@ class Stage:
                 restore_generators(generator[1])
         return result
 
-    @property
-    def _has_no_gradients(self) -> bool:
-        """Whether hooks on tensors cannot be registered, which is done where this runs again."""
-        return self.record.has_tensor_hooks and not torch.is_grad_enabled()
+    def _surroundings(self) -> AbstractContextManager[object]:
+        """What must be around a run of this program."""
+        without_hooks = self.record.has_tensor_hooks and not torch.is_grad_enabled()
+        if not (self.record.has_scripts or without_hooks):
+            return nullcontext()
+        found = ExitStack()
+        if self.record.has_scripts:
+            found.enter_context(scripts_seen())
+        if without_hooks:  # it may run again with gradients
+            found.enter_context(_WithoutHooks())
+        return found
 
     def _seeded(self) -> tuple[torch.Tensor, Any] | None:
         """Seed what all stages draw alike between units; returns the states to restore."""
