@@ -11,6 +11,7 @@ time. Units are opened, and the runs repeated, until what others use of a unit i
 """
 
 import contextlib
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -179,7 +180,7 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
         generators, values, home = generators_state(), Globals(program.model), Absent.home
         Absent.home = device
         try:
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), eagerly():
                 yield
         finally:
             restore_generators(generators)
@@ -187,6 +188,13 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
             Absent.home = home
     finally:
         _recording.release()
+
+
+def eagerly() -> contextlib.AbstractContextManager[object]:
+    """Within, compiled functions run as they are written; importing the compiler takes long."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 @contextlib.contextmanager
