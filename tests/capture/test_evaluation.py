@@ -48,7 +48,7 @@ def test_a_norm_that_was_frozen_at_capture_stays_frozen():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model[1].eval()
     batch = (torch.randn(3, 4), torch.tensor([0, 1, 1]))
-    program = capture_model(model, batch, loss=functional.cross_entropy).stage(range(0, 3))
+    program = capture_model(model, batch, loss=functional.cross_entropy).stage(range(0, 2))
     for training in (True, False, True):
         set_training(program.module, training)
         program.module(*batch)
@@ -59,9 +59,26 @@ def test_a_chain_is_switched_by_its_modules_own_flags():
     chain = Chain([nn.Linear(4, 8), nn.Dropout(DROPOUT), nn.BatchNorm1d(8)], functional.mse_loss)
     frozen = chain.get_submodule("2").eval()
     batch = (torch.randn(3, 4), torch.randn(3, 8))
-    module = capture_model(chain, batch).stage(range(0, 4)).module
+    module = capture_model(chain, batch).stage(range(0, 3)).module
     set_training(module, False)
     assert not chain.get_submodule("1").training
     set_training(module, True)
     assert chain.get_submodule("1").training
     assert not frozen.training
+
+
+def test_a_model_captured_in_evaluation_mode_is_trained_in_training_mode(pipeline):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(1.0), nn.Linear(8, 2)).eval()
+    batch = (torch.randn(3, 4), torch.tensor([0, 1, 1]))
+    graph = capture_model(model, batch, loss=functional.cross_entropy)
+    programs = pipeline.split(graph, [1])
+    assert not model[1].training
+    expected = functional.cross_entropy(model(batch[0]), batch[1])
+    torch.testing.assert_close(_run(pipeline, graph, programs, batch, False), expected)
+    set_training(programs[0].module, True)
+    assert not model[1].training
+    pipeline.run_programs(graph, programs, batch)
+    assert model[1].training
+    assert not model[0].weight.grad.any()
+    model.eval()
+    torch.testing.assert_close(pipeline.run_programs(graph, programs, batch).loss, expected)

@@ -138,6 +138,16 @@ class RecordedGraph:
             for module, _ in self.state.modes:
                 module.training = False
 
+    def start_training(self) -> None:
+        """Put a model that was captured in evaluation mode into training mode, once.
+
+        `from_pretrained` gives such models. Later the mode is the user's to set.
+        """
+        if not self.state.modes:
+            self.state.starts_training = False
+            for root in self.program.root_names:
+                self.program.module(root).train()
+
     # What crosses.
 
     @property

@@ -58,6 +58,8 @@ class KeptState:
         self.places = [place_of(program, place) for place in places]
         self.modes: list[tuple[nn.Module, bool]] = []
         """Training modes before an evaluation that is going on."""
+        self.starts_training = not program.model.training
+        """The model was captured in evaluation mode, and has not been trained since."""
         self._left: list[tuple[Any, int] | None] = [None] * len(self.places)
         self._of_user: list[Any] = [MISSING] * len(self.places)
         self._of_stage: dict[Hashable, list[Any]] = {}

@@ -128,6 +128,8 @@ class StageModule(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """What is sent; then loss and weight, and outputs."""
         graph, stage, context = self.graph, self.stage, self.context
+        if graph.state.starts_training:
+            graph.start_training()
         by_index = dict(zip(self.inputs, leaves, strict=True))
         size = self._size(by_index, received)
         step_row = by_index.pop(self.step_leaf, None)
