@@ -149,7 +149,7 @@ def record_program(
             except LengthFixed:
                 if jointly or len(program.call.layout.lengths) < 2:
                     raise
-                jointly = True
+                jointly, attempt = True, _Attempt(granularity)
     raise CaptureFailed(
         f"{type(program.model).__name__} takes another path in each of {_MOST_ATTEMPTS} runs on "
         f"the example batch; see that forward does the same for the same batch"
@@ -427,7 +427,7 @@ class _Recorder:
             raise _Again
         states.append(plain_state(program))
         values = Globals(program.model)
-        between = {f"{path}." if path else "": program.module(path) for path in record.between}
+        between = {path: program.module(path) for path in record.between}
         before = contents_in(between), values.state()
         again = self._recording(program)
         self._run(again, program, leaves, size)

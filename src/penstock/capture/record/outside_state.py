@@ -130,7 +130,7 @@ def contents_in(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
             if key not in OF_EVERY_MODULE:
                 own = contents_of(value)
                 if own is not None:
-                    found[f"{path}.{key}"] = own
+                    found[f"{path}.{key}".lstrip(".")] = own
     return found
 
 

@@ -735,7 +735,7 @@ class Stage:
                 self._unwatch()
             if has_state:
                 self._leave(after)
-            for place, value in swapped:
+            for place, value in reversed(swapped):  # a module may be there under two names
                 place[0][place[1]] = value
             self._restore(muted)
             if generator is not None:
