@@ -34,8 +34,10 @@ from penstock.capture.record.failures import (
     only_whole,
 )
 from penstock.capture.record.model_state import (
+    PLAIN,
     StatePlace,
     changed_places,
+    hook_counts,
     module_tree,
     plain_state,
     same_value,
@@ -416,7 +418,7 @@ class _Recorder:
     def _twice(self) -> Recorded:
         """The example, run twice on one copy, with the state that this changed."""
         program, leaves, size = self._copy(), self._leaves, self._size
-        tree, states = module_tree(program), [plain_state(program)]
+        tree, states, hooks = module_tree(program), [plain_state(program)], hook_counts(program)
         record = self._recording(program)
         generators = generators_state()
         loss, output, terms = self._run(record, program, leaves, size)
@@ -443,7 +445,8 @@ class _Recorder:
                 f"the loss of {type(program.model).__name__} is not computed by the model: no "
                 f"recorded call made it; return a tensor that depends on the model's output"
             )
-        recorded = self._with_state(record, states, found)
+        registers = hook_counts(program) != hooks
+        recorded = self._with_state(record, states, found, registers_hooks=registers)
         recorded.draws_python = draws_python
         recorded.outputs = flatten_outputs(output, loss)
         recorded.output_values = tuple(record.current.get(t) for t in recorded.outputs.tensors)
@@ -468,7 +471,12 @@ class _Recorder:
             )
 
     def _with_state(
-        self, record: Recording, states: Sequence[dict[StatePlace, Any]], loss: int
+        self,
+        record: Recording,
+        states: Sequence[dict[StatePlace, Any]],
+        loss: int,
+        *,
+        registers_hooks: bool,
     ) -> Recorded:
         def owner(place: StatePlace) -> str | None:
             own = (u for u in record.units if place.path == u or place.path.startswith(f"{u}."))
@@ -476,6 +484,10 @@ class _Recorder:
 
         again = changed_places(states[1], states[2])
         changed = changed_places(states[0], states[1]) | again
+        if registers_hooks:
+            # The first forward registers hooks and notes that. The first stage does so for all.
+            once = changed - again
+            changed -= {p for p in once if isinstance(states[1].get(p, self), PLAIN)}
         units = [(owner(place), place) for place in sorted(changed)]
         for unit in {unit for unit, place in units if unit and place.kind == "buffer"}:
             record.keep_together(unit)

@@ -13,7 +13,16 @@ from torch import nn
 from penstock.capture.record.absent import version_of
 from penstock.capture.record.user_program import UserProgram
 
-__all__ = ["OF_EVERY_MODULE", "PLAIN", "StatePlace", "changed_places", "module_tree", "plain_state", "same_value"]
+__all__ = [
+    "OF_EVERY_MODULE",
+    "PLAIN",
+    "StatePlace",
+    "changed_places",
+    "hook_counts",
+    "module_tree",
+    "plain_state",
+    "same_value",
+]
 
 PLAIN = (
     *(int, float, bool, str, bytes, type(None)),
@@ -73,6 +82,14 @@ def changed_places(
         if old is not new and old != new:
             found.add(place)
     return found
+
+
+def hook_counts(program: UserProgram) -> dict[str, int]:
+    """How many hooks on its forward each module has, by name."""
+    return {
+        path: len(module._forward_hooks) + len(module._forward_pre_hooks)
+        for path, module in program.named_modules()
+    }
 
 
 def module_tree(program: UserProgram) -> dict[str, int]:

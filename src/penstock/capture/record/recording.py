@@ -989,7 +989,12 @@ class Recording(TorchFunctionMode):
             if event.depends:
                 own = {value for value in event.makes if self.values[value].maker == number}
                 self.dependent |= own
+        # Where hooks are called, something may be collected for code outside of the block.
+        modules = list(self.program.named_modules())
+        called = [path for path, m in modules if m._forward_hooks or m._forward_pre_hooks]
         for block in self.blocks:
+            if any(path.startswith(f"{block.path}.") for path in called):
+                block.closed = False
             results = {made.what for made in block.template if made.kind == "made"}
             inside = range(block.first, block.last)
             if any(e.random and not e.depends for e in self.events[block.first : block.last]):
