@@ -241,7 +241,7 @@ class _Recorder:
             LengthFixed: the program does not run at another length.
         """
         size, layout = self._size, self._program.call.layout
-        first = self._twice()
+        first, again = self._twice()
         records, batches = [first.record], [size]
         for rows in parts_of(size.samples):
             batches.append(BatchSize(len(rows), size.lengths))
@@ -256,7 +256,7 @@ class _Recorder:
             records.append(own)
             batches.append(other)
         self._check_results(records)
-        self._find_varying(records)
+        self._find_varying([*records, again])
         if self._attempt.failure is not None:
             raise only_whole(self._program, self._attempt.failure)
         first.sizes, first.size = Sizes(records, batches, self._shapes_at), self._example
@@ -415,8 +415,8 @@ class _Recorder:
             raise _Again from error
         raise does_not_run(program, error, size, self._example) from error
 
-    def _twice(self) -> Recorded:
-        """The example, run twice on one copy, with the state that this changed."""
+    def _twice(self) -> tuple[Recorded, Recording]:
+        """The example, run twice on one copy, with the state that this changed; and the second run."""
         program, leaves, size = self._copy(), self._leaves, self._size
         tree, states, hooks = module_tree(program), [plain_state(program)], hook_counts(program)
         record = self._recording(program)
@@ -454,7 +454,7 @@ class _Recorder:
         own = [record.current.get(term) for term in terms]
         recorded.terms = tuple(value for value in own if value is not None)
         recorded.leaf_values = tuple(range(len(leaves)))
-        return recorded
+        return recorded, again
 
     def _check_contents(
         self, before: tuple[dict[str, Any], ...], after: tuple[dict[str, Any], ...]

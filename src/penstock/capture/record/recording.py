@@ -407,6 +407,7 @@ class Recording(TorchFunctionMode):
         for name, parameter in named:
             self.param_names.setdefault(id(parameter), name)
         self._buffers = {id(buffer): name for name, buffer in program.named_buffers()}
+        self._buffer_memory = {memory_of(buffer): n for n, buffer in program.named_buffers()}
         self._owner: dict[str, str] = {}
         for path in self.units:
             for name, parameter in program.module(path).named_parameters():
@@ -572,9 +573,9 @@ class Recording(TorchFunctionMode):
             if key is None:
                 continue
             done.add(key)
-            if id(tensor) in self._buffers and not event.is_unit:
-                self.buffer_writes.setdefault(self._buffers[id(tensor)], []).append(number)
             for j, other in enumerate(self._memory.sharing(key)):
+                if id(other) in self._buffers and not event.is_unit:
+                    self.buffer_writes.setdefault(self._buffers[id(other)], []).append(number)
                 before = self.current.get(other)
                 if before is not None:
                     self.overwritten[before] = number
@@ -603,10 +604,11 @@ class Recording(TorchFunctionMode):
         self._record_sizes(name, args, kwargs, line)
         place = (self._anchor, name, line)
         before = _generator_state() if name not in ("size", "dim") else None
+        wrote = writes_first(name) or "out" in kwargs
+        memory = memory_of(args[0]) if wrote and args else None
         result = func(*args, **kwargs)
         made, given = tensors_in(result), tensors_in((args, kwargs))
         asks = name in VALUES
-        wrote = writes_first(name) or "out" in kwargs
         if not made and not asks and not wrote:
             return result
         check_none_lost(given)
@@ -618,6 +620,9 @@ class Recording(TorchFunctionMode):
         if asks and not any(self._is_computed(tensor) for tensor in given):
             return result
         self._record_call(event, name, args, kwargs, given, made, wrote)
+        if memory in self._buffer_memory:  # a write may make a buffer absent, in other memory
+            buffer = self._buffer_memory[memory_of(args[0])] = self._buffer_memory[memory]
+            self.buffer_writes.setdefault(buffer, []).append(len(self.events) - 1)
         return result
 
     def _note_hook(self, name: str, tensor: torch.Tensor) -> None:

@@ -161,6 +161,10 @@ class UserProgram:
                 shape = tuple(tensor.shape)
                 found = absent_like(shape, tensor.dtype, trains, is_parameter=is_parameter)
                 memo[id(tensor)] = found
+        for _, module in self.named_modules():
+            for value in module.__dict__.values():  # what forward has left, as weight norms do
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    memo[id(value)] = value.detach().clone()
         try:
             model, loss = copy.deepcopy((self.model, self.loss), memo)
         except Exception as error:

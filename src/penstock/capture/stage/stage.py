@@ -426,9 +426,11 @@ class Stage:
                 )
                 self._exchanged.append((program.places(name), stand_in))
         # A buffer that is written from activations belongs to the stage that does it.
+        self.buffers_elsewhere: set[str] = set()
         for name, numbers in record.buffer_writes.items():
             depends = any(record.events[i].depends for i in numbers)
             if depends and not any(part.first <= i < part.last for i in numbers):
+                self.buffers_elsewhere.add(name)
                 place = program.places(name)
                 buffer = place[0][place[1]]
                 self._exchanged.append((place, absent_like(tuple(buffer.shape), buffer.dtype)))

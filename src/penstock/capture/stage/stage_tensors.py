@@ -237,11 +237,12 @@ class StageModule(nn.Module):
         """The buffers of this stage's modules."""
         if not recurse:
             return
-        names = {name for name, _ in self.own}
+        names, elsewhere = {name for name, _ in self.own}, self.stage.buffers_elsewhere
         named = (
             (name, buffer)
             for name, buffer in self.graph.program.named_buffers()
-            if name.rpartition(".")[0] in names and type(buffer) is not Absent
+            if name.rpartition(".")[0] in names and name not in elsewhere
+            if type(buffer) is not Absent
         )
         yield from each_once(named, prefix, remove_duplicate)
 
