@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
 from penstock.capture.cut import Crossing, Cut
 from penstock.capture.layer_graph import Batch, LossFunction, ParameterUse, StageProgram, TensorSpec
+from penstock.capture.length_padding import is_padded, padded
 from penstock.capture.lengths import Length, LengthsOf
 from penstock.capture.loss.loss_parts import Action
 from penstock.capture.loss.step_values import StepValues
@@ -205,7 +206,8 @@ class RecordedGraph:
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
-        leaves = self.call.layout.flatten(batch)
+        given = dict(enumerate(self.call.layout.flatten(batch)))
+        leaves = list(self.padded(given).values())
         return self.step_values.beside([leaves])[0] if self._needs_step else leaves
 
     @property
@@ -218,8 +220,8 @@ class RecordedGraph:
         return self.step_values.read if self._needs_step else frozenset()
 
     def padded(self, leaves: Mapping[int, AnyLeaf]) -> dict[int, AnyLeaf]:
-        """The leaves, unchanged."""
-        return dict(leaves)
+        """The leaves filled up to the length of their bucket, where pad values are declared."""
+        return padded(self.call.layout, leaves)
 
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """The leaves of the batches of one step, with the values of the whole step if needed."""
@@ -287,7 +289,7 @@ class RecordedGraph:
 
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The leaves of a batch that are read, by index (BadInput if unlike the example)."""
-        return self.call.leaves(batch, self.leaves_read)
+        return self.padded(self.call.leaves(batch, self.leaves_read))
 
     @property
     def lengths(self) -> tuple[Length, ...]:
@@ -296,12 +298,15 @@ class RecordedGraph:
 
     @property
     def largest_lengths(self) -> LengthsOf:
-        """The largest declared value of each length, or else that of the example batch."""
-        example = self.call.layout.example_lengths
-        return tuple(
-            size if length.max is None else length.max
-            for length, size in zip(self.lengths, example, strict=True)
-        )
+        """The largest bucket or declared value of each length, or that of the example batch."""
+        layout, found = self.call.layout, list[int]()
+        for number, size in enumerate(layout.example_lengths):
+            length = layout.lengths[number]
+            if is_padded(layout, number):
+                found.append(length.buckets[-1])
+            else:
+                found.append(size if length.max is None else length.max)
+        return tuple(found)
 
     def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
         """The lengths of a batch."""

@@ -35,7 +35,7 @@ from penstock.capture.record.recording import (
 from penstock.capture.record.sizes import Sizes
 from penstock.errors import BadInput
 
-__all__ = ["Action", "LossParts", "MustOpen", "loss_parts", "target_count"]
+__all__ = ["ARITHMETIC", "Action", "LossParts", "MustOpen", "loss_parts", "target_count"]
 
 _MEANS = frozenset(
     [
@@ -73,6 +73,8 @@ _MUL = frozenset(
     ]
 )
 _DIV = frozenset(["div", "__truediv__", "__itruediv__", "div_", "true_divide", "divide"])
+ARITHMETIC = (_ADD - {"stack", "cat", "where"}) | _MUL | _DIV
+"""Names of sums, products and quotients."""
 
 
 REMEDY = (
@@ -152,6 +154,7 @@ def loss_parts(
         except BadInput:
             own = _Walk(record, others, sizes)
             own.act(record.values[term].maker, Action("rows"))
+            own.mixing = "a term of the loss is neither a mean nor a sum over samples"
         walk.add(own)
     actions = {number: found for number, found in walk.found.items() if found}
     return LossParts(actions, walk.mixing, walk.has_sums)

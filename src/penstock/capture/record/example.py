@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from penstock.capture.loss.loss_parts import LossParts, MustOpen, loss_parts
+from penstock.capture.loss.mixing import mixing_call
 from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent, NeedsValues
 from penstock.capture.record.failures import (
@@ -262,9 +263,9 @@ class _Recorder:
         first.sizes, first.size = Sizes(records, batches, self._shapes_at), self._example
         first.calls = tuple(dict(record.counts) for record in records)
         try:
-            first.parts = loss_parts(
-                first.record, by_samples, first.sizes, first.loss, first.terms
-            )
+            given = first.record, by_samples, first.sizes, first.loss
+            first.parts = loss_parts(*given, first.terms)
+            first.parts.mixing = mixing_call(*given) or first.parts.mixing
         except MustOpen as unit:
             self._open(unit.unit, "it makes a part of the loss")
         return first

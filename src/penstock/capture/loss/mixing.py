@@ -1,0 +1,156 @@
+"""Finds calls between modules in which samples act on one another, which micro-batches cannot do.
+
+    x.softmax(0), x.flip(0)         act along the samples
+    x @ x.t(), torch.cdist(x, x)    compare samples with each other
+    x - x.mean(0)                   take a statistic of the samples' activations
+    model(x / x.max())              the same of the batch, before a module
+
+Then a pipeline gives the gradients of gradient accumulation, not those of the whole batch. A sum over
+samples mixes nothing if it is only added up, and a number of the batch that only the loss reads is
+that of the whole step (`penstock.capture.loss.loss_parts`).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from penstock.capture.loss.loss_parts import ARITHMETIC
+from penstock.capture.record.recording import Event, Recording, Reference, line_in_words
+from penstock.capture.record.sizes import Sizes
+
+__all__ = ["mixing_call"]
+
+_ALONG = {
+    **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax"), 1),
+    **dict.fromkeys(("cummin", "logcumsumexp", "flip", "gather", "index_select"), 1),
+    **dict.fromkeys(("normalize", "roll"), 2),
+    **{"sort": 1, "argsort": 1, "topk": 2, "fliplr": 9, "flipud": 9},
+}
+"""Calls along a dimension, with the position of that argument."""
+
+_PARTS = frozenset(
+    [
+        *("unbind", "split", "split_with_sizes", "chunk", "tensor_split", "select", "narrow"),
+        *("__getitem__", "index_select"),
+    ]
+)
+"""Calls that take some samples of several, in most code to work on each by itself."""
+
+
+def mixing_call(record: Recording, others: Sequence[Recording], sizes: Sizes, loss: int) -> str:
+    """The first such call on the way to the value ``loss``, in words; empty if there is none.
+
+    ``others`` are recordings of other samples: a number that differs there is of the batch.
+    """
+    walk = _Walk(record, others, sizes)
+    needed = walk.behind(loss)
+    for number, event in enumerate(record.events):
+        if number in needed and event.func is not torch.autograd.grad:
+            found = walk.unit(number, event) if event.is_unit else walk.call(number, event)
+            if found:
+                return f"{found} at {line_in_words(event.line)}"
+    return ""
+
+
+class _Walk:
+    """A walk over the calls in order.
+
+    ``statistics`` are values without samples that are made of several samples' activations, and
+    ``counts`` of several samples of the batch alone. ``tainted`` have samples and are made of these.
+    """
+
+    def __init__(self, record: Recording, others: Sequence[Recording], sizes: Sizes) -> None:
+        self.record, self.sizes = record, sizes
+        self.statistics, self.counts, self.tainted = set[int](), set[int](), set[int]()
+        self._others = [{e.address: e for e in other.events if e.args} for other in others]
+
+    def behind(self, loss: int) -> set[int]:
+        """The calls from which the loss is computed."""
+        todo, found = [self.record.values[loss].maker], set[int]()
+        while todo:
+            number = todo.pop()
+            if number not in found:
+                found.add(number)
+                todo += [self.record.values[v].maker for v in self.record.events[number].reads]
+        return found
+
+    def _samples(self, value: int) -> list[int]:
+        """The dimensions of a value that are samples; of unknown sizes none is known to be."""
+        formulas = self.sizes.formulas[value] or ()
+        return [dim for dim, size in enumerate(formulas) if size.has_samples]
+
+    def _made(self, number: int, event: Event) -> Iterator[int]:
+        yield from (v for v in event.makes if self.record.values[v].maker == number)
+
+    def unit(self, number: int, event: Event) -> str:
+        """A call of a module: its result has samples, or is made of statistics alone."""
+        made = list(self._made(number, event))
+        if any(map(self._samples, made)):
+            if any(value in self.tainted for value in event.reads):
+                return f"'{event.address[0]}' is given a statistic of the samples"
+            if any(value in self.statistics for value in event.reads):
+                return f"'{event.address[0]}' is given a statistic of the samples' activations"
+        elif any(v in self.statistics or self._are_activations(v) for v in event.reads):
+            self.statistics.update(made)
+        return ""
+
+    def _are_activations(self, value: int) -> bool:
+        return value in self.record.dependent and bool(self._samples(value))
+
+    def call(self, number: int, event: Event) -> str:
+        """A call between modules."""
+        name, reads = str(event.address[1]), event.reads
+        rows = [value for value in reads if self._samples(value)]
+        if event.depends and self._is_along_samples(name, event):
+            return f"'{name}' along the samples"
+        for value in self._made(number, event):
+            dims = self._samples(value)
+            if event.depends and len(dims) > 1 > max([len(self._samples(v)) for v in rows]) - 1:
+                return f"'{name}' compares samples with each other"
+            if not dims:
+                own = self.statistics if event.depends else self.counts
+                takes_part = name in _PARTS
+                if (rows and not takes_part) or any(v in self.statistics or v in self.counts for v in reads):
+                    own.add(value)
+            elif event.depends and any(v in self.statistics for v in reads):
+                return f"'{name}' takes a statistic of the samples' activations"
+            elif any(v in self.tainted for v in reads) or self._counts_in(name, event):
+                self.tainted.add(value)
+        return ""
+
+    def _is_along_samples(self, name: str, event: Event) -> bool:
+        place = _ALONG.get(name)
+        first = event.args[0][0] if event.args and event.args[0] else None
+        if place is None or not isinstance(first, Reference) or not isinstance(first.value, int):
+            return False
+        args, kwargs = event.args
+        given = kwargs.get("dim", kwargs.get("dims", args[place:] if name == "flip" else None))
+        if given is None:
+            given = args[place] if len(args) > place else {"flipud": 0, "fliplr": 1}.get(name, -1)
+        dims = [dim for dim in pytree.tree_leaves(given) if isinstance(dim, int)]
+        count = len(first.shape)
+        return any(dim % count in self._samples(first.value) for dim in dims if count)
+
+    def _counts_in(self, name: str, event: Event) -> bool:
+        """Whether a call computes with a number or value of all samples of the batch."""
+        if name not in ARITHMETIC or event.args is None:
+            return False
+        leaves = pytree.tree_leaves(event.args)
+        return any(
+            entry.value in self.counts
+            if isinstance(entry, Reference)
+            else self._varies(event, position, entry)
+            for position, entry in enumerate(leaves)
+        )
+
+    def _varies(self, event: Event, position: int, number: Any) -> bool:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            return False
+        for events in self._others:
+            other = events.get(event.address)
+            leaves = pytree.tree_leaves(other.args) if other is not None else ()
+            if position < len(leaves) and leaves[position] != number:
+                return True
+        return False
