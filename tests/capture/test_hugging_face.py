@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import transformers
+from plain_training import assert_pipeline_equals_plain
 
 from penstock.capture.trace import capture_model
 
@@ -40,31 +42,18 @@ def test_a_model_captured_with_one_row_runs_with_more(pipeline):
     pipeline.assert_composition_equals_model(graph, model, batch, [2, 4], rows=3)
 
 
-def test_a_transformer_can_be_cut_inside_a_block_and_before_the_loss(pipeline):
-    model, batch = pipeline.models["gpt2"]()
-    graph = capture_model(model, batch)
+def test_a_transformer_can_be_cut_inside_a_block_and_blocks_are_layers_if_asked_for(pipeline):
+    graph = capture_model(*pipeline.models["gpt2"]())
     assert graph.layer_names == (
         "transformer.wte",
-        "transformer.h.0.attn",
-        "transformer.h.0.mlp",
-        "transformer.h.1.attn",
-        "transformer.h.1.mlp",
+        *(f"transformer.h.{block}.{part}" for block in (0, 1) for part in ("attn", "mlp")),
         "lm_head",
-        "loss",
     )
     for _, producer, consumers in graph.crossings:
         assert consumers == (producer + 1,), "one tensor between neighbours, the residual stream"
-
-
-def test_blocks_are_the_layers_at_granularity_block(pipeline):
-    model, batch = pipeline.models["llama"]()
-    graph = capture_model(model, batch, granularity="block")
+    graph = capture_model(*pipeline.models["llama"](), granularity="block")
     assert graph.layer_names == (
-        "model.embed_tokens",
-        "model.layers.0",
-        "model.layers.1",
-        "lm_head",
-        "loss",
+        *("model.embed_tokens", "model.layers.0", "model.layers.1", "lm_head"),
     )
 
 
@@ -112,23 +101,10 @@ def test_a_position_bias_crosses_without_samples_and_masks_do_not_cross(pipeline
     model, batch = pipeline.models["t5"]()
     graph = capture_model(model, batch)
     without_samples = [spec for spec, _, _ in graph.crossings if spec.batch_dim < 0]
-    assert [spec.shape for spec in without_samples] == [(6, 6, 2), (6, 6, 2)]
-    assert all(spec.requires_grad and not spec.reduced for spec in without_samples)
-    assert all(spec.requires_grad for spec, _, _ in graph.crossings)
-
-
-def test_the_weight_is_the_number_of_valid_targets(pipeline):
-    model, batch = pipeline.models["bert"]()
-    graph = capture_model(model, batch)
-    run = pipeline.run_programs(graph, pipeline.split(graph, [3]), batch)
-    assert run.weight.item() == 1 + 2 + 3
-    whole = model(**batch).loss
-    losses = []
-    for row in range(3):
-        part = {name: tensor[row : row + 1] for name, tensor in batch.items()}
-        losses.append(pipeline.run_programs(graph, pipeline.split(graph, []), part))
-    mean = sum(r.loss * r.weight for r in losses) / sum(r.weight for r in losses)
-    torch.testing.assert_close(mean, whole)
+    # Of encoder, decoder, and the decoder's attention to the encoder.
+    assert [spec.shape for spec in without_samples] == [(1, 2, 6, 6)] * 3
+    assert [spec.requires_grad for spec in without_samples] == [True, True, False]
+    assert not any(spec.reduced for spec in without_samples)
 
 
 @pytest.mark.parametrize("name", ["t5", "resnet"])
@@ -144,3 +120,49 @@ def test_capture_changes_nothing_of_the_model(pipeline, name):
         assert torch.equal(tensor, before[name]), name
     if hasattr(model.config, "use_cache"):
         assert model.config.use_cache
+
+
+def test_a_vision_language_model_that_collects_hidden_states_by_hooks_is_right():
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**sizes, image_size=8, patch_size=4),
+        text_config=transformers.LlamaConfig(
+            **sizes, num_key_value_heads=1, vocab_size=40, pad_token_id=0
+        ),
+        image_token_index=39,
+        vision_feature_layer=-2,
+    )
+    words = torch.randint(2, 38, (4, 8))
+    words[:, 1:5] = 39
+    labels = words.masked_fill(words == 39, -100)
+    labels[0, 6:] = -100
+    batch = {
+        "input_ids": words,
+        "attention_mask": torch.ones_like(words),
+        "pixel_values": torch.randn(4, 3, 8, 8, dtype=torch.float64),
+        "labels": labels,
+    }
+    model = transformers.LlavaForConditionalGeneration(config).double()
+    # The model computes its loss in float32.
+    assert_pipeline_equals_plain(model, batch, tolerance=1e-6)
+
+
+def test_mamba_is_right():
+    config = transformers.MambaConfig(
+        hidden_size=8,
+        num_hidden_layers=2,
+        vocab_size=20,
+        state_size=4,
+        time_step_rank=2,
+        pad_token_id=0,
+    )
+    words = torch.randint(20, (4, 24))
+    labels = words.clone()
+    labels[0, 5:] = -100
+    model = transformers.MambaForCausalLM(config).double()
+    assert_pipeline_equals_plain(model, {"input_ids": words, "labels": labels}, tolerance=1e-5)

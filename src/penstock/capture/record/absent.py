@@ -385,6 +385,10 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
             return _unknown(args, grad)
         raise
     if written is None:
+        for value in args:
+            if type(value) is Absent and value.plain is result:  # relu(x, inplace=True)
+                value.needs_grad = value.needs_grad or grad
+                return value
         return _out(result, grad)
     if type(written) is not Absent:
         with _NO_FUNCTION():

@@ -692,6 +692,7 @@ class Recording(TorchFunctionMode):
         written = self._writes(event, number, given, {id(tensor) for tensor in made})
         for slot, tensor in enumerate(made):
             known = self.current.get(tensor)
+            wrote = wrote or memory_of(tensor) in written
             if any(tensor is one for one in given) and not wrote and known is not None:
                 event.makes.append(known)  # returned as it came
                 continue

@@ -53,9 +53,10 @@ from penstock.errors import BadInput
 
 __all__ = ["PathChanged", "Run", "Stage", "StagePart"]
 
+KEEP_TOGETHER = "keep these layers in one stage"
 REMEDY = (
-    "a stage needs the calls that the example batch made; capture again with such a batch, or keep "
-    "these layers in one stage"
+    f"a stage needs the calls that the example batch made; capture again with such a batch, or "
+    f"{KEEP_TOGETHER}"
 )
 
 
@@ -673,6 +674,7 @@ class Stage:
         """
         if self._shapes_of is not run.size:
             self._shapes_of, self._shapes = run.size, dict[int, tuple[torch.Tensor, bool]]()
+            self._sent_shapes = {v: self._sizes.shape(v, run.size) for v in self.part.sent}
         self._reset(run)
         try:
             result = self._run_replaced(call)
@@ -690,6 +692,13 @@ class Stage:
                 f"{self._expected} on the example; {REMEDY}"
             )
         made, self._sent = self._sent, {}
+        for value, tensor in made.items():
+            if tensor.shape != self._sent_shapes[value]:
+                raise BadInput(
+                    f"{self._in_words(self.part.sent[value][0])} has the shape "
+                    f"{tuple(tensor.shape)}, and by the example {self._sent_shapes[value]}, which "
+                    f"the next stage receives; values must not decide about it, or {KEEP_TOGETHER}"
+                )
         return made, result
 
     def _explained(self, problem: BaseException) -> BadInput:
