@@ -142,16 +142,6 @@ class Cut:
                 return True
         return False
 
-    @cached_property
-    def _sampled(self) -> set[int]:
-        """Values that depend on samples."""
-        found: set[int] = set()
-        for number, value in enumerate(self.record.values):
-            reads = self.record.events[value.maker].reads
-            if self.recorded.sizes.has_samples(number) or any(read in found for read in reads):
-                found.add(number)
-        return found
-
     def spec(self, value: int, name: str = "", *, requires_grad: bool | None = None) -> TensorSpec:
         """A value as a tensor that is sent."""
         known, rows = self.record.values[value], self._rows[value]
@@ -160,7 +150,7 @@ class Cut:
         samples = self.recorded.size.samples
         lengths = self.recorded.size.lengths
         if rows.dim < 0:
-            reduced = value in self._sampled
+            reduced = known.of_batch
         else:
             reduced = rows.each != _ONE and value not in self._ordered
         varying = tuple(

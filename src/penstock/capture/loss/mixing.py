@@ -93,7 +93,7 @@ class _Walk:
             if any(value in self.statistics for value in event.reads):
                 return f"'{event.address[0]}' is given a statistic of the samples' activations"
         elif any(v in self.statistics or self._are_activations(v) for v in event.reads):
-            self.statistics.update(made)
+            self.statistics.update(v for v in made if self.record.values[v].of_batch)
         return ""
 
     def _are_activations(self, value: int) -> bool:

@@ -115,7 +115,8 @@ class Value:
     """A tensor between calls: event ``maker`` made it as its result number ``slot``.
 
     ``slot`` is ``("w", j)`` for the j-th tensor that was written to. A value that is not
-    ``crossable`` cannot be sent from one stage to another.
+    ``crossable`` cannot be sent from one stage to another. One that is not ``of_batch`` is computed
+    from parameters and sizes alone.
     """
 
     maker: int
@@ -125,6 +126,7 @@ class Value:
     grad: bool
     bytes: int
     crossable: bool = True
+    of_batch: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +388,8 @@ class Recording(TorchFunctionMode):
         """The program changes its own state between units, and may take that back later."""
         self.current, self.batch = _ByTensor(), _ByTensor()
         self._hidden, self._memory = _ByTensor(), _Memory()
+        self._apart = _ByTensor()
+        """Whether a tensor is apart from the batch: made of parameters and sizes alone."""
         self._originals = originals
         self._inside: str | None = None
         self._implicit: list[int] = []
@@ -556,6 +560,7 @@ class Recording(TorchFunctionMode):
         shape = tuple(tensor.shape) if known else (-1,)
         size = tensor.numel() * tensor.element_size() if known else 0
         value = Value(number, slot, shape, tensor.dtype, tensor.requires_grad, size)
+        value.of_batch = not self._apart.get(tensor)
         value.crossable = crossable and known and not self._function_depth
         self.has_unknown = self.has_unknown or not known
         self.values.append(value)
@@ -677,6 +682,7 @@ class Recording(TorchFunctionMode):
     ) -> None:
         for tensor in given:
             self._memory.note(tensor)
+        self._note_apart(made, name, args, given)
         event.args = pytree.tree_map(self._reference, (args, kwargs))
         event.grad_off = not torch.is_grad_enabled()
         place = SHAPE_ONLY.get(name)
@@ -716,6 +722,20 @@ class Recording(TorchFunctionMode):
         known = type(value) is not Absent or not value.is_unknown
         return Reference(found, tuple(value.shape) if known else (-1,), value.dtype)
 
+    def _note_apart(self, result: Any, name: str, args: Any, given: Sequence[torch.Tensor]) -> None:
+        """Note whether what a call returns, or writes to, is apart from the batch."""
+        place = SHAPE_ONLY.get(name)
+        skipped = args[place] if place is not None and place < len(args) else None
+        apart = all(tensor is skipped or self._is_apart(tensor) for tensor in given)
+        for tensor in tensors_in(result):
+            self._apart.set(tensor, apart)
+        if given and not apart and writes_first(name):
+            self._apart.set(given[0], False)
+
+    def _is_apart(self, tensor: torch.Tensor) -> bool:
+        known = self._apart.get(tensor)
+        return known if known is not None else id(tensor) in self.param_names
+
     def _call_inside(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A call within a unit: only what links the unit to others is noted."""
         result = func(*args, **kwargs)
@@ -727,8 +747,9 @@ class Recording(TorchFunctionMode):
                 if self._hidden.get(tensor) is None and self.current.get(tensor) is None:
                     self._hidden.set(tensor, unit)
         given = tensors_in((args, kwargs))
-        if isinstance(result, torch.Tensor):
+        if isinstance(result, torch.Tensor | list | tuple):
             check_none_lost(given)
+            self._note_apart(result, name, args, given)
         for tensor in given:
             leaf = self.batch.get(tensor)
             if leaf is not None:
@@ -906,6 +927,7 @@ class Recording(TorchFunctionMode):
                 raise NeedsValues(f"a tensor of unknown size in '{path}'")
             if id(value) not in made:
                 made[id(value)] = _drawn(value, home)
+                self._apart.set(made[id(value)], self._is_apart(value))
             return made[id(value)]
 
         def parameter(tensor: torch.Tensor) -> torch.Tensor:
@@ -915,8 +937,11 @@ class Recording(TorchFunctionMode):
             own = self._originals.get(name)
             if own is None or own.is_meta or type(own) is Absent:
                 with torch._C.DisableTorchFunction():
-                    return made_up(tensor.plain, home)
-            return own.detach().clone()
+                    found = made_up(tensor.plain, home)
+            else:
+                found = own.detach().clone()
+            self._apart.set(found, True)
+            return found
 
         with torch.random.fork_rng(devices=[]), standing_in([self.program.module(path)], parameter):
             given, named = pytree.tree_map(here, (args, kwargs))
@@ -933,7 +958,9 @@ class Recording(TorchFunctionMode):
                 return value
             if id(value) in back:
                 return originals[back[id(value)]]
-            return absent_like(tuple(value.shape), value.dtype, value.requires_grad)
+            found = absent_like(tuple(value.shape), value.dtype, value.requires_grad)
+            self._apart.set(found, self._apart.get(value))
+            return found
 
         return pytree.tree_map(away, result)
 
