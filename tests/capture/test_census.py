@@ -66,7 +66,6 @@ def test_an_architecture_is_right_as_recorded(judging: Any, name: str) -> None:
     assert found["outcome"] == recorded["outcome"], found
     assert found["outcome"].startswith("right")
     assert found["batch"] == recorded["batch"]
-    assert found["layers"] == recorded["layers"]
 
 
 def test_nothing_is_recorded_as_wrong_or_as_a_crash_and_refusals_are_one_line() -> None:

@@ -94,9 +94,9 @@ class FixedLengths(Recogniser):
         return self.loss(scores, targets, (9, 9, 9, 9), (2, 2, 2, 2))
 
 
-def test_lengths_that_are_constants_are_refused_with_the_line():
+def test_lengths_that_fix_the_number_of_samples_are_refused_with_the_line():
     model = FixedLengths().double()
-    with pytest.raises(CaptureFailed, match="lengths that are no tensor") as caught:
+    with pytest.raises(CaptureFailed, match="does not run on 3 samples") as caught:
         capture_model(model, _sounds())
     line = FixedLengths.forward.__code__.co_firstlineno + 3
     assert f"{__file__}:{line} `" in str(caught.value)

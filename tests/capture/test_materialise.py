@@ -12,6 +12,14 @@ from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 
 
+def _built(build, batch, cuts, pipeline, seed=3):
+    """A model built on meta, its stages with values, and these values by name."""
+    with torch.device("meta"):
+        model, _ = build()
+    graph = capture_model(model, batch)
+    return model, *_values(graph, cuts, pipeline, model, seed)
+
+
 def _values(graph, cuts, pipeline, model, seed=3):
     programs = pipeline.split(graph, cuts)
     found = {}
@@ -23,19 +31,20 @@ def _values(graph, cuts, pipeline, model, seed=3):
             if name in found:
                 assert torch.equal(found[name], tensor), "tied, and equal on every stage"
             found[name] = tensor.detach().clone()
-    return programs, found
+    return graph, programs, found
 
 
 def test_values_depend_on_names_and_not_on_cuts(pipeline, model_name):
-    with torch.device("meta"):
-        model, _ = pipeline.models[model_name]()
-    real, batch = pipeline.models[model_name]()
-    graph = capture_model(model, batch)
-    _, whole = _values(graph, [], pipeline, model)
-    programs, parts = _values(graph, [2, 4], pipeline, model)
+    build = pipeline.models[model_name]
+    real, batch = build()
+    _, _, _, whole = _built(build, batch, [], pipeline)
+    model, graph, programs, parts = _built(build, batch, [2, 4], pipeline)
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert all(parameter.is_meta for parameter in model.parameters())
+    own = dict(model.named_parameters())
+    for program in programs:
+        for name, parameter in program.module.named_parameters():
+            assert parameter is own[name], "the user's own objects get the values"
     real.load_state_dict({name: whole[name] for name in real.state_dict() if name in whole}, False)
     found = pipeline.run_programs(graph, programs, batch).loss
     torch.testing.assert_close(found, real(**batch).loss)
@@ -46,7 +55,7 @@ def test_values_are_drawn_as_the_model_itself_would(pipeline):
         model, _ = pipeline.models["llama"]()
     real, batch = pipeline.models["llama"]()
     graph = capture_model(model, batch)
-    _, found = _values(graph, [], pipeline, model)
+    _, _, found = _values(graph, [], pipeline, model)
     for name, buffer in real.named_buffers():
         if name in found:
             torch.testing.assert_close(found[name], buffer)
@@ -86,7 +95,7 @@ def test_in_half_precision_every_tensor_is_drawn_as_the_model_would(build, pipel
     real, batch = build()
     real.to(torch.bfloat16)
     graph = capture_model(model, batch)
-    _, found = _values(graph, [], pipeline, model)
+    _, _, found = _values(graph, [], pipeline, model)
     for name, tensor in [*real.named_parameters(), *real.named_buffers()]:
         assert found[name].dtype == tensor.dtype
         spread = float(tensor.detach().double().std())
@@ -97,12 +106,9 @@ def test_in_half_precision_every_tensor_is_drawn_as_the_model_would(build, pipel
 
 
 def test_another_seed_gives_other_values(pipeline):
-    with torch.device("meta"):
-        model, _ = pipeline.models["gpt2"]()
-    _, batch = pipeline.models["gpt2"]()
-    graph = capture_model(model, batch)
-    one = _values(graph, [], pipeline, model, seed=1)[1]
-    other = _values(graph, [], pipeline, model, seed=2)[1]
+    build = pipeline.models["gpt2"]
+    batch = build()[1]
+    one, other = (_built(build, batch, [], pipeline, seed=seed)[3] for seed in (1, 2))
     assert not torch.equal(one["transformer.wte.weight"], other["transformer.wte.weight"])
 
 
@@ -116,7 +122,7 @@ def test_a_chain_on_meta_is_captured_and_given_values(pipeline):
     batch = (torch.randn(3, 4), torch.tensor([0, 1, 2]))
     graph = capture_model(chain, batch)
     assert graph.crossings[0][0].shape == (3, 8)
-    programs, _ = _values(graph, [2], pipeline, chain)
+    _, programs, _ = _values(graph, [2], pipeline, chain)
     assert torch.isfinite(pipeline.run_programs(graph, programs, batch).loss)
 
 
@@ -147,6 +153,6 @@ def test_a_tensor_that_only_the_constructor_sets_is_refused(as_buffer):
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 4), Scale())
     batch = (torch.randn(3, 4), torch.randn(3, 4))
-    program = capture_model(model, batch, loss=functional.mse_loss).stage(range(0, 2))
+    program = capture_model(model, batch, loss=functional.mse_loss).stage(range(0, 1))
     with pytest.raises(BadInput, match=r"'1\.scale' of Scale .*reset_parameters"):
         materialise(program, device="cpu", seed=0, model=model)
