@@ -4,8 +4,6 @@ Every case is compared with the user's own module: on the whole batch, or micro-
 micro-batch where its state changes with every call.
 """
 
-# ruff: noqa: D101, D102, D103, D107
-
 import copy
 import types
 from collections.abc import Callable

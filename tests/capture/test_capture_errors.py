@@ -106,7 +106,7 @@ def test_a_second_thread_is_refused_while_the_first_captures():
     first.start()
     started.wait(10)
     try:
-        with pytest.raises(CaptureFailed, match="another thread captures.*one after the other"):
+        with pytest.raises(CaptureFailed, match=r"another thread captures.*one after the other"):
             capture_model(_Linear(), BATCH, loss=functional.cross_entropy)
     finally:
         done.set()

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from penstock.errors import PenstockError
-
 from capture.construct_cases import CASES, Case, inputs
 from capture.staged_runs import WAYS, StagedRun, gap
+
+from penstock.errors import PenstockError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what the user's code does
 

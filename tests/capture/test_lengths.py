@@ -275,7 +275,9 @@ def test_code_that_fixes_the_length_is_refused_by_name() -> None:
     line = Fixes.forward.__code__.co_firstlineno + 1
     words = rf"where 'length' is 5 instead of 6: RuntimeError at .*test_lengths\.py:{line} `"
     with pytest.raises(CaptureFailed, match=words):
-        capture_model(Fixes().double(), signals(4, 6), loss=functional.cross_entropy, dynamic=SIGNAL)
+        capture_model(
+            Fixes().double(), signals(4, 6), loss=functional.cross_entropy, dynamic=SIGNAL
+        )
 
 
 @pytest.mark.parametrize(

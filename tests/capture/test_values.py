@@ -208,7 +208,9 @@ class Sizes(Layers):
         ends = x.abs().sum(1).cumsum(0)
         starts = torch.repeat_interleave(pad(ends[:-1], (1, 0)), 1 + 0 * ends.long())
         kinds = (x > 0).long()
-        look_up = torch.vmap(lambda row, column: kinds[row].gather(0, column[None]).sum(), (None, 0))
+        look_up = torch.vmap(
+            lambda row, column: kinds[row].gather(0, column[None]).sum(), (None, 0)
+        )
         found = torch.vmap(look_up, (0, None))(torch.arange(len(x)), torch.arange(4))
         hidden = hidden * hidden.new_ones(columns) / few * (1 + 0 * starts[:, None])
         return self.third(hidden * found.double().mean(1, keepdim=True))
@@ -295,7 +297,9 @@ def test_a_shape_that_values_decide_about_stops_the_stage(pipeline: Any) -> None
     graph = capture_model(model, batch, loss=lambda out, y: out.square().mean())
     programs = pipeline.split(graph, [1])
     pipeline.run_programs(graph, programs, batch)
-    with pytest.raises(BadInput, match=r"'0.layer' has the shape \(4, 2, 4\), and by the example \(4, 5"):
+    with pytest.raises(
+        BadInput, match=r"'0.layer' has the shape \(4, 2, 4\), and by the example \(4, 5"
+    ):
         pipeline.run_programs(graph, programs, (batch[0] * 0 + 1e3, batch[1]))
 
 

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from torch import nn
 
@@ -224,7 +225,7 @@ class Cut:
         heavy = self._heavy_events()
         costs = self._costs()
         names, bounds = [heavy[0][1]], [0]
-        for (before, _), (number, name) in zip(heavy, heavy[1:], strict=False):
+        for (before, _), (number, name) in pairwise(heavy):
             places = [p for p in range(before + 1, number + 1) if costs[p] is not None]
             if places:
                 # At equal cost the last, so that what follows a product is in its layer.
@@ -296,7 +297,9 @@ class Cut:
         """What layers after its maker read, in order of execution."""
         return self.crossings_for(frozenset(range(self.end)), ())
 
-    def crossings_for(self, needed: frozenset[int], returned: Iterable[int]) -> tuple[Crossing, ...]:
+    def crossings_for(
+        self, needed: frozenset[int], returned: Iterable[int]
+    ) -> tuple[Crossing, ...]:
         """What the calls ``needed`` read of earlier layers, and the last layer of ``returned``."""
         layers = len(self.names)
         wanted = set(returned)
@@ -369,5 +372,3 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
         seen[name] += 1
         found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
     return tuple(found)
-
-

@@ -1,7 +1,7 @@
 """Batches padded to the lengths of their buckets, where buckets and pad values are declared.
 
-    Length("length", buckets=(16, 32), pad=0)        a batch of length 20 runs at 32
-    Length("length", buckets=(16, 32))               it runs at 20: there is nothing to fill it with
+Length("length", buckets=(16, 32), pad=0)        a batch of length 20 runs at 32
+Length("length", buckets=(16, 32))               it runs at 20: there is nothing to fill it with
 """
 
 from collections.abc import Mapping
@@ -41,9 +41,9 @@ def padded(layout: BatchLayout, leaves: Mapping[int, AnyLeaf]) -> dict[int, AnyL
                 if pad is None:
                     length = layout.lengths[number]
                     raise BadInput(
-                        f"dimension {dim} of {spec.name} is {leaf.shape[dim]}, and the other tensors "
-                        f"are filled up to {length.name} {bucket[number]}; declare what to fill "
-                        f"this one up with, too: Length('{length.name}', ..., pad=0)"
+                        f"dimension {dim} of {spec.name} is {leaf.shape[dim]}, and the other "
+                        f"tensors are filled up to {length.name} {bucket[number]}; declare what "
+                        f"to fill this one up with, too: Length('{length.name}', ..., pad=0)"
                     )
                 leaf = filled_up(leaf, dim, missing, pad)
         found[index] = leaf

@@ -34,8 +34,8 @@ class Length:
 
     Batches outside ``min`` to ``max`` are refused. ``max`` also limits the size of messages.
 
-    With ``buckets``, a batch runs at the smallest that holds it, and the end of each tensor is filled
-    with the ``pad`` that is declared for that tensor. Without pad values batches run as they are.
+    With ``buckets``, a batch runs at the smallest that holds it, and the end of each tensor is
+    filled with the ``pad`` that is declared for it. Without pad values batches run as they are.
     """
 
     name: str

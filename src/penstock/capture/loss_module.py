@@ -18,7 +18,14 @@ from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent
 from penstock.errors import BadInput
 
-__all__ = ["BatchCall", "LossModule", "ReturnedOutputs", "WeightedLosses", "as_function", "loss_in_result"]
+__all__ = [
+    "BatchCall",
+    "LossModule",
+    "ReturnedOutputs",
+    "WeightedLosses",
+    "as_function",
+    "loss_in_result",
+]
 
 
 @dataclass(frozen=True)

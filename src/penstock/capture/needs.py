@@ -1,8 +1,8 @@
 """What of a recorded program a stage needs, for training or for the model's outputs alone.
 
-    loss = cross_entropy(scores, labels)        for outputs alone: not needed, nor are the labels
-    if labels.max() >= classes: raise           answered as on the example: the labels may be missing
-    if mask.any(): scores = ...                 needed: the mask is no target
+loss = cross_entropy(scores, labels)        for outputs alone: not needed, nor are the labels
+if labels.max() >= classes: raise           answered as on the example: the labels may be missing
+if mask.any(): scores = ...                 needed: the mask is no target
 """
 
 from collections.abc import Sequence

@@ -245,9 +245,7 @@ class RecordedGraph:
         recorded = self.recorded
         actions = recorded.parts.actions
         every = StagePart(0, self.cut.end)
-        probe = Stage(
-            self.program, recorded, every, actions, self.state, probes=True, alone=True
-        )
+        probe = Stage(self.program, recorded, every, actions, self.state, probes=True, alone=True)
 
         def found(leaves: Mapping[int, torch.Tensor], size: BatchSize) -> Any:
             def call() -> Any:
@@ -434,7 +432,9 @@ class RecordedGraph:
                 received[crossing.value] = address
             if crossing.maker in layers and crossing.readers[-1] >= layers.stop:
                 sent[crossing.value] = address
-        answers = {record.events[n].address: record.events[n].answer for n in self._needs.as_on_example}
+        answers = {
+            record.events[n].address: record.events[n].answer for n in self._needs.as_on_example
+        }
         return StagePart(first, last, units, frozenset(held), received, sent, answers)
 
     def _check_state(self, part: StagePart) -> None:

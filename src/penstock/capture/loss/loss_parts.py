@@ -288,9 +288,9 @@ class _Walk:
             is_value = isinstance(entry, Reference) and isinstance(entry.value, int)
             if is_value and entry.value in self.record.dependent:
                 further.append(entry.value)
-            elif isinstance(entry, Reference) and not isinstance(entry.value, str):
-                self.act(number, Action("addend", position))
-            elif type(entry) in (int, float) and name not in ("stack", "cat"):
+            elif (isinstance(entry, Reference) and not isinstance(entry.value, str)) or (
+                type(entry) in (int, float) and name not in ("stack", "cat")
+            ):
                 self.act(number, Action("addend", position))
         return further
 

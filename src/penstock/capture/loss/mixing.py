@@ -5,9 +5,9 @@
     x - x.mean(0)                   take a statistic of the samples' activations
     model(x / x.max())              the same of the batch, before a module
 
-Then a pipeline gives the gradients of gradient accumulation, not those of the whole batch. A sum over
-samples mixes nothing if it is only added up, and a number of the batch that only the loss reads is
-that of the whole step (`penstock.capture.loss.loss_parts`).
+Then a pipeline gives the gradients of gradient accumulation, not those of the whole batch. A sum
+over samples mixes nothing if it is only added up, and a number of the batch that only the loss
+reads is that of the whole step (`penstock.capture.loss.loss_parts`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,7 +58,8 @@ class _Walk:
     """A walk over the calls in order.
 
     ``statistics`` are values without samples that are made of several samples' activations, and
-    ``counts`` of several samples of the batch alone. ``tainted`` have samples and are made of these.
+    ``counts`` of several samples of the batch alone. ``tainted`` values have samples and are made
+    of these.
     """
 
     def __init__(self, record: Recording, others: Sequence[Recording], sizes: Sizes) -> None:
@@ -112,7 +113,9 @@ class _Walk:
             if not dims:
                 own = self.statistics if event.depends else self.counts
                 takes_part = name in _PARTS
-                if (rows and not takes_part) or any(v in self.statistics or v in self.counts for v in reads):
+                if (rows and not takes_part) or any(
+                    v in self.statistics or v in self.counts for v in reads
+                ):
                     own.add(value)
             elif event.depends and any(v in self.statistics for v in reads):
                 return f"'{name}' takes a statistic of the samples' activations"

@@ -139,7 +139,9 @@ class StepValues:
         for value in values:
             is_tensor = isinstance(value, torch.Tensor)
             tensors.append((value.shape, value.dtype) if is_tensor else None)
-            number = value.detach() if is_tensor else torch.tensor(value or 0.0, dtype=torch.float64)
+            number = (
+                value.detach() if is_tensor else torch.tensor(value or 0.0, dtype=torch.float64)
+            )
             numbers.append(number.to("cpu", torch.float64).reshape(-1))
         self._layouts[lengths] = _Layout(spec, tuple(tensors))
         return torch.cat(numbers)

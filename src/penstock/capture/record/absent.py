@@ -29,6 +29,7 @@ __all__ = [
     "call_name",
     "check_none_lost",
     "fresh_results",
+    "memory_of",
     "release",
     "scripts_seen",
     "version_of",
@@ -189,14 +190,25 @@ def release(parameter: torch.Tensor) -> int:
     return freed
 
 
+def memory_of(tensor: torch.Tensor) -> int | None:
+    """What tells memory apart; None for tensors without any of their own."""
+    plain = tensor.plain if type(tensor) is Absent else tensor
+    try:
+        with torch._C.DisableTorchFunction():
+            return plain.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def check_none_lost(tensors: Iterable[torch.Tensor]) -> None:
     """Raise `RuntimeError` if a tensor without values is no absent one.
 
     Code that is not Python's, as of ``torch.jit.script``, takes absent tensors for those on meta.
     """
     with _NO_FUNCTION():
-        if any(tensor.is_meta for tensor in tensors if type(tensor) is not Absent):
-            raise RuntimeError("code that is not Python's was given a tensor without values")
+        found = [tensor for tensor in tensors if type(tensor) is not Absent and tensor.is_meta]
+    if any(memory_of(tensor) is not None for tensor in found):
+        raise RuntimeError("code that is not Python's was given a tensor without values")
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -222,7 +234,9 @@ def scripts_seen(note: Callable[[], object] = lambda: None) -> Iterator[None]:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         note()
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = [
+            leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        ]
         if torch.overrides.has_torch_function(given):
             return torch.overrides.handle_torch_function(self, given, *args, **kwargs)
         return plain(self, *args, **kwargs)
@@ -371,7 +385,7 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     args, kwargs, again = _with_numbers(func, name, args, kwargs)
     if again is not None:
         return absent_call(again, args, kwargs)
-    written = args[0] if args and writes_first(name) else kwargs.get("out")
+    written: Any = args[0] if args and writes_first(name) else kwargs.get("out")
     if not isinstance(written, torch.Tensor):
         written = None
     if type(written) is Absent and _remember:
@@ -387,7 +401,7 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     if written is None:
         for value in args:
             if type(value) is Absent and value.plain is result:  # relu(x, inplace=True)
-                value.needs_grad = value.needs_grad or grad
+                value.needs_grad = value.needs_grad or grad  # pyright: ignore
                 return value
         return _out(result, grad)
     if type(written) is not Absent:

@@ -17,7 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -71,12 +71,14 @@ _MOST_ATTEMPTS = 200
 
 @dataclass
 class Recorded:
-    """A recorded program. ``loss`` is the value of the loss, ``leaf_values`` are the batch's leaves.
+    """A recorded program. ``loss`` is the value of the loss.
+
+    ``leaf_values`` are the batch's leaves.
 
     ``terms`` are the values of the loss's terms, if it is a list.
     ``changes`` is the state that forward changes between units, ``changes_again`` what it changes
-    in every run; ``unit_changes`` are the same of units, each with its unit. ``outputs`` is what the
-    model returned, ``output_values`` the values of the tensors in it (None: none was recorded).
+    in every run; ``unit_changes`` are the same of units, each with its unit. ``outputs`` is what
+    the model returned, ``output_values`` the values of its tensors (None: none was recorded).
     """
 
     record: Recording
@@ -93,7 +95,7 @@ class Recorded:
     output_values: tuple[int | None, ...] = ()
     terms: tuple[int, ...] = ()
     calls: tuple[dict[str, int], ...] = ()
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 @dataclass
@@ -183,7 +185,10 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
         generators, values, home = generators_state(), Globals(program.model), Absent.home
         Absent.home = device
         try:
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), eagerly():
+            with (
+                torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+                eagerly(),
+            ):
                 yield
         finally:
             restore_generators(generators)
@@ -312,9 +317,7 @@ class _Recorder:
         attempt = self._attempt
         units = units_of(program, attempt.granularity, attempt.opened, attempt.closed)
         blocks = blocks_around(program, units, attempt.opened)
-        return Recording(
-            program, units, blocks, self._originals, attempt.valued, attempt.varying
-        )
+        return Recording(program, units, blocks, self._originals, attempt.valued, attempt.varying)
 
     def _once(
         self, leaves: Sequence[torch.Tensor], size: BatchSize, *, must_run: bool = True
@@ -341,10 +344,10 @@ class _Recorder:
         own = [on_device(leaf, self._device) for leaf in leaves]
         leaves_as_values(record, own)
         try:
-            with without_caches(program), torch.enable_grad(), precision, record.active():
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # the user's own runs give these too
-                    result = program.run(dict(enumerate(own)))
+            # The user's own runs give the same warnings.
+            quietly = warnings.catch_warnings(action="ignore")
+            with without_caches(program), torch.enable_grad(), precision, record.active(), quietly:
+                result = program.run(dict(enumerate(own)))
         except NeedsValues as asked:
             if not must_run:
                 raise _NotThere from asked
@@ -379,7 +382,7 @@ class _Recorder:
         self._attempt.closed.pop(path, None)
         raise _Again
 
-    def _on_question(self, asked: NeedsValues, program: UserProgram) -> None:
+    def _on_question(self, asked: NeedsValues, program: UserProgram) -> NoReturn:
         """Values are asked for between units: close the module that asks, or give it values."""
         path = innermost_module(asked.__traceback__, program)
         attempt = self._attempt
@@ -400,11 +403,11 @@ class _Recorder:
     def _is_on_meta(self) -> bool:
         return any(t.is_meta or type(t) is Absent for t in self._originals.values())
 
-    def _on_failure(self, error: Exception, program: UserProgram, size: BatchSize) -> None:
+    def _on_failure(self, error: Exception, program: UserProgram, size: BatchSize) -> NoReturn:
         """The program failed, maybe since it was given tensors without values.
 
-        Then the module that failed is closed, so that its stage runs it on whole tensors. What fails
-        outside of modules would fail in every stage but one.
+        Then the module that failed is closed, so that its stage runs it on whole tensors. What
+        fails outside of modules would fail in every stage but one.
         """
         attempt = self._attempt
         if not attempt.with_values and not self._is_on_meta:
@@ -417,7 +420,7 @@ class _Recorder:
         raise does_not_run(program, error, size, self._example) from error
 
     def _twice(self) -> tuple[Recorded, Recording]:
-        """The example, run twice on one copy, with the state that this changed; and the second run."""
+        """The example, run twice on one copy, with the changed state; and the second run."""
         program, leaves, size = self._copy(), self._leaves, self._size
         tree, states, hooks = module_tree(program), [plain_state(program)], hook_counts(program)
         record = self._recording(program)
@@ -524,8 +527,8 @@ class _Recorder:
             )
         if self._attempt.settled:
             raise CaptureFailed(
-                f"forward of {name} replaces its modules ({changed or 'some'}) with every call, and "
-                f"stages need the same modules each time; build them in __init__"
+                f"forward of {name} replaces its modules ({changed or 'some'}) with every call, "
+                f"and stages need the same modules each time; build them in __init__"
             )
         self._attempt.settled = True
         buffers = {name: buffer.clone() for name, buffer in program.named_buffers()}

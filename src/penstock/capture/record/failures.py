@@ -50,8 +50,8 @@ def does_not_run(
         length = layout.lengths[i].name
         return LengthFixed(
             f"{name} does not run where '{length}' is {size.lengths[i]} instead of "
-            f"{example.lengths[i]}: {what}; take the size from the input (x.shape[1], -1), or leave "
-            f"'{length}' out of dynamic and pad all batches to one length"
+            f"{example.lengths[i]}: {what}; take the size from the input (x.shape[1], -1), or "
+            f"leave '{length}' out of dynamic and pad all batches to one length"
         )
     if isinstance(error, TypeError) and "forward()" in text:
         return CaptureFailed(
@@ -69,7 +69,8 @@ def only_whole(program: UserProgram, error: BaseException) -> CaptureFailed:
     return CaptureFailed(
         f"{type(program.model).__name__} cannot be cut into stages: {type(error).__name__}"
         f"{f' at {where}' if where else ''}, where a tensor is of another stage: "
-        f"{first_line(error).rstrip('.')}; move the line into a module of its own, which is run whole"
+        f"{first_line(error).rstrip('.')}; move the line into a module of its own, which is run "
+        f"whole"
     )
 
 

@@ -1,9 +1,9 @@
 """State of Python that forward may use besides tensors: random numbers, globals, containers.
 
-    random.random(), np.random.rand()    all stages draw the same: seeded for each micro-batch
-    self.steps += 1                      kept for each stage (`penstock.capture.stage.kept_state`)
-    self.history.append(x)               would be done by every stage of a process: refused
-    STEPS += 1 (a global)                the same
+random.random(), np.random.rand()    all stages draw the same: seeded for each micro-batch
+self.steps += 1                      kept for each stage (`penstock.capture.stage.kept_state`)
+self.history.append(x)               would be done by every stage of a process: refused
+STEPS += 1 (a global)                the same
 """
 
 import random
@@ -86,7 +86,7 @@ def _entry(value: Any, depth: int) -> Any:
 
 
 class Globals:
-    """The numbers and containers of the user's Python modules: those of the classes in ``model``."""
+    """The numbers and containers of the Python modules of the classes in ``model``."""
 
     def __init__(self, model: nn.Module) -> None:
         names = {type(part).__module__ for part in model.modules()}

@@ -38,6 +38,7 @@ from penstock.capture.record.absent import (
     call_name,
     check_none_lost,
     fresh_results,
+    memory_of,
     scripts_seen,
     version_of,
     writes_first,
@@ -60,8 +61,8 @@ __all__ = [
     "Value",
     "forwards_replaced",
     "line_in_words",
-    "line_with_source",
     "line_of_user",
+    "line_with_source",
     "tensors_in",
 ]
 
@@ -241,16 +242,6 @@ class _Memory:
         return [tensor for tensor in found if tensor is not None]
 
 
-def memory_of(tensor: torch.Tensor) -> int | None:
-    """What tells memory apart; None for tensors without any of their own."""
-    plain = tensor.plain if type(tensor) is Absent else tensor
-    try:
-        with torch._C.DisableTorchFunction():
-            return plain.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
 def checkpoint_here() -> Any:
     """The innermost checkpoint (torch.utils.checkpoint) that is running, as an object; or None."""
     found = torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -262,7 +253,7 @@ def checkpoint_here() -> Any:
 def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) -> list[Any]:
     """What lists, dicts and objects in arguments hold, to see whether a unit changes them."""
     found = [] if found is None else found
-    if isinstance(value, torch.Tensor | nn.Module) or isinstance(value, PLAIN):
+    if isinstance(value, (torch.Tensor, nn.Module, *PLAIN)):
         return found
     if isinstance(value, list | tuple):
         entries = list(value)
@@ -414,7 +405,7 @@ class Recording(TorchFunctionMode):
         self._buffer_memory = {memory_of(buffer): n for n, buffer in program.named_buffers()}
         self._owner: dict[str, str] = {}
         for path in self.units:
-            for name, parameter in program.module(path).named_parameters():
+            for parameter in program.module(path).parameters():
                 first = self.param_names[id(parameter)]
                 self._owner.setdefault(first, path)
         inside = tuple(f"{path}." for path in self.units)
@@ -477,7 +468,7 @@ class Recording(TorchFunctionMode):
     def _functions_seen(self) -> Iterator[None]:
         """Within, calls of the user's own autograd functions between units are events.
 
-        Replaced is the method that ``apply`` calls, since users may hold ``MyFunction.apply`` itself.
+        Replaced is the method that ``apply`` calls, since users may hold ``MyFunction.apply``.
         """
         lowest: Any = torch.autograd.Function.__mro__[1]
 
@@ -1044,7 +1035,7 @@ _BOUND, MASK = "bound of a slice", "mask or repeats"
 
 
 def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, torch.Tensor]]:
-    """Tensors whose values decide about the size of a call's result; with True, bounds of slices."""
+    """Tensors whose values decide about the size of a result; with True, bounds of slices."""
     if name in ("__getitem__", "__setitem__"):
         for entry in args[1] if isinstance(args[1], tuple) else (args[1],):
             if isinstance(entry, slice):

@@ -124,7 +124,9 @@ class Sizes:
         self.batches = batches
         self._shapes_at = shapes_at
         shapes = [shapes_of(recording) for recording in others]
-        self._known = {batches[0].lengths: shapes_of(first)}
+        self._known: dict[tuple[int, ...], Mapping[Any, tuple[int, ...]]] = {
+            batches[0].lengths: shapes_of(first)
+        }
         self.formulas: list[tuple[Size, ...] | None] = []
         for value in first.values:
             key = first.events[value.maker].address, value.slot
@@ -178,10 +180,15 @@ class Sizes:
         samples, lengths = self.batches[0].samples, self.batches[0].lengths
         if self._shapes_at is None or not lengths:
             return None
-        own = [(b.samples, n) for b, n in zip(self.batches, sizes, strict=True) if b.lengths == lengths]
+        own = [
+            (b.samples, n) for b, n in zip(self.batches, sizes, strict=True) if b.lengths == lengths
+        ]
         if len({size for _, size in own}) == 1:
             return SizeAtLengths(self.shapes_at, key, dim)
-        if all(size * samples == sizes[0] * count for count, size in own) and not sizes[0] % samples:
+        if (
+            all(size * samples == sizes[0] * count for count, size in own)
+            and not sizes[0] % samples
+        ):
             return SizeAtLengths(self.shapes_at, key, dim, samples)
         return None
 

@@ -49,10 +49,10 @@ def units_of(
         if id(module) in seen:
             return  # a module that is reached by two names is one unit
         seen.add(id(module))
-        if path not in program.root_names and path not in opened:
-            if path in closed or (closes(path, module) and not is_empty):
-                found.append(path)
-                return
+        may_close = path not in program.root_names and path not in opened
+        if may_close and (path in closed or (closes(path, module) and not is_empty)):
+            found.append(path)
+            return
         for name, child in module.named_children():
             visit(f"{prefix}{name}", child)
 

@@ -53,7 +53,9 @@ class UserProgram:
     def _has_loss_module(self) -> bool:
         """Whether the loss has modules of its own: not if it is a part of the model."""
         loss = self.loss
-        return isinstance(loss, nn.Module) and all(part is not loss for part in self.model.modules())
+        return isinstance(loss, nn.Module) and all(
+            part is not loss for part in self.model.modules()
+        )
 
     def run(self, leaves: Mapping[int, torch.Tensor], *, with_loss: bool = True) -> "Returned":
         """Run model and loss on a batch with these leaves."""

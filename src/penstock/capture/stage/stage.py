@@ -288,7 +288,8 @@ class Stage:
                 continue
             # Without watched places, own units that send nothing are left as they are.
             plain = all(
-                c.own and not c.sent and not c.watch and not (self._streams and c.draws) for c in own
+                c.own and not c.sent and not c.watch and not (self._streams and c.draws)
+                for c in own
             )
             if plain and not self._watched_anchors and path not in record.nested:
                 continue
@@ -662,9 +663,7 @@ class Stage:
 
     _shapes_of: BatchSize | None = None
 
-    def run(
-        self, call: Callable[[], Any], run: Run
-    ) -> tuple[Mapping[int, torch.Tensor], Any]:
+    def run(self, call: Callable[[], Any], run: Run) -> tuple[Mapping[int, torch.Tensor], Any]:
         """Run ``call``, the user's program on one micro-batch: what is sent, and its result.
 
         The result is None for a stage whose forward ends before.
