@@ -418,7 +418,9 @@ def measured(
             case "result":
                 found.append(func(*args, **kwargs))
             case "whole" | "addend":
-                found.append(pytree.tree_leaves((args, kwargs))[action.position])
+                value = pytree.tree_leaves((args, kwargs))[action.position]
+                # The program may write to it later.
+                found.append(value.clone() if isinstance(value, torch.Tensor) else value)
             case _:
                 found.append(None)
     return found
