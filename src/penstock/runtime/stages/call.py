@@ -8,7 +8,6 @@ own Python functions. A second function is for backwards in two halves (see
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +26,7 @@ from penstock.capture.deferred_weights import (
 from penstock.capture.graph_weight import count_rows
 from penstock.capture.operators import written_inputs
 from penstock.capture.record.recording import checkpoint_here
-from penstock.capture.stage.stage_tensors import RunContext, StageModule
+from penstock.capture.stage.stage_tensors import RunContext, StageModule, weight_of_rows
 
 __all__ = ["ModuleCall", "ProgramCall", "StageCall", "TracedCall", "stage_call"]
 
@@ -65,12 +64,6 @@ def broadcast(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     if all(tensor.shape == shape for tensor in tensors):
         return tensors
     return torch.broadcast_tensors(*tensors)
-
-
-@lru_cache(maxsize=256)
-def weight_of_rows(rows: int, device: torch.device) -> torch.Tensor:
-    """``rows`` as a float32 scalar tensor."""
-    return torch.full((), float(rows), dtype=torch.float32, device=device)
 
 
 DIRECT: Mapping[object, Callable[..., Any]] = {
