@@ -24,7 +24,7 @@ from penstock.capture.record.recording import RecordedCall
 from penstock.capture.record.sizes import BatchSize, Formula, Size
 from penstock.capture.record.user_program import LOSS, UserProgram
 
-__all__ = ["Cut", "LayerCrossing", "LengthFormula"]
+__all__ = ["Cut", "LayerCrossing", "LengthFormula", "distinct"]
 
 _COST_OF_UNORDERED_ROWS = 1 << 60
 
@@ -335,16 +335,6 @@ class Cut:
             if readers:
                 found.append(LayerCrossing(value, maker, readers))
         return tuple(found)
-
-    def behind(self, events: Iterable[int]) -> frozenset[int]:
-        """These events, and those that make what they read."""
-        todo, found = list(events), set[int]()
-        while todo:
-            number = todo.pop()
-            if number not in found:
-                found.add(number)
-                todo += [self.record.values[v].maker for v in self.record.events[number].reads]
-        return frozenset(found)
 
     def leaves_of(self, events: Iterable[int]) -> frozenset[int]:
         """The leaves of the batch that these events read."""

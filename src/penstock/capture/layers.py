@@ -10,7 +10,6 @@ unit and the first of the next, the cut is where the fewest bytes cross:
                                    ^
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +17,7 @@ from itertools import pairwise
 from torch import fx, nn
 
 from penstock.capture.cleaning import WRAPPED_LOSS, WRAPPED_MODEL
+from penstock.capture.cut import distinct
 from penstock.capture.dataflow import Dataflow
 from penstock.capture.operators import is_heavy, is_loss, packet_name, tensor_value, traced_bytes
 from penstock.capture.tensor_specs import TensorFacts
@@ -93,7 +93,7 @@ def find_layers(flow: Dataflow, facts: TensorFacts, unit_of: UnitOf, granularity
             continue
         starts.append(min(candidates, key=lambda c: (costs[c], _level(flow, c), -c)))
         names.append(unit.name)
-    return Layers(_distinct(names), tuple(starts))
+    return Layers(distinct(names), tuple(starts))
 
 
 @dataclass(frozen=True)
@@ -191,13 +191,3 @@ def _level(flow: Dataflow, cut: int) -> int:
             break
         shared += 1
     return shared
-
-
-def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """The names; repeated ones get the suffix ``#2``, ``#3``."""
-    seen: Counter[str] = Counter()
-    distinct: list[str] = []
-    for name in names:
-        seen[name] += 1
-        distinct.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return tuple(distinct)

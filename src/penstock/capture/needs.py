@@ -34,13 +34,13 @@ def needs_of_loss(cut: Cut, leaves: int) -> Needs:
 def needs_of_outputs(cut: Cut, values: Sequence[int]) -> Needs:
     """What makes these values, and decides about the way there."""
     record = cut.record
-    needed = cut.behind(record.values[value].maker for value in values)
-    with_loss = cut.behind([record.values[cut.recorded.loss].maker])
+    needed = record.behind(record.values[value].maker for value in values)
+    with_loss = record.behind([record.values[cut.recorded.loss].maker])
     targets = cut.leaves_of(with_loss - needed) - cut.leaves_of(needed)
     answered: set[int] = set()
     for number, event in enumerate(record.events):
         if event.asks:
-            behind = cut.behind([number])
+            behind = record.behind([number])
             can_wait = event.func is not None or event.address[1] == MASK
             if can_wait and cut.leaves_of(behind) & targets:
                 answered.add(number)

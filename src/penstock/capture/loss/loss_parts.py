@@ -18,7 +18,7 @@ The actions are found by a walk back from the loss over recorded calls. Batch st
 activations (a mean over samples that is not simply added up) cannot be taken over a whole step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from penstock.capture.record.recording import (
+    Address,
     ProgramRecording,
     RecordedCall,
     TensorReference,
@@ -35,7 +36,17 @@ from penstock.capture.record.recording import (
 from penstock.capture.record.sizes import ValueSizes
 from penstock.errors import BadInput
 
-__all__ = ["ARITHMETIC", "LossAction", "LossParts", "MustOpen", "loss_parts", "target_count"]
+__all__ = [
+    "ARITHMETIC",
+    "LossAction",
+    "LossParts",
+    "MustOpen",
+    "loss_parts",
+    "measured",
+    "target_count",
+    "varies",
+    "weighed",
+]
 
 _MEANS = frozenset(
     [
@@ -167,7 +178,7 @@ class _Walk:
         self, record: ProgramRecording, others: Sequence[ProgramRecording], sizes: ValueSizes
     ) -> None:
         self.record, self.sizes = record, sizes
-        self._others = [{event.address: event for event in other.events} for other in others]
+        self._others = [other.by_address for other in others]
         self._answers = {
             event.answer
             for event in record.events
@@ -214,17 +225,7 @@ class _Walk:
             return not self.sizes.has_samples(entry.value)
         if isinstance(entry, bool) or not isinstance(entry, int | float):
             return False
-        return entry in self._answers or self._varies(event, position, entry)
-
-    def _varies(self, event: RecordedCall, position: int, number: float) -> bool:
-        """Whether an argument is another number for other samples."""
-        for events in self._others:
-            other = events.get(event.address)
-            if other is not None and other.args is not None:
-                leaves = pytree.tree_leaves(other.args)
-                if position < len(leaves) and leaves[position] != number:
-                    return True
-        return False
+        return entry in self._answers or varies(self._others, event, position, entry)
 
     def add(self, other: "_Walk") -> None:
         """Take up what a walk from another term has found."""
@@ -393,6 +394,25 @@ class _Walk:
                 self.act(number, LossAction("result"))
 
 
+def varies(
+    others: Sequence[Mapping[Address, RecordedCall]],
+    event: RecordedCall,
+    position: int,
+    entry: Any,
+) -> bool:
+    """Whether an argument is a number, and another one in the same call for other samples."""
+    if isinstance(entry, bool) or not isinstance(entry, int | float):
+        return False
+    for events in others:
+        other = events.get(event.address)
+        if other is None or other.args is None:
+            continue
+        leaves = pytree.tree_leaves(other.args)
+        if position < len(leaves) and leaves[position] != entry:
+            return True
+    return False
+
+
 def target_count(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     """The divisor of a mean cross entropy: its targets, or the sum of their class weights."""
     target = args[1] if len(args) > 1 else kwargs["target"]
@@ -418,7 +438,9 @@ def measured(
             case "result":
                 found.append(func(*args, **kwargs))
             case "whole" | "addend":
-                found.append(pytree.tree_leaves((args, kwargs))[action.position])
+                value = pytree.tree_leaves((args, kwargs))[action.position]
+                # The program may write to it later.
+                found.append(value.clone() if isinstance(value, torch.Tensor) else value)
             case _:
                 found.append(None)
     return found

@@ -11,12 +11,11 @@ reads is that of the whole step (`penstock.capture.loss.loss_parts`).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from penstock.capture.loss.loss_parts import ARITHMETIC
+from penstock.capture.loss.loss_parts import ARITHMETIC, varies
 from penstock.capture.record.recording import (
     ProgramRecording,
     RecordedCall,
@@ -52,7 +51,7 @@ def mixing_call(
     ``others`` are recordings of other samples: a number that differs there is of the batch.
     """
     walk = _Search(record, others, sizes)
-    needed = walk.behind(loss)
+    needed = record.behind([record.values[loss].maker])
     for number, event in enumerate(record.events):
         if number in needed and event.func is not torch.autograd.grad:
             found = walk.unit(number, event) if event.is_unit else walk.call(number, event)
@@ -74,17 +73,7 @@ class _Search:
     ) -> None:
         self.record, self.sizes = record, sizes
         self.statistics, self.counts, self.tainted = set[int](), set[int](), set[int]()
-        self._others = [{e.address: e for e in other.events if e.args} for other in others]
-
-    def behind(self, loss: int) -> set[int]:
-        """The calls from which the loss is computed."""
-        todo, found = [self.record.values[loss].maker], set[int]()
-        while todo:
-            number = todo.pop()
-            if number not in found:
-                found.add(number)
-                todo += [self.record.values[v].maker for v in self.record.events[number].reads]
-        return found
+        self._others = [other.by_address for other in others]
 
     def _samples(self, value: int) -> list[int]:
         """The dimensions of a value that are samples; of unknown sizes none is known to be."""
@@ -157,16 +146,6 @@ class _Search:
         return any(
             entry.value in self.counts
             if isinstance(entry, TensorReference)
-            else self._varies(event, position, entry)
+            else varies(self._others, event, position, entry)
             for position, entry in enumerate(leaves)
         )
-
-    def _varies(self, event: RecordedCall, position: int, number: Any) -> bool:
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            return False
-        for events in self._others:
-            other = events.get(event.address)
-            leaves = pytree.tree_leaves(other.args) if other is not None else ()
-            if position < len(leaves) and leaves[position] != number:
-                return True
-        return False

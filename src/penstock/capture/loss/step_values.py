@@ -36,9 +36,8 @@ class _Layout:
 class StepValues:
     """The values of a step by ``probe``, from the leaves ``read`` of its batches.
 
-    ``probe`` gets the leaves by index and the size of the batch. Of the leaves ``sized`` only sizes
-    are read. ``counts``: all values are numbers of targets or elements, so those of two batches
-    together are the sums of theirs.
+    ``probe`` gets the leaves by index and the size of the batch. ``adds``: the values of two
+    batches together are the sums of theirs.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ _MOST_ATTEMPTS = 200
 
 @dataclass
 class Recorded:
-    """A recorded program; ``loss`` is the value of the loss, ``leaf_values`` the batch's leaves.
+    """A recorded program; ``loss`` is the value of the loss.
 
     ``terms`` are the values of the loss's terms, if it is a list.
     ``changes`` is the state that forward changes between units, ``changes_again`` what it changes
@@ -85,7 +85,6 @@ class Recorded:
     size: BatchSize
     loss: int
     parts: LossParts
-    leaf_values: tuple[int, ...]
     changes: tuple[StatePlace, ...] = ()
     changes_again: tuple[StatePlace, ...] = ()
     unit_changes: tuple[tuple[str, StatePlace], ...] = ()
@@ -466,7 +465,6 @@ class _Recorder:
         recorded.outputs.tensors.clear()
         own = [record.current.get(term) for term in terms]
         recorded.terms = tuple(value for value in own if value is not None)
-        recorded.leaf_values = tuple(range(len(leaves)))
         return recorded, again
 
     def _check_contents(
@@ -511,7 +509,6 @@ class _Recorder:
             BatchSize(1),
             loss,
             LossParts(),
-            (),
             changes=tuple(place for unit, place in units if unit is None),
             changes_again=tuple(sorted(p for p in again if owner(p) is None)),
             unit_changes=tuple(

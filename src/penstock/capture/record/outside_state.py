@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN
@@ -20,6 +21,7 @@ __all__ = [
     "GeneratorsState",
     "Globals",
     "changed_name",
+    "containers_in",
     "contents_in",
     "generators_state",
     "restore_generators",
@@ -83,6 +85,27 @@ def _entry(value: Any, depth: int) -> Any:
         return repr(value)  # a NaN is not equal to itself
     inner = contents_of(value, depth + 1)
     return id(value) if inner is None else inner
+
+
+def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) -> list[Any]:
+    """What lists, dicts and objects in arguments hold, to see whether a unit changes them."""
+    found = [] if found is None else found
+    if isinstance(value, (torch.Tensor, nn.Module, *PLAIN)):
+        return found
+    if isinstance(value, list | tuple):
+        entries = list(value)
+    elif isinstance(value, dict):
+        entries = list(value.values())
+    elif hasattr(value, "__dict__") and not callable(value):
+        return containers_in(vars(value), depth + 1, found) if depth < 3 else found
+    else:
+        return found
+    found.append(len(entries))
+    found.extend(map(id, entries))
+    if depth < 2:
+        for entry in entries:
+            containers_in(entry, depth + 1, found)
+    return found
 
 
 class Globals:

@@ -18,14 +18,13 @@ import os
 import sys
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -44,6 +43,7 @@ from penstock.capture.record.absent import (
     writes_first,
 )
 from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN
+from penstock.capture.record.outside_state import containers_in
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stand_ins import made_up, standing_in
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
@@ -179,7 +179,6 @@ class RecordedCall:
     random: bool = False
     depends: bool = False
     is_unit: bool = False
-    grad_off: bool = False
     written: bool = False
     result: tuple[list[Made], Any] | None = None
 
@@ -256,27 +255,6 @@ def checkpoint_here() -> Any:
     if found is None or not getattr(found[0], "__qualname__", "").startswith("_checkpoint_hook"):
         return None
     return found[0]
-
-
-def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) -> list[Any]:
-    """What lists, dicts and objects in arguments hold, to see whether a unit changes them."""
-    found = [] if found is None else found
-    if isinstance(value, (torch.Tensor, nn.Module, *PLAIN)):
-        return found
-    if isinstance(value, list | tuple):
-        entries = list(value)
-    elif isinstance(value, dict):
-        entries = list(value.values())
-    elif hasattr(value, "__dict__") and not callable(value):
-        return containers_in(vars(value), depth + 1, found) if depth < 3 else found
-    else:
-        return found
-    found.append(len(entries))
-    found.extend(map(id, entries))
-    if depth < 2:
-        for entry in entries:
-            containers_in(entry, depth + 1, found)
-    return found
 
 
 @contextlib.contextmanager
@@ -441,9 +419,10 @@ class ProgramRecording(TorchFunctionMode):
         """Within, the program's calls are recorded."""
         # A cut inside of a module with hooks on its backward would break them.
         own = [path for path in self.between if path in self.has_hooks]
-        wrappers = {path: self._around_hooked(path) for path in own}
-        wrappers |= {path: self._around_unit(path) for path in self.units}
-        wrappers |= {p: self._around_block(p) for p in self.block_paths if p not in own}
+        wrappers = {path: partial(self._around_hooked, path) for path in own}
+        wrappers |= {path: partial(self._around_unit, path) for path in self.units}
+        blocks = [path for path in self.block_paths if path not in own]
+        wrappers |= {path: partial(self._around_block, path) for path in blocks}
         # A run whose calls are compared is a training run, with all its hooks.
         muted = hooks_muted(self.program, self.has_hooks if self.valued is not None else ())
         with muted, forwards_replaced(self.program, wrappers), self._functions_seen():
@@ -455,23 +434,20 @@ class ProgramRecording(TorchFunctionMode):
                 self._active = False
                 self._finish()
 
-    def _around_hooked(self, path: str) -> Callable[[Any], Any]:
-        def wrap(plain: Any) -> Any:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                first = len(self.events)
-                result = plain(*args, **kwargs)
-                call = first, len(self.events)
-                self.regions.append(call)
-                for tensor in tensors_in(result):
-                    value = self.current.get(tensor)
-                    if value is not None:  # gradients must pass the hooks around what is seen here
-                        self.values[value].crossable = False
-                self.hooked.setdefault(path, []).append(call)
-                return result
+    def _around_hooked(self, path: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            first = len(self.events)
+            result = plain(*args, **kwargs)
+            call = first, len(self.events)
+            self.regions.append(call)
+            for tensor in tensors_in(result):
+                value = self.current.get(tensor)
+                if value is not None:  # gradients must pass the hooks around what is seen here
+                    self.values[value].crossable = False
+            self.hooked.setdefault(path, []).append(call)
+            return result
 
-            return forward
-
-        return wrap
+        return forward
 
     @contextlib.contextmanager
     def _functions_seen(self) -> Iterator[None]:
@@ -501,9 +477,8 @@ class ProgramRecording(TorchFunctionMode):
         Gradients do not pass through what it calls, but through itself.
         """
         line, first = line_of_user(3), len(self.events)
-        place = (self._anchor, kind.__name__, line)
-        n = self._seen[place] = self._seen.get(place, -1) + 1
-        reads = RecordedCall((*place, n), kind, line)
+        address = self._next_address(self._anchor, kind.__name__, line)
+        reads = RecordedCall(address, kind, line)
         given = tensors_in((args, kwargs))
         reads.args = pytree.tree_map(self._reference, (args, kwargs))
         self._read(reads, given)
@@ -622,9 +597,7 @@ class ProgramRecording(TorchFunctionMode):
         if not made and not asks and not wrote:
             return result
         check_none_lost(given)
-        n = self._seen.get(place, 0)
-        self._seen[place] = n + 1
-        event = RecordedCall((*place, n), func, line)
+        event = RecordedCall(self._next_address(*place), func, line)
         event.random = draws(name, args, kwargs) or _has_drawn(before)
         event.asks, event.answer = asks, result if asks else None
         if asks and not any(self._is_computed(tensor) for tensor in given):
@@ -634,6 +607,13 @@ class ProgramRecording(TorchFunctionMode):
             buffer = self._buffer_memory[memory_of(args[0])] = self._buffer_memory[memory]
             self.buffer_writes.setdefault(buffer, []).append(len(self.events) - 1)
         return result
+
+    def _next_address(self, anchor: Address | None, name: str, line: Line) -> Address:
+        """The address of a call: it is the next of this function at this line."""
+        place = (anchor, name, line)
+        n = self._seen.get(place, 0)
+        self._seen[place] = n + 1
+        return (*place, n)
 
     def _note_hook(self, name: str, tensor: torch.Tensor) -> None:
         """A hook on a tensor: it sees the whole gradient where the tensor is made.
@@ -654,9 +634,7 @@ class ProgramRecording(TorchFunctionMode):
         if self._inside is not None:
             self._hooked_inside.append(value)
             return
-        place = (self._anchor, name, line)
-        self._seen[place] = n = self._seen.get(place, -1) + 1
-        self.tensor_hooks[*place, n] = value
+        self.tensor_hooks[self._next_address(self._anchor, name, line)] = value
 
     def _record_sizes(self, name: str, args: Any, kwargs: Any, line: Line) -> None:
         """Values that decide about the size of a result: every stage asks for them.
@@ -689,11 +667,7 @@ class ProgramRecording(TorchFunctionMode):
             self._memory.note(tensor)
         self._note_apart(made, name, args, given)
         event.args = pytree.tree_map(self._reference, (args, kwargs))
-        event.grad_off = not torch.is_grad_enabled()
-        place = SHAPE_ONLY.get(name)
-        skipped = args[place] if place is not None and place < len(args) else None
-        if not isinstance(skipped, torch.Tensor) or sum(t is skipped for t in given) > 1:
-            skipped = None  # in x.view_as(x) the values are read too
+        skipped = _only_shape(name, args, given)
         self._read(event, [tensor for tensor in given if tensor is not skipped])
         number = len(self.events)
         self.events.append(event)
@@ -729,8 +703,7 @@ class ProgramRecording(TorchFunctionMode):
 
     def _note_apart(self, result: Any, name: str, args: Any, given: Sequence[torch.Tensor]) -> None:
         """Note whether what a call returns, or writes to, is apart from the batch."""
-        place = SHAPE_ONLY.get(name)
-        skipped = args[place] if place is not None and place < len(args) else None
+        skipped = _only_shape(name, args, given)
         apart = all(tensor is skipped or self._is_apart(tensor) for tensor in given)
         for tensor in tensors_in(result):
             self._apart.set(tensor, apart)
@@ -779,18 +752,15 @@ class ProgramRecording(TorchFunctionMode):
 
     # Calls of units.
 
-    def _around_unit(self, path: str) -> Callable[[Any], Any]:
-        def wrap(plain: Any) -> Any:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                if self._inside is not None or not self._active:
-                    if self._inside is not None and self._inside != path:
-                        self.nested.add(self._inside)
-                    return plain(*args, **kwargs)
+    def _around_unit(self, path: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._inside is None and self._active:
                 return self._unit(path, plain, args, kwargs)
+            if self._inside is not None and self._inside != path:
+                self.nested.add(self._inside)
+            return plain(*args, **kwargs)
 
-            return forward
-
-        return wrap
+        return forward
 
     def _surroundings(self, args: Any, kwargs: Any) -> list[Any]:
         """State that a unit must not change: of arguments, and of modules between units."""
@@ -826,7 +796,6 @@ class ProgramRecording(TorchFunctionMode):
         for tensor in given:
             self._memory.note(tensor)
         self._read(event, given)
-        event.grad_off = not torch.is_grad_enabled()
         state, before = self._surroundings(args, kwargs), _generator_state()
         versions = [version_of(tensor) for tensor in given]
         self._inside, self._draws_inside = path, False
@@ -975,16 +944,13 @@ class ProgramRecording(TorchFunctionMode):
 
     # Calls of blocks.
 
-    def _around_block(self, path: str) -> Callable[[Any], Any]:
-        def wrap(plain: Any) -> Any:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                if self._inside is not None or not self._active:
-                    return plain(*args, **kwargs)
-                return self._block(path, plain, args, kwargs)
+    def _around_block(self, path: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._inside is not None or not self._active:
+                return plain(*args, **kwargs)
+            return self._block(path, plain, args, kwargs)
 
-            return forward
-
-        return wrap
+        return forward
 
     def anchor_of(self, address: Address) -> Address:
         """The first part of the addresses of calls that follow this call of a unit."""
@@ -1016,7 +982,22 @@ class ProgramRecording(TorchFunctionMode):
         self.blocks.append(call)
         return result
 
-    # The end.
+    # What was recorded.
+
+    @property
+    def by_address(self) -> dict[Address, RecordedCall]:
+        """The calls by their addresses."""
+        return {event.address: event for event in self.events}
+
+    def behind(self, events: Iterable[int]) -> frozenset[int]:
+        """These events, and those that make what they read."""
+        todo, found = list(events), set[int]()
+        while todo:
+            number = todo.pop()
+            if number not in found:
+                found.add(number)
+                todo += [self.values[value].maker for value in self.events[number].reads]
+        return frozenset(found)
 
     def _finish(self) -> None:
         """Find what depends on parameters, and which blocks are closed."""
@@ -1065,6 +1046,15 @@ def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, 
         second = args[1] if len(args) > 1 else kwargs.get("mask", kwargs.get("repeats"))
         if isinstance(second, torch.Tensor):
             yield False, second
+
+
+def _only_shape(name: str, args: Any, given: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The argument of which a call reads only the shape, if there is one."""
+    place = SHAPE_ONLY.get(name)
+    found = args[place] if place is not None and place < len(args) else None
+    if not isinstance(found, torch.Tensor) or sum(tensor is found for tensor in given) > 1:
+        return None  # in x.view_as(x) the values are read too
+    return found
 
 
 def _generator_state() -> torch.Tensor:

@@ -810,7 +810,8 @@ class ProgramStage:
             self._restore(muted)
             if generator is not None:
                 torch.set_rng_state(generator[0])
-                restore_generators(generator[1])
+                if generator[1] is not None:
+                    restore_generators(generator[1])
         return result
 
     @property
@@ -822,10 +823,11 @@ class ProgramStage:
         """Seed what all stages draw alike between units; returns the states to restore."""
         if not self.draws_alike:
             return None
-        before = torch.get_rng_state(), generators_state()
+        draws_python = self.recorded.draws_python
+        before = torch.get_rng_state(), generators_state() if draws_python else None
         if self._streams:
             torch.manual_seed(self._run.seed)
-        if self.recorded.draws_python:
+        if draws_python:
             seed_generators(self._run.seed)
         return before
 
@@ -833,14 +835,18 @@ class ProgramStage:
         """Put the stage's forwards into the modules; hooks of other stages' units are muted."""
         muted: list[tuple[Place, Any]] = []
         refused = ""
+
+        def mute(place: dict[str, Any], key: str, instead: Any) -> None:
+            muted.append(((place, key), place[key]))
+            place[key] = instead
+
         for place, kind, path in self._containers:
             if not (place["_backward_hooks"] or place["_backward_pre_hooks"]) or kind == "own":
                 continue
             if kind == "both":
                 refused = path
             for key in ("_backward_hooks", "_backward_pre_hooks"):
-                muted.append(((place, key), place[key]))
-                place[key] = _NO_HOOKS
+                mute(place, key, _NO_HOOKS)
         for way in self._ways:
             place = way.place
             way.had = place.get("forward")
@@ -849,11 +855,9 @@ class ProgramStage:
             compiled = place.get("_compiled_call_impl")
             if way.mutes and (hooked or compiled):
                 for key in ("_backward_hooks", "_backward_pre_hooks"):
-                    muted.append(((place, key), place[key]))
-                    place[key] = _NO_HOOKS
+                    mute(place, key, _NO_HOOKS)
                 if compiled:
-                    muted.append(((place, "_compiled_call_impl"), compiled))
-                    place["_compiled_call_impl"] = None
+                    mute(place, "_compiled_call_impl", None)
             elif hooked and way.sends:
                 refused = way.sends
         return muted, refused

@@ -20,7 +20,7 @@ from penstock.capture.stage.stage import ProgramPart, ProgramStage, StageRun
 if TYPE_CHECKING:
     from penstock.capture.recorded_graph import RecordedGraph
 
-__all__ = ["RunContext", "StageModule"]
+__all__ = ["RunContext", "StageModule", "weight_of_rows"]
 
 
 @dataclass(slots=True)

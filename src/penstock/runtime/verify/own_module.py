@@ -14,7 +14,6 @@ Gradient accumulation over micro-batches weights each mean by its own number of 
 of the loss by rows.
 """
 
-import random
 import traceback
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from torch.nn import functional
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.loss_weight import call_weight
 from penstock.capture.record.absent import Absent
+from penstock.capture.record.outside_state import generators_state, restore_generators
 from penstock.capture.torch_calls import TorchCalls
 from penstock.capture.training_flags import as_trained
 from penstock.runtime.stages.random_stream import random_state, restore_random_state
@@ -367,12 +367,12 @@ def kept_attributes(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def kept_random_state(device: torch.device) -> Iterator[None]:
     """Within, random numbers may be drawn; all generators are restored afterwards."""
-    states, plain = random_state(device), random.getstate()
+    states, plain = random_state(device), generators_state()
     try:
         yield
     finally:
         restore_random_state(device, *states)
-        random.setstate(plain)
+        restore_generators(plain)
 
 
 def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:
