@@ -245,22 +245,3 @@ def test_functions_are_as_before_after_capture() -> None:
     before = vars(LOWEST).copy(), vars(Function).copy()
     capture_model(Net(KEPT["gradient reversal"]).double(), BATCH, loss=functional.cross_entropy)
     assert (vars(LOWEST), vars(Function)) == before
-
-
-def test_yoso_of_transformers_keeps_the_backward_of_its_attention() -> None:
-    import transformers
-
-    config = transformers.YosoConfig(
-        vocab_size=40,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        use_expectation=True,
-    )
-    tokens = torch.randint(2, 40, (4, 6))
-    batch = {"input_ids": tokens, "labels": tokens.clone()}
-    assert_pipeline_equals_plain(transformers.YosoForMaskedLM(config).double(), batch)

@@ -78,37 +78,11 @@ def where_gradients_are(net: Any, h: Any) -> Any:
     return still + h
 
 
-def scaled(net: Any, h: Any) -> Any:
-    h.register_hook(lambda g: g * 0.1)
-    return h
-
-
-def masked(net: Any, h: Any) -> Any:
-    mask = torch.sigmoid(h).detach()
-    h.register_hook(lambda g: g * mask)
-    return h
-
-
-def removed(net: Any, h: Any) -> Any:
-    h.register_hook(lambda g: g * 0.1).remove()
-    return h
-
-
-def retained(net: Any, h: Any) -> Any:
-    h.retain_grad()
-    return h
-
-
 def on_an_outer_tensor(net: Any, h: Any) -> Any:
     with torch.autocast("cpu", torch.bfloat16):
         h.register_hook(lambda g: g * 0.1)
         wide = torch.sin(h)
     return wide
-
-
-def after_accumulation(net: Any, h: Any) -> Any:
-    net.last.weight.register_post_accumulate_grad_hook(lambda p: None)
-    return h
 
 
 class HooksItsInput(nn.Module):
@@ -121,10 +95,6 @@ class HooksItsInput(nn.Module):
         return self.linear(h)
 
 
-def within_a_module(net: Any, h: Any) -> Any:
-    return net.hooking(h) * torch.sin(h)
-
-
 def late(net: Any, h: Any) -> Any:
     """The hook is registered when all that its stage sends has been made."""
     wide = torch.tanh(net.middle(h))
@@ -133,19 +103,32 @@ def late(net: Any, h: Any) -> Any:
     return found
 
 
+def masked(net: Any, h: Any) -> Any:
+    mask = torch.sigmoid(h).detach()
+    h.register_hook(lambda g: g * mask)
+    return h
+
+
+def done(act: Any) -> Any:
+    """Do something with what is between the layers, and pass it on."""
+    return lambda net, h: (act(net, h), h)[1]
+
+
 KEPT = {
-    "that scales": scaled,
+    "that scales": done(lambda net, h: h.register_hook(lambda g: g * 0.1)),
     "on a view": on_a_view,
     "on what a later stage reads too": with_a_distant_reader,
     "one after another": twice,
     "in a region of lower precision": in_autocast,
     "only where there are gradients": where_gradients_are,
     "whose function holds a tensor of forward": masked,
-    "that is removed at once": removed,
-    "retained gradients": retained,
+    "that is removed at once": done(lambda net, h: h.register_hook(lambda g: g * 0.1).remove()),
+    "retained gradients": done(lambda net, h: h.retain_grad()),
     "on what enters a region": on_an_outer_tensor,
-    "on a parameter, after accumulation": after_accumulation,
-    "within a module, on what enters it": within_a_module,
+    "on a parameter, after accumulation": done(
+        lambda net, h: net.last.weight.register_post_accumulate_grad_hook(lambda p: None)
+    ),
+    "within a module, on what enters it": lambda net, h: net.hooking(h) * torch.sin(h),
     "after what a later stage reads": late,
 }
 

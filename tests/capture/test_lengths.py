@@ -88,22 +88,6 @@ def gpt2() -> nn.Module:
     )
 
 
-def llama() -> nn.Module:
-    import transformers
-
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            hidden_size=8,
-            intermediate_size=12,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=512,
-        )
-    )
-
-
 def bert() -> nn.Module:
     import transformers
 
@@ -145,7 +129,7 @@ TWO_LENGTHS: Dynamic = {
 }
 
 
-@pytest.mark.parametrize("build", [gpt2, llama, bert])
+@pytest.mark.parametrize("build", [gpt2, bert])
 def test_language_models_are_captured_once_for_lengths_from_16_to_512(build: Any) -> None:
     torch.manual_seed(1)
     model = build().double()

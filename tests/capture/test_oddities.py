@@ -2,8 +2,8 @@
 
 import collections
 import copy
+import functools
 import random
-import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import torch
 from plain_training import assert_pipeline_equals_plain
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.trace import capture_model
 from penstock.errors import CaptureFailed
@@ -61,17 +60,6 @@ def compare(model: nn.Module, **options: Any) -> Any:
 # right
 
 
-def in_place(net: Any, h: Any) -> Any:
-    h.mul_(2)
-    h[:, 0] = 0
-    h += torch.sin(torch.ones_like(h))
-    return torch.tanh(h)
-
-
-def reads_training(net: Any, h: Any) -> Any:
-    return h * 2 if net.training else h
-
-
 def kept_for_itself(net: Any, h: Any) -> Any:
     net.kept = torch.tanh(h)
     return h + net.kept
@@ -83,53 +71,6 @@ def gradient_within(net: Any, h: Any) -> Any:
     return h + gradient
 
 
-def complex_numbers(net: Any, h: Any) -> Any:
-    return torch.fft.ifft(torch.fft.fft(torch.complex(h, torch.sin(h))) * 2).real
-
-
-def asserts(net: Any, h: Any) -> Any:
-    assert h.abs().sum() > 0
-    return h
-
-
-def checkpointed(reentrant: bool) -> Any:
-    return lambda net, h: checkpoint(net.middle, torch.tanh(h), use_reentrant=reentrant)
-
-
-def made_once(net: Any, h: Any) -> Any:
-    if net.kept is None:
-        net.kept = torch.linspace(1, 2, 8, dtype=h.dtype)
-    return h * net.kept
-
-
-def certain_chance(net: Any, h: Any) -> Any:
-    # As models with layers dropped at a rate of zero do.
-    started = time.perf_counter()
-    if random.random() < 0.0 or np.random.random() >= 1.0 or random.uniform(1, 2) < 1:
-        return h
-    f"{time.perf_counter() - started:.1f} s"
-    return torch.sin(h)
-
-
-def seeded_chance(net: Any, h: Any) -> Any:
-    np.random.seed(3)
-    return h * float(np.random.rand())
-
-
-def equal_in_shape_too(net: Any, h: Any) -> Any:
-    """An ``equal`` that broadcasting would call true."""
-    ones = torch.ones_like(h)
-    return h if torch.equal(ones, ones[:, :1]) or torch.equal(ones[0], ones) else h * 2
-
-
-def two_names(net: Any) -> None:
-    net.again, net.alias = net.middle, net.first.weight
-
-
-def under_two_names(net: Any, h: Any) -> Any:
-    return net.again(h) + h @ net.alias @ net.alias.t()
-
-
 def detached_by_data(net: Any, h: Any) -> Any:
     """Reads and writes through ``.data``, as autograd does not hear of."""
     net.middle.weight.data.clamp_(-0.2, 0.2)
@@ -138,46 +79,59 @@ def detached_by_data(net: Any, h: Any) -> Any:
     return h * (1 + h.data.abs().max(1, keepdim=True).values) + with_nan.nan_to_num().mul(0)
 
 
-def cast_to_what_it_is(net: Any, h: Any) -> Any:
-    net.middle = net.middle.to(torch.float64).to("cpu").double()
-    return h
+def made_once(net: Any, h: Any) -> Any:
+    if net.kept is None:
+        net.kept = torch.linspace(1, 2, 8, dtype=h.dtype)
+    return h * net.kept
 
 
-def clamped(net: Any) -> None:
-    net.middle.weight.data.clamp_(-0.2, 0.2)
+def seeded_chance(net: Any, h: Any) -> Any:
+    np.random.seed(3)
+    return h * float(np.random.rand())
 
 
-def whole_numbers(net: Any) -> None:
-    net.numbers = nn.Parameter(torch.arange(8), requires_grad=False)
+def two_names(net: Any) -> None:
+    net.again, net.alias = net.middle, net.first.weight
 
 
-def complex_weight(net: Any) -> None:
-    net.phases = nn.Parameter(torch.randn(8, dtype=torch.complex128))
-    net.double = lambda: net  # which would make it real
+@functools.cache
+def scripted() -> Any:
+    return torch.jit.script(fused)
+
+
+def fused(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * torch.tanh(x) + factor
 
 
 RIGHT = {
-    "in-place changes": (in_place, None),
-    "reads self.training": (reads_training, None),
-    "keeps a tensor for itself": (kept_for_itself, None),
-    "makes a constant in its first call": (made_once, None),
+    "a tensor kept for itself": (kept_for_itself, None),
+    "a constant made in the first call": (made_once, None),
     "a gradient within forward": (gradient_within, None),
-    "complex activations": (complex_numbers, None),
-    "an assertion on values": (asserts, None),
-    "torch.utils.checkpoint": (checkpointed(False), None),
-    "torch.utils.checkpoint, reentrant": (checkpointed(True), None),
-    "chance and time that decide nothing": (certain_chance, None),
     "chance from a fixed seed": (seeded_chance, None),
-    "a module and a tensor under two names": (under_two_names, two_names),
-    "whole numbers as a parameter": (lambda net, h: h * net.numbers, whole_numbers),
-    "reads and writes through .data": (detached_by_data, clamped),
-    "module.to where it is already": (cast_to_what_it_is, None),
-    "torch.equal of unequal shapes": (equal_in_shape_too, None),
+    "complex activations": (
+        lambda net, h: torch.fft.ifft(torch.fft.fft(torch.complex(h, torch.sin(h))) * 2).real,
+        None,
+    ),
+    "a module and a tensor under two names": (
+        lambda net, h: net.again(h) + h @ net.alias @ net.alias.t(),
+        two_names,
+    ),
+    "whole numbers as a parameter": (
+        lambda net, h: h * net.numbers,
+        lambda net: setattr(net, "numbers", nn.Parameter(torch.arange(8), requires_grad=False)),
+    ),
+    "reads and writes through .data": (
+        detached_by_data,
+        lambda net: net.middle.weight.data.clamp_(-0.2, 0.2),
+    ),
+    "a scripted function": (lambda net, h: scripted()(net.middle(scripted()(h, 0.5)), 0.1), None),
     "weight_norm": (keep, lambda net: nn.utils.parametrizations.weight_norm(net.middle)),
+    "the old weight_norm": (keep, lambda net: nn.utils.weight_norm(net.middle)),
     "orthogonal": (keep, lambda net: nn.utils.parametrizations.orthogonal(net.middle)),
 }
 
 
+@pytest.mark.filterwarnings("ignore:`torch")
 @pytest.mark.parametrize("name", RIGHT)
 def test_it_is_right(name: str) -> None:
     compare(Net(*RIGHT[name]))
@@ -201,11 +155,6 @@ class Complex(nn.Module):
 def test_complex_activations_cross_between_stages() -> None:
     graph = compare(Complex())
     assert graph.crossings[0][0].dtype is torch.complex128
-
-
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-def test_the_old_weight_norm_is_right() -> None:
-    compare(Net(keep, lambda net: nn.utils.weight_norm(net.middle)))
 
 
 class Words(nn.Module):
@@ -259,16 +208,18 @@ def updated_by_hand(net: Any, h: Any) -> Any:
     return (h - net.mean) / net.variance + net.count
 
 
+def normed(*statistics: str) -> Any:
+    def between(net: Any, h: Any) -> Any:
+        mean, variance = (getattr(net, name) for name in statistics) if statistics else (None, None)
+        return functional.batch_norm(h, mean, variance, training=True)
+
+    return between
+
+
 MIXING = {
     "buffers updated by hand": (updated_by_hand, None),
-    "batch_norm without statistics": (
-        lambda net, h: functional.batch_norm(h, None, None, training=True),
-        None,
-    ),
-    "batch_norm with statistics": (
-        lambda net, h: functional.batch_norm(h, net.mean, net.variance, training=True),
-        None,
-    ),
+    "batch_norm without statistics": (normed(), None),
+    "batch_norm with statistics": (normed("mean", "variance"), None),
     "spectral_norm": (keep, lambda net: nn.utils.parametrizations.spectral_norm(net.middle)),
     "the old spectral_norm": (keep, lambda net: nn.utils.spectral_norm(net.middle)),
 }
@@ -280,6 +231,7 @@ def test_it_is_right_micro_batch_by_micro_batch(name: str) -> None:
     model = Net(*MIXING[name])
     compare(model, per_micro_batch=True)
     compare(Net(*MIXING[name]), micro_batches=1)
+    compare(Net(*MIXING[name]), per_micro_batch=True, recompute=True)
 
 
 def follows(net: Any, h: Any) -> Any:
@@ -341,11 +293,6 @@ def test_buffers_updated_by_hand_are_as_in_the_plain_module(between: Any) -> Non
 # state of Python: kept for each stage, or refused
 
 
-def counts(net: Any, h: Any) -> Any:
-    net.step += 1
-    return h / net.step
-
-
 def begins(net: Any, h: Any) -> Any:
     if not net.started:
         net.started = True
@@ -368,7 +315,6 @@ def assigned_on_first_sight(net: Any, h: Any) -> Any:
 
 
 KEPT_APART = {
-    "a counter": counts,
     "a flag": begins,
     "a tensor": remembers,
     "a buffer that is assigned once": assigned_on_first_sight,
@@ -384,31 +330,17 @@ def test_state_that_changes_is_as_in_the_plain_module(name: str) -> None:
     assert (again.step, again.started, again.kept, float(again.count)) == (0, False, None, 0)
 
 
-def collects(net: Any, h: Any) -> Any:
-    net.history.append(1.0)
-    return h * len(net.history)
-
-
 def counts_globally(net: Any, h: Any) -> Any:
     global STEPS
     STEPS += 1
     return h
 
 
-def notes(net: Any, h: Any) -> Any:
-    NOTES.append(0.5)
-    return h * sum(NOTES)
-
-
-def draws_from_its_own(net: Any, h: Any) -> Any:
-    return h * float(net.numbers.random())
-
-
 SHARED = {
-    "Net.history": collects,
-    "Net.numbers": draws_from_its_own,
+    "Net.history": lambda net, h: (net.history.append(1.0), h * len(net.history))[1],
+    "Net.numbers": lambda net, h: h * float(net.numbers.random()),
     f"{__name__}.STEPS": counts_globally,
-    f"{__name__}.NOTES": notes,
+    f"{__name__}.NOTES": lambda net, h: (NOTES.append(0.5), h * sum(NOTES))[1],
 }
 
 
@@ -423,7 +355,7 @@ def test_state_that_every_stage_would_change_is_refused_and_put_back(name: str) 
 
 
 def test_a_container_that_is_first_met_deep_down_is_told_by_its_name() -> None:
-    model = Net(collects)
+    model = Net(SHARED["Net.history"])
     held = model.history
     del model.history
     model.above, model.history = [[[held]]], held

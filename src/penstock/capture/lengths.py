@@ -34,9 +34,8 @@ class Length:
 
     Batches outside ``min`` to ``max`` are refused. ``max`` also limits the size of messages.
 
-    A model whose code fixes its length is captured once for each of ``buckets``. A batch then runs
-    in the smallest bucket that holds it, and the end of each tensor is filled with the ``pad`` that
-    is declared for that tensor. Other models need neither buckets nor pad values.
+    With ``buckets``, a batch runs at the smallest that holds it, and the end of each tensor is
+    filled with the ``pad`` that is declared for it. Without pad values batches run as they are.
     """
 
     name: str

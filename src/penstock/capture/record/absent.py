@@ -32,6 +32,7 @@ __all__ = [
     "fresh_results",
     "memory_of",
     "release",
+    "scripts_seen",
     "version_of",
     "writes_first",
 ]
@@ -196,8 +197,9 @@ def check_none_lost(tensors: Iterable[torch.Tensor]) -> None:
     Code that is not Python's, as of ``torch.jit.script``, takes absent tensors for those on meta.
     """
     with _NO_FUNCTION():
-        if any(tensor.is_meta for tensor in tensors if type(tensor) is not Absent):
-            raise RuntimeError("code that is not Python's was given a tensor without values")
+        found = [tensor for tensor in tensors if type(tensor) is not Absent and tensor.is_meta]
+    if any(memory_of(tensor) is not None for tensor in found):
+        raise RuntimeError("code that is not Python's was given a tensor without values")
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -221,6 +223,31 @@ def into_absent(tensor: torch.Tensor, plain: torch.Tensor, needs_grad: bool) -> 
     made: Any = tensor
     made.__class__ = Absent
     made.plain, made.needs_grad, made.is_unknown = plain, needs_grad, False
+
+
+@contextlib.contextmanager
+def scripts_seen(note: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Within, calls of functions of ``torch.jit.script`` are calls of torch functions, like others.
+
+    They are C++, which would take absent tensors for some with values. ``note`` is called at each.
+    """
+    kind: Any = torch.jit.ScriptFunction
+    plain = kind.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        note()
+        given = [
+            leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        ]
+        if torch.overrides.has_torch_function(given):
+            return torch.overrides.handle_torch_function(self, given, *args, **kwargs)
+        return plain(self, *args, **kwargs)
+
+    kind.__call__ = call
+    try:
+        yield
+    finally:
+        kind.__call__ = plain
 
 
 SHAPE_ONLY = {
@@ -259,7 +286,7 @@ _BY_VALUES = frozenset(
 
 def call_name(func: Any) -> str:
     """The name of a torch function; of a property, that of the attribute: ``.T``."""
-    name = getattr(func, "__name__", "")
+    name = getattr(func, "__name__", "") or getattr(func, "name", "")
     if name in ("__get__", "__set__"):
         return f".{getattr(getattr(func, '__self__', None), '__name__', '')}"
     return name
@@ -366,7 +393,7 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     args, kwargs, again = _with_numbers(func, name, args, kwargs)
     if again is not None:
         return absent_call(again, args, kwargs)
-    written = args[0] if args and writes_first(name) else kwargs.get("out")
+    written: Any = args[0] if args and writes_first(name) else kwargs.get("out")
     if not isinstance(written, torch.Tensor):
         written = None
     if type(written) is Absent and _remember:

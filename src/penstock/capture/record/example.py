@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from penstock.capture.loss.loss_parts import LossParts, MustOpen, loss_parts
 from penstock.capture.loss.mixing import mixing_call
@@ -66,6 +67,7 @@ from penstock.errors import BadInput, CaptureFailed, PenstockError
 
 __all__ = ["Recorded", "leaves_as_values", "record_program", "without_caches"]
 
+NORMS = nn.modules.batchnorm._NormBase
 _MOST_ATTEMPTS = 200
 """Each attempt opens or closes a unit, so this is reached by models that never settle only."""
 
@@ -514,7 +516,8 @@ class _Recorder:
             unit_changes=tuple(
                 (unit, place)
                 for unit, place in units
-                if unit is not None and place.kind == "attribute"
+                # Statistics of norms are not read in training; other buffers are.
+                if unit is not None and not isinstance(self._program.module(place.path), NORMS)
             ),
             device=self._device,
         )

@@ -39,6 +39,7 @@ from penstock.capture.record.absent import (
     check_none_lost,
     fresh_results,
     memory_of,
+    scripts_seen,
     version_of,
     writes_first,
 )
@@ -360,6 +361,10 @@ class ProgramRecording(TorchFunctionMode):
         """Values on which code between units registers hooks, by the address of that call."""
         self.has_tensor_hooks = False
         """Hooks are registered on tensors, in units or between them."""
+        self.has_gradients = False
+        """torch.autograd.grad is called, in units or between them."""
+        self.has_scripts = False
+        """Functions of torch.jit.script are called."""
         self.norms: list[str] = []
         """Where samples are normalised over the batch."""
         self.has_unknown = False
@@ -428,11 +433,14 @@ class ProgramRecording(TorchFunctionMode):
         with muted, forwards_replaced(self.program, wrappers), self._functions_seen():
             self._active, self._at_start = True, self._skeleton_state()
             try:
-                with fresh_results(), self:
+                with fresh_results(), scripts_seen(self._note_script), self:
                     yield
             finally:
                 self._active = False
                 self._finish()
+
+    def _note_script(self) -> None:
+        self.has_scripts = True
 
     def _around_hooked(self, path: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -580,6 +588,8 @@ class ProgramRecording(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
             self.norms.append(self._inside or line_in_words(line_of_user()))
+        if func is torch.autograd.grad:
+            self.has_gradients = True
         if name in ("register_hook", "backward"):
             self._note_hook(name, args[0])
             return func(*args, **kwargs)

@@ -124,7 +124,9 @@ class ValueSizes:
         self.batches = batches
         self._shapes_at = shapes_at
         shapes = [shapes_of(recording) for recording in others]
-        self._known = {batches[0].lengths: shapes_of(first)}
+        self._known: dict[tuple[int, ...], Mapping[Any, tuple[int, ...]]] = {
+            batches[0].lengths: shapes_of(first)
+        }
         self.formulas: list[tuple[Size, ...] | None] = []
         for value in first.values:
             key = first.events[value.maker].address, value.slot

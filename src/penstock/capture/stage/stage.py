@@ -12,7 +12,7 @@ is as the user made it.
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -23,7 +23,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from penstock.capture.loss.loss_parts import LossAction, measured, target_count, weighed
-from penstock.capture.record.absent import Absent, NeedsValues, NoHandle, absent_like, call_name
+from penstock.capture.record.absent import (
+    Absent,
+    NeedsValues,
+    NoHandle,
+    absent_like,
+    call_name,
+    scripts_seen,
+)
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.failures import has_global_hooks, line_of
 from penstock.capture.record.outside_state import (
@@ -479,6 +486,15 @@ class ProgramStage:
                 )
                 self._exchanged.append(((place, key), stand_in))
                 self.stand_ins[name] = stand_in
+        # Hooks around a unit that is left out may write to its buffers: the old spectral norm's do.
+        own_units = {path for path, _ in part.units}
+        for path in {e.address[0] for e in record.events if e.is_unit} - own_units:
+            module = program.module(path)
+            if module._forward_pre_hooks or module._forward_hooks:
+                for key, buffer in module._buffers.items():
+                    if buffer is not None and type(buffer) is not Absent:
+                        stand_in = absent_like(tuple(buffer.shape), buffer.dtype)
+                        self._exchanged.append(((module._buffers, key), stand_in))
         # A buffer that is written from activations belongs to the stage that does it.
         self.buffers_elsewhere: set[str] = set()
         for name, numbers in record.buffer_writes.items():
@@ -791,18 +807,20 @@ class ProgramStage:
                     f"'{refused}', of which a part is sent to another stage, got a backward hook "
                     f"after the model was captured"
                 )
-            if None in self._watched_anchors:
-                self._watch()
-            with _WithoutHooks() if self._has_no_gradients else nullcontext():
-                result = call()
+            with self._surroundings():
+                try:
+                    if None in self._watched_anchors:
+                        self._watch()
+                    result = call()
+                finally:
+                    if self._watching:
+                        self._unwatch()
         except StageEnd:
             pass
         finally:
             self._running = None
             if torch.is_grad_enabled() != with_grad:
                 torch.set_grad_enabled(with_grad)
-            if self._watching:
-                self._unwatch()
             if has_state:
                 self._leave(after)
             for place, value in reversed(swapped):  # a module may be there under two names
@@ -814,10 +832,17 @@ class ProgramStage:
                     restore_generators(generator[1])
         return result
 
-    @property
-    def _has_no_gradients(self) -> bool:
-        """Whether hooks on tensors cannot be registered, which is done where this runs again."""
-        return self.record.has_tensor_hooks and not torch.is_grad_enabled()
+    def _surroundings(self) -> AbstractContextManager[object]:
+        """What must be around a run of this program."""
+        without_hooks = self.record.has_tensor_hooks and not torch.is_grad_enabled()
+        if not (self.record.has_scripts or without_hooks):
+            return nullcontext()
+        found = ExitStack()
+        if self.record.has_scripts:
+            found.enter_context(scripts_seen())
+        if without_hooks:  # it may run again with gradients
+            found.enter_context(_WithoutHooks())
+        return found
 
     def _seeded(self) -> tuple[torch.Tensor, Any] | None:
         """Seed what all stages draw alike between units; returns the states to restore."""

@@ -146,6 +146,8 @@ class StageModule(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """What is sent; then loss and weight, and outputs."""
         graph, stage, context = self.graph, self.stage, self.context
+        if context.keep and graph.recorded.record.has_gradients and not torch.is_grad_enabled():
+            return self._run_with_gradients(leaves, received)
         if graph.state.starts_training:
             graph.start_training()
         by_index = dict(zip(self.inputs, leaves, strict=True))
@@ -185,6 +187,18 @@ class StageModule(nn.Module):
         if not self.is_last:
             return tuple(sent)
         return (*sent, *self._ends(stage, result, run))
+
+    def _run_with_gradients(
+        self, leaves: Sequence[torch.Tensor], received: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """A run that will be repeated, of a forward that takes gradients within it."""
+        given = [
+            tensor.detach().requires_grad_(spec.requires_grad)
+            for spec, tensor in zip(self.specs, received, strict=True)
+        ]
+        with torch.enable_grad():
+            made = self.run(leaves, given)
+        return tuple(tensor.detach() for tensor in made)
 
     def _checking(self) -> ProgramStage:
         """A stage like this one that leaves no block out as a whole, so that each call is seen."""

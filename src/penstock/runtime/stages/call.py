@@ -20,7 +20,7 @@ from penstock.capture.deferred_weights import (
     deferred_linear,
 )
 from penstock.capture.record.recording import checkpoint_here
-from penstock.capture.stage.stage_tensors import RunContext, StageModule, weight_of_rows
+from penstock.capture.stage.stage_tensors import RunContext, StageModule
 
 __all__ = ["ModuleCall", "ProgramCall", "StageCall", "stage_call"]
 
