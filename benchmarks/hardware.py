@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock import Chain, capture_model
+from penstock import capture_model
 from penstock.measure.roofline import estimate_profile
 
 RESULTS = Path(__file__).parent / "hardware" / "results.json"
@@ -160,13 +160,13 @@ def estimated_tokens_per_s(run: Run) -> float:
     shape = run.shape
     with torch.device("meta"):
         parts = [nn.Embedding(shape.vocabulary, shape.width), Block(shape), Head(shape)]
-    model = Chain(parts, loss).to(torch.bfloat16)
+    model = nn.Sequential(*parts).to(torch.bfloat16)
     tokens = torch.zeros((run.micro_batch, run.tokens), dtype=torch.long)
-    graph = capture_model(model, (tokens, tokens))
+    graph = capture_model(model, (tokens, tokens), loss=loss, granularity="block")
     profile = estimate_profile(
         graph, (tokens, tokens), run.hardware, batch_sizes=(run.micro_batch,), compiled=run.compiled
     )
-    repeats = [1, shape.blocks, 1, 1]
+    repeats = [1, shape.blocks, 1]
     rows = run.micro_batch
     forward_s = sum(n * c.forward_s.at(rows) for n, c in zip(repeats, profile.layers, strict=True))
     backward_s = sum(

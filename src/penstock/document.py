@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +33,7 @@ __all__ = [
     "parse_toml",
     "read_document",
     "read_text",
+    "version_is",
     "write_pieces",
     "write_text",
 ]
@@ -76,6 +77,17 @@ class Entry(BaseModel):
             if key not in cls.model_fields:
                 raise PydanticCustomError("unknown_key", "{problem}", unknown_key(key, cls))
         return data
+
+
+def version_is(number: int, older: str) -> Callable[[int], int]:
+    """A check that a file has version ``number`` of its format; ``older`` is said of older ones."""
+
+    def check(found: int) -> int:
+        if found != number:
+            raise ValueError(older if found < number else f"it must be {number}")
+        return found
+
+    return check
 
 
 def keys_of(data: object) -> list[str]:

@@ -1,6 +1,7 @@
 """A measured profile says what the layers really cost."""
 
 import weakref
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture import stand_ins
-from penstock.capture.chain import Chain
-from penstock.capture.chain_graph import chain_graph
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
@@ -59,8 +59,12 @@ class Slow(torch.autograd.Function):
 class SlowLayer(nn.Module):
     """A layer whose time is known."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, 16))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Slow.apply(x)  # type: ignore[return-value]
+        return Slow.apply(x * self.scale)  # type: ignore[return-value]
 
 
 def example(rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,18 +72,22 @@ def example(rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(rows, 16, generator=generator), torch.arange(rows) % 4
 
 
-def net() -> Chain:
+def chain(**parts: nn.Module) -> nn.Sequential:
     torch.manual_seed(0)
-    return Chain(
-        {"wide": nn.Linear(16, 32), "norm": nn.BatchNorm1d(32), "out": nn.Linear(32, 4)},
-        functional.cross_entropy,
-    )
+    return nn.Sequential(OrderedDict(parts))
+
+
+def net() -> nn.Sequential:
+    return chain(wide=nn.Linear(16, 32), norm=nn.BatchNorm1d(32), out=nn.Linear(32, 4))
+
+
+def graph_of(model: nn.Module) -> LayerGraph:
+    return capture_model(model, example(), loss=functional.cross_entropy, granularity="block")
 
 
 def test_times_are_those_of_the_layers_and_grow_with_the_samples(clock: type[Clock]) -> None:
-    chain = Chain({"first": nn.Linear(16, 16), "slow": SlowLayer(), "out": nn.Linear(16, 4)})
-    graph = chain_graph(chain, example(), loss=functional.cross_entropy)
-    profile = measure_profile(graph, example(), batch_sizes=(2, 8), repeats=3)
+    model = chain(first=nn.Linear(16, 16), slow=SlowLayer(), out=nn.Linear(16, 4))
+    profile = measure_profile(graph_of(model), example(), batch_sizes=(2, 8), repeats=3)
     slow = profile.layers[1]
     for samples in (2, 8):
         assert slow.forward_s.at(samples) == pytest.approx(PER_SAMPLE_S * samples)
@@ -91,7 +99,7 @@ def test_times_are_those_of_the_layers_and_grow_with_the_samples(clock: type[Clo
 
 
 def test_batch_norms_that_use_their_own_statistics_are_counted_with_their_channels() -> None:
-    """As modules in a chain, as functions, in captured graphs; not where statistics are kept."""
+    """As modules and as functions; not where statistics are kept."""
 
     class Functions(nn.Module):
         def __init__(self) -> None:
@@ -103,9 +111,7 @@ def test_batch_norms_that_use_their_own_statistics_are_counted_with_their_channe
             x = functional.batch_norm(x[:, :4], None, None, None, None, True)
             return functional.batch_norm(x, torch.zeros(4), torch.ones(4))
 
-    chain = chain_graph(net(), example(), loss=functional.cross_entropy)
-    captured = capture_model(Functions(), example(), loss=functional.cross_entropy)
-    for graph, norms, channels in ((chain, 1, 32), (captured, 2, 10)):
+    for graph, norms, channels in ((graph_of(net()), 1, 32), (graph_of(Functions()), 2, 10)):
         for profile in (
             measure_profile(graph, example(), batch_sizes=(4, 8), repeats=1),
             estimate_profile(graph, example(), "H100-80GB"),
@@ -115,57 +121,69 @@ def test_batch_norms_that_use_their_own_statistics_are_counted_with_their_channe
 
 
 def test_saved_bytes_are_exact_and_a_tensor_saved_twice_counts_once() -> None:
-    chain = Chain({"wide": nn.Linear(16, 32), "relu": nn.ReLU(), "out": nn.Linear(32, 4)})
-    graph = chain_graph(chain, example(), loss=functional.cross_entropy)
-    profile = measure_profile(graph, example(), batch_sizes=(2, 4, 8), repeats=1)
-    saved = {layer.name: layer.saved_bytes for layer in profile.layers}
-    assert saved["wide"] == Affine(0, 0)  # saves the batch, which is there anyway
-    assert saved["relu"] == Affine(0, 32 * 4)  # saves its result ...
-    assert saved["out"] == Affine(0, 0)  # ... which this layer saves too
-    assert saved["loss"].per_sample >= 4 * 4  # log-softmax
+    model = chain(wide=nn.Linear(16, 32), relu=nn.ReLU(), out=nn.Linear(32, 4))
+    profile = measure_profile(graph_of(model), example(), batch_sizes=(2, 4, 8), repeats=1)
+    wide, out = (layer.saved_bytes for layer in profile.layers)
+    assert wide == Affine(0, 32 * 4)  # its result; the batch is there anyway
+    # The log-softmax; the layer saves its input, too, but so does the layer before.
+    assert 4 * 4 <= out.per_sample < 32 * 4
 
 
 def test_parameters_buffers_and_edges_are_counted_in_bytes() -> None:
-    profile = measure_profile(chain_graph(net(), example()), example(), repeats=1)
-    assert [layer.name for layer in profile.layers] == ["wide", "norm", "out", "loss"]
-    assert [layer.parameter_bytes for layer in profile.layers] == [
-        (16 * 32 + 32) * 4,
-        2 * 32 * 4,
-        (32 * 4 + 4) * 4,
-        0,
-    ]
-    assert profile.layers[1].buffer_bytes == 2 * 32 * 4 + 8
+    profile = measure_profile(graph_of(net()), example(), repeats=1)
+    wide, out = profile.layers
+    assert (wide.name, wide.parameter_bytes) == ("wide", (16 * 32 + 32 + 2 * 32) * 4)
+    assert (out.name, out.parameter_bytes) == ("out", (32 * 4 + 4) * 4)
+    assert wide.buffer_bytes == 2 * 32 * 4 + 8
     edges = {(e.producer, e.consumer): (e.bytes, e.gradient_bytes) for e in profile.edges}
-    assert edges[0, 1] == (Affine(0, 32 * 4), Affine(0, 32 * 4))
-    assert edges[2, 3] == (Affine(0, 4 * 4), Affine(0, 4 * 4))
+    assert edges == {(0, 1): (Affine(0, 32 * 4), Affine(0, 32 * 4))}
 
 
 def test_a_tied_parameter_is_shared_and_belongs_to_no_layer() -> None:
-    chain = Chain({"a": nn.Linear(16, 16, bias=False), "b": nn.Linear(16, 16, bias=False)})
-    chain.get_submodule("b").weight = chain.get_submodule("a").weight
-    graph = chain_graph(chain, example(), loss=functional.cross_entropy)
-    profile = measure_profile(graph, example(), repeats=1)
+    model = chain(a=nn.Linear(16, 16, bias=False), b=nn.Linear(16, 16, bias=False))
+    model.get_submodule("b").weight = model.get_submodule("a").weight
+    profile = measure_profile(graph_of(model), example(), repeats=1)
     assert profile.shared == (SharedParameter("a.weight", 16 * 16 * 4, (0, 1)),)
     assert all(layer.parameter_bytes == 0 for layer in profile.layers)
 
 
 def test_frozen_parameters_need_no_gradient_and_count_as_buffers() -> None:
-    chain = net()
-    chain.get_submodule("wide").requires_grad_(False)
-    profile = measure_profile(chain_graph(chain, example()), example(), repeats=1)
+    model = chain(wide=nn.Linear(16, 32), out=nn.Linear(32, 4))
+    model.get_submodule("wide").requires_grad_(False)
+    profile = measure_profile(graph_of(model), example(), repeats=1)
     assert profile.layers[0].parameter_bytes == 0
     assert profile.layers[0].buffer_bytes == (16 * 32 + 32) * 4
     assert profile.layers[0].backward_s.at(8) == 0
 
 
-def test_measuring_leaves_the_model_as_it_was() -> None:
-    chain = net()
-    before = {name: tensor.clone() for name, tensor in chain.state_dict().items()}
-    random_before = torch.get_rng_state()
-    measure_profile(chain_graph(chain, example()), example(), repeats=1)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in chain.state_dict().items())
-    assert all(parameter.grad is None for parameter in chain.parameters())
+@pytest.mark.parametrize("device", ["here", "H100-80GB"])
+def test_costs_leave_the_model_as_it_was(device: str) -> None:
+    class Counting(nn.Module):
+        """Changes what it holds with every call, within a unit and between units."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.calls, self.kept = net(), 0, torch.zeros(())
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.seen += 1
+            self.kept = self.net(x)
+            return self.kept
+
+    model = Counting().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random_before, attributes = torch.get_rng_state(), dict(vars(model))
+    if device == "here":
+        measure_profile(graph_of(model), example(), repeats=1)
+    else:
+        estimate_profile(graph_of(model), example(), device)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), random_before)
+    assert vars(model) == attributes
+    assert not any(part.training for part in model.modules())
 
 
 class Buffer(bytearray):
@@ -193,13 +211,13 @@ def test_a_model_on_meta_is_measured_one_layer_at_a_time(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(stand_ins, "made_up", watched)
     with torch.device("meta"):
-        chain = Chain([nn.Linear(16, 16) for _ in range(4)], functional.cross_entropy)
-    measured = measure_profile(chain_graph(chain, example()), example(), repeats=1)
-    real = Chain([nn.Linear(16, 16) for _ in range(4)], functional.cross_entropy)
-    expected = measure_profile(chain_graph(real, example()), example(), repeats=1)
+        model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    measured = measure_profile(graph_of(model), example(), repeats=1)
+    real = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    expected = measure_profile(graph_of(real), example(), repeats=1)
     assert most == (16 * 16 + 16) * 4
     assert alive == 0
-    assert all(p.is_meta for p in chain.parameters())
+    assert all(p.is_meta for p in model.parameters())
     for one, other in zip(measured.layers, expected.layers, strict=True):
         assert one.saved_bytes == other.saved_bytes
         assert one.parameter_bytes == other.parameter_bytes
@@ -209,9 +227,9 @@ def test_a_model_on_meta_is_measured_one_layer_at_a_time(monkeypatch: pytest.Mon
 def test_layers_add_up_to_the_whole_model(clock: type[Clock], monkeypatch: Any) -> None:
     """A layer alone costs 5 ms more than within a stage; without a correction the sum shows it."""
     monkeypatch.setattr(clock, "look_s", 0.005)
-    chain = Chain([nn.Linear(8, 8), *(SlowLayer() for _ in range(6))])
-    batch = (torch.randn(64, 8), torch.zeros(64, dtype=torch.long))
-    graph = chain_graph(chain, batch, loss=functional.cross_entropy)
+    model = nn.Sequential(nn.Linear(16, 16), *(SlowLayer() for _ in range(6)))
+    batch = (torch.randn(64, 16), torch.zeros(64, dtype=torch.long))
+    graph = capture_model(model, batch, loss=functional.cross_entropy)
     profile = measure_profile(graph, batch, batch_sizes=(16, 64), repeats=3)
     everything = range(len(profile.layers))
     for samples in (16, 64):
@@ -232,9 +250,7 @@ def test_a_step_is_timed_without_moving_the_parameters() -> None:
 @pytest.mark.parametrize(("sizes", "repeats"), [((0, 4), 1), ((4,), 0)])
 def test_nothing_cannot_be_measured(sizes: tuple[int, ...], repeats: int) -> None:
     with pytest.raises(BadInput, match="must be >= 1"):
-        measure_profile(
-            chain_graph(net(), example()), example(), batch_sizes=sizes, repeats=repeats
-        )
+        measure_profile(graph_of(net()), example(), batch_sizes=sizes, repeats=repeats)
 
 
 def test_layers_of_the_same_work_have_the_same_times() -> None:

@@ -3,14 +3,14 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.chain import Chain
-from penstock.capture.chain_graph import chain_graph
+from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.capture.trace import Granularity, capture_model
 from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput
@@ -32,22 +32,33 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.long)
 
 
-def wide(device: str = "cpu") -> Chain:
+def wide(device: str = "cpu", *between: nn.Module) -> nn.Sequential:
     with torch.device(device):
-        return Chain(
-            {
-                "first": nn.Linear(WIDTH, WIDTH, bias=False),
-                "relu": nn.ReLU(),
-                "last": nn.Linear(WIDTH, 10),
-            },
-            functional.cross_entropy,
+        first, last = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 10)
+        return nn.Sequential(first, *between, last)
+
+
+def graph_of(model: nn.Module, batch: Batch) -> LayerGraph:
+    return capture_model(model, batch, loss=functional.cross_entropy, granularity="block")
+
+
+def forward_s(
+    module: nn.Module, batch: Batch, hardware: str, rows: int, *, compiled: bool = False
+) -> float:
+    """Seconds of a module without parameters, which belongs to the layer before it."""
+    beside, alone = (
+        estimate_profile(
+            graph_of(model, batch), batch, hardware, batch_sizes=(rows,), compiled=compiled
         )
+        for model in (wide("cpu", module), wide())
+    )
+    return beside.layers[0].forward_s.at(rows) - alone.layers[0].forward_s.at(rows)
 
 
 def test_a_matrix_product_takes_its_operations_at_peak_rate(
     batch: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    profile = estimate_profile(chain_graph(wide(), batch), batch, "cpu", batch_sizes=(ROWS,))
+    profile = estimate_profile(graph_of(wide(), batch), batch, "cpu", batch_sizes=(ROWS,))
     expected_s = 2 * ROWS * WIDTH * WIDTH / HARDWARE["cpu"].flops_per_s
     assert profile.layers[0].forward_s.at(ROWS) == pytest.approx(expected_s, rel=1e-6)
     assert profile.layers[0].backward_weight_s.at(ROWS) == pytest.approx(expected_s, rel=0.1)
@@ -57,24 +68,22 @@ def test_a_matrix_product_takes_its_operations_at_peak_rate(
 def test_an_elementwise_layer_takes_its_bytes_at_memory_rate(
     batch: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    profile = estimate_profile(chain_graph(wide(), batch), batch, "cpu", batch_sizes=(ROWS,))
     expected_s = 2 * ROWS * WIDTH * 4 / HARDWARE["cpu"].bytes_per_s
-    assert profile.layers[1].forward_s.at(ROWS) == pytest.approx(expected_s, rel=1e-6)
+    assert forward_s(nn.ReLU(), batch, "cpu", ROWS) == pytest.approx(expected_s, rel=1e-6)
 
 
 def test_small_work_on_a_large_device_takes_its_launches(
     batch: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    profile = estimate_profile(chain_graph(wide(), batch), batch, "H200-141GB", batch_sizes=(1, 2))
     launch_s = HARDWARE["H200-141GB"].launch_s
-    assert profile.layers[1].forward_s.at(1) == pytest.approx(launch_s)
-    assert profile.layers[1].forward_s.at(2) == pytest.approx(launch_s)
+    assert forward_s(nn.ReLU(), batch, "H200-141GB", 1) == pytest.approx(launch_s)
+    assert forward_s(nn.ReLU(), batch, "H200-141GB", 2) == pytest.approx(launch_s)
 
 
 def test_bytes_are_those_that_a_measurement_counts(
     batch: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    graph = chain_graph(wide(), batch)
+    graph = graph_of(wide(), batch)
     estimated = estimate_profile(graph, batch, "A100-80GB", batch_sizes=(8, 16))
     measured = measure_profile(graph, batch, batch_sizes=(8, 16), repeats=1)
     for guess, count in zip(estimated.layers, measured.layers, strict=True):
@@ -84,9 +93,9 @@ def test_bytes_are_those_that_a_measurement_counts(
 
 
 def test_a_faster_device_is_never_slower(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-    graph = chain_graph(wide(), batch)
+    graph = graph_of(wide(), batch)
     totals = [
-        estimate_profile(graph, batch, name).forward_s(range(4), ROWS)
+        estimate_profile(graph, batch, name).forward_s(range(2), ROWS)
         for name in ("cpu", "V100-16GB", "A100-80GB", "H100-80GB", "H200-141GB")
     ]
     for slower, faster in pairwise(totals):
@@ -96,8 +105,8 @@ def test_a_faster_device_is_never_slower(batch: tuple[torch.Tensor, torch.Tensor
 def test_a_model_on_the_meta_device_can_be_estimated(
     batch: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    real = estimate_profile(chain_graph(wide(), batch), batch, "cpu")
-    meta = estimate_profile(chain_graph(wide("meta"), batch), batch, "cpu")
+    real = estimate_profile(graph_of(wide(), batch), batch, "cpu")
+    meta = estimate_profile(graph_of(wide("meta"), batch), batch, "cpu")
     assert meta.layers == real.layers
 
 
@@ -108,8 +117,8 @@ def test_autocast_counts_as_the_type_that_it_computes_in(
     rows = 4096
 
     def seconds(dtype: torch.dtype, autocast: torch.dtype | None) -> float:
-        chain, example = wide(device).to(dtype), (batch[0].to(dtype), batch[1])
-        graph = chain_graph(chain, example)
+        example = (batch[0].to(dtype), batch[1])
+        graph = graph_of(wide(device).to(dtype), example)
         costs = estimate_profile(
             graph, example, "H100-80GB", autocast=autocast, batch_sizes=(rows,)
         )
@@ -123,15 +132,15 @@ def test_autocast_counts_as_the_type_that_it_computes_in(
 def test_an_estimate_leaves_the_model_its_own_tensors(
     batch: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    chain = wide()
-    before = dict(chain.named_parameters())
-    estimate_profile(chain_graph(chain, batch), batch, "cpu", batch_sizes=(2,))
-    assert all(p is before[name] for name, p in chain.named_parameters())
+    model = wide()
+    before = dict(model.named_parameters())
+    estimate_profile(graph_of(model, batch), batch, "cpu", batch_sizes=(2,))
+    assert all(p is before[name] for name, p in model.named_parameters())
 
 
 def test_unknown_hardware_lists_what_there_is(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
     with pytest.raises(BadInput, match="hardware 'TPU' is not in the table; use one of V100-16GB"):
-        estimate_profile(chain_graph(wide(), batch), batch, "TPU")
+        estimate_profile(graph_of(wide(), batch), batch, "TPU")
 
 
 class Attention(nn.Module):
@@ -157,10 +166,10 @@ class Attention(nn.Module):
 
 def attention_cost(words: int, *, fused: bool, causal: bool = False) -> LayerCost:
     with torch.device("meta"):
-        parts = [Attention(fused=fused, causal=causal), nn.Linear(256, 4)]
-    chain = Chain(parts, nn.CrossEntropyLoss()).to(torch.bfloat16)
+        model = nn.Sequential(Attention(fused=fused, causal=causal), nn.Linear(256, 4))
+    model.to(torch.bfloat16)
     batch = torch.zeros(8, words, 256, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.long)
-    profile = estimate_profile(chain_graph(chain, batch), batch, "H100-80GB", batch_sizes=(8,))
+    profile = estimate_profile(graph_of(model, batch), batch, "H100-80GB", batch_sizes=(8,))
     return profile.layers[0]
 
 
@@ -192,15 +201,13 @@ class Elementwise(nn.Module):
 def test_fused_operators_read_their_input_and_write_their_result_once(
     batch: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    chain = Chain([nn.Linear(WIDTH, WIDTH), Elementwise(), nn.Linear(WIDTH, 10)], nn.NLLLoss())
-    graph = chain_graph(chain, batch)
     plain, fused = (
-        estimate_profile(graph, batch, "cpu", batch_sizes=(ROWS,), compiled=compiled).layers[1]
+        forward_s(Elementwise(), batch, "cpu", ROWS, compiled=compiled)
         for compiled in (False, True)
     )
     pass_s = ROWS * WIDTH * 4 / HARDWARE["cpu"].bytes_per_s
-    assert plain.forward_s.at(ROWS) == pytest.approx(6 * pass_s)
-    assert fused.forward_s.at(ROWS) == pytest.approx(2 * pass_s)
+    assert plain == pytest.approx(6 * pass_s)
+    assert fused == pytest.approx(2 * pass_s)
 
 
 def test_a_result_that_a_product_reads_is_written_once(
@@ -215,10 +222,8 @@ def test_a_result_that_a_product_reads_is_written_once(
             y = torch.tanh(x * 2.0)
             return torch.exp(y) * (y @ self.weight)
 
-    chain = Chain([nn.Linear(WIDTH, WIDTH), Between(), nn.Linear(WIDTH, 10)], nn.NLLLoss())
-    profile = estimate_profile(
-        chain_graph(chain, batch), batch, "cpu", batch_sizes=(ROWS,), compiled=True
-    )
+    graph = graph_of(wide("cpu", Between()), batch)
+    profile = estimate_profile(graph, batch, "cpu", batch_sizes=(ROWS,), compiled=True)
     pass_s = ROWS * WIDTH * 4 / HARDWARE["cpu"].bytes_per_s
     # x read, y written; y read by the product; y read, the result and the saved exp(y) written.
     assert profile.layers[1].forward_s.at(ROWS) == pytest.approx(6 * pass_s, rel=0.01)
@@ -258,7 +263,7 @@ def test_an_estimate_is_the_same_whether_equal_layers_are_run_or_not(
     graph = capture_model(model, batch, loss=functional.cross_entropy, granularity=granularity)
     runs: list[int] = []
     forward = LayerRun.forward
-    monkeypatch.setattr(LayerRun, "forward", lambda run: (runs.append(1), forward(run))[1])
+    monkeypatch.setattr(LayerRun, "forward", lambda *given: (runs.append(1), forward(*given))[1])
     quick = estimate_profile(graph, batch, "H100-80GB")
     few = len(runs)
     monkeypatch.setattr(EqualLayers, "_key", lambda self, run: None)
@@ -267,12 +272,46 @@ def test_an_estimate_is_the_same_whether_equal_layers_are_run_or_not(
     assert few < len(runs)
 
 
+class Masked(nn.Module):
+    """Makes a large mask of the batch, which all its blocks read and save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 16), nn.Linear(16, 3)
+        self.blocks = nn.ModuleList(Residual() for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        mask = (x[..., :1] @ x[..., 1:2].transpose(1, 2)).relu() + 1.0
+        if mask.min() < 1.0:  # it is not, whatever the batch
+            y = y @ y.transpose(1, 2) @ y
+        for block in self.blocks:
+            y = mask @ block(y)
+        return self.last(y).mean(1)
+
+
+def test_layers_add_up_to_the_same_whatever_the_granularity() -> None:
+    batch = torch.randn(8, 32, 4), torch.randint(3, (8,))
+    seconds: set[float] = set()
+    saved: set[float] = set()
+    for granularity in get_args(Granularity):
+        graph = capture_model(
+            Masked(), batch, loss=functional.cross_entropy, granularity=granularity
+        )
+        estimated = estimate_profile(graph, batch, "cpu", batch_sizes=(8,))
+        measured = measure_profile(graph, batch, batch_sizes=(8,), repeats=1)
+        every = range(len(graph.layer_names))
+        seconds.add(round(estimated.forward_s(every, 8), 12))
+        saved |= {estimated.saved_bytes(every, 8), measured.saved_bytes(every, 8)}
+    assert (len(seconds), len(saved)) == (1, 1)
+
+
 def test_a_cluster_whose_speeds_are_relative_to_another_device_is_refused(
     batch: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    profile = estimate_profile(chain_graph(wide("meta"), batch), batch, "H100-80GB")
+    profile = estimate_profile(graph_of(wide("meta"), batch), batch, "H100-80GB")
     cluster = find_cluster("h100-pod-16")
-    plan = Plan((Stage(range(4), (0,), (ROWS,)),), 1, ROWS, "gpipe")
+    plan = Plan((Stage(range(2), (0,), (ROWS,)),), 1, ROWS, "gpipe")
     with pytest.raises(BadInput, match=r"gives that device the speed 4\.26"):
         simulate_plan(plan, profile, cluster)
     with pytest.raises(BadInput, match="write the cluster with speed = 1 for H100-80GB"):
@@ -283,7 +322,7 @@ def test_a_cluster_whose_speeds_are_relative_to_another_device_is_refused(
 def test_the_device_of_an_estimate_is_kept_in_its_file(
     batch: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
 ) -> None:
-    profile = estimate_profile(chain_graph(wide("meta"), batch), batch, "A100-80GB")
+    profile = estimate_profile(graph_of(wide("meta"), batch), batch, "A100-80GB")
     write_profile(profile, tmp_path / "profile.json")
     assert read_profile(tmp_path / "profile.json") == profile
     assert profile.device == "A100-80GB"

@@ -67,7 +67,8 @@ def test_a_file_shows_layers_as_half_open_ranges_one_stage_a_line(tmp_path: Path
     ("change", "words"),
     [
         ({"shedule": "x"}, ["shedule", "did you mean 'schedule'"]),
-        ({"schema_version": 2}, ["schema_version", "2", "1"]),
+        ({"schema_version": 1}, ["schema_version is 1", "plan again"]),
+        ({"schema_version": 9}, ["schema_version is 9", "must be 2"]),
         ({"micro_batches": "three"}, ["micro_batches", "three", "integer"]),
         ({"micro_batches": 0}, ["0 micro-batches", ">= 1"]),
         ({"stages": []}, ["no stages", "at least one"]),

@@ -53,7 +53,8 @@ def document(tmp_path: Path) -> str:
         ('"producer": 0', '"producer": 1', ["'t'", "layer 1 to layer 1", "point forward"]),
         ('"parameter_bytes": 3', '"parameter_bytes": -3', ["parameter_bytes", "-3", ">= 0"]),
         ('"batch_size": 4', '"batch_size": 0', ["batch_size 0", ">= 1"]),
-        ('"schema_version": 1', '"schema_version": 9', ["schema_version", "9"]),
+        ('"schema_version": 2', '"schema_version": 1', ["schema_version is 1", "profile"]),
+        ('"schema_version": 2', '"schema_version": 9', ["schema_version is 9", "must be 2"]),
         ('"layers": [0, 1]', '"layers": [0, 5]', ["'tied'", "[0, 5]", "0..1"]),
         ('"name": "two",', "", ["'name' is missing"]),
         ("{", "", ["not valid JSON", "line"]),
@@ -73,7 +74,7 @@ def test_a_wrong_profile_is_answered_with_place_value_and_remedy(
 
 
 def test_a_profile_without_layers_is_refused():
-    empty = {"format": "penstock-profile", "schema_version": 1, "name": "empty", "layers": []}
+    empty = {"format": "penstock-profile", "schema_version": 2, "name": "empty", "layers": []}
     with pytest.raises(BadInput, match="no layers"):
         profile_from_json(empty, "p.json")
 

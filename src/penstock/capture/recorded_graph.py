@@ -14,7 +14,7 @@ from penstock.capture.cut import Cut, LayerCrossing
 from penstock.capture.layer_graph import Batch, LossFunction, ParameterUse, StageProgram, TensorSpec
 from penstock.capture.length_padding import is_padded, padded
 from penstock.capture.lengths import Length, LengthsOf
-from penstock.capture.loss.loss_parts import LossAction
+from penstock.capture.loss.loss_parts import LossAction, LossParts
 from penstock.capture.loss.step_values import StepValues
 from penstock.capture.loss_module import BatchCall, LossModule
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
@@ -25,7 +25,7 @@ from penstock.capture.record.recording import TensorReference
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import ProgramTensors, UserProgram
 from penstock.capture.stage.kept_state import KeptState
-from penstock.capture.stage.stage import ProgramPart, ProgramStage, StageRun
+from penstock.capture.stage.stage import Costs, ProgramPart, ProgramStage, StageRun
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.errors import BadInput
 
@@ -38,6 +38,7 @@ class RecordedGraph:
 
     ``wants`` says what stages return: the loss, the loss and the model's outputs, or only these.
     ``alone``: all stages run in this process, so what a stage does not hold must be hidden from it.
+    ``costs`` are those that its stages run for (see `ProgramStage`).
     """
 
     program: UserProgram
@@ -46,6 +47,7 @@ class RecordedGraph:
     state: KeptState
     wants: str = "loss"
     alone: bool = True
+    costs: Costs = ""
 
     @classmethod
     def of(cls, program: UserProgram, recorded: Recorded) -> "RecordedGraph":
@@ -374,6 +376,12 @@ class RecordedGraph:
                 f"another stage; give the whole batch"
             )
         return found
+
+    def for_costs(self, costs: Costs) -> "RecordedGraph":
+        """A copy with the loss of each micro-batch alone, and with state of its own."""
+        recorded = replace(self.recorded, parts=LossParts())
+        state = KeptState(self.program, recorded.changes)
+        return replace(self, recorded=recorded, state=state, costs=costs)
 
     def with_outputs(self) -> "RecordedGraph":
         """A copy whose last stage also returns the model's outputs (BadInput if it has none)."""

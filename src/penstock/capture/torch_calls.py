@@ -8,6 +8,8 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from penstock.capture.record.absent import Absent
+
 __all__ = ["BATCH_NORM_OPERATORS", "CountedNorms", "TorchCalls", "replaced"]
 
 
@@ -21,7 +23,9 @@ class TorchCalls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """What torch calls instead of ``func``."""
+        """What torch calls instead of ``func``; calls of other stages' tensors stay as they are."""
+        if Absent in types:
+            return func(*args, **(kwargs or {}))
         return self.call(func, args, kwargs or {})
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

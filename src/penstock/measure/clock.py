@@ -5,43 +5,43 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["Stopwatch", "work_s"]
+__all__ = ["Stopwatch", "wall_s", "work_s"]
 
-Stopwatch = Callable[[Callable[[], object]], float]
-"""Runs a piece of work once and returns its seconds."""
+
+class Stopwatch:
+    """Runs a piece of work and returns its seconds by the clock ``now``."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+
+    def __call__(self, work: Callable[[], object]) -> float:
+        """Run ``work`` once; its seconds."""
+        self.restart()
+        work()
+        return self._now() - self._start_s
+
+    def restart(self) -> None:
+        """Forget the seconds that the work which is running has taken until now."""
+        self._start_s = self._now()
 
 
 def work_s(device: torch.device, *, shares_cores: bool = False) -> Stopwatch:
-    """A stopwatch for work on ``device``: CUDA events, the wall clock, or CPU time.
+    """A stopwatch for work on ``device``: by the wall clock, or by CPU time.
 
     If processes share too few cores (``shares_cores``), the wall clock would also count the time
-    that a process waits for a core. CPU time does not, but includes the slow-down by shared caches.
+    that a process waits for a core. CPU time does not, but includes the slow-down by shared caches,
+    and the work must use one thread. On a GPU all work that was started is waited for.
     """
-    if device.type == "cuda":
-        return cuda_s
-    return computing_s if shares_cores else wall_s
 
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+        return time.process_time() if shares_cores else time.perf_counter()
 
-def computing_s(work: Callable[[], object]) -> float:
-    """CPU seconds of this process during ``work``, which must use one thread."""
-    start_s = time.process_time()
-    work()
-    return time.process_time() - start_s
+    return Stopwatch(now)
 
 
 def wall_s(work: Callable[[], object]) -> float:
     """Seconds of ``work`` by the wall clock."""
-    start_s = time.perf_counter()
-    work()
-    return time.perf_counter() - start_s
-
-
-def cuda_s(work: Callable[[], object]) -> float:
-    """Seconds that ``work`` keeps the current CUDA stream busy, including kernel launches."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1000
+    return Stopwatch(time.perf_counter)(work)

@@ -74,6 +74,7 @@ fused_attention.register_autograd(_backward, setup_context=_keep)
 ATTENTION = torch.ops.penstock.fused_attention
 ATTENTION_BACKWARD = torch.ops.penstock.fused_attention_backward
 
+
 _CALLS = (
     functional.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention.default,
@@ -84,10 +85,13 @@ class FusedAttention(TorchCalls):
     """While active, every call of ``scaled_dot_product_attention`` is one operator."""
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``, or the custom operator if it is attention."""
-        if func in _CALLS and not _learns_mask(*args, **kwargs):
-            return _attend(*args, **kwargs)
-        return func(*args, **kwargs)
+        """Run ``func``, or the custom operator if it is attention.
+
+        The fused kernel computes no gradient of a mask.
+        """
+        if func not in _CALLS:
+            return func(*args, **kwargs)
+        return _attend(*args, **kwargs)
 
 
 def _attend(
@@ -97,22 +101,14 @@ def _attend(
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **_: Any,
+    **others: Any,
 ) -> torch.Tensor:
-    """The custom operator for a call; the parameters are those of PyTorch's function."""
+    """Attention; the parameters are those of PyTorch's function."""
+    if attn_mask is not None and attn_mask.requires_grad:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, **others
+        )
     return fused_attention(query, key, value, is_causal)[0]
-
-
-def _learns_mask(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    *_: Any,
-    **__: Any,
-) -> bool:
-    """Whether the mask needs a gradient, which the fused kernel does not compute."""
-    return attn_mask is not None and attn_mask.requires_grad
 
 
 def attention_operations(

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
-from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.capture.recorded_graph import RecordedGraph
+from penstock.capture.stage.stage import Costs
+from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.capture.training_flags import kept_buffers
 from penstock.measure.clock import Stopwatch, work_s
@@ -53,10 +57,17 @@ class LayerRun:
     received: tuple[torch.Tensor, ...]
     settings: RunSettings
 
-    def forward(self) -> tuple[torch.Tensor, ...]:
-        """Run the layer; its outputs hold the autograd graph for a backward."""
+    def forward(self, begin: Callable[[], None] | None = None) -> tuple[torch.Tensor, ...]:
+        """Run the layer; its outputs hold the autograd graph for a backward.
+
+        A layer runs the user's forward, in which the calls of other layers are left out. ``begin``
+        is called before the first call of this layer, unless it is the first layer.
+        """
+        module = self.program.module
+        if isinstance(module, StageModule):
+            module.stage.on_begin = begin
         with self.settings.precision():
-            return self.program.module(*self.leaves, *self.received)
+            return module(*self.leaves, *self.received)
 
     def differentiable(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs that gradients start from; of the last layer only the loss."""
@@ -69,22 +80,13 @@ class LayerRun:
         """The stopwatch for this layer's device."""
         return work_s(self.settings.device, shares_cores=self.settings.shares_cores)
 
-    @property
-    def inputs(self) -> list[torch.Tensor]:
-        """The inputs that need a gradient."""
-        return [tensor for tensor in self.received if tensor.requires_grad]
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The trained parameters of the layer."""
-        return [p for p in self.program.module.parameters() if p.requires_grad]
-
 
 def programs_of(graph: LayerGraph, device: torch.device) -> list[StageProgram]:
-    """Every layer as a stage of its own, on ``device``, in training mode."""
+    """Every layer as a stage of its own, on ``device`` unless the model is on meta."""
     programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
+    on_meta = is_on_meta(graph.own_module())
     for program in programs:
-        if not is_on_meta(program.module):
+        if not on_meta:
             program.module.to(device)
         program.module.train()
     return programs
@@ -100,11 +102,13 @@ def walk(
     leaves: Sequence[torch.Tensor],
     settings: RunSettings,
     visit: Callable[[int, LayerRun], tuple[torch.Tensor, ...]],
+    *,
+    lends: bool = False,
 ) -> None:
     """Call ``visit`` on each layer in turn; it returns the layer's outputs.
 
-    Received tensors are detached, as between two stages. A layer on the meta device gets made-up
-    values while it is visited, so only one layer at a time has values.
+    Received tensors are detached, as between two stages. With ``lends`` a layer on the meta device
+    gets made-up values while it is visited, so only one layer at a time has values.
     """
     last_use = {
         spec.name: index for index, program in enumerate(programs) for spec in program.received
@@ -116,10 +120,7 @@ def walk(
             for spec in program.received
         )
         own = tuple(leaves[leaf] for leaf in program.batch_inputs)
-        lent: AbstractContextManager[None] = nullcontext()
-        if is_on_meta(program.module):
-            lent = with_values([program.module], settings.device)
-        with lent:
+        with with_values([program.module], settings.device) if lends else nullcontext():
             outputs = visit(index, LayerRun(program, own, received, settings))
         # Without their autograd graph, which holds the layer's parameters.
         sent = [output.detach() for output in outputs[: len(program.sent)]]
@@ -130,21 +131,42 @@ def walk(
 
 
 @contextmanager
-def undisturbed(programs: Sequence[StageProgram], device: torch.device) -> Iterator[None]:
-    """Restore gradients, buffers and random state afterwards."""
-    parameters = [p for program in programs for p in program.module.parameters()]
-    buffers = [b for program in programs for b in program.module.buffers()]
-    gradients = [p.grad for p in parameters]
+def undisturbed(
+    graph: LayerGraph, device: torch.device, costs: Costs = "measured"
+) -> Iterator[LayerGraph]:
+    """The graph to find costs with, in training mode; afterwards the model is as it was."""
+    whole = graph.own_module()
+    gradients = [(parameter, parameter.grad) for parameter in whole.parameters()]
+    places = [d for part in whole.modules() for d in (part.__dict__, part._buffers)]
+    attributes = [(place, dict(place)) for place in places]
+    if isinstance(graph, RecordedGraph):
+        graph = graph.for_costs(costs)
     cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), kept_buffers(buffers):
+    with torch.random.fork_rng(devices=cuda), kept_buffers(whole.buffers()):
         try:
-            yield
+            if not graph.model.training:
+                graph.model.train()
+            yield graph
         finally:
-            for parameter, gradient in zip(parameters, gradients, strict=True):
+            for place, before in attributes:
+                place.clear()
+                place.update(before)
+            for parameter, gradient in gradients:
                 parameter.grad = gradient
 
 
-Result = TypeVar("Result")
+class MadeTensors(TorchDispatchMode):
+    """Keeps the tensors that are made while it is active in ``kept``, unless that is None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] | None = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.kept is not None:
+            self.kept += filter(torch.is_tensor, tree_leaves(result))
+        return result
 
 
 class SavedStorages:
@@ -178,25 +200,40 @@ class SavedStorages:
         kept = {address: self._known[address] for address in self._crossing}
         self._known = kept | self._ignored
 
-    def bytes_saved_by(self, forward: Callable[[], Result]) -> tuple[Result, int]:
-        """The result of ``forward``, and the bytes of the storages that it is first to save."""
-        result, fresh = self.saved_by(forward)
-        return result, sum(map(storage_bytes, fresh))
+    def saved_by(
+        self, run: LayerRun, begin: Callable[[], None]
+    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+        """The outputs of a layer, and a tensor of each storage that its forward is first to save.
 
-    def saved_by(self, forward: Callable[[], Result]) -> tuple[Result, list[torch.Tensor]]:
-        """The result of ``forward``, and a tensor of each storage that it is first to save."""
+        Nothing that is saved or made before this layer counts: masks and positions, which every
+        stage makes of the batch, are there once, however many layers save them. ``begin`` is that
+        of `LayerRun.forward`.
+        """
         fresh: list[torch.Tensor] = []
+        made = MadeTensors()
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
+            # Detached, or the graph that saves a result would hold itself.
+            tensor = tensor.detach()
             address = storage_address(tensor)
             if address not in self._known:
                 self._known[address] = tensor
                 fresh.append(tensor)
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            result = forward()
-        return result, fresh
+        def begun() -> None:
+            while fresh:
+                del self._known[storage_address(fresh.pop())]
+            self.ignore(made.kept or ())
+            made.kept = None
+            begin()
+
+        with (
+            made if run.program.layers.start else nullcontext(),
+            torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        ):
+            outputs = run.forward(begun)
+        return outputs, fresh
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:

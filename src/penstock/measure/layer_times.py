@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
@@ -23,19 +23,17 @@ from penstock.measure.layer_runs import (
     SavedStorages,
     programs_of,
     resized,
+    storage_bytes,
     undisturbed,
     walk,
 )
 from penstock.measure.links import kind_of, usable_cores
 from penstock.measure.machine_load import LoadWatch
 from penstock.measure.same_work import edges_of, parameters_of, work_of
-from penstock.profile.model_profile import (
-    LayerCost,
-    ModelProfile,
-)
+from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.words import counted
 
-__all__ = ["PassSeconds", "measure_profile", "measure_step_s_per_byte"]
+__all__ = ["LayerBytes", "PassSeconds", "layer_costs", "measure_profile", "measure_step_s_per_byte"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class PassSeconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class LayerBytes:
     """Bytes of one layer at one batch size, and the channels of its batch normalisations."""
 
     saved_bytes: int
@@ -67,25 +65,36 @@ class Sizes:
 
 
 def layer_sizes(
-    programs: Sequence[StageProgram], leaves: Sequence[torch.Tensor], settings: RunSettings
-) -> list[Sizes]:
+    graph: LayerGraph,
+    programs: Sequence[StageProgram],
+    leaves: Sequence[torch.Tensor],
+    settings: RunSettings,
+) -> list[LayerBytes]:
     """Saved and workspace bytes of each layer for the given batch."""
-    held = [t for p in programs for t in (*p.module.parameters(), *p.module.buffers())]
-    storages = SavedStorages([*held, *leaves])
-    sizes: list[Sizes] = []
+    whole = graph.own_module()
+    lends = is_on_meta(whole)
+    storages = SavedStorages([*whole.parameters(), *whole.buffers(), *leaves])
+    sizes: list[LayerBytes] = []
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
-        # A layer on meta had made-up values only while it was visited.
-        storages.ignore([*run.program.module.parameters(), *run.program.module.buffers()])
-        before = peak_reset(settings.device)
-        with CountedNorms() as norms:
-            outputs, saved = storages.bytes_saved_by(run.forward)
+        if lends:  # it has made-up values only while it is visited
+            storages.ignore([*run.program.module.parameters(), *run.program.module.buffers()])
+        before, norms = peak_reset(settings.device), CountedNorms()
+
+        def begin() -> None:
+            nonlocal before
+            before = peak_reset(settings.device)
+            norms.channels.clear()
+
+        with norms:
+            outputs, saved = storages.saved_by(run, begin)
         storages.forget([*outputs, *run.received])
-        workspace = max(0, peak(settings.device) - before - saved)
-        sizes.append(Sizes(saved, workspace, tuple(norms.channels)))
+        saved_bytes = sum(map(storage_bytes, saved))
+        workspace = max(0, peak(settings.device) - before - saved_bytes)
+        sizes.append(LayerBytes(saved_bytes, workspace, tuple(norms.channels)))
         return outputs
 
-    walk(programs, leaves, settings, visit)
+    walk(programs, leaves, settings, visit, lends=lends)
     return sizes
 
 
@@ -133,27 +142,25 @@ def measure_profile(
     Raises:
         BadInput: fewer than one repeat, or a batch size below 1.
     """
-    leaves = [leaf.to(device) for leaf in graph.batch_leaves(batch)]
-    sizes = tuple(batch_sizes) or default_sizes(leaves[0].shape[0])
-    if min(sizes) < 1 or repeats < 1:
-        raise BadInput(
-            f"batch sizes {list(sizes)} with {repeats} repeats cannot be measured; all must be >= 1"
-        )
     settings = RunSettings(torch.device(device), autocast, shares_cores)
-    programs = programs_of(graph, settings.device)
-    watch = LoadWatch(usable_cores(), shares_cores)
-    with undisturbed(programs, settings.device):
+    with undisturbed(graph, settings.device) as graph:
+        leaves = [leaf.to(device) for leaf in graph.batch_leaves(batch)]
+        sizes = tuple(batch_sizes) or default_sizes(leaves[0].shape[0])
+        if min(sizes) < 1 or repeats < 1:
+            raise BadInput(
+                f"batch sizes {list(sizes)} with {repeats} repeats cannot be measured; all must be "
+                f">= 1"
+            )
+        programs = programs_of(graph, settings.device)
+        watch = LoadWatch(usable_cores(), shares_cores)
         times = [layer_times(graph, programs, leaves, n, repeats, settings, watch) for n in sizes]
         notes = watch.warnings()
-        bytes_at = [layer_sizes(programs, resized(leaves, n), settings) for n in sizes]
+        bytes_at = (layer_sizes(graph, programs, resized(leaves, n), settings) for n in sizes)
+        costs = [list(zip(*found, strict=True)) for found in zip(times, bytes_at, strict=True)]
     own, shared = parameters_of(graph)
-    layers = tuple(
-        layer_cost(name, sizes, [t[index] for t in times], [b[index] for b in bytes_at], own[index])
-        for index, name in enumerate(graph.layer_names)
-    )
     return ModelProfile(
         name=graph.name,
-        layers=layers,
+        layers=layer_costs(graph.layer_names, sizes, costs, own),
         edges=edges_of(graph, graph.lengths_of(dict(enumerate(leaves)))),
         shared=shared,
         batch_size=max(sizes),
@@ -170,27 +177,36 @@ def default_sizes(batch_size: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, batch_size // 4), max(1, batch_size // 2), batch_size}))
 
 
-def layer_cost(
-    name: str,
+def layer_costs(
+    names: Sequence[str],
     sizes: Sequence[int],
-    times: Sequence[PassSeconds],
-    bytes_at: Sequence[Sizes],
-    own: tuple[int, int],
-) -> LayerCost:
-    """One layer's affine costs from its measurements at all batch sizes."""
-    parameter_bytes, buffer_bytes = own
-    return LayerCost(
-        name=name,
-        forward_s=fit_affine(sizes, [t.forward_s for t in times]),
-        backward_input_s=fit_affine(sizes, [t.halves()[0] for t in times]),
-        backward_weight_s=fit_affine(sizes, [t.halves()[1] for t in times]),
-        parameter_bytes=parameter_bytes,
-        buffer_bytes=buffer_bytes,
-        saved_bytes=whole_bytes(fit_affine(sizes, [b.saved_bytes for b in bytes_at])),
-        workspace_bytes=whole_bytes(fit_affine(sizes, [b.workspace_bytes for b in bytes_at])),
-        norms=len(bytes_at[0].norm_channels),
-        norm_channels=sum(bytes_at[0].norm_channels),
-    )
+    costs: Sequence[Sequence[tuple[PassSeconds, LayerBytes]]],
+    own: Sequence[tuple[int, int]],
+) -> tuple[LayerCost, ...]:
+    """The layers' affine costs from ``costs[k][layer]`` at each of the batch sizes.
+
+    ``own`` are the bytes of their parameters and buffers.
+    """
+
+    def cost(index: int, name: str) -> LayerCost:
+        def fit(of: Callable[[PassSeconds, LayerBytes], float]) -> Affine:
+            return fit_affine(sizes, [of(*layers[index]) for layers in costs])
+
+        channels = costs[0][index][1].norm_channels
+        return LayerCost(
+            name=name,
+            forward_s=fit(lambda times, _: times.forward_s),
+            backward_input_s=fit(lambda times, _: times.halves()[0]),
+            backward_weight_s=fit(lambda times, _: times.halves()[1]),
+            parameter_bytes=own[index][0],
+            buffer_bytes=own[index][1],
+            saved_bytes=whole_bytes(fit(lambda _, found: found.saved_bytes)),
+            workspace_bytes=whole_bytes(fit(lambda _, found: found.workspace_bytes)),
+            norms=len(channels),
+            norm_channels=sum(channels),
+        )
+
+    return tuple(cost(index, name) for index, name in enumerate(names))
 
 
 def layer_times(
@@ -219,9 +235,10 @@ def layer_times(
         measured.setdefault(works[-1], []).extend(times)
         return run.forward()
 
-    walk(programs, rows, settings, visit)
+    lends = is_on_meta(graph.own_module())
+    walk(programs, rows, settings, visit, lends=lends)
     alone = [median_times(measured[work]) for work in works]
-    if any(is_on_meta(program.module) for program in programs):
+    if lends:
         return alone
     program = graph.stage(range(len(programs)))
     program.module.train()
@@ -252,7 +269,7 @@ def time_whole(run: LayerRun, repeats: int) -> PassSeconds:
     backward reads them from memory.
     """
     with without_collecting():
-        rounds = [time_in_flight(run) for _ in range(repeats + 1)][1:]
+        rounds = [time_passes(run, IN_FLIGHT) for _ in range(repeats + 1)][1:]
     return median_times([times for those in rounds for times in those])
 
 
@@ -266,22 +283,19 @@ def median_times(runs: Sequence[PassSeconds]) -> PassSeconds:
     )
 
 
-def time_in_flight(run: LayerRun) -> list[PassSeconds]:
-    """`IN_FLIGHT` forwards, then their backwards."""
+def time_passes(run: LayerRun, in_flight: int = 1) -> list[PassSeconds]:
+    """So many forwards, then their backwards."""
     seconds_of = run.stopwatch
     made: list[tuple[torch.Tensor, ...]] = []
-    forwards = [seconds_of(lambda: made.append(run.forward())) for _ in range(IN_FLIGHT)]
+    forwards = [
+        seconds_of(lambda: made.append(run.forward(seconds_of.restart))) for _ in range(in_flight)
+    ]
     times: list[PassSeconds] = []
     for forward_s, outputs in zip(forwards, map(run.differentiable, made), strict=True):
         ones = [torch.ones_like(output) for output in outputs]
-        times.append(PassSeconds(forward_s, seconds_of(partial(backward, outputs, ones))))
+        backward_s = seconds_of(partial(torch.autograd.backward, outputs, ones)) if outputs else 0.0
+        times.append(PassSeconds(forward_s, backward_s))
     return times
-
-
-def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-    """A whole backward; outputs without a gradient need none."""
-    if outputs:
-        torch.autograd.backward(outputs, gradients)
 
 
 @contextmanager
@@ -298,20 +312,17 @@ def without_collecting() -> Iterator[None]:
 
 def time_once(run: LayerRun) -> PassSeconds:
     """One forward of a layer, its whole backward, and its backward in halves."""
-    seconds_of = run.stopwatch
-    made: list[tuple[torch.Tensor, ...]] = []
-    forward_s = seconds_of(lambda: made.append(run.forward()))
-    outputs = run.differentiable(made.pop())
-    if not outputs:
-        return PassSeconds(forward_s, 0.0)
-    ones = [torch.ones_like(output) for output in outputs]
-    backward_s = seconds_of(partial(backward, outputs, ones))
+    (whole,) = time_passes(run)
     deferred = DeferredGradients()
     with DeferredWeights(deferred):
         outputs = run.differentiable(run.forward())
-    input_s = seconds_of(partial(backward, outputs, ones))
+    if not outputs:
+        return whole
+    seconds_of = run.stopwatch
+    ones = [torch.ones_like(output) for output in outputs]
+    input_s = seconds_of(partial(torch.autograd.backward, outputs, ones))
     weight_s = seconds_of(deferred.accumulate) if deferred else 0.0
-    return PassSeconds(forward_s, backward_s, input_s, weight_s)
+    return replace(whole, backward_input_s=input_s, backward_weight_s=weight_s)
 
 
 def adding_up(parts: Sequence[float], whole: float) -> list[float]:

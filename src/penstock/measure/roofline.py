@@ -17,7 +17,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from itertools import compress
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -25,11 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from penstock.capture.layer_graph import Batch, LayerGraph
+from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
+from penstock.capture.recorded_graph import RecordedGraph
 from penstock.capture.stand_ins import standing_in
 from penstock.capture.torch_calls import CountedNorms
 from penstock.errors import BadInput
-from penstock.measure.affine_fit import fit_affine, whole_bytes
 from penstock.measure.fused_attention import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -44,11 +45,12 @@ from penstock.measure.layer_runs import (
     resized,
     storage_address,
     storage_bytes,
+    undisturbed,
     walk,
 )
-from penstock.measure.layer_times import PassSeconds
+from penstock.measure.layer_times import LayerBytes, PassSeconds, layer_costs
 from penstock.measure.same_work import edges_of, parameters_of, work_of
-from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+from penstock.profile.model_profile import ModelProfile
 
 __all__ = ["EqualLayers", "estimate_profile"]
 
@@ -62,6 +64,11 @@ def _cpu_attention_backward(
     gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any
 ) -> int:
     return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+
+def _experts(rows: Any, weights: Any, *_: Any, **__: Any) -> float:
+    """Each row is multiplied by one of several matrices, or (backward) each part by its own."""
+    return 2 * rows.numel() * weights.shape[-1]
 
 
 def _attention(query: Any, key: Any, value: Any, is_causal: bool, **_: Any) -> float:
@@ -79,6 +86,7 @@ OPERATIONS: dict[Any, Callable[..., float]] = {
     **flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
+    torch.ops.aten._grouped_mm: _experts,
     ATTENTION: _attention,
     ATTENTION_BACKWARD: _attention_backward,
 }
@@ -110,6 +118,10 @@ class OperatorSeconds(TorchDispatchMode):
         self._hardware = hardware
         self._chain = FusedKernel() if fuses else None
         self._seconds = 0.0
+
+    def restart(self) -> None:
+        """Forget the operators so far."""
+        self._seconds, self._chain = 0.0, FusedKernel() if self._chain else None
 
     @property
     def seconds(self) -> float:
@@ -227,6 +239,14 @@ def is_view(func: Any) -> bool:
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
+Cost: TypeAlias = tuple[PassSeconds, LayerBytes]
+"""The costs of one layer at one batch size."""
+
+Saved: TypeAlias = tuple[bool, ...]
+
+HOME = torch.device("cpu")
+"""Where all tensors without values are: the meta device has no autocast."""
+
 ADAM_STEP_PASSES = 7
 """Adam reads a parameter, its gradient and two moments, and writes all but the gradient."""
 
@@ -248,33 +268,17 @@ def estimate_profile(
         BadInput: unknown hardware, or a batch size below 1.
     """
     hardware = hardware_named(hardware_name)
-    leaves = graph.batch_leaves(batch)
-    sizes = tuple(batch_sizes) or tuple(sorted({max(1, len(leaves[0]) // 2), len(leaves[0])}))
-    if min(sizes) < 1:
-        raise BadInput(f"batch sizes {list(sizes)} cannot be estimated; all must be >= 1")
-    target = RooflineTarget(hardware, autocast, compiled)
-    estimates = [estimate(graph, resized(leaves, size), target) for size in sizes]
+    with undisturbed(graph, HOME, "estimated") as graph:
+        leaves = graph.batch_leaves(batch)
+        sizes = tuple(batch_sizes) or tuple(sorted({max(1, len(leaves[0]) // 2), len(leaves[0])}))
+        if min(sizes) < 1:
+            raise BadInput(f"batch sizes {list(sizes)} cannot be estimated; all must be >= 1")
+        target = RooflineTarget(hardware, autocast, compiled)
+        estimates = estimate(graph, [resized(leaves, size) for size in sizes], target)
     own, shared = parameters_of(graph)
-
-    def cost(index: int, name: str) -> LayerCost:
-        def fit(of: Callable[[Estimate], float]) -> Affine:
-            return fit_affine(sizes, [of(estimates[k][index]) for k in range(len(sizes))])
-
-        return LayerCost(
-            name=name,
-            forward_s=fit(lambda e: e.times.forward_s),
-            backward_input_s=fit(lambda e: e.times.halves()[0]),
-            backward_weight_s=fit(lambda e: e.times.halves()[1]),
-            parameter_bytes=own[index][0],
-            buffer_bytes=own[index][1],
-            saved_bytes=whole_bytes(fit(lambda e: e.saved_bytes)),
-            norms=len(estimates[0][index].norm_channels),
-            norm_channels=sum(estimates[0][index].norm_channels),
-        )
-
     return ModelProfile(
         name=graph.name,
-        layers=tuple(cost(index, name) for index, name in enumerate(graph.layer_names)),
+        layers=layer_costs(graph.layer_names, sizes, estimates, own),
         edges=edges_of(graph, graph.lengths_of(dict(enumerate(leaves)))),
         shared=shared,
         batch_size=max(sizes),
@@ -302,57 +306,75 @@ class RooflineTarget:
         return FusedAttention() if self.hardware.fused_attention else nullcontext()
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The cost of one layer at one batch size."""
-
-    times: PassSeconds
-    saved_bytes: float
-    norm_channels: tuple[int, ...]
-
-
 def estimate(
     graph: LayerGraph,
+    batches: Sequence[Sequence[torch.Tensor]],
+    target: RooflineTarget,
+) -> list[list[Cost]]:
+    """The costs of every layer for each batch (its leaves), from tensors without values."""
+    programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
+    whole = graph.own_module()
+    # The mode is off in forwards: what is made of the batch alone has values, by which code between
+    # layers decides (to leave out a mask that masks nothing).
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def without_values(tensor: torch.Tensor) -> torch.Tensor:
+        with mode:
+            return torch.empty_like(tensor, device=HOME, requires_grad=False)
+
+    others = nullcontext() if isinstance(graph, RecordedGraph) else mode
+    with standing_in([whole, *(program.module for program in programs)], without_values), others:
+        held = [*whole.parameters(), *whole.buffers()]
+        return [estimate_batch(programs, held, leaves, target) for leaves in batches]
+
+
+def estimate_batch(
+    programs: Sequence[StageProgram],
+    held: Sequence[torch.Tensor],
     leaves: Sequence[torch.Tensor],
     target: RooflineTarget,
-) -> list[Estimate]:
-    """The cost of every layer for one batch, from tensors without values."""
-    programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
-    modules = [program.module for program in programs]
-    estimates: list[Estimate] = []
-    # All tensors without values are on the CPU, because the meta device has no autocast.
-    home = torch.device("cpu")
-    with FakeTensorMode(allow_non_fake_inputs=True), standing_in(modules, shape_on(home)):
-        held = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        shapes = [shape_on(home)(leaf) for leaf in leaves]
-        storages = SavedStorages([*held, *shapes])
+) -> list[Cost]:
+    """The cost of every layer for one batch; ``held`` are parameters and buffers."""
+    estimates: list[Cost] = []
+    leaves = [leaf.to(HOME) for leaf in leaves]
+    storages = SavedStorages([*held, *leaves])
+    equal = EqualLayers(storages)
 
-        equal = EqualLayers[Estimate](storages)
-
-        def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
+    def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
+        try:
             outputs, found = equal.run(run, partial(estimated, run))
-            estimates.append(found)
-            return outputs
+        except RuntimeError as failure:
+            reason = str(failure).partition("\n")[0]
+            raise BadInput(
+                f"layer {index} of the model does not run on tensors without values ({reason}), so "
+                f"it cannot be estimated; measure it on a device"
+            ) from failure
+        estimates.append(found)
+        return outputs
 
-        def estimated(run: LayerRun) -> tuple[tuple[torch.Tensor, ...], Estimate]:
-            with target.attention(), target.counting() as forward, CountedNorms() as norms:
-                outputs, saved = storages.saved_by(run.forward)
-            forward.write([*outputs, *saved])
-            times = PassSeconds(
-                forward.seconds,
-                towards_s(run, outputs, [*run.inputs, *run.parameters], target),
-                towards_s(run, outputs, run.inputs, target),
-                towards_s(run, outputs, run.parameters, target),
-            )
-            return outputs, Estimate(times, sum(map(storage_bytes, saved)), tuple(norms.channels))
+    def estimated(run: LayerRun) -> tuple[tuple[torch.Tensor, ...], Cost]:
+        forward, norms = target.counting(), CountedNorms()
 
-        walk(programs, shapes, RunSettings(home, target.autocast), visit)
+        def begin() -> None:
+            forward.restart()
+            norms.channels.clear()
+
+        with target.attention(), forward, norms:
+            outputs, saved = storages.saved_by(run, begin)
+        forward.write([*outputs, *saved])
+        inputs = [tensor for tensor in run.received if tensor.requires_grad]
+        parameters = [p for p in run.program.module.parameters() if p.requires_grad]
+        wanted = ([*inputs, *parameters], inputs, parameters)
+        times = PassSeconds(
+            forward.seconds, *(towards_s(run, outputs, tensors, target) for tensors in wanted)
+        )
+        return outputs, (
+            times,
+            LayerBytes(sum(map(storage_bytes, saved)), 0, tuple(norms.channels)),
+        )
+
+    walk(programs, leaves, RunSettings(HOME, target.autocast), visit)
     return estimates
-
-
-def shape_on(device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Makes, among fake tensors, one like a given tensor but on ``device``."""
-    return partial(torch.empty_like, device=device, requires_grad=False)
 
 
 def towards_s(
@@ -366,30 +388,14 @@ def towards_s(
     if not (roots and wanted):
         return 0.0
     ones = [torch.ones_like(root) for root in roots]
-    with target.counting() as backward:
+    mode: FakeTensorMode = ones[0].fake_mode  # pyright: ignore[reportAttributeAccessIssue]
+    with mode, target.counting() as backward:
         found = torch.autograd.grad(roots, wanted, ones, retain_graph=True, allow_unused=True)
     backward.write(gradient for gradient in found if gradient is not None)
     return backward.seconds
 
 
-Cost = TypeVar("Cost")
-
-
-@dataclass(frozen=True)
-class _Known(Generic[Cost]):
-    """The cost of a layer, and what it did to its inputs (by index) and outputs.
-
-    ``source`` is the index of the input that an output shares its storage with, or -1.
-    """
-
-    cost: Cost
-    outputs: Sequence[torch.Tensor]
-    source: Sequence[int]
-    saved_inputs: Sequence[int]
-    saved_outputs: Sequence[int]
-
-
-class EqualLayers(Generic[Cost]):
+class EqualLayers:
     """Caches the costs of layers on tensors without values, by the work that the layers do.
 
     ``storages`` are those that the layers have saved so far.
@@ -397,50 +403,37 @@ class EqualLayers(Generic[Cost]):
 
     def __init__(self, storages: SavedStorages) -> None:
         self._storages = storages
-        self._known: dict[Hashable, _Known[Cost]] = {}
+        # With the costs a layer's outputs, each with the input that shares its storage (or None),
+        # and which inputs and outputs are saved.
+        self._known: dict[Hashable, tuple[Cost, list[tuple[torch.Tensor, int | None]], Saved]] = {}
 
     def run(
         self, run: LayerRun, visit: Callable[[], tuple[tuple[torch.Tensor, ...], Cost]]
     ) -> tuple[tuple[torch.Tensor, ...], Cost]:
-        """Outputs and cost of a layer: from ``visit``, or derived from an equal layer."""
-        key = self._key(run)
+        """Outputs and costs of a layer: from ``visit``, or derived from an equal layer."""
         inputs = (*run.leaves, *run.received)
-        if key is None:
-            return visit()
-        if key not in self._known:
+        key = self._key(run)
+        if key is None or key not in self._known:
             outputs, cost = visit()
-            addresses = [storage_address(tensor) for tensor in inputs]
-            self._known[key] = _Known(
-                cost,
-                outputs,
-                [_position(storage_address(tensor), addresses) for tensor in outputs],
-                self._saved(inputs),
-                self._saved(outputs),
-            )
+            places = {storage_address(tensor): index for index, tensor in enumerate(inputs)}
+            made = [(tensor, places.get(storage_address(tensor))) for tensor in outputs]
+            if key is not None:
+                self._known[key] = cost, made, self._saved(*inputs, *outputs)
             return outputs, cost
-        known = self._known[key]
-        outputs = tuple(
-            inputs[source] if source >= 0 else _like(tensor)
-            for tensor, source in zip(known.outputs, known.source, strict=True)
-        )
-        self._storages.ignore(inputs[k] for k in known.saved_inputs)
-        self._storages.ignore(outputs[k] for k in known.saved_outputs)
-        return outputs, known.cost
+        cost, made, saved = self._known[key]
+        outputs = tuple(_like(own) if index is None else inputs[index] for own, index in made)
+        self._storages.ignore(compress((*inputs, *outputs), saved))
+        return outputs, cost
 
-    def _saved(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        return [k for k, tensor in enumerate(tensors) if self._storages.knows(tensor)]
+    def _saved(self, *tensors: torch.Tensor) -> Saved:
+        return tuple(map(self._storages.knows, tensors))
 
     def _key(self, run: LayerRun) -> Hashable | None:
-        """All that the cost of a layer depends on; None for layers that are not captured graphs."""
+        """All that the costs of a layer depend on; None for layers about which nothing is known."""
         work = work_of(run)
-        return work and (work, tuple(map(self._storages.knows, (*run.leaves, *run.received))))
-
-
-def _position(address: int, addresses: Sequence[int]) -> int:
-    return addresses.index(address) if address in addresses else -1
+        return work and (work, self._saved(*run.leaves, *run.received))
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    ).requires_grad_(tensor.requires_grad)
+    made = tensor.new_empty_strided(tensor.shape, tensor.stride())
+    return made.requires_grad_(tensor.requires_grad)

@@ -1,25 +1,34 @@
 """Recognises layers that do the same work."""
 
+import re
 from collections.abc import Hashable
+from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
+from torch.utils import _pytree as pytree
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import LengthsOf
+from penstock.capture.record.model_state import PLAIN
+from penstock.capture.record.recording import TensorReference
+from penstock.capture.stage.stage_tensors import StageModule
 from penstock.measure.layer_runs import LayerRun, storage_address
 from penstock.profile.model_profile import Affine, Edge, SharedParameter
 
 __all__ = ["edges_of", "parameters_of", "work_of"]
 
+_NUMBER = re.compile("idx|index|layer_id|layer_num")
+"""Names of attributes in which modules keep their own number in a list of blocks."""
+
 
 def work_of(run: LayerRun) -> Hashable | None:
-    """The operators of a layer and the shapes of their inputs: equal for layers of equal cost.
+    """The calls of a layer and the shapes of its inputs: equal for layers of equal cost.
 
-    None for layers that are not captured graphs, since nothing is known about these.
+    None for layers that run no user's program, since nothing is known about these.
     """
     module = run.program.module
-    if not isinstance(module, fx.GraphModule):
+    if not isinstance(module, StageModule):
         return None
     inputs = (*run.leaves, *run.received)
     addresses = [storage_address(tensor) for tensor in inputs]
@@ -27,7 +36,7 @@ def work_of(run: LayerRun) -> Hashable | None:
         (_shape(tensor), addresses.index(address))
         for tensor, address in zip(inputs, addresses, strict=True)
     )
-    return given, run.program.is_last, len(run.program.sent), _operators(module)
+    return given, run.program.is_last, _calls(module)
 
 
 def _shape(tensor: torch.Tensor) -> Hashable:
@@ -35,31 +44,82 @@ def _shape(tensor: torch.Tensor) -> Hashable:
     return (tuple(tensor.shape), tensor.stride(), *plain)
 
 
-def _operators(module: fx.GraphModule) -> Hashable:
-    """The operators of a stage. Its tensors count by shape, its modules by identity."""
-    number: dict[fx.Node, str] = {}
-    held: dict[int, int] = {}
+def _calls(stage: StageModule) -> Hashable:
+    """The calls of a stage: units by what they are made of, functions, and all arguments.
+
+    Its own tensors count by shape. What is made of the batch alone counts by identity: two masks
+    may let kernels do different work.
+    """
+    record, tensors, part = stage.graph.recorded.record, stage.graph.program.tensors, stage.part
+    received = {value: index for index, value in enumerate(part.received)}
+
+    def value_of(value: int) -> Hashable:
+        known = record.values[value]
+        if part.first <= known.maker < part.last:
+            return "made", known.maker - part.first, known.slot
+        return ("received", received[value]) if value in received else ("batch", value)
+
+    def parameter(name: str) -> Hashable:
+        return described(tensors.parameters[tensors.tied.get(name, name)])
+
+    described = _Described()
     lines: list[Hashable] = []
-    for node in module.graph.nodes:
-        number[node] = f"%{len(number)}"
-        target: Hashable = node.target
-        if node.op == "get_attr":
-            value = _attribute(module, str(node.target))
-            first = held.setdefault(id(value), len(held))
-            is_tensor = isinstance(value, torch.Tensor)
-            target = (first, _shape(value)) if is_tensor else id(value)
-        elif node.op == "placeholder":
-            target = ""
-        arguments = fx.map_arg((node.args, dict(node.kwargs)), number.__getitem__)  # pyright: ignore
-        lines.append((node.op, target, repr(arguments)))
-    return tuple(lines)
+    for event in record.events[part.first : part.last]:
+        what: Hashable = event.func
+        if event.is_unit:
+            path = event.address[0]
+            described.own = {int(name) for name in path.split(".") if name.isdigit()}
+            what = described(stage.get_submodule(path))
+        leaves, spec = pytree.tree_flatten(event.args)
+        given: list[Hashable] = []
+        for leaf in leaves:
+            if not isinstance(leaf, TensorReference):
+                given.append(described(leaf))
+            elif isinstance(leaf.value, str):
+                given.append(parameter(leaf.value))
+            else:
+                of = "constant" if leaf.value is None else value_of(leaf.value)
+                given.append((of, leaf.shape, leaf.dtype))
+        others = (*map(value_of, event.reads), *map(parameter, event.params))
+        lines.append((what, str(spec), tuple(given), others))
+    return tuple(lines), tuple(map(value_of, part.sent))
 
 
-def _attribute(module: nn.Module, name: str) -> object:
-    value: object = module
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+class _Described:
+    """Describes modules, attributes and arguments by what decides about work.
+
+    Tensors count by shape, and other objects by identity. A module's number in a list of blocks
+    (``layer_idx`` of ``layers.3``), which is one of ``own``, is left out.
+    """
+
+    def __init__(self) -> None:
+        self.own: set[int] = set()
+        self._seen: dict[int, int] = {}
+
+    def __call__(self, value: Any) -> Hashable:
+        """The description of a value."""
+        if isinstance(value, PLAIN):
+            return type(value), repr(value) if isinstance(value, float) else value
+        if isinstance(value, list | tuple | set | frozenset):
+            return type(value), tuple(map(self, value))
+        if isinstance(value, dict):
+            return tuple((self(key), self(entry)) for key, entry in value.items())
+        if not isinstance(value, torch.Tensor | nn.Module):
+            return id(value)
+        first = len(self._seen)
+        number = self._seen.setdefault(id(value), first)
+        if number < first:
+            return "again", number
+        if isinstance(value, torch.Tensor):
+            return _shape(value)
+        return type(value), tuple(map(self._attribute, *zip(*vars(value).items(), strict=True)))
+
+    def _attribute(self, key: str, value: Any) -> Hashable:
+        if key.endswith("_hooks"):
+            return key, self(list(value.values()))
+        if type(value) is int and value in self.own and _NUMBER.search(key):
+            return key
+        return key, self(value)
 
 
 def parameters_of(

@@ -11,6 +11,7 @@ from torch import nn
 from penstock.capture.layer_graph import Batch, LayerGraph
 from penstock.capture.tensor_split import SplitTable, divided_dims, divided_layers
 from penstock.errors import BadInput
+from penstock.measure.layer_runs import undisturbed
 from penstock.profile.model_profile import ModelProfile, TensorParallelCosts
 
 __all__ = ["with_tensor_parallel"]
@@ -37,10 +38,8 @@ def with_tensor_parallel(
         )
     divided = divided_dims(graph, table)
     split = divided_layers(graph.model, table)
-    leaves = graph.batch_leaves(batch)
-    output_bytes = bytes_of_outputs(
-        graph, leaves, [name for name, kind in split.items() if kind == "rowwise"]
-    )
+    rowwise = [name for name, kind in split.items() if kind == "rowwise"]
+    output_bytes = bytes_of_outputs(graph, batch, rowwise)
     layers = len(profile.layers)
     whole, shared = [0.0] * layers, [0.0] * layers
     sums, sum_bytes = [0.0] * layers, [0.0] * layers
@@ -53,7 +52,7 @@ def with_tensor_parallel(
             module, _, kind = use.name.rpartition(".")
             if kind == "weight" and module in output_bytes:
                 sums[layer] += 2
-                sum_bytes[layer] += 2 * output_bytes[module] / leaves[0].shape[0]
+                sum_bytes[layer] += 2 * output_bytes[module]
     shares = tuple(
         part / all_of if all_of else 0.0 for part, all_of in zip(shared, whole, strict=True)
     )
@@ -61,15 +60,14 @@ def with_tensor_parallel(
     return replace(profile, tensor_parallel=costs)
 
 
-def bytes_of_outputs(
-    graph: LayerGraph, leaves: Sequence[torch.Tensor], names: Sequence[str]
-) -> Mapping[str, float]:
-    """The bytes of the outputs of some modules of the model on a batch."""
+def bytes_of_outputs(graph: LayerGraph, batch: Batch, names: Sequence[str]) -> Mapping[str, float]:
+    """For one sample the bytes of the outputs of some modules of the model."""
     found: dict[str, float] = {}
     device = next((p.device for p in graph.model.parameters()), torch.device("cpu"))
-    with torch.no_grad(), watched(graph.model, names, found):
-        graph.own_module()(*(leaf.to(device) for leaf in leaves))
-    return found
+    with undisturbed(graph, device) as own, torch.no_grad(), watched(own.model, names, found):
+        leaves = [leaf.to(device) for leaf in own.batch_leaves(batch)]
+        own.own_module()(*leaves)
+    return {name: size / leaves[0].shape[0] for name, size in found.items()}
 
 
 @contextmanager

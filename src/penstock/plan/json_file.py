@@ -3,15 +3,28 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from penstock.document import Entry, Json, check_document, json_text, read_document, write_text
+from penstock.document import (
+    Entry,
+    Json,
+    check_document,
+    json_text,
+    read_document,
+    version_is,
+    write_text,
+)
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.schedule.shape import StageCost
 
 __all__ = ["plan_from_json", "plan_to_json", "read_plan", "write_plan"]
 
+
+VERSION = 2
+"""Raised whenever the same model gets other layers, which plans and profiles count."""
+
+OLDER = f"since version {VERSION} models have other layers, so plan again ('penstock plan')"
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Seconds or bytes."""
@@ -43,7 +56,7 @@ class PlanEntry(Entry):
     """A whole plan."""
 
     format: Literal["penstock-plan"]
-    schema_version: Literal[1]
+    schema_version: Annotated[int, AfterValidator(version_is(VERSION, OLDER))]
     planner: str = "hand"
     schedule: str
     micro_batches: int
@@ -122,7 +135,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
         adapted["tensor_groups"] = [list(group) for group in plan.tensor_groups]
     return {
         "format": "penstock-plan",
-        "schema_version": 1,
+        "schema_version": VERSION,
         "planner": plan.planner,
         "schedule": plan.schedule,
         "micro_batches": plan.micro_batches,

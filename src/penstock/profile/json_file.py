@@ -2,11 +2,19 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from penstock.document import Entry, check_document, json_text, parse_json, read_text, write_text
+from penstock.document import (
+    Entry,
+    check_document,
+    json_text,
+    parse_json,
+    read_text,
+    version_is,
+    write_text,
+)
 from penstock.errors import BadInput
 from penstock.profile.model_profile import (
     Affine,
@@ -19,6 +27,12 @@ from penstock.profile.model_profile import (
 )
 
 __all__ = ["profile_from_json", "profile_to_json", "read_profile", "write_profile"]
+
+
+VERSION = 2
+"""Raised whenever the same model gets other layers."""
+
+OLDER = f"since version {VERSION} models have other layers, so profile the model again"
 
 
 class AffineEntry(Entry):
@@ -137,7 +151,7 @@ class ProfileEntry(Entry):
     """A whole profile."""
 
     format: Literal["penstock-profile"]
-    schema_version: Literal[1]
+    schema_version: Annotated[int, AfterValidator(version_is(VERSION, OLDER))]
     name: str
     source: str = "unknown"
     device: str = ""
@@ -191,7 +205,7 @@ def profile_to_json(profile: ModelProfile) -> dict[str, object]:
     """The JSON value of ``profile``; `profile_from_json` restores it exactly."""
     document: dict[str, object] = {
         "format": "penstock-profile",
-        "schema_version": 1,
+        "schema_version": VERSION,
         "name": profile.name,
         "source": profile.source,
         **({"device": profile.device} if profile.device else {}),

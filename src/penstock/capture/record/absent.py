@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -34,6 +34,7 @@ __all__ = [
     "release",
     "scripts_seen",
     "version_of",
+    "without_modes",
     "writes_first",
 ]
 
@@ -161,7 +162,7 @@ def absent_like(
     is_parameter: bool = False,
 ) -> Absent:
     """A new absent tensor; as a parameter it is an instance of `torch.nn.Parameter`."""
-    with _NO_FUNCTION():
+    with _NO_FUNCTION(), without_modes():
         made = Absent.of(torch.empty(shape, dtype=dtype, device=META), needs_grad, is_unknown)
     if is_parameter:
         made._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
@@ -297,6 +298,14 @@ def writes_first(name: str) -> bool:
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
+_NO_CONTEXT = contextlib.nullcontext()
+
+
+def without_modes() -> Any:
+    """Within, no dispatch mode is active: those of an estimate see only what is here."""
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NO_CONTEXT
+
+
 _known: dict[Any, tuple[torch.Tensor, bool, bool]] = {}
 """Results by what decides about them: the tensor, whether it needs a gradient, and is a view."""
 _MOST_KNOWN = 10_000
@@ -386,6 +395,11 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         raise NeedsValues(f"{name.strip('_')}() of a tensor of another stage")
     if func is torch.autograd.grad:
         return _gradients(*args, **kwargs)
+    with without_modes():
+        return _absent_result(func, name, args, kwargs)
+
+
+def _absent_result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "detach":
         return Absent.of(_own(args[0].plain), False, args[0].is_unknown)
     enabled = torch.is_grad_enabled()
@@ -449,7 +463,7 @@ def _attribute(func: Any, name: str, args: tuple[Any, ...]) -> Any:
         return None  # a property that is set
     if owner.is_unknown:
         return absent_like((0,), owner.plain.dtype, owner.needs_grad, is_unknown=True)
-    with _NO_SUBCLASS():
+    with _NO_SUBCLASS(), without_modes():
         found = func(owner.plain)
     return Absent.of(found, owner.needs_grad) if isinstance(found, torch.Tensor) else found
 
@@ -545,6 +559,8 @@ def _in(value: Any) -> Any:
         if value.is_unknown:
             raise _SizeUnknown
         return value.plain
+    if isinstance(value, FakeTensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
     if isinstance(value, torch.Tensor):
         with _NO_FUNCTION():
             return value.detach().to(META)

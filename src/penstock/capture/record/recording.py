@@ -801,6 +801,7 @@ class ProgramRecording(TorchFunctionMode):
         n = self.counts[path]
         self.counts[path] = n + 1
         event = RecordedCall((path, n), line=line_of_user(3), depends=True, is_unit=True)
+        event.args = pytree.tree_map(self._reference, (args, kwargs))
         given = tensors_in((args, kwargs))
         check_none_lost(given)
         for tensor in given:

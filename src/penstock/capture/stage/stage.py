@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -52,7 +52,10 @@ from penstock.capture.stage.kept_state import KeptState, Place, copied, place_of
 from penstock.capture.stage.own_blocks import own_blocks
 from penstock.errors import BadInput
 
-__all__ = ["PathChanged", "ProgramPart", "ProgramStage", "StageRun"]
+__all__ = ["Costs", "PathChanged", "ProgramPart", "ProgramStage", "StageRun"]
+
+Costs: TypeAlias = Literal["", "measured", "estimated"]
+"""For which costs a stage runs, if it runs for these."""
 
 KEEP_TOGETHER = "keep these layers in one stage"
 REMEDY = (
@@ -146,6 +149,8 @@ class _Call:
     received: frozenset[int] | None = None
     watch: bool = False
     draws: bool = False
+    first: int = 0
+    """The number of its (first) event."""
 
     @property
     def is_single(self) -> bool:
@@ -181,7 +186,14 @@ class ProgramStage:
     nothing is known of activations: the run finds the values of a whole step, for which all
     parameters are absent. ``alone``: parameters that this stage does not hold may be here, since
     other stages run in this process; they are absent while it runs.
+
+    With ``costs`` it runs to find these: from `on_begin` on it makes all calls of its range, and no
+    others; it does not end when all is made that is sent, but where the next stage begins. If they
+    are "estimated", activations have no values, so who asks for some is answered as on the example.
     """
+
+    on_begin: Callable[[], None] | None = None
+    """Called before the stage's own first call, unless that is the first of all."""
 
     def __init__(
         self,
@@ -194,9 +206,10 @@ class ProgramStage:
         probes: bool = False,
         alone: bool = True,
         checks: bool = False,
+        costs: Costs = "",
     ) -> None:
         self.program, self.recorded, self.part = program, recorded, part
-        self.probes, self._checks = probes, checks
+        self.probes, self._checks, self.costs = probes, checks, costs
         self.inside = False
         self.counts_targets = False
         self.counted: Any = None
@@ -256,7 +269,7 @@ class ProgramStage:
             or any(action.kind == "result" for action in own)
         }
         self._answers = part.answers
-        if self.probes:
+        if self.probes or self.costs == "estimated":
             self._answers = {e.address: e.answer for e in events if e.asks and e.depends}
         # A call between units that draws for activations is one stage's; it must not move the
         # generator from which all stages draw.
@@ -267,7 +280,11 @@ class ProgramStage:
         # What a stage receives has its hooks where it is made, and all gradients arrive there.
         hooks = self.record.tensor_hooks.items()
         self._hooked_elsewhere = {address for address, value in hooks if value in part.received}
-        addresses = {*self._received_slots, *self._sent_slots, *acted}
+        # Where the range begins and ends, if that is to be seen.
+        ends = [part.first, part.last] if self.costs else []
+        self._marks = {number for number in ends if 0 < number < len(events)}
+        self._marked = {events[i].address: i for i in self._marks if not events[i].is_unit}
+        addresses = {*self._received_slots, *self._sent_slots, *acted, *self._marked}
         addresses |= {*self._answers, *self._random_calls, *self._hooked_elsewhere}
         self._watched = addresses
         self.watched_names = {address[1] for address in addresses}
@@ -279,6 +296,8 @@ class ProgramStage:
         last = len(events)
         if self._ends_early and self._wanted:
             last = max(record.values[value].maker for value in part.sent)
+            if self.costs:
+                last = part.last  # its call is seen, and ends the stage
         calls: dict[str, list[_Call]] = defaultdict(list)
         expected: dict[str, int] = defaultdict(int)
         for number, event in enumerate(events):
@@ -294,7 +313,9 @@ class ProgramStage:
                 continue
             # Without watched places, own units that send nothing are left as they are.
             plain = all(
-                c.own and not c.sent and not c.watch and not (self._streams and c.draws)
+                c.own
+                and not (c.sent or c.watch or (self._streams and c.draws))
+                and c.first not in self._marks
                 for c in own
             )
             if plain and not self._watched_anchors and path not in record.nested:
@@ -350,6 +371,7 @@ class ProgramStage:
             frozenset(received.values()) if received is not None else None,
             anchor in self._watched_anchors,
             event.random,
+            number,
         )
 
     def _leave_out_blocks(self, last: int) -> set[str]:
@@ -448,7 +470,15 @@ class ProgramStage:
         made = [m.what for m in block.template if m.kind == "made"]
         received = frozenset(value for value in made if value in self.part.received)
         watch = block.anchor in self._watched_anchors
-        return _Call(False, block.anchor, block.template, block.spec, None, received or None, watch)
+        return _Call(
+            False,
+            block.anchor,
+            block.template,
+            block.spec,
+            received=received or None,
+            watch=watch,
+            first=block.first,
+        )
 
     def hold(self, *, alone: bool) -> None:
         """Decide which parameters that are not this stage's are exchanged while it runs.
@@ -539,6 +569,8 @@ class ProgramStage:
                     raise PathChanged(f"'{path}' is called {times}")
                 n = len(calls) - 1
             call = calls[n]
+            if call.first in self._marks:
+                self._at_mark(call.first)
             if call.own:
                 self.inside = True
                 try:
@@ -561,6 +593,7 @@ class ProgramStage:
         """`_called_often` for a module with one call in a forward, and for what this stage does."""
         (call,) = calls
         after, sent, anchor, plain = call.watch, call.sent, call.anchor, way.plain
+        mark = call.first if call.first in self._marks else None
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._running is None or self.inside:
@@ -568,6 +601,8 @@ class ProgramStage:
             if self._watching:
                 self._unwatch()
             self._count += 1
+            if mark is not None:
+                self._at_mark(mark)
             result = plain(*args, **kwargs)
             if sent:
                 single = isinstance(result, torch.Tensor)
@@ -586,6 +621,8 @@ class ProgramStage:
             if self._watching:
                 self._unwatch()
             self._count += 1
+            if mark is not None:
+                self._at_mark(mark)
             if single is None:
                 result = self._left_out(call, args, kwargs)
             elif receives:
@@ -619,6 +656,14 @@ class ProgramStage:
                 found.append(self._absent(made))
         return pytree.tree_unflatten(found, call.spec)
 
+    def _at_mark(self, number: int) -> None:
+        """The stage's own first call comes next, or the first after it."""
+        if number == self.part.first:
+            if self.on_begin is not None:
+                self.on_begin()
+        elif self._ends_early and len(self._sent) == self._wanted:
+            raise StageEnd
+
     def _absent(self, made: Made) -> Absent:
         """An absent tensor for a value; its shape is found once for each size of batch."""
         known = self._shapes.get(made.what)
@@ -642,6 +687,8 @@ class ProgramStage:
         n = self._seen.get(place, 0)
         self._seen[place] = n + 1
         address = (*place, n)
+        if address in self._marked:
+            self._at_mark(self._marked[address])
         if address in self._hooked_elsewhere:
             return NoHandle()
         if address in self._answers:  # of activations nothing is known: as in the example
@@ -720,7 +767,7 @@ class ProgramStage:
                 with torch._C.DisableTorchFunction():  # no call of the user's program
                     tensor = tensor.clone()
             self._sent[value] = tensor
-        if len(self._sent) == self._wanted and self._ends_early:
+        if len(self._sent) == self._wanted and self._ends_early and not self.costs:
             raise StageEnd
 
     def _in_words(self, address: Address) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 from penstock.capture.layer_graph import TensorSpec
 from penstock.capture.loss.loss_parts import LossAction
-from penstock.capture.record.absent import Absent
+from penstock.capture.record.absent import Absent, absent_like, without_modes
 from penstock.capture.record.example import without_caches
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.stage.checked_run import checked
@@ -42,7 +42,8 @@ class RunContext:
 @lru_cache(maxsize=256)
 def weight_of_rows(rows: int, device: torch.device) -> torch.Tensor:
     """``rows`` as a float32 scalar tensor, one for all micro-batches of a size."""
-    return torch.full((), float(rows), dtype=torch.float32, device=device)
+    with without_modes():  # it is kept, and an estimate must not leave a tensor without value here
+        return torch.full((), float(rows), dtype=torch.float32, device=device)
 
 
 @lru_cache(maxsize=256)
@@ -80,9 +81,8 @@ class StageModule(nn.Module):
             actions = graph.recorded.parts.actions
         own["actions"], own["unchecked"] = actions, graph.recorded.is_steady
         program = graph.program
-        own["stage"] = ProgramStage(
-            program, graph.recorded, part, actions, graph.state, alone=graph.alone
-        )
+        options: Any = {"alone": graph.alone, "costs": graph.costs}
+        own["stage"] = ProgramStage(program, graph.recorded, part, actions, graph.state, **options)
         self.stage.counts_targets = is_last and own["mode"] == "targets"
         own["context"] = RunContext()
         units = {path for path, _ in part.units}
@@ -258,7 +258,7 @@ class StageModule(nn.Module):
             shape = [size.samples, *((spec.rows,) if spec.rows > 1 else ()), *spec.shape[1:]]
             for dim, length in spec.varying:
                 shape[dim] = size.lengths[length]
-            found[index] = Absent.of(torch.empty(shape, dtype=spec.dtype, device="meta"))
+            found[index] = absent_like(tuple(shape), spec.dtype)
         self.__dict__["absent_leaves"] = (size, found)
         return found
 

@@ -272,7 +272,8 @@ def own_tensors(
     """Within, the module's tensors have ``values`` and no gradients; yields them by first name.
 
     Parameters stay the same objects, since the user's code may hold them. Those without values (of
-    other ranks, or on the meta device) are replaced, and in ``double`` all, since gradients have the old type.
+    other ranks, or on the meta device) are replaced. In ``double`` all are, since gradients have
+    the old type.
     """
     held: dict[str, torch.Tensor] = {}
     with ExitStack() as undo:
