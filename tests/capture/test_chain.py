@@ -41,7 +41,7 @@ BATCH = (torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), torch.te
 def test_stages_together_equal_the_chain(pipeline):
     chain, batch = _chain().double(), (BATCH[0].double(), BATCH[1])
     graph = capture_model(chain, batch)
-    assert graph.layer_names == ("0", "1", "2", "3", "4")
+    assert graph.layer_names == ("0", "1", "2", "3", "4", "loss")
     for cuts, rows in (([], 3), ([3], 5), ([1, 2, 3, 4], 2)):
         pipeline.assert_composition_equals_model(
             graph, chain, batch, cuts, loss=chain.loss, rows=rows
@@ -61,7 +61,7 @@ def test_a_loss_in_the_last_module_needs_no_loss_function(pipeline):
 
     chain = Chain([nn.Linear(4, 4), nn.Linear(4, 4), Head()])
     graph = capture_model(chain, BATCH[0])
-    assert graph.layer_names == ("0", "1")  # the loss is computed with its last layer
+    assert graph.layer_names == ("0", "1", "loss")
     run = pipeline.run_programs(graph, pipeline.split(graph, [1]), BATCH[0])
     torch.testing.assert_close(run.loss, chain(BATCH[0]))
     assert run.weight.item() == 3
@@ -78,7 +78,7 @@ def test_a_module_used_twice_is_one_parameter_with_two_layers():
 def test_a_batch_norm_used_twice_cannot_be_cut_apart():
     norm = nn.BatchNorm1d(4)
     graph = capture_model(Chain([norm, norm], functional.mse_loss), (BATCH[0],) * 2)
-    assert len(graph.layer_names) == 1
+    assert graph.layer_names == ("0", "loss")
 
 
 def test_capture_leaves_statistics_and_random_state_alone():
@@ -132,7 +132,7 @@ def test_a_sum_of_losses_is_exact_where_slices_have_unequal_numbers_of_targets(p
     x, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([1, 0, 1, 2])
     chain = Chain([nn.Linear(3, 3), nn.Linear(3, 3)], loss=both).double()
     graph = capture_model(chain, (x, y))
-    first, second = [graph.stage(range(k, k + 1)).module for k in range(2)]
+    first, second = (graph.stage(layers).module for layers in (range(1), range(1, 3)))
     leaves = graph.batch_leaves((x, y))
     runs = [second(*(t[rows] for t in leaves[1:]), first(leaves[0][rows])[0]) for rows in ROWS]
     total = sum(loss * weight for loss, weight in runs) / sum(weight for _, weight in runs)
@@ -147,7 +147,7 @@ def test_code_that_leaves_torch_and_needs_no_parameters_is_a_layer(pipeline):
     chain = Chain([nn.Linear(4, 4), Rounds(), nn.Linear(4, 3)], functional.cross_entropy).double()
     batch = BATCH[0].double(), BATCH[1]
     graph = capture_model(chain, batch)
-    assert graph.layer_names == ("0", "1", "2")
+    assert graph.layer_names == ("0", "1", "2", "loss")
     pipeline.assert_composition_equals_model(graph, chain, batch, [1, 2], loss=chain.loss)
 
 
@@ -155,7 +155,7 @@ def test_a_chain_takes_a_list_of_weighted_losses():
     x, y = torch.randn(4, 3), torch.randn(4, 2)
     terms = [(1.0, nn.functional.mse_loss), (0.5, nn.functional.l1_loss)]
     model = nn.Linear(3, 2)
-    loss, weight = capture_model(Chain([model]), (x, y), loss=terms).stage(range(1)).module(x, y)
+    loss, weight = capture_model(Chain([model]), (x, y), loss=terms).stage(range(2)).module(x, y)
     expected = nn.functional.mse_loss(model(x), y) + 0.5 * nn.functional.l1_loss(model(x), y)
     torch.testing.assert_close(loss, expected)
     assert weight == 4

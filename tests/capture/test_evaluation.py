@@ -48,7 +48,7 @@ def test_a_norm_that_was_frozen_at_capture_stays_frozen():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model[1].eval()
     batch = (torch.randn(3, 4), torch.tensor([0, 1, 1]))
-    program = capture_model(model, batch, loss=functional.cross_entropy).stage(range(0, 2))
+    program = capture_model(model, batch, loss=functional.cross_entropy).stage(range(0, 3))
     for training in (True, False, True):
         set_training(program.module, training)
         program.module(*batch)

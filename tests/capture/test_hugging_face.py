@@ -48,12 +48,13 @@ def test_a_transformer_can_be_cut_inside_a_block_and_blocks_are_layers_if_asked_
         "transformer.wte",
         *(f"transformer.h.{block}.{part}" for block in (0, 1) for part in ("attn", "mlp")),
         "lm_head",
+        "loss",
     )
     for _, producer, consumers in graph.crossings:
         assert consumers == (producer + 1,), "one tensor between neighbours, the residual stream"
     graph = capture_model(*pipeline.models["llama"](), granularity="block")
     assert graph.layer_names == (
-        *("model.embed_tokens", "model.layers.0", "model.layers.1", "lm_head"),
+        *("model.embed_tokens", "model.layers.0", "model.layers.1", "lm_head", "loss"),
     )
 
 

@@ -32,7 +32,7 @@ def in_two(graph: Any) -> Plan:
 def test_padded_batches_train_the_weights_as_the_batches_do() -> None:
     own, model = tagger(), tagger()
     graph = captured(model)
-    assert graph.layer_names == ("embed", "blocks.0", "blocks.1", "blocks.2", "head")
+    assert graph.layer_names == ("embed", "blocks.0", "blocks.1", "blocks.2", "head", "loss")
     assert graph.largest_lengths == (6,)
     assert graph.batch_leaves(batch_of(5))[0].shape == (6, 6)
     pipe = InProcessPipeline(graph, in_two(graph), batch_of(5), optimizer=sgd)

@@ -402,4 +402,4 @@ def penalty(net: Any, h: Any) -> Any:
 
 def test_no_cut_is_made_within_a_gradient_of_forward() -> None:
     graph = compare(Net(penalty))
-    assert graph.layer_names == ("first", "middle", "middle#2", "last")
+    assert graph.layer_names == ("first", "middle", "middle#2", "last", "loss")

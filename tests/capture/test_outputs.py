@@ -165,9 +165,9 @@ def test_results_keep_the_type_of_the_model_and_lack_only_the_loss() -> None:
 def test_what_only_outputs_need_is_with_the_last_layers() -> None:
     model, batch, loss = several()
     graph = capture_model(model, batch, loss=loss)
-    assert graph.layer_names == ("first", "second", "last", "unused")
-    held = [dict(graph.stage(range(i, i + 1)).module.named_parameters()) for i in range(4)]
-    assert ["unused.weight" in names for names in held] == [False, False, False, True]
+    assert graph.layer_names == ("first", "second", "last", "unused", "loss")
+    held = [dict(graph.stage(range(i, i + 1)).module.named_parameters()) for i in range(5)]
+    assert ["unused.weight" in names for names in held] == [False, False, False, True, False]
 
 
 def test_a_batch_for_predictions_may_lack_its_target() -> None:

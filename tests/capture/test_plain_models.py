@@ -144,7 +144,7 @@ def test_stages_together_equal_the_model(pipeline, name, granularity):
 def test_a_skip_goes_from_its_producer_to_its_consumer():
     model, batch, loss = MODELS["unet"]()
     graph = capture_model(model, batch, loss=loss)
-    assert graph.layer_names == ("first", "down", "bottom", "up", "top", "last")
+    assert graph.layer_names == ("first", "down", "bottom", "up", "top", "last", "loss")
     consumers = {producer: readers for _, producer, readers in graph.crossings}
     assert consumers[0] == (1, 4)
     assert consumers[1] == (2, 3)
@@ -251,7 +251,7 @@ def test_weighted_slices_together_give_the_loss_of_the_batch(name):
     words = torch.tensor([[2, 5, 2, 2, 4, 2], [4, 5, 6, 7, 8, 9], [2, 2, 2, 5, 6, 2]])
     graph = capture_model(model, (words, words), loss=loss)
     expected = loss(model(words), words)
-    first, second = (graph.stage(range(k, k + 1)) for k in range(2))
+    first, second = (graph.stage(layers) for layers in (range(1), range(1, 3)))
     leaves = graph.batch_leaves((words, words))
     runs = []
     for part in (slice(0, 1), slice(1, 3)):

@@ -88,7 +88,7 @@ def test_slices_of_unequal_numbers_of_samples_and_other_batches_are_right():
 def test_a_model_of_such_batches_is_profiled():
     graph = capture_model(Patches().double(), pictures(4), loss=functional.cross_entropy)
     profile = measure_profile(graph, pictures(4), repeats=1)
-    assert [layer.name for layer in profile.layers] == ["patch", "middle", "last"]
+    assert [layer.name for layer in profile.layers] == ["patch", "middle", "last", "loss"]
     # Four patches of eight numbers of eight bytes for each sample.
     assert [edge.bytes.at(3) for edge in profile.crossing(1)] == [3 * PATCHES * 8 * 8]
 

@@ -98,6 +98,13 @@ class Recorded:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     is_steady: bool = True
     """Whether other numbers of samples make the same calls that depend on parameters."""
+    is_steady_in_lengths: bool = True
+    """The same of other lengths."""
+
+    def has_calls_of(self, size: BatchSize) -> bool:
+        """Whether a batch of this size makes the recorded calls that depend on parameters."""
+        same = self.is_steady_in_lengths or size.lengths == self.size.lengths
+        return self.is_steady and same
 
 
 @dataclass
@@ -268,7 +275,8 @@ class _Recorder:
         if self._attempt.failure is not None:
             raise only_whole(self._program, self._attempt.failure)
         first.sizes, first.size = ValueSizes(records, batches, self._shapes_at), self._example
-        first.is_steady = len({dependent_addresses(r) for r in (first.record, *by_samples)}) == 1
+        first.is_steady = len(set(map(dependent_addresses, (first.record, *by_samples)))) == 1
+        first.is_steady_in_lengths = len(set(map(dependent_addresses, records))) == 1
         first.calls = tuple(dict(record.counts) for record in records)
         try:
             given = first.record, by_samples, first.sizes, first.loss

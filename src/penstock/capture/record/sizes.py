@@ -128,6 +128,7 @@ class ValueSizes:
             batches[0].lengths: shapes_of(first)
         }
         self.formulas: list[tuple[Size, ...] | None] = []
+        self._is_at_lengths = False
         for value in first.values:
             key = first.events[value.maker].address, value.slot
             found = [value.shape, *(known.get(key) for known in shapes)]
@@ -141,6 +142,11 @@ class ValueSizes:
             assert self._shapes_at is not None
             found = self._known[lengths] = dict(self._shapes_at(lengths))
         return found
+
+    def find(self, lengths: tuple[int, ...]) -> None:
+        """Record the shapes at these lengths now, if any of them is without a formula."""
+        if self._is_at_lengths:
+            self.shapes_at(lengths)
 
     def _called_by_sample(self, first: ProgramRecording) -> None:
         """Calls of a module that is called once for each sample have the first call's shapes."""
@@ -184,11 +190,13 @@ class ValueSizes:
             (b.samples, n) for b, n in zip(self.batches, sizes, strict=True) if b.lengths == lengths
         ]
         if len({size for _, size in own}) == 1:
+            self._is_at_lengths = True
             return SizeAtLengths(self.shapes_at, key, dim)
         if (
             all(size * samples == sizes[0] * count for count, size in own)
             and not sizes[0] % samples
         ):
+            self._is_at_lengths = True
             return SizeAtLengths(self.shapes_at, key, dim, samples)
         return None
 

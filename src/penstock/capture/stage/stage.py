@@ -804,6 +804,7 @@ class ProgramStage:
         if self._shapes_of is not run.size:
             self._shapes_of, self._shapes = run.size, dict[int, tuple[torch.Tensor, bool]]()
             self._sent_shapes = dict[int, tuple[int, ...] | None]()
+            self._sizes.find(run.size.lengths)  # not within a run, which would be recorded, too
         self._reset(run)
         try:
             result = self._run_replaced(call)

@@ -79,7 +79,7 @@ class StageModule(nn.Module):
         actions: Mapping[int, Sequence[LossAction]] = {}
         if mode == "step" or (is_last and mode == "targets"):
             actions = graph.recorded.parts.actions
-        own["actions"], own["unchecked"] = actions, graph.recorded.is_steady
+        own["actions"], own["unchecked"] = actions, True
         program = graph.program
         options: Any = {"alone": graph.alone, "costs": graph.costs}
         own["stage"] = ProgramStage(program, graph.recorded, part, actions, graph.state, **options)
@@ -174,7 +174,7 @@ class StageModule(nn.Module):
         def call() -> Any:
             return program.run(by_index, with_loss=has_loss)
 
-        if self.unchecked and not graph.state.modes:
+        if self.unchecked and not graph.state.modes and graph.recorded.has_calls_of(size):
             self.__dict__["unchecked"] = False
             stage = self._checking()
             call = checked(graph, stage, call, by_index)
