@@ -292,7 +292,7 @@ def test_a_loss_module_keeps_its_parameters_under_its_name(pipeline):
     loss, (words, targets) = Tempered(), _words()
     graph = capture_model(_Scores(), (words, targets), loss=loss)
     use = next(use for use in graph.parameter_uses if use.name == "loss.temperature")
-    assert [graph.layer_names[layer] for layer in use.layers] == ["out"]
+    assert [graph.layer_names[layer] for layer in use.layers] == ["loss"]
     pipeline.run_programs(graph, pipeline.split(graph, [1]), (words, targets))
     assert loss.temperature.grad is not None
 

@@ -123,20 +123,22 @@ def test_batch_norms_that_use_their_own_statistics_are_counted_with_their_channe
 def test_saved_bytes_are_exact_and_a_tensor_saved_twice_counts_once() -> None:
     model = chain(wide=nn.Linear(16, 32), relu=nn.ReLU(), out=nn.Linear(32, 4))
     profile = measure_profile(graph_of(model), example(), batch_sizes=(2, 4, 8), repeats=1)
-    wide, out = (layer.saved_bytes for layer in profile.layers)
+    wide, out, loss = (layer.saved_bytes for layer in profile.layers)
     assert wide == Affine(0, 32 * 4)  # its result; the batch is there anyway
-    # The log-softmax; the layer saves its input, too, but so does the layer before.
-    assert 4 * 4 <= out.per_sample < 32 * 4
+    assert out == Affine(0, 0)  # its input, which the layer before saves, too
+    assert 4 * 4 <= loss.per_sample < 32 * 4  # the log-softmax
 
 
 def test_parameters_buffers_and_edges_are_counted_in_bytes() -> None:
     profile = measure_profile(graph_of(net()), example(), repeats=1)
-    wide, out = profile.layers
+    wide, out, loss = profile.layers
     assert (wide.name, wide.parameter_bytes) == ("wide", (16 * 32 + 32 + 2 * 32) * 4)
     assert (out.name, out.parameter_bytes) == ("out", (32 * 4 + 4) * 4)
+    assert (loss.name, loss.parameter_bytes) == ("loss", 0)
     assert wide.buffer_bytes == 2 * 32 * 4 + 8
     edges = {(e.producer, e.consumer): (e.bytes, e.gradient_bytes) for e in profile.edges}
-    assert edges == {(0, 1): (Affine(0, 32 * 4), Affine(0, 32 * 4))}
+    scores = Affine(0, 4 * 4)
+    assert edges == {(0, 1): (Affine(0, 32 * 4), Affine(0, 32 * 4)), (1, 2): (scores, scores)}
 
 
 def test_a_tied_parameter_is_shared_and_belongs_to_no_layer() -> None:

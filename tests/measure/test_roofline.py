@@ -311,7 +311,7 @@ def test_a_cluster_whose_speeds_are_relative_to_another_device_is_refused(
 ) -> None:
     profile = estimate_profile(graph_of(wide("meta"), batch), batch, "H100-80GB")
     cluster = find_cluster("h100-pod-16")
-    plan = Plan((Stage(range(2), (0,), (ROWS,)),), 1, ROWS, "gpipe")
+    plan = Plan((Stage(range(3), (0,), (ROWS,)),), 1, ROWS, "gpipe")
     with pytest.raises(BadInput, match=r"gives that device the speed 4\.26"):
         simulate_plan(plan, profile, cluster)
     with pytest.raises(BadInput, match="write the cluster with speed = 1 for H100-80GB"):

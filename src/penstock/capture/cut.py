@@ -238,11 +238,14 @@ class Cut:
         return distinct(names), (*bounds, self.end)
 
     def _start_of_loss(self, heavy: int) -> int | None:
-        """The call that begins the loss: the first that is called so after the last heavy call.
+        """The call that begins the loss: of the loss function the first.
 
-        Else the first that makes a number; None if nothing comes after the last heavy call.
+        Where the model returns its loss, the first after the last heavy call that is called so, or
+        else makes a number. None if nothing comes after the last heavy call.
         """
         later = [n for n in range(heavy + 1, self.end) if self.record.events[n].depends]
+        if self.program.loss is not None:
+            return next((n for n in later if n >= self.record.model_end), None)
         for number in later:
             name = str(self.record.events[number].address[1])
             if "loss" in name or name == "cross_entropy":

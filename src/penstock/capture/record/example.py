@@ -365,7 +365,7 @@ class _Recorder:
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore")  # the user's own runs give these too
-                result = program.run(dict(enumerate(own)))
+                result = program.run(dict(enumerate(own)), on_output=record.end_model)
         except NeedsValues as asked:
             if not must_run:
                 raise _NotThere from asked

@@ -365,6 +365,8 @@ class ProgramRecording(TorchFunctionMode):
         """torch.autograd.grad is called, in units or between them."""
         self.has_scripts = False
         """Functions of torch.jit.script are called."""
+        self.model_end = 0
+        """The events before this one are the model's; the others are those of the loss."""
         self.norms: list[str] = []
         """Where samples are normalised over the batch."""
         self.has_unknown = False
@@ -438,6 +440,10 @@ class ProgramRecording(TorchFunctionMode):
             finally:
                 self._active = False
                 self._finish()
+
+    def end_model(self) -> None:
+        """Called when the model has returned, and the loss function has not begun."""
+        self.model_end = len(self.events)
 
     def _note_script(self) -> None:
         self.has_scripts = True

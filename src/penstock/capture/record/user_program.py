@@ -1,7 +1,7 @@
 """The user's program: his model, his loss, and how a batch goes to them."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
@@ -57,9 +57,17 @@ class UserProgram:
             part is not loss for part in self.model.modules()
         )
 
-    def run(self, leaves: Mapping[int, torch.Tensor], *, with_loss: bool = True) -> "Returned":
-        """Run model and loss on a batch with these leaves."""
+    def run(
+        self,
+        leaves: Mapping[int, torch.Tensor],
+        *,
+        with_loss: bool = True,
+        on_output: Callable[[], None] | None = None,
+    ) -> "Returned":
+        """Run model and loss on a batch with these leaves; ``on_output`` is called between them."""
         output = self._call_model(leaves)
+        if on_output is not None:
+            on_output()
         if not with_loss:
             return Returned(None, output)
         if self.loss is None:

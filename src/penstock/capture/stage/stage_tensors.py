@@ -79,7 +79,10 @@ class StageModule(nn.Module):
         actions: Mapping[int, Sequence[LossAction]] = {}
         if mode == "step" or (is_last and mode == "targets"):
             actions = graph.recorded.parts.actions
-        own["actions"], own["unchecked"] = actions, True
+        own["actions"], own["unchecked"] = actions, not graph.costs
+        # A stage may end within the loss function.
+        begins_loss = part.last > graph.recorded.record.model_end and graph.wants != "outputs"
+        own["runs_loss"] = has_loss or begins_loss
         program = graph.program
         options: Any = {"alone": graph.alone, "costs": graph.costs}
         own["stage"] = ProgramStage(program, graph.recorded, part, actions, graph.state, **options)
@@ -113,6 +116,7 @@ class StageModule(nn.Module):
     mode: str
     actions: Mapping[int, Sequence[LossAction]]
     unchecked: bool
+    runs_loss: bool
     own: list[tuple[str, nn.Module]]
     missing: list[int]
     written: list[int]
@@ -169,10 +173,10 @@ class StageModule(nn.Module):
         if step_row is not None:
             total, run.whole = graph.step_values.of_row(step_row[0], size.lengths)
             run.share = size.samples / total
-        program, has_loss = graph.program, self.has_loss
+        program, runs_loss = graph.program, self.runs_loss
 
         def call() -> Any:
-            return program.run(by_index, with_loss=has_loss)
+            return program.run(by_index, with_loss=runs_loss)
 
         if self.unchecked and not graph.state.modes and graph.recorded.has_calls_of(size):
             self.__dict__["unchecked"] = False
