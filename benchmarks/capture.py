@@ -25,7 +25,7 @@ import torch
 import transformers
 from torch import nn
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 
 RESULTS = Path(__file__).parent / "capture" / "results.json"
 

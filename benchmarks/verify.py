@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.jobs.job_file import find_job
 from penstock.jobs.profile_job import build_and_capture
 from penstock.plan.plan import Plan, Stage

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.without_flush.in_process import InProcessPipeline
 

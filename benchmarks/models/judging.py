@@ -13,9 +13,9 @@ from tiny import tiny_config
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from penstock.capture.batch_call import loss_in_result
+from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.loss_module import loss_in_result
-from penstock.capture.trace import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.without_flush.in_process import InProcessPipeline

@@ -26,8 +26,8 @@ from end_to_end import alternated
 from models import Model, make_model
 from torch import nn
 
+from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.document import json_text, write_text

@@ -13,7 +13,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.plan.ordering import order_of
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.transport.channels import TransportChoice

@@ -16,8 +16,8 @@ from models import Model, make_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import local_cluster
 from penstock.measure.layer_times import measure_profile

@@ -12,7 +12,7 @@ from models import Model, make_model
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.cluster.cluster import Cluster
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.workers import median_profile

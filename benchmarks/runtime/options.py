@@ -11,7 +11,7 @@ from models import Model, make_model
 from torch import nn
 from torch.optim import AdamW
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 

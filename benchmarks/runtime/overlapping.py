@@ -19,9 +19,9 @@ from models import make_model
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.pipeline import Pipeline
 from penstock.schedule.weight_rule import OptimizerSync

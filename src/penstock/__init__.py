@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.ask_planner import plan_pipeline
     from penstock.capture.batch_part import BatchPart
+    from penstock.capture.capture import capture_model
     from penstock.capture.chain import Chain
     from penstock.capture.found_lengths import find_dynamic
     from penstock.capture.lengths import Length
-    from penstock.capture.trace import capture_model
     from penstock.cluster.cluster import Cluster, Device, Host, Link
     from penstock.cluster.toml_file import find_cluster, read_cluster, write_cluster
     from penstock.errors import (
@@ -115,7 +115,7 @@ PLACES = {
     "penstock.capture.chain": ("Chain",),
     "penstock.capture.found_lengths": ("find_dynamic",),
     "penstock.capture.lengths": ("Length",),
-    "penstock.capture.trace": ("capture_model",),
+    "penstock.capture.capture": ("capture_model",),
     "penstock.cluster.cluster": ("Cluster", "Device", "Host", "Link"),
     "penstock.cluster.toml_file": ("find_cluster", "read_cluster", "write_cluster"),
     "penstock.errors": (

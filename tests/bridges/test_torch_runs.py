@@ -14,7 +14,7 @@ import pytest
 import torch
 from scripts import script_at
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from scripts import script_at
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.plan.json_file import read_plan
 from penstock.runtime.pipeline import Pipeline
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.capture.capture import capture_model
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
-from penstock.capture.record_model import record_model
-from penstock.capture.recorded_graph import RecordedGraph
 from penstock.capture.stage.stage_tensors import RunContext
 
 __all__ = ["WAYS", "StagedRun", "bounds_of", "gap"]
@@ -43,7 +43,7 @@ class StagedRun:
         stages: int = 3,
         cuts: Sequence[int] | None = None,
         loss: Any = None,
-        capture: Callable[..., RecordedGraph] = record_model,
+        capture: Callable[..., LayerGraph] = capture_model,
         **options: Any,
     ) -> None:
         first = capture(model, batch, loss=loss, **options)
@@ -71,7 +71,7 @@ class StagedRun:
                 graph.hold_only([p for k, p in enumerate(self.programs) if k % ranks == rank])
 
     @property
-    def last(self) -> RecordedGraph:
+    def last(self) -> LayerGraph:
         """The graph of the last stage."""
         return self.graphs[(len(self.programs) - 1) % len(self.graphs)]
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput, CaptureFailed
 
 BATCH = (torch.randn(3, 4), torch.tensor([0, 1, 2]))

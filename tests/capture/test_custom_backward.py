@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 
 torch.manual_seed(0)
 BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))

@@ -5,16 +5,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.evaluation import set_training
-from penstock.capture.trace import capture_model
 
 DROPOUT = 0.5
 
 
 def _run(pipeline, graph, programs, batch, training):
-    for program in programs:
-        set_training(program.module, training)
+    graph.set_training(training)
     with torch.no_grad():
         return pipeline.run_programs(graph, programs, batch, backward=False).loss
 
@@ -48,9 +46,10 @@ def test_a_norm_that_was_frozen_at_capture_stays_frozen():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model[1].eval()
     batch = (torch.randn(3, 4), torch.tensor([0, 1, 1]))
-    program = capture_model(model, batch, loss=functional.cross_entropy).stage(range(0, 3))
+    graph = capture_model(model, batch, loss=functional.cross_entropy)
+    program = graph.stage(range(0, 3))
     for training in (True, False, True):
-        set_training(program.module, training)
+        graph.set_training(training)
         program.module(*batch)
         assert model[1].num_batches_tracked.item() == 0
 
@@ -59,10 +58,10 @@ def test_a_chain_is_switched_by_its_modules_own_flags():
     chain = Chain([nn.Linear(4, 8), nn.Dropout(DROPOUT), nn.BatchNorm1d(8)], functional.mse_loss)
     frozen = chain.get_submodule("2").eval()
     batch = (torch.randn(3, 4), torch.randn(3, 8))
-    module = capture_model(chain, batch).stage(range(0, 3)).module
-    set_training(module, False)
+    graph = capture_model(chain, batch)
+    graph.set_training(False)
     assert not chain.get_submodule("1").training
-    set_training(module, True)
+    graph.set_training(True)
     assert chain.get_submodule("1").training
     assert not frozen.training
 
@@ -75,7 +74,7 @@ def test_a_model_captured_in_evaluation_mode_is_trained_in_training_mode(pipelin
     assert not model[1].training
     expected = functional.cross_entropy(model(batch[0]), batch[1])
     torch.testing.assert_close(_run(pipeline, graph, programs, batch, False), expected)
-    set_training(programs[0].module, True)
+    graph.set_training(True)
     assert not model[1].training
     pipeline.run_programs(graph, programs, batch)
     assert model[1].training

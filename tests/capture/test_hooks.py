@@ -12,7 +12,7 @@ from torch.nn.modules.module import (
     register_module_full_backward_hook,
 )
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput, CaptureFailed
 
 torch.manual_seed(0)

@@ -5,7 +5,7 @@ import torch
 import transformers
 from plain_training import assert_pipeline_equals_plain
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 
 
 def _double(batch):

@@ -8,9 +8,9 @@ from bucket_models import IN_BUCKETS, WIDTH, Recurrent, batch_of, loss_of, tagge
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.capture.lengths import Dynamic, Length
-from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.without_flush.in_process import InProcessPipeline

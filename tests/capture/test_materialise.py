@@ -6,9 +6,9 @@ import transformers
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.capture.materialise import materialise
-from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 
 

@@ -10,10 +10,9 @@ import transformers
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.evaluation import set_training
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 
 Case = tuple[nn.Module, Any, Any]
@@ -106,14 +105,14 @@ def outputs_of(graph: LayerGraph, batch: Any, cuts: list[range]) -> Any:
     found: dict[int, torch.Tensor] = {}
     for layers in cuts:
         program = graph.stage(layers)
-        set_training(program.module, False)
+        graph.set_training(False)
         inputs = [leaves[index] for index in program.batch_inputs]
         with torch.no_grad():
             made = program.module(*inputs, *(values[spec.name] for spec in program.received))
         values |= {s.name: t for s, t in zip(program.sent, made, strict=False)}
         if program.outputs:
             found |= dict(zip(program.outputs, made[-len(program.outputs) :], strict=True))
-        set_training(program.module, True)
+        graph.set_training(True)
     specs = graph.outputs.specs
     rows = next(iter(leaves.values())).shape[0]
     for spec, (_, tensor) in zip(specs, sorted(found.items()), strict=True):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 
 
 def _sequential():

@@ -6,7 +6,7 @@ from plain_training import assert_pipeline_equals_plain
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage

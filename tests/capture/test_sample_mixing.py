@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.trace import capture_model
 
 
 class Scores(nn.Module):

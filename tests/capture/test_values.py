@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput, CaptureFailed
 
 WIDTH, PATCHES = 6, 8

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job, read_job

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture import stand_ins
+from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.roofline import estimate_profile

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.cluster.toml_file import find_cluster
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.layer_graph import Batch, LayerGraph
-from penstock.capture.trace import Granularity, capture_model
+from penstock.capture.capture import Granularity, capture_model
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import Batch
 from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput
 from penstock.measure.hardware import HARDWARE

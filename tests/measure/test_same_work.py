@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.measure.layer_runs import LayerRun
 from penstock.measure.roofline import estimate_profile
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from runtime.tensor_cases import SEQUENCE, TABLE, WIDTH, batch_of, loss_of, small_gpt
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.tensor_parallel import with_tensor_parallel

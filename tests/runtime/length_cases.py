@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Length
-from penstock.capture.trace import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline

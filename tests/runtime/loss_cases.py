@@ -11,8 +11,8 @@ from runtime.pipeline_cases import join, plan_of, sliced
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.layer_graph import Loss
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
+from penstock.capture.stage_program import Loss
 from penstock.runtime.pipeline import Pipeline
 
 ROWS = 6

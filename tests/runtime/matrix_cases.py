@@ -16,9 +16,9 @@ from runtime.pipeline_cases import SUBJECTS, Subject, different, normal, sliced
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.errors import BadInput, PenstockError, RunFailed
 from penstock.runtime.pipeline import Pipeline
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.batch_part import BatchPart
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
+from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.measure.same_work import parameters_of
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.memory.measured_memory import lasting_tensors, storage_bytes

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.runtime.pipeline import Pipeline

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.chain import Chain
-from penstock.capture.layer_graph import TensorSpec
+from penstock.capture.stage_program import TensorSpec
 from penstock.errors import PenstockError
 from penstock.runtime.callbacks import Closing, Event
 from penstock.runtime.evaluation.inference import RankOutputs

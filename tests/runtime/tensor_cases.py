@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline

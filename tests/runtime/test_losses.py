@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 
+from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Length
-from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.micro_batches import cut_batch

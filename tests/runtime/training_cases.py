@@ -23,8 +23,8 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.trace import capture_model
 from penstock.errors import PenstockError
 from penstock.runtime.pipeline import Pipeline
 

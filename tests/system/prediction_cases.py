@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.examples.resnet_digits import ResNet
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.examples import digits
 from penstock.jobs.job_file import find_job
 from penstock.jobs.train import TrainRequest, train_job

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from penstock.capture.batch_part import Leaf
-from penstock.capture.layer_graph import Batch
 from penstock.capture.lengths import (
     Dynamic,
     Length,
@@ -18,6 +17,7 @@ from penstock.capture.lengths import (
     name_of,
     named_lengths,
 )
+from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 
 __all__ = [

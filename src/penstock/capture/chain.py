@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import LossFunction
+from penstock.capture.stage_program import LossFunction
 from penstock.errors import BadInput
 
 __all__ = ["Chain"]

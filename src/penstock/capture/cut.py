@@ -18,11 +18,11 @@ from itertools import pairwise
 from torch import nn
 
 from penstock.capture.chain import Chain
-from penstock.capture.layer_graph import ParameterUse, TensorSpec
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.recording import RecordedCall
 from penstock.capture.record.sizes import BatchSize, Formula, Size
 from penstock.capture.record.user_program import LOSS, UserProgram
+from penstock.capture.stage_program import ParameterUse, TensorSpec
 
 __all__ = ["Cut", "LayerCrossing", "LengthFormula", "distinct"]
 

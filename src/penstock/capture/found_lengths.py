@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from penstock.capture.batch_layout import BatchLayout, LeafSpec, layout_of
-from penstock.capture.layer_graph import Batch
 from penstock.capture.lengths import Dynamic
+from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 
 __all__ = ["find_dynamic"]

@@ -1,314 +1,554 @@
-"""The layer graph: a captured model as layers in execution order, with the tensors between them."""
+"""The layer graph of a recorded program: each stage runs the user's own forward."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
+from penstock.capture.batch_call import BatchCall
 from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
-from penstock.capture.lengths import Length, LengthsOf, SizeOfLengths
+from penstock.capture.cut import Cut, LayerCrossing
+from penstock.capture.length_padding import is_padded, padded
+from penstock.capture.lengths import Length, LengthsOf
+from penstock.capture.loss.loss_parts import LossAction, LossParts
+from penstock.capture.loss.step_values import StepValues
+from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
+from penstock.capture.needs import Needs, needs_of_loss, needs_of_outputs
+from penstock.capture.record.absent import Absent, release
+from penstock.capture.record.example import Recorded, without_caches
+from penstock.capture.record.recording import TensorReference
+from penstock.capture.record.sizes import BatchSize
+from penstock.capture.record.user_program import ProgramTensors, UserProgram, WholeModule
+from penstock.capture.stage.kept_state import KeptState
+from penstock.capture.stage.stage import Costs, ProgramPart, ProgramStage, StageRun
+from penstock.capture.stage.stage_tensors import StageModule
+from penstock.capture.stage_program import (
+    Batch,
+    LossFunction,
+    ParameterUse,
+    StageProgram,
+    TensorSpec,
+)
+from penstock.errors import BadInput
 
-if TYPE_CHECKING:
-    from penstock.capture.loss_module import BatchCall
-
-__all__ = [
-    "Batch",
-    "LayerGraph",
-    "Loss",
-    "LossFunction",
-    "OutputLayout",
-    "ParameterUse",
-    "StageProgram",
-    "TensorSpec",
-]
-
-Batch = Any
-"""A tensor, or a tuple, list or dict of tensors: one batch as the user's loader yields it."""
-
-LossFunction = Callable[..., torch.Tensor]
-"""``loss(output, target)`` for batches ``(*inputs, target)``; ``loss(output, batch)`` for dicts."""
-
-Loss = LossFunction | Sequence[tuple[float, LossFunction]]
-"""A loss function, or weighted terms of a loss: ``[(1.0, words), (0.5, order)]``."""
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A tensor that crosses from one layer to another (or enters with the batch).
-
-    ``shape`` is that of the example batch. If ``batch_dim`` is a dimension, it has
-    ``rows_per_sample`` rows for every sample (more than one if batch and sequence were flattened
-    together, sample after sample). ``batch_dim`` is -1 for a tensor that contains no samples, which
-    is equal on all replicas (position bias, masks).
-
-    ``reduced`` is true in two cases: the tensor contains no samples but was computed *from* samples
-    (a mean over the batch), so that replicas have different values; or its rows are not sample
-    after sample (words before samples, flattened together). Rows of a ``reduced`` tensor cannot be
-    divided among replicas.
-
-    If sizes depend on the lengths of a batch, ``varying`` has the formulas by dimension, and
-    ``varying_rows`` the formula for the rows per sample. `at` gives the spec for given lengths.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    batch_dim: int
-    rows_per_sample: int = 1
-    requires_grad: bool = False
-    reduced: bool = False
-    varying: tuple[tuple[int, SizeOfLengths], ...] = ()
-    varying_rows: SizeOfLengths | None = None
-
-    @property
-    def has_plain_rows(self) -> bool:
-        """Whether the shape alone shows the number of samples."""
-        return self.batch_dim >= 0 and self.varying_rows is None
-
-    def at(self, lengths: LengthsOf) -> "TensorSpec":
-        """The spec for batches of these lengths."""
-        if not self.varying and self.varying_rows is None:
-            return self
-        shape = list(self.shape)
-        for dim, formula in self.varying:
-            shape[dim] = formula.at(lengths)
-        rows = self.rows_per_sample if self.varying_rows is None else self.varying_rows.at(lengths)
-        return replace(
-            self, shape=tuple(shape), rows_per_sample=rows, varying=(), varying_rows=None
-        )
-
-    def shape_for(self, samples: int) -> tuple[int, ...]:
-        """The shape for ``samples`` samples."""
-        if self.batch_dim < 0:
-            return self.shape
-        rows = samples * self.rows_per_sample
-        return (*self.shape[: self.batch_dim], rows, *self.shape[self.batch_dim + 1 :])
-
-    def bytes_for(self, samples: int) -> int:
-        """The bytes of the tensor for ``samples`` samples."""
-        count = 1
-        for size in self.shape_for(samples):
-            count *= size
-        return count * self.dtype.itemsize
+__all__ = ["LayerGraph"]
 
 
 @dataclass(frozen=True)
-class ParameterUse:
-    """A parameter or buffer, by its first name in the model, and the layers that read it."""
+class LayerGraph:
+    """A recorded program as a :class:`LayerGraph`.
 
-    name: str
-    layers: tuple[int, ...]
-    bytes: int
-    requires_grad: bool
-    is_buffer: bool = False
-
-
-@dataclass(frozen=True)
-class StageProgram:
-    """The layers ``[lo, hi)`` as one module.
-
-    ``module(*batch_leaves, *received)`` takes the leaves of the (sliced) batch with the indices
-    ``batch_inputs``, then the tensors that ``received`` describes. It returns a tuple of the
-    tensors that ``sent`` describes. The last stage also returns ``(loss, weight)``: the mean loss
-    of its slice, and the number of terms of that mean as a 0-dim float tensor (rows, or valid
-    targets if the loss ignores some), so that slices can be weighted exactly. Last come the model's
-    outputs with the indices ``outputs``. Parameters and buffers keep their names in the user's
-    model. Of the leaves ``sized`` only sizes and the device are read.
+    ``wants`` says what stages return: the loss, the loss and the model's outputs, or only these.
+    ``alone``: all stages run in this process, so what a stage does not hold must be hidden from it.
+    ``costs`` are those that its stages run for (see `ProgramStage`).
     """
 
-    layers: range
-    module: nn.Module
-    batch_inputs: tuple[int, ...]
-    received: tuple[TensorSpec, ...]
-    sent: tuple[TensorSpec, ...]
-    is_last: bool
-    outputs: tuple[int, ...] = ()
-    sized: frozenset[int] = frozenset()
+    program: UserProgram
+    recorded: Recorded
+    cut: Cut
+    state: KeptState
+    wants: str = "loss"
+    alone: bool = True
+    costs: Costs = ""
 
+    @classmethod
+    def of(cls, program: UserProgram, recorded: Recorded) -> "LayerGraph":
+        """The graph of a recorded program."""
+        state = KeptState(program, recorded.changes)
+        return cls(program, recorded, Cut(recorded, program), state)
 
-class OutputLayout(Protocol):
-    """The model's result before the loss is computed from it.
-
-    ``specs`` describe its tensors in a fixed order, without the loss. If they are not available,
-    ``problem`` says why.
-    """
-
-    @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """The tensors, in order."""
-        ...
-
-    @property
-    def problem(self) -> str:
-        """Why the outputs are not available; empty if they are."""
-        ...
-
-    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The model's result filled with ``tensors``, with ``None`` in place of the loss."""
-        ...
-
-
-class LayerGraph(Protocol):
-    """A captured model, as planning, measuring and running need it."""
+    # The model.
 
     @property
     def name(self) -> str:
-        """The name of the model's class."""
-        ...
+        """The class of the model."""
+        return type(self.program.model).__name__
 
     @property
     def model(self) -> nn.Module:
-        """The captured model."""
-        ...
+        """The user's model."""
+        return self.program.model
+
+    @property
+    def tensors(self) -> ProgramTensors:
+        """Parameters and buffers of model and loss by first name."""
+        return self.program.tensors
+
+    @property
+    def loss(self) -> LossFunction | None:
+        """The user's loss function."""
+        return self.program.loss
+
+    @property
+    def call(self) -> BatchCall:
+        """How a batch goes to model and loss."""
+        return self.program.call
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Distinct names of the layers, in order of execution."""
-        ...
+        """Paths of the modules at which the layers begin."""
+        return self.cut.names
 
     @property
     def mixing(self) -> str:
         """Why micro-batches cannot give the result of the whole batch; empty if they can."""
-        ...
+        norms = self.recorded.record.norms
+        if norms:
+            where = next((path for path in norms if self._is_module(path)), norms[0])
+            kind = type(self.program.module(where)).__name__ if self._is_module(where) else ""
+            return f"it mixes samples ({kind or 'batch normalisation'} '{where}')"
+        if self.recorded.parts.mixing:
+            return f"it mixes samples ({self.recorded.parts.mixing})"
+        buffers = (place for place in self.recorded.changes if place.kind == "buffer")
+        changed = next(buffers, None)
+        if changed is not None:
+            path = f"{changed.path}." if changed.path else ""
+            return f"its forward updates buffer '{path}{changed.key}'"
+        return ""
 
-    def own_module(self) -> nn.Module:
-        """The user's model with its loss: ``forward(*leaves)`` returns the loss first.
+    def _is_module(self, path: str) -> bool:
+        return any(path == name for name, _ in self.program.named_modules())
 
-        Names of the model's tensors start with ``model.``, those of the loss with ``loss.``.
-        """
-        ...
+    def own_module(self) -> WholeModule:
+        """The user's model with its loss."""
+        return WholeModule(self.program)
 
     @property
     def batch_size(self) -> int:
         """Samples in the example batch."""
-        ...
+        return self.call.layout.batch_size
 
     @property
     def parameter_uses(self) -> tuple[ParameterUse, ...]:
         """Every parameter and buffer, with the layers that read it."""
-        ...
+        return self.cut.parameter_uses
 
     @property
     def tied_names(self) -> Mapping[str, str]:
         """Additional names of tied parameters, each with the parameter's first name."""
-        ...
+        return self.program.tensors.tied
+
+    def set_training(self, training: bool) -> None:
+        """Put the whole model into evaluation mode, or back into the modes that it had before.
+
+        The mode is the model's, not a stage's: stages of a rank share modules.
+        """
+        if training:
+            for module, mode in self.state.modes:
+                module.training = mode
+            self.state.modes = []
+        elif not self.state.modes:
+            named = self.program.named_modules()
+            self.state.modes = [(module, module.training) for _, module in named]
+            for module, _ in self.state.modes:
+                module.training = False
+
+    def start_training(self) -> None:
+        """Put a model that was captured in evaluation mode into training mode, once.
+
+        `from_pretrained` gives such models. Later the mode is the user's to set.
+        """
+        if not self.state.modes:
+            self.state.starts_training = False
+            for root in self.program.root_names:
+                self.program.module(root).train()
+
+    # What crosses.
 
     @property
     def crossings(self) -> tuple[tuple[TensorSpec, int, tuple[int, ...]], ...]:
-        """Tensors read by later layers: the tensor, its producer layer, its consumer layers."""
-        ...
-
-    def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
-        """The tensors of ``batch`` in a fixed order, samples along dimension 0.
-
-        Raises:
-            BadInput: structure, dtype or a dimension other than the batch differ from the example.
-        """
-        ...
+        """Tensors read by later layers, in order of execution."""
+        return tuple((self._spec(c.value), c.maker, c.readers) for c in self._crossings)
 
     @property
-    def call(self) -> "BatchCall":
-        """The structure of a batch, and which of its entries go where."""
-        ...
+    def changed_flags(self) -> list[str]:
+        """Parameters whose ``requires_grad`` has changed since specs were made."""
+        return self.cut.changed_flags
+
+    def follow_flags(self) -> bool:
+        """Take up ``requires_grad`` of all parameters; returns whether any has changed.
+
+        Then specs, and stages made of them, are to be made anew.
+        """
+        return self.cut.follow_flags()
+
+    @cached_property
+    def _trained(self) -> frozenset[int]:
+        return frozenset(crossing.value for crossing in self.cut.crossings)
+
+    def _spec(self, value: int) -> TensorSpec:
+        if self.wants == "loss" or value in self._trained:
+            return self.cut.spec(value)
+        return self.cut.spec(value, requires_grad=False)
+
+    @cached_property
+    def _outputs(self) -> list[int]:
+        """The values that the model returns."""
+        return [value for value in self.recorded.output_values if value is not None]
+
+    @cached_property
+    def _needs(self) -> Needs:
+        if self.wants == "outputs":
+            return needs_of_outputs(self.cut, self._outputs)
+        return needs_of_loss(self.cut, len(self.call.layout.leaves))
+
+    @cached_property
+    def _crossings(self) -> tuple[LayerCrossing, ...]:
+        if self.wants == "loss":
+            return self.cut.crossings
+        dependent = [v for v in self._outputs if v in self.recorded.record.dependent]
+        found = self.cut.crossings_for(self._needs.events, dependent)
+        for crossing in found:
+            if not self.cut.can_cross(crossing.value):
+                raise BadInput(
+                    "the model's outputs need a tensor of an earlier layer whose size is no "
+                    "multiple of the samples, so it cannot be sent; compute them in one module"
+                )
+        return found
+
+    # Batches.
+
+    def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
+        """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
+        given = dict(enumerate(self.call.layout.flatten(batch)))
+        leaves = list(self.padded(given).values())
+        return self.step_values.beside([leaves])[0] if self._needs_step else leaves
+
+    @property
+    def _needs_step(self) -> bool:
+        return self.loss_mode == "step" and self.wants != "outputs"
+
+    @cached_property
+    def loss_mode(self) -> str:
+        """How slices are weighted; a cross entropy before the last layer counts part by part."""
+        mode = self.recorded.parts.mode
+        last = len(self.layer_names) - 1
+        if mode == "targets" and any(
+            self.cut.layer_of[number] < last for number in self.recorded.parts.actions
+        ):
+            return "step"
+        return mode
 
     @property
     def summed_leaves(self) -> frozenset[int]:
-        """The leaves from all rows of which the additional leaf of a step is computed.
-
-        Stages that read that leaf (its index is the number of the batch's own leaves) need them.
-        """
-        ...
+        """The leaves that values of a whole step are computed from."""
+        return self.step_values.read if self._needs_step else frozenset()
 
     def padded(self, leaves: Mapping[int, AnyLeaf]) -> dict[int, AnyLeaf]:
-        """Leaves by index, filled up to a length at which the captured model can run.
-
-        Raises:
-            BadInput: there is no such length.
-        """
-        ...
+        """The leaves filled up to the length of their bucket, where pad values are declared."""
+        return padded(self.call.layout, leaves)
 
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The leaves of several batches that form one step.
-
-        Values of the whole step that slices need then cover all batches; `batch_leaves` computes
-        them for a step of one batch.
-        """
-        ...
+        """The leaves of the batches of one step, with the values of the whole step if needed."""
+        own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in batches]
+        return self.step_values.beside(own) if self._needs_step else own
 
     def parts_as_one_step(self, parts: Sequence[Sequence[PartialLeaf]]) -> list[list[PartialLeaf]]:
-        """`as_one_step` for the parts of batches that this rank was given.
-
-        The additional leaf is absent on ranks that lack a row of `summed_leaves`.
-        """
-        ...
+        """The leaves of parts, with the values of the whole step if needed."""
+        own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in parts]
+        return self.step_values.beside_parts(own) if self._needs_step else own
 
     def as_own_steps(self, leaves: Sequence[Leaf], cut: Sequence[range]) -> list[Leaf]:
-        """The leaves of a batch of which each micro-batch (rows ``cut``) is a step of its own."""
-        ...
+        """The leaves of a batch in which each micro-batch is a step of its own."""
+        if not self._needs_step:
+            return list(leaves)
+        return self.step_values.of_each_part(leaves[: len(self.call.layout.leaves)], cut)
+
+    @cached_property
+    def step_values(self) -> StepValues:
+        """Finds the values of a step that slices need."""
+        recorded = self.recorded
+        actions = recorded.parts.actions
+        every = ProgramPart(0, self.cut.end)
+        probe = ProgramStage(
+            self.program, recorded, every, actions, self.state, probes=True, alone=True
+        )
+
+        def found(leaves: Mapping[int, torch.Tensor], size: BatchSize) -> Any:
+            def call() -> Any:
+                return self.program.run(leaves)
+
+            with torch.no_grad(), without_caches(self.program):
+                probe.run(call, StageRun(size))
+            return dict(probe.found)
+
+        acting = {number for number, own in actions.items() if any(a.needs_step for a in own)}
+        adds = all(self._adds_up(n, action) for n, own in actions.items() for action in own)
+        return StepValues(
+            found,
+            self._leaves_behind(acting),
+            lambda leaves: self.call.layout.lengths_of(leaves) if self.lengths else (),
+            recorded.device,
+            adds=adds,
+        )
+
+    def _adds_up(self, number: int, action: LossAction) -> bool:
+        """Whether the value of two batches together is the sum of theirs."""
+        if action.kind != "whole":
+            return action.kind != "result"
+        record = self.recorded.record
+        entry = pytree.tree_leaves(record.events[number].args)[action.position]
+        if not isinstance(entry, TensorReference) or not isinstance(entry.value, int):
+            return False
+        maker = record.events[record.values[entry.value].maker]
+        return maker.address[1] in ("sum", "count_nonzero")
+
+    @property
+    def leaves_read(self) -> frozenset[int]:
+        """The leaves of a batch that layers may read."""
+        return self._needs.leaves
+
+    def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
+        """What the loss function gets besides the output; without one, the whole batch."""
+        return self.call.target(leaves)
+
+    def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
+        """The leaves of a batch that are read, by index (BadInput if unlike the example)."""
+        return self.padded(self.call.leaves(batch, self.leaves_read))
 
     @property
     def lengths(self) -> tuple[Length, ...]:
         """The lengths that vary from batch to batch, as declared."""
-        ...
+        return self.call.layout.lengths
 
     @property
     def largest_lengths(self) -> LengthsOf:
-        """The largest declared value of each length, or else that of the example batch."""
-        ...
+        """The largest bucket or declared value of each length, or that of the example batch."""
+        layout, found = self.call.layout, list[int]()
+        for number, size in enumerate(layout.example_lengths):
+            length = layout.lengths[number]
+            if is_padded(layout, number):
+                found.append(length.buckets[-1])
+            else:
+                found.append(size if length.max is None else length.max)
+        return tuple(found)
 
     def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
-        """The lengths of a batch with these leaves; the example's if no leaf shows a length.
+        """The lengths of a batch."""
+        return self.call.layout.lengths_of(leaves) if self.lengths else ()
 
-        Raises:
-            BadInput: the captured model cannot run at such a length.
-        """
-        ...
+    # Outputs.
 
-    def stage(self, layers: range) -> StageProgram:
-        """The layers ``layers`` as one module, which shares the model's parameters."""
-        ...
-
-    @property
-    def outputs(self) -> OutputLayout:
-        """What the model returns, for predictions and metrics."""
-        ...
+    @cached_property
+    def outputs(self) -> StructuredOutputs:
+        """What the model returns."""
+        found = self.recorded.outputs
+        if found.problem:
+            return StructuredOutputs(None, (), found.problem)
+        for number, value in enumerate(self.recorded.output_values):
+            if value is None or self.cut.recorded.sizes.formulas[value] is None:
+                return StructuredOutputs(
+                    None,
+                    (),
+                    f"the size of output {number} of the model is not a multiple of the samples; "
+                    f"return tensors with the samples along one dimension",
+                )
+        specs = tuple(
+            self.cut.spec(value, f"output {i}")
+            for i, value in enumerate(self.recorded.output_values)
+            if value is not None
+        )
+        return StructuredOutputs(found.structure, specs)
 
     @property
     def output_layers(self) -> tuple[int, ...]:
         """The layer whose stage returns each output; empty if none are wanted."""
-        ...
+        if self.wants == "loss":
+            return ()
+        return (len(self.layer_names) - 1,) * len(self.recorded.output_values)
 
-    @property
-    def leaves_read(self) -> frozenset[int]:
-        """The leaves of a batch that its stages read."""
-        ...
-
-    def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
-        """What the loss function gets besides the output; without one, the whole batch."""
-        ...
-
-    def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
-        """The leaves of a batch that `leaves_read` names, by index; others may be missing.
+    def outputs_in(self, output: Any, loss: torch.Tensor | None) -> list[torch.Tensor]:
+        """The tensors of what the model returned, in the order of `outputs`.
 
         Raises:
-            BadInput: as for `batch_leaves`, or a leaf that is read is missing.
+            BadInput: a tensor is on another stage, or there are other tensors than on the example.
         """
-        ...
+        own = loss if self.loss is None else None
+        if self.wants == "outputs" and self.loss is None:
+            own = loss_of(output)
+        found = flatten_outputs(output, own).tensors
+        if len(found) != len(self.recorded.output_values):
+            raise BadInput(
+                f"{self.name} returned {len(found)} tensors, and "
+                f"{len(self.recorded.output_values)} on the example; return the same each time"
+            )
+        if any(type(tensor) is Absent for tensor in found):
+            raise BadInput(
+                f"an output of {self.name} depends on a tensor that the batch lacks, or that is on "
+                f"another stage; give the whole batch"
+            )
+        return found
+
+    def for_costs(self, costs: Costs) -> "LayerGraph":
+        """A copy with the loss of each micro-batch alone, and with state of its own."""
+        recorded = replace(self.recorded, parts=LossParts())
+        state = KeptState(self.program, recorded.changes)
+        return replace(self, recorded=recorded, state=state, costs=costs)
 
     def with_outputs(self) -> "LayerGraph":
-        """A copy whose last stage also returns the model's outputs, after loss and weight.
-
-        Raises:
-            BadInput: the outputs are not available.
-        """
-        ...
+        """A copy whose last stage also returns the model's outputs (BadInput if it has none)."""
+        return self._wanting("both")
 
     def without_loss(self) -> "LayerGraph":
-        """A copy without the loss; each stage returns the outputs that it makes.
+        """A copy that returns only the model's outputs (BadInput if it has none)."""
+        return self._wanting("outputs")
+
+    def _wanting(self, wants: str) -> "LayerGraph":
+        if self.outputs.problem:
+            raise BadInput(self.outputs.problem)
+        found = replace(self, wants=wants)
+        _ = found._crossings
+        return found
+
+    # Stages.
+
+    def stage(self, layers: range) -> StageProgram:
+        """The layers ``layers`` as one module, which runs on the user's own modules.
 
         Raises:
-            BadInput: the outputs are not available.
+            BadInput: the range is empty or not within the model's layers.
         """
-        ...
+        count = len(self.layer_names)
+        if layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
+            raise BadInput(
+                f"a stage of layers {layers}, but layers must be a non-empty part of "
+                f"range(0, {count}); change the plan's cuts"
+            )
+        is_last = layers.stop == count
+        has_loss = is_last and self.wants != "outputs"
+        part = self._part(layers)
+        self._check_state(part)
+        inputs = self._inputs(part, is_last=is_last)
+        received = tuple(self._spec(value) for value in part.received)
+        sized: frozenset[int] = frozenset()
+        # A stage must be told the number of samples, and lengths, by some tensor.
+        sizes = self._leaves_of_sizes(inputs, received)
+        if sizes:
+            sized = frozenset(sizes)
+            inputs = tuple(sorted({*inputs, *sizes}))
+        acts = any(part.first <= n < part.last for n in self.recorded.parts.actions)
+        if self._needs_step and (has_loss or acts):
+            inputs = (*inputs, len(self.call.layout.leaves))
+        outputs = tuple(range(len(self.output_layers))) if is_last else ()
+        module = StageModule(
+            self, part, inputs, received, is_last=is_last, has_loss=has_loss, outputs=outputs
+        )
+        sent = tuple(self._spec(value) for value in part.sent)
+        return StageProgram(layers, module, inputs, received, sent, has_loss, outputs, sized)
+
+    def _part(self, layers: range) -> ProgramPart:
+        record, cut = self.recorded.record, self.cut
+        first, last = cut.bounds[layers.start], cut.bounds[layers.stop]
+        own = record.events[first:last]
+        units = frozenset((e.address[0], e.address[1]) for e in own if e.is_unit)
+        held = {name for event in own for name in event.params}
+        held |= {
+            use.name
+            for use in self.parameter_uses
+            if not use.is_buffer and set(use.layers) & set(layers)
+        }
+        received: dict[int, Any] = {}
+        sent: dict[int, Any] = {}
+        for crossing in self._crossings:
+            value = record.values[crossing.value]
+            address = record.events[value.maker].address, value.slot
+            if crossing.maker < layers.start and any(r in layers for r in crossing.readers):
+                received[crossing.value] = address
+            if crossing.maker in layers and crossing.readers[-1] >= layers.stop:
+                sent[crossing.value] = address
+        answers = {
+            record.events[n].address: record.events[n].answer for n in self._needs.as_on_example
+        }
+        return ProgramPart(first, last, units, frozenset(held), received, sent, answers)
+
+    def _check_state(self, part: ProgramPart) -> None:
+        """Raise `BadInput` if state that changes with every call is of units of several stages."""
+        for unit, place in self.recorded.unit_changes:
+            calls = [e for e in self.recorded.record.events if e.is_unit and e.address[0] == unit]
+            own = [event for event in calls if (event.address[0], event.address[1]) in part.units]
+            if own and len(own) < len(calls):
+                raise BadInput(
+                    f"'{place.path}.{place.key}' changes with every call, and '{unit}' is called "
+                    f"in several stages, which would each count for themselves; cut the model so "
+                    f"that all calls are in one stage"
+                )
+
+    def _inputs(self, part: ProgramPart, *, is_last: bool) -> tuple[int, ...]:
+        """The leaves whose values a stage reads: for its calls, and the batch's part of these."""
+        record, recorded = self.recorded.record, self.recorded
+        end = part.last
+        if is_last or recorded.changes_again or record.is_temporary or not part.sent:
+            end = len(record.events)
+        wanted = {
+            number
+            for number, event in enumerate(record.events[:end])
+            if event.asks and not event.depends
+        }
+        wanted |= set(range(part.first, part.last))
+        if is_last and self.wants != "outputs":
+            wanted |= {n for n, own in recorded.parts.actions.items() if own}
+        found = self._leaves_behind(wanted & self._needs.events)
+        if is_last and self.wants != "loss":
+            makers = {record.values[value].maker for value in self._outputs}
+            found |= self._leaves_behind(makers)
+            found |= {n for maker in makers for n in record.events[maker].leaves}
+        return tuple(sorted(found))
+
+    def _leaves_behind(self, events: Any) -> frozenset[int]:
+        """The leaves of the batch from which calls, and what they read of the batch, are made."""
+        record = self.recorded.record
+        todo, done, found = list(events), set[int](), set[int]()
+        while todo:
+            number = todo.pop()
+            if number in done:
+                continue
+            done.add(number)
+            event = record.events[number]
+            if event.address[0] == "":
+                continue  # the batch's own leaf: read by those that read its value
+            found |= event.leaves
+            for value in event.reads:
+                if value not in record.dependent:
+                    todo.append(record.values[value].maker)
+        return frozenset(found)
+
+    def _leaves_of_sizes(
+        self, inputs: tuple[int, ...], received: Sequence[TensorSpec]
+    ) -> list[int]:
+        """Leaves that are read for their size only."""
+        found: list[int] = []
+        if not inputs and not any(spec.has_plain_rows for spec in received):
+            found.append(min(self.leaves_read, default=0))
+        for places in self.call.layout.length_places:
+            readable = [leaf for leaf, _ in places if leaf in self.leaves_read]
+            if readable and not any(leaf in (*inputs, *found) for leaf, _ in places):
+                found.append(readable[0])
+        return found
+
+    def hold_only(self, programs: Sequence[StageProgram]) -> int:
+        """Free the parameters that none of these stages holds; returns the bytes freed.
+
+        The user's `Parameter` objects stay; they are absent from now on.
+        """
+        modules = [p.module for p in programs if isinstance(p.module, StageModule)]
+        held = {name for module in modules for name in module.stage.held}
+        freed = 0
+        for name, parameter in self.program.named_parameters():
+            if name not in held:
+                freed += release(parameter)
+        for module in modules:
+            module.stage.hold(alone=False)
+        return freed
+
+
+def loss_of(output: Any) -> torch.Tensor | None:
+    """The loss in what a model returned that was called without a loss function."""
+    if isinstance(output, Mapping):
+        found: Any = output.get("loss")  # pyright: ignore
+    else:
+        found = getattr(output, "loss", None)
+    return found if isinstance(found, torch.Tensor) else None

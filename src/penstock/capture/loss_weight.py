@@ -5,17 +5,11 @@ end in cross entropy (or negative log likelihood) the divisor is known exactly: 
 or the sum of their class weights (the formulas of ``torch.nn.CrossEntropyLoss``).
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch._subclasses import FakeTensor
-from torch.nn import functional
 
-from penstock.capture.torch_calls import TorchCalls
 from penstock.errors import BadInput
 
-__all__ = ["LossWatch", "call_weight", "target_weight"]
+__all__ = ["call_weight", "target_weight"]
 
 
 def target_weight(
@@ -39,44 +33,6 @@ def target_weight(
     return total.to(torch.promote_types(total.dtype, torch.float32))
 
 
-class LossWatch(TorchCalls):
-    """Records the cross entropies that are computed while it is active.
-
-    ``weight(loss, rows)`` is the divisor of the one whose result is ``loss`` itself, else ``rows``.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-
-    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``, and record its targets if it is a cross entropy."""
-        result = func(*args, **kwargs)
-        if func is functional.cross_entropy or func is functional.nll_loss:
-            weight = call_weight(*args, **kwargs)
-            if weight is not None:
-                target = args[1] if len(args) > 1 else kwargs["target"]
-                self._found.append((result, weight, target))
-        return result
-
-    def weight(self, loss: torch.Tensor, rows: int) -> torch.Tensor:
-        """The number of terms that ``loss`` averages, as a 0-dim float tensor.
-
-        Raises:
-            BadInput: it is computed from a cross entropy that ignores targets of some rows.
-        """
-        for result, weight, _ in self._found:
-            if loss is result:
-                return weight
-        if not all(every_target_counts(divisor, target) for _, divisor, target in self._found):
-            raise BadInput(
-                "the loss of the chain is computed from a cross entropy that ignores targets, or "
-                "has class weights, so its slices cannot be weighted; return that cross entropy "
-                "itself, or write the model as a module that is traced"
-            )
-        return loss.detach().new_full((), float(rows), dtype=torch.float32)
-
-
 def call_weight(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -97,10 +53,3 @@ def call_weight(
         return None
     with torch.no_grad():
         return target_weight(target, weight, ignore_index)
-
-
-def every_target_counts(divisor: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether a cross entropy weights all targets equally; true for tensors without values."""
-    if target.is_floating_point() or target.is_meta or isinstance(target, FakeTensor):
-        return True
-    return bool(divisor == target.numel())

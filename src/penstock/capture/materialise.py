@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import StageProgram
 from penstock.capture.stage.stage_tensors import StageModule
+from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
 
 __all__ = ["materialise", "named_tensors", "put_tensor"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from penstock.capture.batch_layout import KeyedSlots, Slot, fill_slots, in_sequence_of
-from penstock.capture.layer_graph import TensorSpec
+from penstock.capture.stage_program import TensorSpec
 from penstock.errors import BadInput
 
 __all__ = ["LOSS_SLOT", "Flattened", "StructuredOutputs", "flatten_outputs"]

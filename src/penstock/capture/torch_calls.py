@@ -1,7 +1,6 @@
 """A mode through which every call of a torch function goes while it is active."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.capture.record.absent import Absent
 
-__all__ = ["BATCH_NORM_OPERATORS", "CountedNorms", "TorchCalls", "replaced"]
+__all__ = ["BATCH_NORM_OPERATORS", "CountedNorms", "TorchCalls"]
 
 
 class TorchCalls(TorchFunctionMode):
@@ -53,18 +52,3 @@ class CountedNorms(TorchCalls):
         if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
             self.channels.append((args[0] if args else kwargs["input"]).shape[1])
         return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set attribute ``name`` of ``owner`` to ``value`` within, and restore it afterwards."""
-    own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)

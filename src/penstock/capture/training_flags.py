@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["as_trained", "kept_buffers", "kept_buffers_of", "kept_training_flags"]
+__all__ = ["as_trained", "kept_buffers", "kept_training_flags"]
 
 
 @contextmanager
@@ -56,15 +56,3 @@ def kept_buffers(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in values:
                 buffer.copy_(before)
-
-
-@contextmanager
-def kept_buffers_of(module: nn.Module) -> Iterator[None]:
-    """Restore all buffers of ``module`` on leaving, even if other tensors were assigned."""
-    held = [(part._buffers, dict(part._buffers)) for part in module.modules()]
-    with kept_buffers(module.buffers()):
-        try:
-            yield
-        finally:
-            for buffers, before in held:
-                buffers.update(before)

@@ -13,10 +13,9 @@ from statistics import median
 from typing import Any
 
 from penstock.capture.batch_layout import layout_of
-from penstock.capture.bucket_graph import MOST_CAPTURES
 from penstock.capture.found_lengths import find_dynamic
-from penstock.capture.layer_graph import Batch
-from penstock.capture.lengths import Dynamic, Length, LengthsOf, named_lengths
+from penstock.capture.lengths import Dynamic, LengthsOf, named_lengths
+from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.profile.model_profile import Affine, Edge, LayerCost, LengthCosts, ModelProfile
@@ -38,9 +37,6 @@ LOOKED_AT = 64
 MOST_GROUPS = 4
 """Every group is measured separately, which takes time."""
 
-MOST_BUCKETS = 8
-"""Every bucket is captured separately, which takes time."""
-
 
 @dataclass(frozen=True)
 class LengthGroup:
@@ -55,8 +51,7 @@ class LengthGroup:
 class DataLengths:
     """The lengths of a job's data; ``groups`` are in order from short to long.
 
-    ``dynamic`` has buckets for every length; they are used if a model cannot be captured without
-    them. ``typical`` is the batch that is nearest to the mean length.
+    ``typical`` is the batch that is nearest to the mean length.
     """
 
     dynamic: Dynamic
@@ -102,7 +97,7 @@ def data_lengths(job: Job) -> DataLengths | None:
         return LengthGroup(batches[near], found[near], len(numbers) / len(found))
 
     return DataLengths(
-        with_buckets(dynamic, found),
+        dynamic,
         tuple(length.name for length in named_lengths(dynamic)),
         tuple(map(group, grouped(order, found))),
         group(order),
@@ -138,45 +133,6 @@ def grouped(order: Sequence[int], found: Sequence[LengthsOf]) -> list[list[int]]
         return list(by_lengths.values())
     ends = [len(order) * k // MOST_GROUPS for k in range(MOST_GROUPS + 1)]
     return [list(order[lo:hi]) for lo, hi in pairwise(ends)]
-
-
-def with_buckets(dynamic: Dynamic, found: Sequence[LengthsOf]) -> Dynamic:
-    """``dynamic`` with buckets from the data for lengths that are declared without buckets."""
-    lengths = named_lengths(dynamic)
-    most = min(MOST_BUCKETS, int(MOST_CAPTURES ** (1 / len(lengths)) + 1e-9))
-    declared = {
-        length.name: length
-        if length.buckets
-        else replace(length, buckets=buckets_of(length, sorted(sizes), most))
-        for length, sizes in zip(lengths, zip(*found, strict=True), strict=True)
-    }
-    return {
-        key: {
-            dim: replace(declared[named.name], pad=named.pad)
-            if isinstance(named, Length)
-            else declared[named]
-            for dim, named in dimensions.items()
-        }
-        for key, dimensions in dynamic.items()
-    }
-
-
-def buckets_of(length: Length, sizes: Sequence[int], most: int) -> tuple[int, ...]:
-    """All sizes of the data if there are few, else sizes that divide the batches equally.
-
-    The declared maximum is a bucket too, because later batches may be longer than those examined.
-
-    >>> buckets_of(Length("length"), [4, 4, 5, 9], 3)
-    (4, 5, 9)
-    >>> buckets_of(Length("length", max=99), [1, 2, 3, 4, 5, 6, 7, 8], 3)
-    (4, 8, 99)
-    """
-    longer = (length.max,) if length.max is not None and length.max > sizes[-1] else ()
-    different, own = sorted(set(sizes)), most - len(longer)
-    if len(different) > own:
-        ends = [len(sizes) * (k + 1) // own - 1 for k in range(own)]
-        different = sorted({sizes[end] for end in ends})
-    return (*different, *longer)
 
 
 def lengths_text(names: Sequence[str], lengths: LengthsOf) -> str:

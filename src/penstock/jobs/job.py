@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import Batch, Loss
 from penstock.capture.lengths import Dimensions, Dynamic
+from penstock.capture.stage_program import Batch, Loss
 from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
 from penstock.plan.plan import MOST_RANKS

@@ -21,9 +21,10 @@ from statistics import median
 import torch
 from torch import distributed, nn
 
-from penstock.capture.layer_graph import Batch, LayerGraph
+from penstock.capture.capture import capture_model
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import Batch
 from penstock.capture.stand_ins import is_on_meta, with_values
-from penstock.capture.trace import capture_model
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import local_cluster

@@ -9,10 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from penstock.capture.layer_graph import LayerGraph, StageProgram
-from penstock.capture.recorded_graph import RecordedGraph
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage.stage import Costs
 from penstock.capture.stage.stage_tensors import StageModule
+from penstock.capture.stage_program import StageProgram
 from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.capture.training_flags import kept_buffers
 from penstock.measure.clock import Stopwatch, work_s
@@ -139,7 +139,7 @@ def undisturbed(
     gradients = [(parameter, parameter.grad) for parameter in whole.parameters()]
     places = [d for part in whole.modules() for d in (part.__dict__, part._buffers)]
     attributes = [(place, dict(place)) for place in places]
-    if isinstance(graph, RecordedGraph):
+    if isinstance(graph, LayerGraph):
         graph = graph.for_costs(costs)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), kept_buffers(whole.buffers()):

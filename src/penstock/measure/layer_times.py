@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from penstock.capture.deferred_weights import DeferredGradients, DeferredWeights
-from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import Batch, StageProgram
 from penstock.capture.stand_ins import is_on_meta
 from penstock.capture.torch_calls import CountedNorms
 from penstock.errors import BadInput

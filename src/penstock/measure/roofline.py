@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
-from penstock.capture.recorded_graph import RecordedGraph
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import Batch, StageProgram
 from penstock.capture.stand_ins import standing_in
 from penstock.capture.torch_calls import CountedNorms
 from penstock.errors import BadInput
@@ -322,8 +322,7 @@ def estimate(
         with mode:
             return torch.empty_like(tensor, device=HOME, requires_grad=False)
 
-    others = nullcontext() if isinstance(graph, RecordedGraph) else mode
-    with standing_in([whole, *(program.module for program in programs)], without_values), others:
+    with standing_in([whole, *(program.module for program in programs)], without_values):
         held = [*whole.parameters(), *whole.buffers()]
         return [estimate_batch(programs, held, leaves, target) for leaves in batches]
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import Batch, LayerGraph
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import Batch
 from penstock.capture.tensor_split import SplitTable, divided_dims, divided_layers
 from penstock.errors import BadInput
 from penstock.measure.layer_runs import undisturbed

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import StageProgram, TensorSpec
+from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.errors import RunFailed
 from penstock.rehearse.emulated_tensors import TIED, EmulatedParameters, mark_of
 from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work

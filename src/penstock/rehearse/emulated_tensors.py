@@ -7,7 +7,7 @@ from math import ceil
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import StageProgram, TensorSpec
+from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile, SharedParameter

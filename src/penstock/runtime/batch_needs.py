@@ -16,7 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from penstock.capture.batch_part import BatchPart, LeafKey
-from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.iteration import places_of, rows_at

@@ -13,7 +13,7 @@ import torch
 
 from penstock.capture.batch_layout import check_leaf, check_length
 from penstock.capture.batch_part import BatchPart, Leaf, PartialLeaf
-from penstock.capture.layer_graph import Batch
+from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 from penstock.runtime.batch_needs import BatchNeeds, LeafNeed, in_words, key_of, needs_of
 from penstock.runtime.rank import Worker

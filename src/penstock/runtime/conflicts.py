@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
-from penstock.capture.bucket_graph import BucketGraph
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of, schedule_refusal
@@ -82,7 +81,6 @@ CONFLICTS = (
         "lengths vary, and ranks agree on them before every batch",
         'leave it "before", or give batches of one length',
     ),
-    Conflict("buckets", "compile", "stages are compiled for one length", "leave compile out"),
     Conflict(
         "roll-back",
         "no checkpoints",
@@ -95,11 +93,11 @@ CONFLICTS = (
 def check_conflicts(uses: Mapping[str, str], whose: str = "") -> None:
     """Raise `BadInput` for the first two ``uses`` that exclude one another; ``whose`` begins it.
 
-    >>> check_conflicts({"buckets": "a model in buckets", "compile": "compile=True"})
+    >>> check_conflicts({"undoing": "repair", "no optimizer": "no optimizer"})
     Traceback (most recent call last):
         ...
-    penstock.errors.BadInput: compile=True does not work with a model in buckets: stages are \
-compiled for one length; leave compile out
+    penstock.errors.BadInput: no optimizer does not work with repair: that needs an optimizer; \
+give it one
     """
     for rule in CONFLICTS:
         if uses.get(rule.this) and uses.get(rule.that):
@@ -111,11 +109,7 @@ compiled for one length; leave compile out
 
 def uses_of_graph(graph: LayerGraph) -> dict[str, str]:
     """The uses of a captured model."""
-    buckets = isinstance(graph, BucketGraph)
-    return {
-        "lengths": "a model with lengths" * bool(graph.lengths),
-        "buckets": "a model that is captured once for each bucket of lengths" * buckets,
-    }
+    return {"lengths": "a model with lengths" * bool(graph.lengths)}
 
 
 def uses_of_optimizer(optimizer: Optimizer | None) -> dict[str, str]:

@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import StageProgram
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import holders_of_parameters
 from penstock.runtime.gradients.sharding import owners_of_parameters

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import Batch, LayerGraph, Loss
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
+from penstock.capture.stage_program import Batch, Loss
 from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
-from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import Batch, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from penstock.capture.batch_part import Leaf
-from penstock.capture.layer_graph import StageProgram
 from penstock.capture.lengths import LengthsOf
+from penstock.capture.stage_program import StageProgram
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
 from penstock.runtime.execute import PreparedAction, execute, steps_of

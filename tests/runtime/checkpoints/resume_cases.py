@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints.loader_state import ResumableLoader
 from penstock.runtime.pipeline import Pipeline

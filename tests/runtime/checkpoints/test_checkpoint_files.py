@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints.checkpoint import damage_of, latest_checkpoint, read_state

@@ -11,7 +11,7 @@ from runtime.pipeline_cases import captured, join, plan_of
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.runtime.callbacks import Closing, Event, Saved
 from penstock.runtime.metrics import StepMetrics

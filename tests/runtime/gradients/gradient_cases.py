@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.plan import Plan
 from penstock.runtime.pipeline import Pipeline

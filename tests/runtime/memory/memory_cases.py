@@ -11,8 +11,9 @@ import torch
 from runtime.pipeline_cases import integers, join, plan_of
 from torch import nn
 
-from penstock.capture.layer_graph import Batch, LayerGraph
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import Batch
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.jobs.job_file import find_job
 from penstock.jobs.profile_job import build_and_capture

@@ -10,8 +10,8 @@ import torch
 from runtime.pipeline_cases import MICRO_BATCHES, ROWS, captured, compare_one, join, normal, plan_of
 from torch import nn
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.trace import capture_model
 from penstock.plan.plan import Plan
 from penstock.runtime.pipeline import Pipeline
 

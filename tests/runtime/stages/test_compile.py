@@ -20,7 +20,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline

@@ -8,7 +8,7 @@ import torch
 from runtime.stages.selective_cases import compare_selective, trained_under
 from torch import nn
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage

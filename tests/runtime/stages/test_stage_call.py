@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from penstock.capture.capture import capture_model
 from penstock.capture.deferred_weights import LARGE, DeferredGradients
-from penstock.capture.layer_graph import StageProgram
 from penstock.capture.stage.stage_tensors import StageModule
-from penstock.capture.trace import capture_model
+from penstock.capture.stage_program import StageProgram
 from penstock.runtime.stages.call import ModuleCall, ProgramCall, stage_call
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, edge_of
 

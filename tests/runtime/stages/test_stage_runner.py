@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.layer_graph import StageProgram
-from penstock.capture.trace import capture_model
+from penstock.capture.stage_program import StageProgram
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs
 
 ROWS, WIDTH = 4, 6

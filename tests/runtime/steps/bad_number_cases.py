@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.trace import capture_model
 from penstock.errors import PenstockError
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline

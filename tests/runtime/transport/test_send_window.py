@@ -8,7 +8,7 @@ import pytest
 import torch
 from runtime.matrix_plans import Case, representative
 
-from penstock.capture.layer_graph import TensorSpec
+from penstock.capture.stage_program import TensorSpec
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.iteration import prepare_iteration
 from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of

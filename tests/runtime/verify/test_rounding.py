@@ -4,12 +4,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from penstock.capture.traced_graph import TracedGraph
 from runtime.verify.verify_cases import Reversed, node_named
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.trace import capture_model
-from penstock.capture.traced_graph import TracedGraph
+from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.verify.verify import VerifyResult

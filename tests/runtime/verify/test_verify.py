@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from penstock.capture.opaque import run_opaque
 from runtime.pipeline_cases import captured
 from runtime.verify.verify_cases import (
     batch,
@@ -20,9 +21,8 @@ from runtime.verify.verify_cases import (
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.opaque import run_opaque
-from penstock.capture.trace import capture_model
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 

@@ -6,14 +6,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+from penstock.capture.traced_graph import TracedGraph
 from runtime.verify.verify_cases import batch, net, one_rank, with_flipped_sign
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 
+from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Length
-from penstock.capture.trace import capture_model
-from penstock.capture.traced_graph import TracedGraph
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline

@@ -6,14 +6,14 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from penstock.capture.traced_graph import TracedGraph
 from runtime.pipeline_cases import SUBJECTS, Subject, captured, join, normal, plan_of
 from torch import fx, nn
 from torch.nn import functional
 from torch.optim import SGD
 
+from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
-from penstock.capture.traced_graph import TracedGraph
 from penstock.errors import RunFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime import holdings

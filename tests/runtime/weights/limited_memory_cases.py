@@ -11,7 +11,7 @@ import transformers
 from runtime.pipeline_cases import join
 from torch import nn
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 

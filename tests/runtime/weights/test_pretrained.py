@@ -13,8 +13,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import nn
 
+from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.trace import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline

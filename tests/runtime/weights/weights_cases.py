@@ -9,7 +9,7 @@ import transformers
 from runtime.pipeline_cases import DECODER, join, plan_of, tokens
 from torch import nn
 
-from penstock.capture.trace import capture_model
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.runtime.pipeline import Pipeline
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import LossFunction
-from penstock.capture.loss_module import BatchCall, WeightedLosses, loss_in_result
+from penstock.capture.batch_call import BatchCall, WeightedLosses, loss_in_result
 from penstock.capture.record.absent import Absent, absent_like
+from penstock.capture.stage_program import LossFunction
 from penstock.errors import BadInput, CaptureFailed
 
 __all__ = ["LOSS", "ProgramTensors", "Returned", "UserProgram"]
@@ -27,6 +27,24 @@ class Returned(NamedTuple):
     loss: Any
     output: Any
     terms: Sequence[torch.Tensor] = ()
+
+
+class WholeModule(nn.Module):
+    """``model`` and its loss as one module of the batch's leaves: ``forward(*leaves)``.
+
+    It returns the loss, then its terms if the loss is a list. A loss function that is a module
+    keeps its parameters, under ``loss.``.
+    """
+
+    def __init__(self, program: "UserProgram") -> None:
+        super().__init__()
+        self.model, self.loss = program.model, program.loss
+        self._program = program
+
+    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The scalar loss of a batch with these leaves, and its terms."""
+        returned = self._program.run(dict(enumerate(leaves)))
+        return (returned.loss, *returned.terms)
 
 
 @dataclass(frozen=True)

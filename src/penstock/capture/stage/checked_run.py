@@ -14,13 +14,13 @@ from penstock.capture.record.recording import Address, ProgramRecording, Recorde
 from penstock.capture.stage.stage import PathChanged, ProgramStage
 
 if TYPE_CHECKING:
-    from penstock.capture.recorded_graph import RecordedGraph
+    from penstock.capture.layer_graph import LayerGraph
 
 __all__ = ["checked"]
 
 
 def checked(
-    graph: "RecordedGraph",
+    graph: "LayerGraph",
     stage: ProgramStage,
     call: Callable[[], Any],
     leaves: Mapping[int, torch.Tensor],

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import TensorSpec
 from penstock.capture.loss.loss_parts import LossAction
 from penstock.capture.record.absent import Absent, absent_like, without_modes
 from penstock.capture.record.example import without_caches
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.stage.checked_run import checked
 from penstock.capture.stage.stage import ProgramPart, ProgramStage, StageRun
+from penstock.capture.stage_program import TensorSpec
 
 if TYPE_CHECKING:
-    from penstock.capture.recorded_graph import RecordedGraph
+    from penstock.capture.layer_graph import LayerGraph
 
 __all__ = ["RunContext", "StageModule", "weight_of_rows"]
 
@@ -61,7 +61,7 @@ class StageModule(nn.Module):
 
     def __init__(
         self,
-        graph: "RecordedGraph",
+        graph: "LayerGraph",
         part: ProgramPart,
         inputs: tuple[int, ...],
         received: tuple[TensorSpec, ...],
@@ -104,7 +104,7 @@ class StageModule(nn.Module):
         overwritten = graph.recorded.record.overwritten
         own["written"] = [i for i in range(len(leaves)) if i in overwritten]
 
-    graph: "RecordedGraph"
+    graph: "LayerGraph"
     part: ProgramPart
     stage: ProgramStage
     context: RunContext
@@ -307,8 +307,15 @@ class StageModule(nn.Module):
         """A module of the user's model."""
         return self.graph.program.module(target)
 
+    @property
+    def normalises(self) -> bool:
+        """Whether calls of this stage normalise samples over the batch, as modules or functions."""
+        record, own = self.graph.recorded.record, {path for path, _ in self.part.units}
+        units = {event.address[0] for event in record.events if event.is_unit}
+        return any(where in own or where not in units for where in record.norms)
+
     def train(self, mode: bool = True) -> "StageModule":
-        """Nothing: the mode is the whole model's (`RecordedGraph.set_training`)."""
+        """Nothing: the mode is the whole model's (`LayerGraph.set_training`)."""
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:

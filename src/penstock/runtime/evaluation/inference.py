@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import fx
 
 from penstock.capture.batch_part import BatchPart, Leaf, PartialLeaf
-from penstock.capture.evaluation import set_training
-from penstock.capture.layer_graph import Batch, LayerGraph, StageProgram, TensorSpec
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import Batch, StageProgram, TensorSpec
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_reading import WHOLE, BatchReading
@@ -87,9 +86,7 @@ class ForwardPass:
         ready = self.prepared(leaves)
         if not any(isinstance(leaf, PartialLeaf) for leaf in leaves.values()):
             worker.agree_on_lengths([ready.iteration.size])
-        modules = [program.module for program in self._stages.programs.values()]
-        for module in modules:
-            set_training(module, False)
+        self.graph.set_training(False)
         try:
             with worker.failures.shared(), worker.random.set_aside():
                 if self._metrics is not None:
@@ -102,10 +99,7 @@ class ForwardPass:
                 rows = numbers.exchange(own, "the end of the iteration")
             return numbers.put_together(rows, self._metrics)
         finally:
-            for module in modules:
-                # A traced stage has its own graph here; a chain's modules belong to the user.
-                if not isinstance(module, fx.GraphModule):
-                    set_training(module, True)
+            self.graph.set_training(True)
 
     def prepared(self, leaves: Mapping[int, Leaf]) -> Ready:
         """The prepared work for batches of this size.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from penstock.capture.layer_graph import StageProgram
+from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.processes.world import World
 

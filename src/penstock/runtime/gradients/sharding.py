@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import ParameterUse
+from penstock.capture.stage_program import ParameterUse
 
 __all__ = ["flat_parameters", "owners_of_parameters"]
 

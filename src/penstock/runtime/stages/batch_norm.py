@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from penstock.capture.bucket_stage import graphs_in
+from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS, TorchCalls
 
 __all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
@@ -199,8 +199,8 @@ def statistics_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def uses_batch_norm(module: torch.nn.Module) -> bool:
-    """Whether a stage module contains batch normalisation, as a module or as an operator."""
+    """Whether a stage normalises samples over the batch, by modules or by functions."""
     norms = torch.nn.modules.batchnorm._BatchNorm
-    return any(isinstance(part, norms) for part in module.modules()) or any(
-        node.target in BATCH_NORM_OPERATORS for g in graphs_in(module) for node in g.graph.nodes
-    )
+    if any(isinstance(part, norms) for part in module.modules()):
+        return True
+    return isinstance(module, StageModule) and module.normalises

@@ -8,10 +8,11 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import Batch, LayerGraph, Loss, StageProgram
+from penstock.capture.capture import capture_model
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
 from penstock.capture.materialise import materialise, named_tensors
-from penstock.capture.trace import capture_model
+from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.iteration import places_of

@@ -26,12 +26,12 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from penstock.capture.deferred_weights import DeferredGradients
-from penstock.capture.layer_graph import StageProgram
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.recording import checkpoint_here, tensors_in
 from penstock.capture.record.units import is_torchs
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
+from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.iteration import places_of

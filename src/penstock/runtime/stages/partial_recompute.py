@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from penstock.capture.layer_graph import LayerGraph, StageProgram, TensorSpec
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.errors import BadInput
 from penstock.plan.plan import Stage
 from penstock.runtime.stages.call import StageCall

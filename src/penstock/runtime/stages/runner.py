@@ -18,9 +18,9 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.capture.deferred_weights import DeferredGradients
-from penstock.capture.layer_graph import StageProgram, TensorSpec
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.stage.stage_tensors import RunContext
+from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.runtime.stages.call import ModuleCall, StageCall, stage_call
 from penstock.runtime.stages.random_stream import ForwardState, forward_state, replayed
 from penstock.schedule.action import ActionKind

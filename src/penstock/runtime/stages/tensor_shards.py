@@ -31,12 +31,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 
 from penstock.capture.deferred_weights import DeferredGradients
-from penstock.capture.layer_graph import LayerGraph, StageProgram
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.materialise import named_tensors
 from penstock.capture.record.absent import VALUES, Absent, absent_like, call_name, writes_first
 from penstock.capture.record.recording import draws
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
+from penstock.capture.stage_program import StageProgram
 from penstock.capture.tensor_split import SplitTable, divided_dims
 from penstock.capture.torch_calls import TorchCalls
 from penstock.capture.training_flags import kept_buffers

@@ -16,7 +16,8 @@ from typing import Literal, TypeAlias
 import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
-from penstock.capture.layer_graph import LayerGraph, StageProgram, TensorSpec
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.capture.training_flags import kept_buffers
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.plan import Stage

@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import torch
 
-from penstock.capture.layer_graph import TensorSpec
+from penstock.capture.stage_program import TensorSpec
 from penstock.errors import BadInput
 from penstock.machine import granted_cores
 from penstock.runtime.clock import Clock

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from penstock.capture.layer_graph import TensorSpec
 from penstock.capture.lengths import LengthsOf
+from penstock.capture.stage_program import TensorSpec
 from penstock.plan.plan import Plan, Stage, rank_pairs
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.transport.messages import (

@@ -8,7 +8,7 @@ from itertools import chain, islice
 import torch
 
 from penstock.capture.batch_part import Leaf
-from penstock.capture.layer_graph import Batch
+from penstock.capture.stage_program import Batch
 from penstock.capture.training_flags import kept_buffers
 from penstock.errors import RunFailed
 from penstock.runtime.metrics import StepMetrics, Totals

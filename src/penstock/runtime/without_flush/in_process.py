@@ -15,9 +15,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from penstock.capture.evaluation import set_training
-from penstock.capture.layer_graph import Batch, LayerGraph, Loss, StageProgram
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
+from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
@@ -185,14 +185,12 @@ class InProcessPipeline:
         leaves = self._checked(batch)
         cut = cut_batch(self.plan, leaves[0].shape[0])
         shape = schedule_of(self.plan, len(cut.micro_batches))[1]
-        for program in self._programs:
-            set_training(program.module, False)
+        self._graph.set_training(False)
         try:
             self._begin(leaves, cut.micro_batches, training=False)
             self._play(forward_schedule(shape).orders)
         finally:
-            for program in self._programs:
-                set_training(program.module, True)
+            self._graph.set_training(True)
         return mean_loss(self._runners[-1])[0]
 
     def _checked(self, batch: Batch) -> list[torch.Tensor]:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -10,18 +9,14 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from penstock.capture.batch_layout import BatchLayout
-from penstock.capture.layer_graph import Loss, LossFunction
-from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent
+from penstock.capture.stage_program import Loss, LossFunction
 from penstock.errors import BadInput
 
 __all__ = [
     "BatchCall",
-    "LossModule",
-    "ReturnedOutputs",
     "WeightedLosses",
     "as_function",
     "loss_in_result",
@@ -81,12 +76,6 @@ class BatchCall:
         if isinstance(inputs, list | tuple):
             return model(*inputs)
         return model(inputs)
-
-    def loss(
-        self, loss: LossFunction, output: Any, leaves: Mapping[int, torch.Tensor]
-    ) -> torch.Tensor:
-        """Call ``loss`` on the model's output and its part of the batch."""
-        return loss(output, self.target(leaves))
 
     def target(self, leaves: Mapping[int, torch.Tensor]) -> Any:
         """What the loss function gets besides the output; without one, the whole batch."""
@@ -165,73 +154,6 @@ def loss_in_result(result: Any, name: str) -> torch.Tensor:
             "pass loss=..., or take the mean"
         )
     return loss
-
-
-class ReturnedOutputs:
-    """Where a `LossModule` stores the structure of what its model returned."""
-
-    def __init__(self) -> None:
-        self.found = Flattened(problem="the model has not been run")
-        self.reached = False
-        """Whether tracing got to the end of the model's code, with only its results left."""
-
-
-class LossModule(nn.Module):
-    """``model`` and its loss as one module of the batch's leaves: ``forward(*leaves)``.
-
-    It returns the loss, then its `terms` if the loss is a list, and then, if ``outputs`` is given,
-    the tensors that the model returned; their structure is stored in ``outputs``. A loss function
-    that is a module keeps its parameters, under ``loss.``.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        call: BatchCall,
-        loss: LossFunction | None,
-        outputs: ReturnedOutputs | None = None,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-        self._call = call
-        self._outputs = outputs
-        self.inside: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self.samples: Any = 0
-        """The number of samples of the last call; a symbol while it is traced."""
-
-    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The scalar loss of a batch with these leaves, its terms, and the model's outputs.
-
-        Runs inside a new context from ``inside``.
-        """
-        self.samples = leaves[0].shape[0]
-        with self.inside():
-            return self._results(leaves)
-
-    def _results(self, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        by_index = dict(enumerate(leaves))
-        output = self._call.call(self.model, by_index)
-        terms: list[torch.Tensor] = []
-        if self.loss is None:
-            loss = own = loss_in_result(output, type(self.model).__name__)
-        elif isinstance(self.loss, WeightedLosses):
-            found = self.loss.terms(output, self._call.target(by_index))
-            terms = [loss_in_result(term, f"term {n} of loss") for n, term in enumerate(found)]
-            loss, own = reduce(add, terms), None
-        else:
-            result, own = self._call.loss(self.loss, output, by_index), None
-            loss = loss_in_result(result, "the loss function")
-        if self._outputs is None:
-            return (loss, *terms)
-        self._outputs.found = flatten_outputs(output, own)
-        self._outputs.reached = get_proxy_mode() is not None
-        return (loss, *terms, *self._outputs.found.tensors)
-
-    @property
-    def terms(self) -> int:
-        """The number of terms that are returned after the loss."""
-        return len(self.loss) if isinstance(self.loss, WeightedLosses) else 0
 
 
 class WeightedLosses(nn.Module):

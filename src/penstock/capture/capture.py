@@ -5,21 +5,21 @@ from typing import get_args
 import torch
 from torch import nn
 
+from penstock.capture.batch_call import BatchCall, as_function
 from penstock.capture.batch_layout import layout_of
 from penstock.capture.chain import Chain
-from penstock.capture.layer_graph import Batch, Loss
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
-from penstock.capture.loss_module import BatchCall, as_function
 from penstock.capture.record.example import record_program
 from penstock.capture.record.units import Granularity
 from penstock.capture.record.user_program import UserProgram
-from penstock.capture.recorded_graph import RecordedGraph
+from penstock.capture.stage_program import Batch, Loss
 from penstock.errors import BadInput
 
-__all__ = ["record_model"]
+__all__ = ["Granularity", "capture_model"]
 
 
-def record_model(
+def capture_model(
     model: nn.Module,
     batch: Batch,
     *,
@@ -27,7 +27,7 @@ def record_model(
     granularity: Granularity = "module",
     dynamic: Dynamic | None = None,
     autocast: torch.dtype | None = None,
-) -> RecordedGraph:
+) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
 
     ``dynamic`` names the dimensions of the batch that vary besides the samples, for example
@@ -45,6 +45,7 @@ def record_model(
         raise BadInput(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
+    check_wrappers(model)
     layout, function, entry = layout_of(batch, dynamic), as_function(loss), model
     if isinstance(model, Chain):
         entry = model.get_submodule(model.layer_names[0])
@@ -56,4 +57,19 @@ def record_model(
     program.check()
     leaves = layout.flatten(batch)
     recorded = record_program(program, leaves, granularity=granularity, autocast=autocast)
-    return RecordedGraph.of(program, recorded)
+    return LayerGraph.of(program, recorded)
+
+
+def check_wrappers(model: nn.Module) -> None:
+    """Raise `BadInput` for wrappers that do themselves what a pipeline does."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise BadInput(
+            "the model is a DistributedDataParallel, whose work a pipeline does itself: it sums "
+            "the gradients of replicas; pass the bare module (model.module)"
+        )
+    for name, part in model.named_modules():
+        if isinstance(part, nn.SyncBatchNorm):
+            raise BadInput(
+                f"'{name}' is a SyncBatchNorm, which is not needed here: the replicas of a stage "
+                f"share the statistics of each micro-batch; leave convert_sync_batchnorm out"
+            )
