@@ -2,7 +2,7 @@
 
 PenstockError
   + BadInput               2   what the user gave cannot be used
-    x CaptureFailed        2   the model cannot be traced; names the line and the way out
+    x CaptureFailed        2   the model cannot be captured; names the line and the way out
   x Infeasible             3   no plan satisfies the limits
   + RunFailed              4   a run started and could not go on
     x LossNotFinite        4   the loss became NaN or infinite
@@ -68,7 +68,7 @@ class BadInput(PenstockError):
 
 
 class CaptureFailed(BadInput):
-    """The model cannot be traced; the message names the line of user code and the way out."""
+    """The model cannot be captured; the message names the line of user code and the way out."""
 
     longest = 2000
 

@@ -138,7 +138,7 @@ class BatchLayout:
     def rebuild(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
         """The batch's structure filled with ``leaves``, which are given by index.
 
-        Additional leaves of a step (`penstock.capture.traced_graph`) are ignored.
+        Additional leaves of a step (`penstock.capture.loss.step_values`) are ignored.
         """
         known = {index: leaf for index, leaf in leaves.items() if index < len(self.leaves)}
         given = {index: self.leaves[index].as_given(leaf) for index, leaf in known.items()}

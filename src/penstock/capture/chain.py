@@ -1,4 +1,4 @@
-"""A chain of modules that is captured without tracing, for models that cannot be traced.
+"""A chain of modules, one after another, each of which is a layer.
 
     Chain([embed, block, block, head], loss)      layers 0, 1, 2, 3, loss
 

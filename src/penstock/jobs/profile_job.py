@@ -113,7 +113,7 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
 
     Raises:
         BadInput: there is no model, or the weight files do not match it.
-        CaptureFailed: the model cannot be traced.
+        CaptureFailed: the model cannot be captured.
     """
     model = built_model(job)
     if not is_on_meta(model):

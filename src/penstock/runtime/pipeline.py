@@ -106,7 +106,7 @@ class Pipeline:
 
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
-        CaptureFailed: the model cannot be traced.
+        CaptureFailed: the model cannot be captured.
     """
 
     @without_removed
@@ -352,9 +352,8 @@ class Pipeline:
     def module_for(self, name: str) -> nn.Module:
         """The module on this rank that is used for ``name``, a part of the user's model.
 
-        ``name`` is a submodule, parameter or buffer of the model; these keep their names. A traced
-        stage holds its tensors in plain modules without a ``forward``. If a module is cut between
-        stages, this rank's part is returned.
+        ``name`` is a submodule, parameter or buffer of the model; these keep their names. If a
+        module is cut between stages, some of its parameters have no values here.
 
         Raises:
             BadInput: there is no such name, or it is on other ranks, which are named.

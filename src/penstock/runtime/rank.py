@@ -231,8 +231,9 @@ class Worker:
         *batches: Sequence[Leaf],
         within: AbstractContextManager[object] | None = None,
         seed: float = 1.0,
+        step: int = 0,
     ) -> Totals:
-        """Run one training iteration on a batch: all forwards and all backwards.
+        """Run training iteration number ``step`` on a batch: all forwards and all backwards.
 
         Several batches make one iteration. Each is a flush of the pipeline, and gradients are
         summed over ranks in the last one. On return gradients are summed over all ranks that hold
@@ -261,7 +262,8 @@ class Worker:
                     if number:
                         self.clock.next_flush(len(iterations[number - 1].cut.micro_batches))
                     last = number == len(every) - 1
-                    self.stages.take(leaves, ready.iteration, seed, last=last)
+                    name = self.random.name(step, number)
+                    self.stages.take(leaves, ready.iteration, seed, last=last, name=name)
                     terms += self.stages.run(ready)
             self.buckets.finish()
             # All ranks of a tensor group have equal loss terms, of which those of the first count.

@@ -111,8 +111,12 @@ class RankStages(Generic[Runner]):
         seed: float = 1.0,
         *,
         last: bool = True,
+        name: tuple[int, ...] = (),
     ) -> None:
-        """Give the stages their rows of a batch; the ``last`` batch completes the gradients."""
+        """Give the stages their rows of a batch; the ``last`` batch completes the gradients.
+
+        ``name`` tells the batch from all others of the run.
+        """
         if self._metrics is not None:
             part = iteration.parts.get(len(self._plan.stages) - 1)
             self._metrics.take_batch(leaves, part.rows if part is not None else ())
@@ -120,7 +124,13 @@ class RankStages(Generic[Runner]):
         for stage, runner in self.runners.items():
             inputs = self.programs[stage].batch_inputs
             work = iteration.work(stage, leaves, inputs, device)
-            runner.begin(work if last else replace(work, last_backward=-1))
+            runner.begin(
+                replace(
+                    work,
+                    last_backward=work.last_backward if last else -1,
+                    names=tuple((*name, number) for number in range(len(work.rows))),
+                )
+            )
             runner.seed = seed
 
     def run(self, ready: Ready) -> list[LossTerm]:

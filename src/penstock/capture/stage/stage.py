@@ -96,10 +96,11 @@ class ProgramPart:
 class StageRun:
     """What one run of a stage is told.
 
-    ``seed`` makes equal what all stages draw between units in one micro-batch. ``own_seed`` does
-    so for what only this rank draws. ``whole`` are the values of the whole step by address, and
-    ``share`` is the micro-batch's part of its samples. ``keep_as`` names the state before a run
-    that will be replayed under this name. What a ``trial`` changes of the state is put back.
+    ``seed`` makes equal what all stages draw between units in one micro-batch. ``own_seed`` is for
+    what this stage alone draws then, and comes from the rank's own generator. ``whole`` are the
+    values of the whole step by address, and ``share`` is the micro-batch's part of its samples.
+    ``keep_as`` names the state before a run that will be replayed under this name. What a ``trial``
+    changes of the state is put back.
     """
 
     size: BatchSize
@@ -724,12 +725,12 @@ class ProgramStage:
 
     def _in_stream(self, key: Any, plain: Any, args: Any, kwargs: Any) -> Any:
         """A call that draws, from a stream of its own."""
-        state = torch.get_rng_state()
+        states = _torch_states()
         torch.manual_seed(mixed_seed(self._run.seed, self._run.own_seed, key))
         try:
             return plain(*args, **kwargs)
         finally:
-            torch.set_rng_state(state)
+            _restore_torch(states)
 
     def _watch(self) -> None:
         """Watch calls, below all modes of the user: each of these takes off the topmost."""
@@ -875,7 +876,7 @@ class ProgramStage:
                 place[0][place[1]] = value
             self._restore(muted)
             if generator is not None:
-                torch.set_rng_state(generator[0])
+                _restore_torch(generator[0])
                 if generator[1] is not None:
                     restore_generators(generator[1])
         return result
@@ -892,12 +893,14 @@ class ProgramStage:
             found.enter_context(_WithoutHooks())
         return found
 
-    def _seeded(self) -> tuple[torch.Tensor, Any] | None:
+    def _seeded(self) -> tuple[list[torch.Tensor], Any] | None:
         """Seed what all stages draw alike between units; returns the states to restore."""
         if not self.draws_alike:
             return None
         draws_python = self.recorded.draws_python
-        before = torch.get_rng_state(), generators_state() if draws_python else None
+        if self._streams:
+            self._run.own_seed = int(torch.empty((), dtype=torch.int64).random_())
+        before = _torch_states(), generators_state() if draws_python else None
         if self._streams:
             torch.manual_seed(self._run.seed)
         if draws_python:
@@ -1004,6 +1007,18 @@ def filled(result: Any, slots: Mapping[Any, int], received: Mapping[int, torch.T
         found.append(received[slots[slot]] if is_tensor and slot in slots else leaf)
         slot += is_tensor
     return pytree.tree_unflatten(found, spec)
+
+
+def _torch_states() -> list[torch.Tensor]:
+    """The states of torch's generators: that of the CPU, and that of the GPU in use."""
+    found = [torch.get_rng_state()]
+    return [*found, torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else found
+
+
+def _restore_torch(states: Sequence[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)
 
 
 def mixed_seed(*parts: Any) -> int:

@@ -25,17 +25,17 @@ __all__ = ["RunContext", "StageModule", "weight_of_rows"]
 
 @dataclass(slots=True)
 class RunContext:
-    """Which run of a stage it is: the micro-batch of which step, and whether it runs again.
+    """Which run of a stage it is.
 
-    ``keep``: it will run again (``replay``), with the state that this run began with. ``trial``:
-    what it changes of the model's state is put back.
+    ``name`` tells this micro-batch from all others of the run, ``micro_batch`` from those that are
+    kept at the same time. ``keep``: it will run again (``replay``), with the state that this run
+    began with. ``trial``: what it changes of the model's state is put back.
     """
 
-    step: int = 0
+    name: tuple[int, ...] = ()
     micro_batch: int = 0
     keep: bool = False
     replay: bool = False
-    rank: int = 0
     trial: bool = False
 
 
@@ -164,8 +164,7 @@ class StageModule(nn.Module):
         given = dict(zip(self.part.received, received, strict=True))
         run = StageRun(size, given, trial=context.trial)
         if stage.draws_alike:
-            run.seed = zlib.crc32(repr((context.step, context.micro_batch)).encode())
-            run.own_seed = context.rank
+            run.seed = zlib.crc32(repr(context.name).encode())
         if context.replay:
             run.replay = context.micro_batch
         elif context.keep:

@@ -32,13 +32,20 @@ class RandomStream:
     """One rank's stream: the state of the generators of the CPU and of ``device``."""
 
     def __init__(self, device: torch.device, seed: int, rank: int) -> None:
-        self._device = device
+        self._device, self._seed = device, seed
         digest = hashlib.sha256(f"{seed}:rank {rank}".encode()).digest()
         number = int.from_bytes(digest[:8], "little") >> 1
         own = None
         if device.type == "cuda":
             own = torch.Generator(device).manual_seed(number).get_state()
         self.state: RandomState = torch.Generator().manual_seed(number).get_state(), own
+
+    def name(self, step: int, number: int = 0) -> tuple[int, ...]:
+        """What tells a batch, of several of a step, from all others, and from those of other seeds.
+
+        It is equal on all ranks: what stages draw alike follows from it.
+        """
+        return self._seed, step, number
 
     @contextmanager
     def drawn(self) -> Iterator[None]:

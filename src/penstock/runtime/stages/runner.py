@@ -55,8 +55,8 @@ class StageInputs:
     ``rows[m]`` is their number and may be 0. ``recomputed`` are the micro-batches whose forward
     keeps only its inputs. ``last_backward`` is the micro-batch that completes the parameters'
     gradients (-1: none). ``halved`` are the micro-batches with a backward in two halves.
-    ``lengths`` are those of the batch. ``step`` is the number of this batch in training, from which
-    numbers follow that all stages draw alike.
+    ``lengths`` are those of the batch. ``names`` tell each micro-batch from all others of the run,
+    and are equal on all ranks, so that stages draw alike what they draw between modules.
     """
 
     leaves: tuple[tuple[torch.Tensor, ...], ...]
@@ -66,7 +66,7 @@ class StageInputs:
     training: bool = True
     halved: frozenset[int] = frozenset()
     lengths: LengthsOf = ()
-    step: int = 0
+    names: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class ModuleRunner:
         self.seed = 1.0
         self._module: nn.Module = program.module
         self._training_call = call or stage_call(program.module)
-        # Evaluation changes the mode of the module, which the traced graph would not follow.
+        # Nothing is compiled, sharded or deferred in evaluation.
         self._evaluation_call: StageCall = ModuleCall(program.module)
         self._call = self._training_call
         self.device = device
@@ -283,11 +283,9 @@ class ModuleRunner:
         if recording and micro_batch in work.halved:
             kept.deferred = DeferredGradients()
         again = kept.before is not None
-        self._call.tell(
-            RunContext(
-                work.step, micro_batch, keep=again and not recording, replay=again and recording
-            )
-        )
+        name = work.names[micro_batch] if work.names else (micro_batch,)
+        keep, replay = again and not recording, again and recording
+        self._call.tell(RunContext(name, micro_batch, keep, replay))
         if self._plain:
             outputs = self._call.run(work.leaves[micro_batch], inputs, kept.deferred)
         else:

@@ -39,11 +39,11 @@ place in words. The smallest is nearest to the cause."""
 
 
 def inspect_step(
-    worker: Worker, batches: Batches, seed: float, random: RandomState
+    worker: Worker, batches: Batches, seed: float, begin: "StepBegin"
 ) -> tuple[str, bool]:
     """The place of a step's first bad number in words, and whether it is a parameter.
 
-    All ranks must call this. ``random`` is the state of this rank's random numbers before the step.
+    All ranks must call this. ``begin`` is what was before the step.
     Weights, buffers and random numbers are kept; gradients are not.
 
     Raises:
@@ -53,13 +53,14 @@ def inspect_step(
     stages = worker.world.agreed(layers.stages)
     worker.clock.restart()
     worker.buckets.zero()
-    after, worker.random.state = worker.random.state, random
+    after, worker.random.state = worker.random.state, begin.random
     buffers = [buffer for _, buffer in worker.held.named_buffers()]
     with kept_buffers(buffers), worker.failures.shared(), worker.random.drawn():
-        for leaves in (dict(enumerate(batch)) for batch in batches):
+        for number, leaves in enumerate(dict(enumerate(batch)) for batch in batches):
             ready = stages.prepared(leaves[0].shape[0], True, worker.graph.lengths_of(leaves))
             # No batch is the last one: gradients of replicas are looked at before their sum.
-            stages.take(leaves, ready.iteration, seed, last=False)
+            name = worker.random.name(begin.step, number)
+            stages.take(leaves, ready.iteration, seed, last=False, name=name)
             stages.run(ready)
     worker.random.state = after
     # Each rank looks at the rows of the batch that it has.
@@ -217,9 +218,10 @@ MOST_IN_A_ROW = 10
 class StepBegin:
     """What a rank had before a step: the state of its random numbers, and copies of buffers.
 
-    Buffers are copied only where steps may be left out.
+    Buffers are copied only where steps may be left out. ``step`` is the number of the step.
     """
 
+    step: int
     random: RandomState
     buffers: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
@@ -229,7 +231,7 @@ def begin_of_step(worker: Worker, training: Training) -> StepBegin:
     buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
     if training.on_non_finite == "skip":
         buffers = [(buffer, buffer.clone()) for _, buffer in worker.held.named_buffers()]
-    return StepBegin(worker.random.state, buffers)
+    return StepBegin(training.steps, worker.random.state, buffers)
 
 
 def after_bad_step(
@@ -250,7 +252,7 @@ def after_bad_step(
     place = ""
     # Layer by layer, a stage cannot be run on the shards of a tensor group.
     if not isinstance(failure, NoTerms) and not worker.plan.tensor_groups:
-        place, is_parameter = inspect_step(worker, batches, seed, begin.random)
+        place, is_parameter = inspect_step(worker, batches, seed, begin)
         failure = failure.at(place)
         if is_parameter:
             raise failure

@@ -115,7 +115,8 @@ class OverlappedTraining:
             if done is not None:
                 ready.channels.go_on(ready.iteration.warm_up)
             else:
-                worker.stages.take(dict(enumerate(leaves)), ready.iteration)
+                name = worker.random.name(training.steps)
+                worker.stages.take(dict(enumerate(leaves)), ready.iteration, name=name)
                 ready.channels.begin()
             weight, terms = self._passes(ready, done or 0, seed)
             own = worker.numbers.own([leaves], terms, worker.buckets, worker.metrics)
@@ -188,7 +189,8 @@ class OverlappedTraining:
                 worker.metrics.begin()
 
         with worker.failures.shared():
-            worker.stages.take(dict(enumerate(leaves)), ready.iteration)
+            name = worker.random.name(self._training.steps + 1)  # that before is not yet counted
+            worker.stages.take(dict(enumerate(leaves)), ready.iteration, name=name)
             channels.begin_with(first)
             with worker.random.drawn():
                 execute(ready.steps[:count], channels, worker.clock, drains=False)

@@ -31,7 +31,7 @@ def flushed_step(
     seed = training.seed(samples)
     worker.check_replicas(training.steps + 1)
     begin = begin_of_step(worker, training)
-    totals = worker.run(*batches, seed=seed)
+    totals = worker.run(*batches, seed=seed, step=training.steps)
     if before_update is not None:
         before_update(totals, seed)
     with timed_step(worker):

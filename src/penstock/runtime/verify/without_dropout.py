@@ -1,4 +1,4 @@
-"""Switches dropout off in modules, functions and traced operators."""
+"""Switches dropout off in modules and functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

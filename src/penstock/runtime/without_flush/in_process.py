@@ -92,7 +92,7 @@ class InProcessPipeline:
     Raises:
         BadInput: plan, model and batch do not fit together, or the schedule predicts weights and
             the optimizer does not support it.
-        CaptureFailed: the model cannot be traced.
+        CaptureFailed: the model cannot be captured.
     """
 
     def __init__(
@@ -235,6 +235,7 @@ class InProcessPipeline:
                     recomputed=frozenset(a.micro_batch for a in own if a.kind == "R"),
                     training=training,
                     halved=frozenset(a.micro_batch for a in own if a.kind == "I"),
+                    names=tuple((self.steps, number) for number in range(len(rows))),
                 )
             )
 
@@ -243,7 +244,7 @@ class InProcessPipeline:
         rows = cut_for(self.plan, endless, leaves[0].shape[0]).micro_batches
         own = self._graph.as_own_steps(leaves, rows)
         for stage in self._stages:
-            stage.feed(self._batches, own, rows, rows)
+            stage.feed(self._batches, own, rows, rows, step=self.steps)
         parts = [endless.part(stage.number, self._batches) for stage in self._stages]
         self._batches += 1
         self._play_on(endless, parts)

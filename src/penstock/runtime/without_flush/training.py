@@ -129,7 +129,9 @@ class OwnStage:
         rows = [
             cut.rows(number, place.stage, place.replica) for number in range(len(cut.micro_batches))
         ]
-        self._stage.feed(batch, leaves, rows, cut.micro_batches, prepared.lengths)
+        self._stage.feed(
+            batch, leaves, rows, cut.micro_batches, prepared.lengths, self._training.steps
+        )
         if worker.metrics is not None:
             is_last = place.stage == len(self._order.depths) - 1
             worker.metrics.take_batch(dict(enumerate(leaves)), self._stage.rows if is_last else ())

@@ -49,6 +49,7 @@ class VersionedStage:
         self._change_weights, self._total_weight = change_weights, total_weight
         self._forwarded = self._ended = 0
         self._fed: dict[int, tuple[tuple[torch.Tensor, ...], range, range]] = {}
+        self._names: dict[int, tuple[int, ...]] = {}
 
     def restart(self) -> None:
         """Count from 0 again; nothing may be in flight."""
@@ -63,14 +64,19 @@ class VersionedStage:
         rows: Sequence[range],
         micro_batches: Sequence[range],
         lengths: LengthsOf = (),
+        step: int = 0,
     ) -> None:
-        """Take this rank's ``rows`` of each micro-batch; they replace those of a finished batch."""
+        """Take this rank's ``rows`` of each micro-batch; they replace those of a finished batch.
+
+        ``step`` is the number of the batch among all of the run.
+        """
         runner = self.runner
         wanted = [leaves[index].to(runner.device) for index in runner.program.batch_inputs]
         numbers = self._order.numbers(batch)
         for number, own, whole in zip(numbers, rows, micro_batches, strict=True):
             # A replica without rows runs the first row, which does not count.
             self._fed[number] = tuple(sliced(leaf, own, whole) for leaf in wanted), own, whole
+            self._names[number] = step, number
         count = self._order.ring * self._order.micro_batches
         fed = [self._fed.get(number, ((), range(0), range(0))) for number in range(count)]
         recomputed = range(count) if self._order.recomputes(self.number) else ()
@@ -79,6 +85,7 @@ class VersionedStage:
             tuple(len(own) for _, own, _ in fed),
             frozenset(recomputed),
             lengths=lengths,
+            names=tuple(self._names.get(number, ()) for number in range(count)),
         )
         if batch == 0:
             runner.begin(work)
