@@ -116,7 +116,7 @@ def test_rows_per_sample_are_found_by_running_at_two_sizes():
             lambda: capture_model(Chain([nn.Linear(4, 4), nn.LSTM(4, 4), Join()]), BATCH[0]),
             "does not run on the example batch: TypeError at .*return hidden",
         ),
-        (lambda: capture_model(_chain(), BATCH, loss=functional.mse_loss), "give one of them"),
+        (lambda: capture_model(_chain(), BATCH, loss=functional.mse_loss), "pass only one"),
         (lambda: capture_model(_chain(), BATCH).stage(range(2, 9)), "change the plan's cuts"),
     ],
 )

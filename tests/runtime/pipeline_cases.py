@@ -357,6 +357,7 @@ def compare_one(
 ) -> list[str]:
     """What differs after a step on a full batch, and on the last one of 7 rows."""
     wrong: list[str] = []
+    kept = copy.deepcopy(subject.model)
     with Pipeline(
         graph,
         plan,
@@ -367,7 +368,7 @@ def compare_one(
     ) as pipe:
         first = {n: t.detach().clone() for n, t in pipe._worker.held.named_tensors().items()}
         for rows in sizes:
-            whole = copy.deepcopy(subject.model)
+            whole = copy.deepcopy(kept)
             batch = subject.batch(rows)
             cut = pipe._worker.stages.prepared(rows, True).iteration.cut.micro_batches
             expected = reference(subject, whole, batch, cut)
@@ -383,6 +384,7 @@ def compare_one(
             with torch.no_grad():
                 for name, tensor in pipe._worker.held.named_tensors().items():
                     tensor.copy_(first[name])
+        pipe.close(gather=True)  # for the next pipeline of the model
     return wrong
 
 

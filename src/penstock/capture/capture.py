@@ -49,8 +49,10 @@ def capture_model(
     layout, function, entry = layout_of(batch, dynamic), as_function(loss), model
     if isinstance(model, Chain):
         entry = model.get_submodule(model.layer_names[0])
-        if function is not None and model.loss is not None:
-            raise BadInput("a loss was given, and the Chain has one, too; give one of them")
+        if function is not None and model.loss is not None and function is not model.loss:
+            raise BadInput(
+                "the chain has a loss function and another was passed as loss=...; pass only one"
+            )
         function = function or model.loss
     call = BatchCall.of(layout, entry.forward, has_loss=function is not None)
     program = UserProgram(model, function, call)

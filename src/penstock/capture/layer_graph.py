@@ -1,6 +1,7 @@
 """The layer graph of a recorded program: each stage runs the user's own forward."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,12 +19,12 @@ from penstock.capture.loss.loss_parts import LossAction, LossParts
 from penstock.capture.loss.step_values import StepValues
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.capture.needs import Needs, needs_of_loss, needs_of_outputs
-from penstock.capture.record.absent import Absent, release
+from penstock.capture.record.absent import Absent, give_back, release
 from penstock.capture.record.example import Recorded, without_caches
 from penstock.capture.record.recording import TensorReference
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import ProgramTensors, UserProgram, WholeModule
-from penstock.capture.stage.kept_state import KeptState
+from penstock.capture.stage.kept_state import KeptState, copied, place_of, put_back, value_at
 from penstock.capture.stage.stage import Costs, ProgramPart, ProgramStage, StageRun
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import (
@@ -146,6 +147,17 @@ class LayerGraph:
             self.state.modes = [(module, module.training) for _, module in named]
             for module, _ in self.state.modes:
                 module.training = False
+
+    @contextmanager
+    def untouched_state(self) -> Iterator[None]:
+        """Within, stages may run; afterwards what forward changes besides buffers is as before."""
+        units = [place_of(self.program, place) for _, place in self.recorded.unit_changes]
+        before = [(place, value_at(place), copied(value_at(place))) for place in units]
+        with self.state.set_aside():
+            try:
+                yield
+            finally:
+                put_back(before)
 
     def start_training(self) -> None:
         """Put a model that was captured in evaluation mode into training mode, once.
@@ -543,6 +555,24 @@ class LayerGraph:
         for module in modules:
             module.stage.hold(alone=False)
         return freed
+
+    def fill(self, value_of: Callable[[str], torch.Tensor]) -> None:
+        """Give values to all parameters and buffers of the user's model, by their first names."""
+        seen: set[int] = set()
+        with torch.no_grad():
+            for name, parameter in self.program.named_parameters():
+                if id(parameter) in seen:
+                    continue
+                seen.add(id(parameter))
+                value = value_of(name)
+                if type(parameter) is Absent:
+                    give_back(parameter, value)
+                else:
+                    parameter.copy_(value)
+            for name, buffer in self.program.named_buffers():
+                if id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    buffer.copy_(value_of(name))
 
 
 def loss_of(output: Any) -> torch.Tensor | None:

@@ -474,9 +474,17 @@ class Pipeline:
         load_state(self._worker, self._training, Path(directory), loader)
         return self.steps
 
-    def close(self) -> None:
-        """Disconnect from the other ranks; the last pipeline destroys what pipelines created."""
+    def close(self, *, gather: bool = False) -> None:
+        """Disconnect from the other ranks; the last pipeline destroys what pipelines created.
+
+        After the first step a rank has only the parameters of its own stages. With ``gather`` the
+        user's model gets all of them, and buffers, on every rank: to run it, or to make another
+        pipeline of it. Then all ranks must call this, and the model must fit into their memory.
+        """
         ended = self._worker.has_ended
+        if gather and not ended:
+            self._drain()
+            self._worker.give_back()
         with ExitStack() as closing:
             # All of these, whichever raises.
             closing.callback(self._worker.close)

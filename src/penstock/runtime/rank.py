@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -278,7 +277,7 @@ class Worker:
 
         Messages, sums of gradients and the optimizer are made for what was trained at the start.
         """
-        changed = getattr(self.graph, "changed_flags", ())
+        changed = self.graph.changed_flags
         if changed:
             raise BadInput(
                 f"requires_grad of '{changed[0]}' was changed, and what is trained is fixed when a "
@@ -288,10 +287,23 @@ class Worker:
 
     def release_others(self) -> None:
         """Free the parameters of the user's model that no stage of this rank holds, once."""
-        graph: Any = self.graph
-        if not self._released and hasattr(graph, "hold_only") and self.world.size > 1:
-            graph.hold_only(list(self.stages.programs.values()))
+        if not self._released and self.world.size > 1:
+            self.graph.hold_only(list(self.stages.programs.values()))
         self._released = True
+
+    def give_back(self) -> None:
+        """Give the user's model on each rank all parameters and buffers; all ranks must call this.
+
+        Each is sent by its owner, one after the other.
+        """
+        own = self.held.owned_tensors()
+
+        def value_of(name: str) -> torch.Tensor:
+            found = self.world.gather(own[name].detach().cpu() if name in own else None)
+            value = next(tensor for tensor in found if tensor is not None)
+            return value.to(self.world.device)
+
+        self.graph.fill(value_of)
 
     def begin(self) -> None:
         """Begin an iteration: clear the measurements of the previous one."""

@@ -54,7 +54,7 @@ def blocks() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"sequences": sequences, "blocks": blocks}
-"""Both have four layers."""
+"""Both have four layers, and the loss."""
 
 
 def graph_of(model: str) -> LayerGraph:

@@ -30,7 +30,7 @@ from penstock.runtime.stages.compiled_call import StageCompiler
 # torch's own compiler warns of what torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-LAYERS = 4
+LAYERS = 5
 ALONE = Plan((Stage(range(LAYERS), (0,), (4,), recompute=True),), 3, 4, "gpipe")
 
 
@@ -99,7 +99,7 @@ def stepped(model: nn.Module, *, compile: bool) -> tuple[list[float], int]:
 def test_hooks_that_the_user_adds_later_run() -> None:
     model = nn.Sequential(Block(), nn.Linear(WIDTH, WIDTH)).double()
     batch = normal(ROWS, WIDTH, 1), normal(ROWS, WIDTH, 2)
-    plan = Plan((Stage(range(2), (0,), (4,)),), 3, 4, "gpipe")
+    plan = Plan((Stage(range(3), (0,), (4,)),), 3, 4, "gpipe")
     called = list[str]()
     with Pipeline(model, plan, batch, loss=nn.MSELoss(), compile=True, verify="off") as pipe:
         pipe.step(batch)
@@ -123,7 +123,10 @@ def replaced_forward(model: nn.Module) -> nn.Module:
     [
         (Checkpointed, 1),  # the backward runs what is in the checkpoint again, without a stage
         (lambda: nn.Sequential(Counting(), nn.Sequential(Perceptron(), nn.Tanh())), 1),
-        (lambda: replaced_forward(nn.Sequential(Block(), Block())), 1),
+        (
+            lambda: replaced_forward(nn.Sequential(Block(), Block())),
+            2,
+        ),  # of it only the unit inside
     ],
     ids=["checkpoint", "python state", "forward of the user's own"],
 )

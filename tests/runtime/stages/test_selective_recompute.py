@@ -37,9 +37,9 @@ def test_tied_weights_and_skip_tensors_cross_parts() -> None:
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_random_numbers_and_buffers_are_those_of_a_run_that_keeps_everything(traced: bool) -> None:
-    stages = (Stage(range(2), (0,), (4,)), Stage(range(2, 4), (1,), (4,)))
+    stages = (Stage(range(3), (0,), (4,)), Stage(range(3, 5), (1,), (4,)))
     kept = Plan(stages, 3, 4, "gpipe")
-    chosen = ((1,), (2,)), ((0,), (3,))
+    chosen = ((1,), (3,)), ((0, 2), (4,))
     plans = [kept] + [
         replace(
             kept,
@@ -81,7 +81,7 @@ def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
     model = nn.Sequential(*(Counting(number) for number in range(4)))
     x = torch.randn(2, 4)
     graph = capture_model(model, (x, x), loss=nn.MSELoss(), granularity="block")
-    program = graph.stage(range(4))
+    program = graph.stage(range(5))
     saved: list[int] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
         return tensor
 
     def run(again: tuple[int, ...]) -> tuple[list[int], int, list[torch.Tensor]]:
-        stage = Stage(range(4), (0,), (2,), recompute=True, recompute_layers=again)
+        stage = Stage(range(5), (0,), (2,), recompute=True, recompute_layers=again)
         parts = parts_of_stage(graph, stage, program)
         runner = PartlyRecomputed(program, parts, torch.device("cpu"))
         runner.begin(StageInputs(((x, x),), (2,), frozenset({0})))

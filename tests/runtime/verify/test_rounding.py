@@ -1,11 +1,11 @@
 """In float32 a difference that rounding explains is no error; an error is still found."""
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from penstock.capture.traced_graph import TracedGraph
-from runtime.verify.verify_cases import Reversed, node_named
+from runtime.verify.verify_cases import Reversed, hooking
 from torch import nn
 from torch.nn import functional
 
@@ -48,26 +48,30 @@ class Scaled(Reversed):
         return 1.02 * gradients[0]
 
 
-def just_above(x: torch.Tensor) -> torch.Tensor:
+def just_above(module: nn.Module, given: Any, made: torch.Tensor) -> torch.Tensor:
     """ReLU after a sum that was rounded up."""
-    return torch.relu(x + 2.0**-24)
+    return torch.relu(given[0] + 2.0**-24)
 
 
-def verified(model: nn.Module, autocast: torch.dtype | None = None, **changed: Any) -> VerifyResult:
-    """What `verify` says of a pipeline in which the operators named are replaced."""
+def verified(
+    model: nn.Module,
+    hook: Callable[..., Any],
+    *names: str,
+    autocast: torch.dtype | None = None,
+) -> VerifyResult:
+    """What `verify` says of a pipeline in which these modules have a hook."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(ROWS, 4, generator=generator), torch.arange(ROWS) % 3
     x[-1, 0] = 1.0
-    graph = cast(TracedGraph, capture_model(model, (x, y), loss=functional.cross_entropy))
-    for name, target in changed.items():
-        node_named(graph, name).target = target
+    graph = capture_model(model, (x, y), loss=functional.cross_entropy)
+    hooking(graph, hook, *names)
     stage = Stage(range(len(graph.layer_names)), (0,), (ROWS // 2,))
     with Pipeline(graph, Plan((stage,), 2, ROWS // 2, "1f1b"), (x, y), autocast=autocast) as pipe:
         return pipe.verify((x, y))
 
 
 def test_a_unit_that_rounding_turns_on_is_no_error() -> None:
-    result = verified(AtZero(), relu=just_above)
+    result = verified(AtZero(), just_above, "relu")
     assert result.equal, str(result)
     assert result.reference == "your module on the whole batch in float64, up to rounding"
     assert result.largest < result.tolerance == 2e-4
@@ -81,25 +85,27 @@ class Normed(AtZero):
         self.relu = nn.Sequential(nn.BatchNorm1d(8), nn.ReLU())  # type: ignore[assignment]
 
 
-def in_other_order(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def in_other_order(module: Any, given: Any, made: torch.Tensor) -> torch.Tensor:
     """A linear layer that adds its bias by itself."""
-    return functional.linear(x, weight) + bias
+    return functional.linear(given[0], module.weight) + module.bias
+
+
+def too_large(module: Any, given: Any, made: torch.Tensor) -> torch.Tensor:
+    """The same, and an error."""
+    return 1.5 * in_other_order(module, given, made)
 
 
 def test_a_gradient_that_is_zero_but_for_rounding_is_no_error_in_bfloat16() -> None:
-    result = verified(Normed(), torch.bfloat16, linear=in_other_order)
+    linear, in_bfloat16 = ("first", "last"), {"autocast": torch.bfloat16}
+    result = verified(Normed(), in_other_order, *linear, **in_bfloat16)
     assert result.equal, str(result)
     assert result.reference.endswith(" in float64, up to rounding")
-    wrong = verified(Normed(), torch.bfloat16, linear=lambda *given: 1.5 * in_other_order(*given))
-    assert not wrong.equal
+    assert not verified(Normed(), too_large, *linear, **in_bfloat16).equal
 
 
 @pytest.mark.parametrize("model", [AtZero, OnlyFloat32])
 def test_an_error_of_two_percent_is_refused(model: type[nn.Module]) -> None:
-    def wrong(x: torch.Tensor) -> torch.Tensor:
-        return Scaled.apply(torch.relu(x))  # type: ignore[return-value]
-
-    result = verified(model(), relu=wrong)
+    result = verified(model(), lambda module, given, made: Scaled.apply(made), "relu")
     assert str(result).startswith("gradient of 'first.weight' on stage 0 is ")
     assert result.difference is not None and 0.005 < result.difference.relative < 0.05
     assert result.tolerance == 2e-4

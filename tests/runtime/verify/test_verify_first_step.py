@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from penstock.capture.traced_graph import TracedGraph
-from runtime.verify.verify_cases import batch, net, one_rank, with_flipped_sign
+from runtime.verify.verify_cases import batch, hooking, net, one_rank, with_flipped_sign
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
@@ -99,23 +98,12 @@ def test_what_mixes_samples_is_told_once(capsys: pytest.CaptureFixture[str]) -> 
         assert told == [expected] * (micro_batches == 2)
 
 
-class Annealed(nn.Module):
-    """Scales by an attribute, which capture takes to be constant."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.beta = 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x``, scaled."""
-        return x * (1 + self.beta)
-
-
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
 @pytest.mark.parametrize("streams", [False, True])
 def test_later_steps_are_compared_every_so_often(schedule: str, streams: bool) -> None:
-    model = net(Annealed())
+    model, error = net(), {"by": 0.0}
     graph = capture_model(model, batch(), loss=functional.cross_entropy)
+    hooking(graph, lambda module, given, made: made * (1 + error["by"]), "between")
     stages = (Stage(range(len(graph.layer_names)), (0,), (4,)),)
     options: dict[str, Any] = {"optimizer": descend, "verify": "off", "verify_every": 3}
     with Pipeline(graph, Plan(stages, 2, 4, schedule), batch(), **options) as pipe:
@@ -137,7 +125,7 @@ def test_later_steps_are_compared_every_so_often(schedule: str, streams: bool) -
         assert seen[2] is None
         assert pipe.verified is not None and pipe.verified.equal, str(pipe.verified)
         weights = [p.detach().clone() for p in pipe.parameters()]
-        model.get_submodule("between").beta = 0.5  # type: ignore[assignment]
+        error["by"] = 0.5
         with pytest.raises(RunFailed, match="step 6 is not that of your module, and it was not"):
             train(1)
         assert all(map(torch.equal, pipe.parameters(), weights))
@@ -146,7 +134,7 @@ def test_later_steps_are_compared_every_so_often(schedule: str, streams: bool) -
 def test_a_wrong_first_step_ends_before_anything_is_trained() -> None:
     model = net()
     graph = capture_model(model, batch(), loss=functional.cross_entropy)
-    with_flipped_sign(cast(TracedGraph, graph))
+    with_flipped_sign(graph)
     before = [p.detach().clone() for p in model.parameters()]
     with Pipeline(graph, one_rank(graph), batch(), optimizer=descend, verify="first-step") as pipe:
         with pytest.raises(RunFailed) as failure:

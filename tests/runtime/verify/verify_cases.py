@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from penstock.capture.traced_graph import TracedGraph
 from runtime.pipeline_cases import SUBJECTS, Subject, captured, join, normal, plan_of
-from torch import fx, nn
+from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import StageProgram
 from penstock.errors import RunFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime import holdings
@@ -57,7 +58,7 @@ def one_rank(graph: LayerGraph, micro_batches: int = 2) -> Plan:
 
 def verified(
     model: nn.Module,
-    tamper: Callable[[TracedGraph], None] | None = None,
+    tamper: Callable[[LayerGraph], None] | None = None,
     *,
     loss: Callable[..., torch.Tensor] = functional.cross_entropy,
     after_capture: Callable[[nn.Module], object] | None = None,
@@ -65,7 +66,7 @@ def verified(
     """What `verify` says of a pipeline on one rank whose graph, or model, was changed before."""
     graph = capture_model(model, batch(), loss=loss)
     if tamper is not None:
-        tamper(cast(TracedGraph, graph))
+        tamper(graph)
     if after_capture is not None:
         after_capture(model)
     with Pipeline(graph, one_rank(graph), batch()) as pipe:
@@ -88,8 +89,37 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.middle(self.embed(words))))
 
 
-def node_named(graph: TracedGraph, name: str) -> fx.Node:
-    return next(node for node in graph.flow.clean.graph.nodes if node.name == name)
+Results = tuple[torch.Tensor, ...]
+
+
+def tampered(graph: LayerGraph, around: Callable[[Callable[..., Results]], Any]) -> None:
+    """Let ``around`` wrap the runs of all stages, but not those of the user's own module."""
+    plain = graph.stage
+
+    def stage(layers: range) -> StageProgram:
+        program = plain(layers)
+        program.module.__dict__["run"] = around(program.module.run)  # type: ignore[operator]
+        return program
+
+    vars(graph)["stage"] = stage
+
+
+def hooking(graph: LayerGraph, hook: Callable[..., Any], *names: str) -> None:
+    """Let the stages' runs have a forward hook on modules, but not those of the user's own."""
+
+    def around(run: Callable[..., Results]) -> Callable[..., Results]:
+        def changed(leaves: Any, received: Any) -> Results:
+            modules = [graph.model.get_submodule(name) for name in names]
+            handles = [module.register_forward_hook(hook) for module in modules]
+            try:
+                return run(leaves, received)
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+        return changed
+
+    tampered(graph, around)
 
 
 class Reversed(torch.autograd.Function):
@@ -106,26 +136,41 @@ class Reversed(torch.autograd.Function):
         return -gradients[0]
 
 
-def with_flipped_sign(graph: TracedGraph) -> None:
-    """The gradient through the tanh gets the wrong sign, its value stays."""
-    node_named(graph, "tanh").target = lambda x: Reversed.apply(torch.tanh(x))
+def with_flipped_sign(graph: LayerGraph) -> None:
+    """The gradient that leaves the first layer gets the wrong sign, its value stays."""
+    hooking(graph, lambda module, given, made: Reversed.apply(made), "first")
 
 
-def with_weight_of_rows(graph: TracedGraph) -> None:
+def with_weight_of_rows(graph: LayerGraph) -> None:
     """Slices of the loss count by their rows, whether they have targets or not."""
-    node = node_named(graph, "target_weight")
-    node.target = lambda target, *_: torch.tensor(float(len(target)))
+
+    def around(run: Callable[..., Results]) -> Callable[..., Results]:
+        def changed(leaves: Any, received: Any) -> Results:
+            *others, loss, _ = run(leaves, received)
+            return (*others, loss, torch.tensor(float(len(leaves[0]))))
+
+        return changed
+
+    tampered(graph, around)
 
 
-def with_stale_buffer(graph: TracedGraph) -> None:
+def with_stale_buffer(graph: LayerGraph) -> None:
     """The batch norm does not move its running statistics."""
-    node = node_named(graph, "batch_norm")
-    node.args = (*node.args[:6], 0.0, *node.args[7:])
+    norm = graph.model.get_submodule("between")
+
+    def around(run: Callable[..., Results]) -> Callable[..., Results]:
+        def changed(leaves: Any, received: Any) -> Results:
+            with mock.patch.object(norm, "momentum", 0.0):
+                return run(leaves, received)
+
+        return changed
+
+    tampered(graph, around)
 
 
-def without_gradient(graph: TracedGraph) -> None:
-    """Nothing before the tanh is trained."""
-    node_named(graph, "tanh").target = lambda x: torch.tanh(x).detach() + 0 * x
+def without_gradient(graph: LayerGraph) -> None:
+    """The first layer is not trained."""
+    hooking(graph, lambda module, given, made: made.detach() + 0 * made, "first")
 
 
 @contextmanager

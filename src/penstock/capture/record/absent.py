@@ -30,6 +30,7 @@ __all__ = [
     "call_name",
     "check_none_lost",
     "fresh_results",
+    "give_back",
     "memory_of",
     "release",
     "scripts_seen",
@@ -185,11 +186,25 @@ def release(parameter: torch.Tensor) -> int:
         own = parameter.numel() * parameter.element_size()
         freed = 0
         if not parameter.is_meta and storage.nbytes() == own:
-            storage.resize_(0)
+            if storage.resizable():
+                storage.resize_(0)
+            else:  # of a file, or of NumPy
+                parameter.data = parameter.new_empty(0)
             freed = own
     into_absent(parameter, plain, needs_grad)
     parameter._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
     return freed
+
+
+def give_back(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a parameter that was released a value; it is an ordinary `torch.nn.Parameter` again."""
+    absent: Any = parameter
+    needs_grad = absent.needs_grad
+    for name in ("plain", "needs_grad", "is_unknown"):
+        delattr(absent, name)
+    absent.__class__ = nn.Parameter
+    parameter.data = value.clone()
+    parameter.requires_grad_(needs_grad)
 
 
 def check_none_lost(tensors: Iterable[torch.Tensor]) -> None:

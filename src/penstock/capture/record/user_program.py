@@ -12,6 +12,7 @@ from torch import nn
 
 from penstock.capture.batch_call import BatchCall, WeightedLosses, loss_in_result
 from penstock.capture.record.absent import Absent, absent_like
+from penstock.capture.record.closures import CopiedFunctions
 from penstock.capture.stage_program import LossFunction
 from penstock.errors import BadInput, CaptureFailed
 
@@ -140,7 +141,13 @@ class UserProgram:
         if self._has_loss_module and (path == LOSS or path.startswith(f"{LOSS}.")):
             assert isinstance(self.loss, nn.Module)
             return self.loss.get_submodule(path.removeprefix(LOSS).removeprefix("."))
-        return self.model.get_submodule(path)
+        try:
+            return self.model.get_submodule(path)
+        except AttributeError as error:
+            raise BadInput(
+                f"{type(self.model).__name__} has no module '{path}' any more, which it had when "
+                f"it was captured; capture it again"
+            ) from error
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters, under all their names."""
@@ -201,7 +208,11 @@ class UserProgram:
                 f"batch runs on: {type(error).__name__}: {str(error).partition(chr(10))[0]}; give "
                 f"the class that cannot be copied a __deepcopy__ method"
             ) from error
-        return UserProgram(model, loss, self.call)
+        functions = CopiedFunctions(memo)
+        for own in (model, loss):
+            if isinstance(own, nn.Module):
+                functions.put_into(own)
+        return UserProgram(model, functions.of(loss), self.call)
 
     @cached_property
     def configs(self) -> tuple[Any, ...]:

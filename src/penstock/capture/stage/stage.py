@@ -343,7 +343,9 @@ class ProgramStage:
             else:
                 here = [unit in own for unit in inside]
             kind = "both"
-            if here and len(set(here)) == 1:
+            if part.first == 0 and part.last >= len(record.events):
+                kind = "own"
+            elif here and len(set(here)) == 1:
                 kind = "own" if here[0] else "other"
             yield self.program.module(path).__dict__, kind, path
 

@@ -12,6 +12,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
 from penstock.capture.materialise import materialise, named_tensors
+from penstock.capture.record.absent import Absent
 from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
@@ -98,11 +99,22 @@ def build_stages(
             for place in places_of(plan, world.rank)
         }
         for program in programs.values():
+            check_values(program)
             give_values(program, graph, sources, world.device, seed)
         share_tied(programs.values(), graph.tied_names)
         return programs
 
     return world.agreed(own_stages)
+
+
+def check_values(program: StageProgram) -> None:
+    """Raise `BadInput` if an earlier pipeline has freed a parameter of a stage."""
+    for name, parameter in program.module.named_parameters():
+        if type(parameter) is Absent:
+            raise BadInput(
+                f"'{name}' has no values on this rank: an earlier Pipeline of the model had it on "
+                f"another; end that with close(gather=True), or build the model anew"
+            )
 
 
 def give_values(

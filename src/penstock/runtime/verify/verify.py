@@ -112,7 +112,7 @@ def untouched(worker: Worker) -> Iterator[None]:
     tensors = [*(tensor for _, tensor in worker.held.named_buffers()), *(b.flat for b in gradients)]
     states = random_state(device)
     try:
-        with kept_buffers(tensors):
+        with worker.graph.untouched_state(), kept_buffers(tensors):
             yield
     finally:
         restore_random_state(device, *states)
