@@ -14,11 +14,12 @@ from functools import partial
 import torch
 from torch import nn
 
+from penstock.capture.record.absent import Absent
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
 
-__all__ = ["materialise", "named_tensors", "put_tensor"]
+__all__ = ["check_values", "materialise", "named_tensors", "put_tensor"]
 
 
 def materialise(
@@ -28,8 +29,8 @@ def materialise(
 
     Values come from ``reset_parameters`` of the module that owns the tensor and of the modules
     around it, then from ``_init_weights`` of the model (a convention of Hugging Face and others).
-    Tensors with values keep them and are moved. ``model`` stays unchanged, except for chains, whose
-    stages hold the modules of the model itself.
+    Tensors with values keep them and are moved. The stage has the modules
+    of ``model`` itself, whose other tensors stay as they are.
 
     Raises:
         BadInput: nothing initialises a tensor that is on meta.
@@ -44,6 +45,16 @@ def materialise(
         if id(tensor) in made:
             put_tensor(stage, name, tensor, made[id(tensor)])
     stage.to(home)
+
+
+def check_values(program: StageProgram) -> None:
+    """Raise `BadInput` if an earlier pipeline has freed a parameter of a stage."""
+    for name, parameter in program.module.named_parameters():
+        if type(parameter) is Absent:
+            raise BadInput(
+                f"'{name}' has no values on this rank: an earlier Pipeline of the model had it on "
+                f"another; end that with close(gather=True), or build the model anew"
+            )
 
 
 def named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.materialise import check_values
 from penstock.capture.stage.stage import Costs
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
@@ -86,6 +87,7 @@ def programs_of(graph: LayerGraph, device: torch.device) -> list[StageProgram]:
     programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
     on_meta = is_on_meta(graph.own_module())
     for program in programs:
+        check_values(program)
         if not on_meta:
             program.module.to(device)
         program.module.train()

@@ -31,9 +31,9 @@ def predictions(name: str, replicas: Sequence[int], schedule: str, **options: An
     batch = subject.batch(BATCH)
     plan = plan_of(len(graph.layer_names), replicas, schedule)
     wrong: list[str] = []
+    whole = copy.deepcopy(subject.model)
     with Pipeline(graph, plan, batch, timeout_s=60, **options) as pipe:
         pipe.step(batch)
-        whole = copy.deepcopy(subject.model)
         whole.load_state_dict(whole_weights(pipe), strict=False)
         whole.eval()
         for rows in (BATCH, 7, 1):
@@ -159,10 +159,9 @@ def metrics_of_plans() -> dict[str, list[str]]:
             step = pipe.step(classes(BATCH), classes(7))
             wrong += differ("step of two", [*step.metrics.values(), step.loss], expected)
             result = pipe.predict(x, everywhere=True)
-            after = copy.deepcopy(model)
-            after.load_state_dict(whole_weights(pipe))
+            whole.load_state_dict(whole_weights(pipe))
             with torch.no_grad():
-                theirs = after.eval()(x)
+                theirs = whole.eval()(x)
             for name, tensor in theirs.items():
                 wrong += differ(name, [float((result[name] - tensor).abs().max())], [0.0])
         found[f"{replicas} {schedule}"] = wrong
@@ -206,10 +205,12 @@ def follow_events(directory: Path) -> dict[str, Any]:
             stops.append(pipe.stopping)
         pipe.evaluate(batch)
         pipe.save(directory)
+        held = set(map(id, pipe.parameters()))
         for name in ("transformer.h.0.mlp", "lm_head.weight", "transformer.h.0.mpl", "transformer"):
             try:
                 module = pipe.module_for(name)
-                modules[name] = ", ".join(sorted(n for n, _ in module.named_parameters()))
+                own = (n for n, p in module.named_parameters() if id(p) in held)
+                modules[name] = ", ".join(sorted(own))
             except BadInput as refusal:
                 modules[name] = f"BadInput: {refusal}"
         live = pipe.module_for("transformer.wte") if pipe.rank == 0 else None

@@ -79,6 +79,7 @@ def predicted_and_measured(
         with pipe.measuring_memory() as memory:
             pipe.step(example)
         rank = pipe.rank
+        pipe.close(gather=True)
     most = prediction.peak_memory_bytes[rank]
     kept = [event for event in prediction.timeline.memory if event.device == rank]
     return most, memory, kept[0].bytes

@@ -186,7 +186,7 @@ def test_what_does_not_go_with_it_is_refused() -> None:
     with pytest.raises(BadInput, match="shard_optimizer"):
         alone(shard_optimizer=True)
     with pytest.raises(BadInput, match="lengths vary"):
-        alone(dynamic={0: {1: Length("width", buckets=(4, 8), pad=0.0)}})
+        alone(dynamic={leaf: {1: Length("width")} for leaf in (0, 1)})
     with pytest.raises(BadInput, match=r"not work with schedule 'pipedream' \(it has no flush\)"):
         alone(Plan(PLAN.stages, 2, 2, "pipedream"))
 

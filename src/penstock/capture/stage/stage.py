@@ -114,6 +114,9 @@ class StageRun:
     trial: bool = False
 
 
+_NO_RUN = StageRun(BatchSize(0))
+
+
 class _Watch(TorchFunctionMode):
     """On between units where calls matter by address: received, sent, or parts of the loss."""
 
@@ -813,8 +816,8 @@ class ProgramStage:
             result = self._run_replaced(call)
         except (PathChanged, NeedsValues) as problem:
             raise self._explained(problem) from problem
-        finally:
-            self.received = {}
+        finally:  # what it was given is let go of
+            self.received, self._run = {}, _NO_RUN
         if len(self._sent) < self._wanted:
             missing = next(v for v in self.part.sent if v not in self._sent)
             what = self._in_words(self.part.sent[missing][0])

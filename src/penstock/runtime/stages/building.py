@@ -11,8 +11,7 @@ from torch import nn
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
-from penstock.capture.materialise import materialise, named_tensors
-from penstock.capture.record.absent import Absent
+from penstock.capture.materialise import check_values, materialise, named_tensors
 from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
@@ -99,22 +98,11 @@ def build_stages(
             for place in places_of(plan, world.rank)
         }
         for program in programs.values():
-            check_values(program)
             give_values(program, graph, sources, world.device, seed)
         share_tied(programs.values(), graph.tied_names)
         return programs
 
     return world.agreed(own_stages)
-
-
-def check_values(program: StageProgram) -> None:
-    """Raise `BadInput` if an earlier pipeline has freed a parameter of a stage."""
-    for name, parameter in program.module.named_parameters():
-        if type(parameter) is Absent:
-            raise BadInput(
-                f"'{name}' has no values on this rank: an earlier Pipeline of the model had it on "
-                f"another; end that with close(gather=True), or build the model anew"
-            )
 
 
 def give_values(
@@ -127,6 +115,7 @@ def give_values(
     """Read a stage's tensors from ``sources``, initialise those without values, move the others."""
     module = program.module
     read_stage(module, sources, graph.tied_names, device)
+    check_values(program)
     if any(tensor.is_meta for _, tensor in named_tensors(module)):
         materialise(program, device=device, seed=seed, model=graph.model)
     else:

@@ -17,6 +17,7 @@ from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import named_tensors, put_tensor
+from penstock.capture.record.absent import Absent
 from penstock.errors import BadInput
 from penstock.runtime.weights.directory import check_architecture, tensors_in
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_into
@@ -195,7 +196,7 @@ def read_stage(
         if source is None or id(tensor) in filled:
             continue
         filled.add(id(tensor))
-        if tensor.is_meta:
+        if tensor.is_meta or type(tensor) is Absent:  # (an earlier pipeline had it elsewhere)
             value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             put_tensor(module, name, tensor, value)
             targets.append((source, value))
