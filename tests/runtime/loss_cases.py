@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -270,12 +270,13 @@ def trained_by_ranks(names: Sequence[str]) -> dict[str, list[str]]:
         graph = capture_model(case.model, case.batch, loss=case.loss)
         layers = len(graph.layer_names)
         whole, half = case.batch, resized(case.batch, 5)
+        kept = replace(case, model=copy.deepcopy(case.model))
         for schedule, replicas in (("1f1b", (2, 1)), ("zb-h1", (1, 1, 1)), ("1f1b", (1, 2))):
             wrong = found[f"{name}, {schedule}, {replicas}"] = []
             plan = plan_of(layers, replicas, schedule, micro_batches=3, rows=2)
             with Pipeline(graph, plan, whole, timeout_s=60) as pipe:
                 for batches in ((whole,), (half,), (whole, half)):
-                    plain = Plain(case)
+                    plain = Plain(kept)
                     rows = [len(next(iter(leaves(batch)))) for batch in batches]
                     cut = pipe._worker.stages.prepared(rows[0], True).iteration.cut.micro_batches
                     loss = plain.run(joined(batches), cut)
@@ -285,12 +286,13 @@ def trained_by_ranks(names: Sequence[str]) -> dict[str, list[str]]:
                     wrong += [f"{rows}: {n}" for n in wrong_gradients(pipe, plain)]
                 evaluated = pipe.evaluate(half).loss
                 with torch.no_grad():
-                    expected = Plain(case).loss(half, cut_of(pipe, 5))
+                    expected = Plain(kept).loss(half, cut_of(pipe, 5))
                 if not close(torch.tensor(evaluated, dtype=torch.float64), expected, case):
                     wrong.append(f"evaluation {evaluated} for {float(expected)}")
                 verified = str(pipe.verify(whole))
                 if not verified.startswith("equal"):
                     wrong.append(verified)
+                pipe.close(gather=True)
     return found
 
 

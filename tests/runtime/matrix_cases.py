@@ -229,6 +229,7 @@ def wrong_in(case: Case) -> list[str]:
         with torch.no_grad():
             for name, tensor in pipe._worker.held.named_tensors().items():
                 tensor.copy_(first[name])
+        pipe.close(gather=True)  # for the next case with this model
     return wrong
 
 

@@ -44,11 +44,11 @@ class Skipping(nn.Module):
         self.middle = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH))
         self.tied = nn.Linear(WIDTH, WIDTH)
         self.tied.weight = self.first.weight
-        self.last = nn.Linear(WIDTH, CLASSES)
+        self.last = nn.Linear(2 * WIDTH, CLASSES)
 
     def forward(self, x: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.middle(torch.relu(self.first(x))))
-        return self.last(torch.tanh(self.tied(hidden)) + skip)
+        return self.last(torch.cat([torch.tanh(self.tied(hidden)), skip], 1))
 
 
 def loss_of(scores: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:

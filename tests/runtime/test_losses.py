@@ -120,8 +120,8 @@ REFUSED = {
     "the larger": lambda m, a, b, s, k: torch.maximum(a, b),
     "a norm": lambda m, a, b, s, k: s.norm(),
     "the largest of all": lambda m, a, b, s, k: s.max() + a,
-    "a count of activations": lambda m, a, b, s, k: a + s.square().sum() / (s > 0).sum(),
     "a selection": lambda m, a, b, s, k: a + s[s > 0].square().mean(),
+    "a count of activations": lambda m, a, b, s, k: a + s.square().sum() / (s > 0).sum(),
 }
 
 
@@ -130,7 +130,7 @@ def test_a_loss_that_slices_cannot_make_up_is_refused_with_the_line_and_the_reme
     name: str,
 ) -> None:
     model = Heads(REFUSED[name]).double()
-    with pytest.raises(BadInput, match=r"loss_cases\.py:\d+ `return self.*loss=\[\(1\.0, first\)"):
+    with pytest.raises(BadInput, match=r"test_losses\.py:\d+ `.*lambda.*loss=\[\(1\.0, first\)"):
         capture_model(model, heads_batch())
 
 

@@ -23,7 +23,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.processes.launch import launch_workers
 
-LAYERS = 14
+LAYERS = 15
 """Of the small GPT at the granularity of modules."""
 
 

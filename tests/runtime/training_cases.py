@@ -143,10 +143,9 @@ def evaluate_and_verify() -> dict[str, Any]:
     """Evaluation against the plain model; verification; and that neither changes anything."""
     join()
     subject, graph = captured("convolutions")
-    batch = subject.batch(BATCH)
+    batch, whole = subject.batch(BATCH), copy.deepcopy(subject.model)
     with Pipeline(graph, plan_of(len(graph.layer_names), (2, 1)), batch, optimizer=adam) as pipe:
         pipe.step(batch)
-        whole = copy.deepcopy(subject.model)
         weights = pipe.model_state_dict()
         box: list[Any] = [weights]
         dist.broadcast_object_list(box, 0)

@@ -74,6 +74,7 @@ def after_steps_and_after_closing(transport: str) -> dict[str, Any]:
                 handles.append(len(operations(pipe)))
                 pipe.evaluate(batch_of(subject, 5, True))
                 working = held()
+                pipe.close(gather=True)
             del pipe
             closed.append(held())
         found[str(case)] = {"handles": handles, "closed": closed, "working": working}

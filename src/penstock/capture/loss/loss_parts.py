@@ -323,6 +323,12 @@ class _Walk:
                 self.act(number, LossAction("rows"))
             else:
                 self.has_sums = True
+        elif name == "mean" and mixed[0].value in self.record.decided:
+            raise BadInput(
+                f"the loss cannot be computed from slices of a batch: '{name}' at "
+                f"{line_with_source(event.line)} is over as many numbers as activations decide; "
+                f"{REMEDY}"
+            )
         elif name == "mean":
             by_rows = self.sizes.is_proportional(mixed[0].value)  # pyright: ignore
             self.act(number, LossAction("rows" if by_rows else "count"))

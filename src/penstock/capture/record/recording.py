@@ -1020,14 +1020,21 @@ class ProgramRecording(TorchFunctionMode):
         """Find what depends on parameters, and which blocks are closed."""
         self.regions += [(first, last) for _, first, last in self._checkpoints.values()]
         self.dependent: set[int] = set()
+        self.decided: set[int] = set()
+        """Values whose sizes activations decide about, and what is made of these."""
+        by_activations = False
         for number, event in enumerate(self.events):
             of_stages = any(value in self.dependent for value in event.reads)
             if of_stages and event.func is None and event.address[1] == MASK:
-                event.asks, of_stages = False, False
+                event.asks, of_stages, by_activations = False, False, True
                 event.reads = []
+                continue
             event.depends = event.is_unit or bool(event.params) or of_stages
+            own = {value for value in event.makes if self.values[value].maker == number}
+            if by_activations or any(value in self.decided for value in event.reads):
+                self.decided |= own
+            by_activations = False
             if event.depends:
-                own = {value for value in event.makes if self.values[value].maker == number}
                 self.dependent |= own
         # Where hooks are called, something may be collected for code outside of the block.
         modules = list(self.program.named_modules())
