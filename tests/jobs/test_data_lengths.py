@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.ask_planner import plan_pipeline
-from penstock.capture.bucket_graph import BucketGraph
 from penstock.capture.lengths import Length
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import local_cluster
@@ -141,7 +140,7 @@ def test_what_varies_is_found_in_the_data() -> None:
     assert found is not None
     assert found.names == ("length",)
     assert found.longest.lengths == (30,)
-    assert build_and_capture(job(dynamic="auto")).lengths[0].buckets == (8, 12, 14, 30)
+    assert build_and_capture(job(dynamic="auto")).lengths[0].name == "length"
 
 
 def uneven(*where: Any) -> Iterator[dict[str, torch.Tensor]]:
@@ -167,11 +166,14 @@ def recurrent_batches(
         yield batch_of((3, 6, 4)[step % 3], size, step)
 
 
-def test_a_job_whose_model_fixes_its_length_runs_in_the_buckets_of_its_data() -> None:
+def test_a_job_whose_model_goes_through_the_words_is_profiled_at_the_lengths_of_its_data() -> None:
     own = job(data=recurrent_batches, loss=bucket_loss, granularity="block")
-    graph = build_and_capture(replace(own, build_model=tagger))
-    assert isinstance(graph, BucketGraph)
-    assert sorted(graph.graphs) == [(3,), (4,), (6,)]
+    own = replace(own, build_model=tagger)
+    assert build_and_capture(own).layer_names[1:4] == ("blocks.0", "blocks.1", "blocks.2")
+    by_length = profile_job(own, repeats=1).by_length
+    assert [dict(found.lengths) for found in by_length] == [{"length": n} for n in (3, 4, 6)]
+    seconds = [sum(layer.forward_s.at(2) for layer in found.layers) for found in by_length]
+    assert seconds[0] < seconds[2]
 
 
 def test_steps_are_measured_at_the_nearest_length() -> None:

@@ -270,7 +270,8 @@ def trained_by_ranks(names: Sequence[str]) -> dict[str, list[str]]:
         graph = capture_model(case.model, case.batch, loss=case.loss)
         layers = len(graph.layer_names)
         whole, half = case.batch, resized(case.batch, 5)
-        kept = replace(case, model=copy.deepcopy(case.model))
+        model, loss = copy.deepcopy((case.model, case.loss))
+        kept = replace(case, model=model, loss=loss)
         for schedule, replicas in (("1f1b", (2, 1)), ("zb-h1", (1, 1, 1)), ("1f1b", (1, 2))):
             wrong = found[f"{name}, {schedule}, {replicas}"] = []
             plan = plan_of(layers, replicas, schedule, micro_batches=3, rows=2)

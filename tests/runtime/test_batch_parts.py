@@ -114,7 +114,12 @@ READ = {
         "",
         "labels: 0-12, skip: 0-12",
     ],
-    "two terms": ["skip: 0-3 4-7 8-11, x: 0-3 4-7 8-11", "", "labels: 0-12", "labels: 0-12"],
+    "two terms": [
+        "x: 0-3 4-7 8-11",
+        "",
+        "labels: 0-12, skip: 0-2 4-6 8-10",
+        "labels: 0-12, skip: 2-4 6-8 10-12",
+    ],
     "chimera": [
         "labels: 3-6 9-12, skip: 3-6 9-12, x: 0-3 6-9",
         "",

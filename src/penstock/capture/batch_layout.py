@@ -140,9 +140,7 @@ class BatchLayout:
 
         Additional leaves of a step (`penstock.capture.loss.step_values`) are ignored.
         """
-        known = {index: leaf for index, leaf in leaves.items() if index < len(self.leaves)}
-        given = {index: self.leaves[index].as_given(leaf) for index, leaf in known.items()}
-        return fill_slots(self.structure, given.__getitem__)
+        return fill_slots(self.structure, lambda i: self.leaves[i].as_given(leaves[i]))
 
     def part(self, *keys: str | int) -> "BatchLayout":
         """The layout of the entries ``keys`` of a tuple or dict batch; indices stay the same."""
