@@ -73,7 +73,7 @@ def test_a_profile_has_the_mean_times_over_lengths_and_the_bytes_of_the_longest(
     assert {group.share for group in found.groups} == {0.25}
     assert (found.typical.lengths, found.longest.lengths) == ((14,), (30,))
     graph = build_and_capture(job())
-    assert [spec.shape for spec, _, _ in graph.crossings] == [(4, 14, WIDTH)]
+    assert [spec.shape for spec, _, _ in graph.crossings] == [(4, 14, WIDTH), (4, 14, 10)]
     profile = estimated()
     # The profiles that a job has whose data is of one length only.
     alone = [estimated(data=partial(batches_of, length)) for length in (8, 12, 14, 30)]
@@ -82,7 +82,7 @@ def test_a_profile_has_the_mean_times_over_lengths_and_the_bytes_of_the_longest(
     ]
     for costs, own in zip(profile.by_length, alone, strict=True):
         assert (costs.layers, costs.edges) == (own.layers, own.edges)
-    for layer in range(2):
+    for layer in range(3):
         mean = sum(own.layers[layer].forward_s.at(4) for own in alone) / 4
         assert profile.layers[layer].forward_s.at(4) == pytest.approx(mean, rel=1e-12)
         assert profile.layers[layer].saved_bytes == alone[-1].layers[layer].saved_bytes
@@ -94,7 +94,7 @@ def test_a_profile_has_the_mean_times_over_lengths_and_the_bytes_of_the_longest(
 
 
 def test_the_prediction_of_a_mixture_is_the_mean_of_each_length_simulated_alone() -> None:
-    plan = Plan((Stage(range(1), (0,), (2,)), Stage(range(1, 2), (1,), (2,))), 2, 2, "1f1b")
+    plan = Plan((Stage(range(1), (0,), (2,)), Stage(range(1, 3), (1,), (2,))), 2, 2, "1f1b")
     cluster = local_cluster(2, 2, 1e9)
 
     def seconds(profile: ModelProfile) -> float:
@@ -170,7 +170,7 @@ def test_a_job_whose_model_goes_through_the_words_is_profiled_at_the_lengths_of_
     own = job(data=recurrent_batches, loss=bucket_loss, granularity="block")
     own = replace(own, build_model=tagger)
     assert build_and_capture(own).layer_names[1:4] == ("blocks.0", "blocks.1", "blocks.2")
-    by_length = profile_job(own, repeats=1).by_length
+    by_length = profile_job(own, estimate_for="H100-80GB").by_length
     assert [dict(found.lengths) for found in by_length] == [{"length": n} for n in (3, 4, 6)]
     seconds = [sum(layer.forward_s.at(2) for layer in found.layers) for found in by_length]
     assert seconds[0] < seconds[2]

@@ -22,7 +22,7 @@ from penstock.profile.json_file import read_profile
 
 pytestmark = pytest.mark.timeout(180)
 
-PLAN = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 3), (1,), (4,))), 4, 4, "1f1b")
+PLAN = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
 
 
 @pytest.fixture

@@ -32,12 +32,12 @@ LAYERS = '{ "0" = "colwise", "2" = "rowwise" }'
 """Of the job's model; its first two layers hold them."""
 
 GROUP_FIRST = Plan(
-    (Stage(range(0, 2), (0,), (4,)), Stage(range(2, 3), (1,), (4,))),
+    (Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))),
     *(4, 4, "1f1b"),
     tensor_groups=((0, 1), (2,)),
 )
 GROUP_LAST = Plan(
-    (Stage(range(0, 1), (0,), (4,)), Stage(range(1, 3), (1,), (4,))),
+    (Stage(range(0, 1), (0,), (4,)), Stage(range(1, 4), (1,), (4,))),
     *(4, 4, "gpipe"),
     tensor_groups=((2,), (0, 1)),
 )
@@ -155,7 +155,7 @@ def test_the_planner_chooses_groups_where_they_are_faster(
 
 def test_ranks_that_torchrun_has_started_measure_groups_and_train(tmp_path: Path) -> None:
     job = job_file(tmp_path, steps=2, tensor_parallel=f"{{ layers = {LAYERS} }}")
-    whole = Plan((Stage(range(3), (0,), (4,)),), 4, 4, "1f1b", tensor_groups=((0, 1),))
+    whole = Plan((Stage(range(4), (0,), (4,)),), 4, 4, "1f1b", tensor_groups=((0, 1),))
     plan, run = tmp_path / "plan.json", tmp_path / "run"
     write_plan(whole, plan)
     subprocess.run(

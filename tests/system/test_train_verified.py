@@ -60,7 +60,7 @@ def test_no_step_is_compared_without_being_the_first_or_where_it_is_off(tmp_path
 
 
 def wrong_job(folder: Path) -> Path:
-    """A job whose model computes something else while it is traced."""
+    """A job whose model computes something else in its second stage."""
     job = job_file(folder, steps=2)
     job.write_text(job.read_text().replace(':build"', ':build_forked"'))
     return job

@@ -277,7 +277,7 @@ class LayerGraph:
         actions = recorded.parts.actions
         every = ProgramPart(0, self.cut.end)
         probe = ProgramStage(
-            self.program, recorded, every, actions, self.state, probes=True, alone=True
+            self.program, recorded, every, actions, self.state, alone=True, purpose="probing"
         )
 
         def found(leaves: Mapping[int, torch.Tensor], size: BatchSize) -> Any:

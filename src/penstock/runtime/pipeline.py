@@ -160,8 +160,7 @@ class Pipeline:
             undo.callback(self._world.leave)
             check_plan_fits(plan, self._graph, self._world)
             self._graph.batch_leaves(batch)
-            compiler = StageCompiler(self._world.device) if compile else None
-            self._compiler = compiler
+            compiler = self._compiler = StageCompiler(self._world.device) if compile else None
             self._checkpoints = CheckpointWriter(self._world)
             programs = build_stages(self._graph, plan, self._world, seed, weights)
             if optimizer is not None:

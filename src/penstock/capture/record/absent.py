@@ -29,6 +29,7 @@ __all__ = [
     "absent_like",
     "call_name",
     "check_none_lost",
+    "deciding_tensors",
     "fresh_results",
     "give_back",
     "memory_of",
@@ -290,6 +291,22 @@ _IN_PLACE = frozenset(
         *("__iand__", "__ior__", "__ixor__", "__ipow__", "__imod__"),
     ]
 )
+
+
+def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, torch.Tensor]]:
+    """Tensors whose values decide about the size of a result; with True, bounds of slices."""
+    if name in ("__getitem__", "__setitem__"):
+        for entry in args[1] if isinstance(args[1], tuple) else (args[1],):
+            if isinstance(entry, slice):
+                bounds = entry.start, entry.stop, entry.step
+                yield from ((True, bound) for bound in bounds if isinstance(bound, torch.Tensor))
+            elif isinstance(entry, torch.Tensor) and entry.dtype in (torch.bool, torch.uint8):
+                yield False, entry
+    elif name in ("masked_select", "repeat_interleave", "nonzero"):
+        second = args[1] if len(args) > 1 else kwargs.get("mask", kwargs.get("repeats"))
+        if isinstance(second, torch.Tensor):
+            yield False, second
+
 
 _BY_VALUES = frozenset(
     [

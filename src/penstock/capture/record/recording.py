@@ -37,6 +37,7 @@ from penstock.capture.record.absent import (
     absent_like,
     call_name,
     check_none_lost,
+    deciding_tensors,
     fresh_results,
     memory_of,
     scripts_seen,
@@ -328,6 +329,19 @@ class ProgramRecording(TorchFunctionMode):
     more calls in other batches, so what follows one of their calls is found by the unit.
     """
 
+    has_tensor_hooks = False
+    """Hooks are registered on tensors, in units or between them."""
+    has_gradients = False
+    """torch.autograd.grad is called, in units or between them."""
+    has_scripts = False
+    """Functions of torch.jit.script are called."""
+    model_end = 0
+    """The events before this one are the model's; the others are those of the loss."""
+    has_unknown = False
+    """A call between units makes a tensor whose size is not known without values."""
+    is_temporary = False
+    """The program changes its own state between units, and may take that back later."""
+
     def __init__(
         self,
         program: UserProgram,
@@ -359,20 +373,8 @@ class ProgramRecording(TorchFunctionMode):
         self.counts: Counter[str] = Counter()
         self.tensor_hooks: dict[Address, int] = {}
         """Values on which code between units registers hooks, by the address of that call."""
-        self.has_tensor_hooks = False
-        """Hooks are registered on tensors, in units or between them."""
-        self.has_gradients = False
-        """torch.autograd.grad is called, in units or between them."""
-        self.has_scripts = False
-        """Functions of torch.jit.script are called."""
-        self.model_end = 0
-        """The events before this one are the model's; the others are those of the loss."""
         self.norms: list[str] = []
         """Where samples are normalised over the batch."""
-        self.has_unknown = False
-        """A call between units makes a tensor whose size is not known without values."""
-        self.is_temporary = False
-        """The program changes its own state between units, and may take that back later."""
         self.current, self.batch = _ByTensor(), _ByTensor()
         self._hidden, self._memory = _ByTensor(), _Memory()
         self._apart = _ByTensor()
@@ -1055,21 +1057,6 @@ class ProgramRecording(TorchFunctionMode):
 
 
 _BOUND, MASK = "bound of a slice", "mask or repeats"
-
-
-def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, torch.Tensor]]:
-    """Tensors whose values decide about the size of a result; with True, bounds of slices."""
-    if name in ("__getitem__", "__setitem__"):
-        for entry in args[1] if isinstance(args[1], tuple) else (args[1],):
-            if isinstance(entry, slice):
-                bounds = entry.start, entry.stop, entry.step
-                yield from ((True, bound) for bound in bounds if isinstance(bound, torch.Tensor))
-            elif isinstance(entry, torch.Tensor) and entry.dtype in (torch.bool, torch.uint8):
-                yield False, entry
-    elif name in ("masked_select", "repeat_interleave", "nonzero"):
-        second = args[1] if len(args) > 1 else kwargs.get("mask", kwargs.get("repeats"))
-        if isinstance(second, torch.Tensor):
-            yield False, second
 
 
 def _only_shape(name: str, args: Any, given: Sequence[torch.Tensor]) -> torch.Tensor | None:

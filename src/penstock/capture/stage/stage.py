@@ -57,6 +57,9 @@ __all__ = ["Costs", "PathChanged", "ProgramPart", "ProgramStage", "StageRun"]
 Costs: TypeAlias = Literal["", "measured", "estimated"]
 """For which costs a stage runs, if it runs for these."""
 
+Purpose: TypeAlias = Literal["training", "probing", "checking", "measured", "estimated"]
+"""What a stage runs for; see `ProgramStage`."""
+
 KEEP_TOGETHER = "keep these layers in one stage"
 REMEDY = (
     f"a stage needs the calls that the example batch made; capture again with such a batch, or "
@@ -207,13 +210,12 @@ class ProgramStage:
         actions: Mapping[int, Sequence[LossAction]],
         state: KeptState,
         *,
-        probes: bool = False,
         alone: bool = True,
-        checks: bool = False,
-        costs: Costs = "",
+        purpose: Purpose = "training",
     ) -> None:
         self.program, self.recorded, self.part = program, recorded, part
-        self.probes, self._checks, self.costs = probes, checks, costs
+        self.probes, self._checks = purpose == "probing", purpose == "checking"
+        self.costs: Costs = purpose if purpose in ("measured", "estimated") else ""
         self.inside = False
         self.counts_targets = False
         self.counted: Any = None
@@ -237,7 +239,7 @@ class ProgramStage:
         )
         self._ends_early = not (recorded.changes_again or record.is_temporary or hooked)
         self._kept_before: dict[Any, list[Any]] = {}
-        self._state_key = "probe" if probes else (part.first, part.last)
+        self._state_key = "probe" if self.probes else (part.first, part.last)
         self._ways: list[_Way] = []
         self._joined: dict[str, list[BlockCall]] = {}
         self._make_ways()

@@ -84,7 +84,7 @@ class StageModule(nn.Module):
         begins_loss = part.last > graph.recorded.record.model_end and graph.wants != "outputs"
         own["runs_loss"] = has_loss or begins_loss
         program = graph.program
-        options: Any = {"alone": graph.alone, "costs": graph.costs}
+        options: Any = {"alone": graph.alone, "purpose": graph.costs or "training"}
         own["stage"] = ProgramStage(program, graph.recorded, part, actions, graph.state, **options)
         self.stage.counts_targets = is_last and own["mode"] == "targets"
         own["context"] = RunContext()
@@ -213,7 +213,7 @@ class StageModule(nn.Module):
             self.actions,
             graph.state,
             alone=graph.alone,
-            checks=True,
+            purpose="checking",
         )
         found.counts_targets = stage.counts_targets
         found.share_state(stage)
