@@ -166,7 +166,7 @@ def estimated_tokens_per_s(run: Run) -> float:
     profile = estimate_profile(
         graph, (tokens, tokens), run.hardware, batch_sizes=(run.micro_batch,), compiled=run.compiled
     )
-    repeats = [1, shape.blocks, 1]
+    repeats = [1, shape.blocks, 1, 1]
     rows = run.micro_batch
     forward_s = sum(n * c.forward_s.at(rows) for n, c in zip(repeats, profile.layers, strict=True))
     backward_s = sum(

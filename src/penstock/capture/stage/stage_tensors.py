@@ -221,7 +221,8 @@ class StageModule(nn.Module):
 
     def _ends(self, stage: ProgramStage, result: Any, run: StageRun) -> list[torch.Tensor]:
         """Loss and weight, and the model's outputs."""
-        loss, output, _ = result
+        made, output, _ = result
+        loss = made
         found: list[torch.Tensor] = []
         if self.has_loss:
             if self.mode == "targets":
@@ -232,7 +233,7 @@ class StageModule(nn.Module):
                     loss = loss / run.share
             found = [loss, weight]
         if self.outputs:
-            tensors = self.graph.outputs_in(output, loss)
+            tensors = self.graph.outputs_in(output, made)
             found += [tensors[index] for index in self.outputs]
         return found
 
