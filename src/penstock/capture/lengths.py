@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-import sympy
-
 from penstock.errors import BadInput
 
 __all__ = [
@@ -19,10 +17,7 @@ __all__ = [
     "Length",
     "LengthPlaces",
     "LengthsOf",
-    "SizeFormula",
     "SizeOfLengths",
-    "SizeTable",
-    "length_symbol",
     "name_of",
     "named_lengths",
 ]
@@ -73,44 +68,12 @@ LengthPlaces: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 """For each length, where it is found: pairs of leaf index and dimension."""
 
 
-def length_symbol(number: int) -> sympy.Symbol:
-    """The symbol of a length in formulas."""
-    return sympy.Symbol(f"length{number}", positive=True, integer=True)
-
-
 class SizeOfLengths(Protocol):
     """A size that depends on the lengths of a batch."""
 
     def at(self, lengths: Sequence[int]) -> int:
         """The size for these lengths."""
         ...
-
-
-@dataclass(frozen=True)
-class SizeTable:
-    """Sizes listed by lengths."""
-
-    sizes: tuple[tuple[LengthsOf, int], ...]
-
-    def at(self, lengths: Sequence[int]) -> int:
-        """The size for these lengths."""
-        return next(size for known, size in self.sizes if known == tuple(lengths))
-
-
-@dataclass(frozen=True)
-class SizeFormula:
-    """A size as a formula of the lengths of a batch.
-
-    >>> SizeFormula(2 * length_symbol(0) + 1).at((16,))
-    33
-    """
-
-    expression: sympy.Expr
-
-    def at(self, lengths: Sequence[int]) -> int:
-        """The size for these lengths."""
-        values = {length_symbol(n): sympy.Integer(size) for n, size in enumerate(lengths)}
-        return int(self.expression.xreplace(values))  # pyright: ignore[reportArgumentType]
 
 
 def named_lengths(dynamic: Dynamic) -> tuple[Length, ...]:

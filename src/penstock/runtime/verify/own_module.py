@@ -27,11 +27,11 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.loss_weight import call_weight
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.outside_state import generators_state, restore_generators
 from penstock.capture.torch_calls import TorchCalls
 from penstock.capture.training_flags import as_trained
+from penstock.errors import BadInput
 from penstock.runtime.stages.random_stream import random_state, restore_random_state
 from penstock.runtime.verify.result import Values
 from penstock.runtime.verify.without_dropout import WithoutDropout
@@ -109,6 +109,49 @@ class LossTerms(TorchCalls):
                 factors.append(factor)
         alone = loss is self._last and loss._version == 0
         return MeasuredLoss(loss, rows, tuple(means), tuple(counts), tuple(factors), alone)
+
+
+def target_weight(
+    target: torch.Tensor,
+    class_weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """The divisor of the mean in cross entropy, as a 0-dim tensor.
+
+    Valid targets; with class weights, the sum of the weights of the valid targets; for targets
+    that are class probabilities, the number of distributions.
+    """
+    if target.is_floating_point():
+        classes = target.shape[1] if target.dim() > 1 else target.shape[0]
+        return target.new_full((), target.numel() // classes, dtype=torch.float32)
+    valid = target.ne(ignore_index)
+    if class_weight is None:
+        return valid.sum().to(torch.float32)
+    weights = class_weight[torch.where(valid, target, 0)]
+    total = torch.where(valid, weights, 0.0).sum()
+    return total.to(torch.promote_types(total.dtype, torch.float32))
+
+
+def call_weight(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor | None:
+    """The divisor of a call of ``cross_entropy`` or ``nll_loss``; the parameters are theirs."""
+    if reduction == "sum" or size_average is False:
+        raise BadInput(
+            'the loss is cross entropy with reduction="sum", but micro-batches are combined as '
+            'means; use reduction="mean" and scale the learning rate'
+        )
+    if reduction != "mean" or reduce is False:
+        return None
+    with torch.no_grad():
+        return target_weight(target, weight, ignore_index)
 
 
 def is_number(value: object, *, trained: bool) -> TypeGuard[torch.Tensor]:
