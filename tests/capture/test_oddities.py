@@ -103,7 +103,15 @@ def fused(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x * torch.tanh(x) + factor
 
 
+def in_place_without_a_name(net: Any, h: Any) -> Any:
+    """What the calls return is not used: the tensor itself is, which another stage has made."""
+    h.mul_(0.5)
+    h.add_(1.0)
+    return h
+
+
 RIGHT = {
+    "in place without a name": (in_place_without_a_name,),
     "a tensor kept for itself": (kept_for_itself, None),
     "a constant made in the first call": (made_once, None),
     "a gradient within forward": (gradient_within, None),

@@ -90,6 +90,7 @@ SUMS: dict[str, Callable[..., torch.Tensor]] = {
     "with a constant of the batch": lambda m, a, b, s, k: a + b + k.sum(),
     "root of each row": lambda m, a, b, s, k: b + (1 + s.square().mean(1)).sqrt().mean(),
     "for each word": lambda m, a, b, s, k: b + ((s * k).sum(0) / k.sum().clamp(min=1)).mean(),
+    "those that a mask keeps": lambda m, a, b, s, k: b + s[k > 0].square().mean(),
     "where there are any": lambda m, a, b, s, k: torch.where(k.sum() > 0, a, b) + b,
 }
 """Of the model, two cross entropies, a number for each word, and a mask."""

@@ -311,6 +311,34 @@ def groups_of(norm: bool) -> int:
         return len(pipe._world.groups)
 
 
+def made_again() -> tuple[str, bool, list[float]]:
+    """A second pipeline of a trained model that was given back, or was not; and its losses."""
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    given: dict[str, Any] = {"loss": functional.mse_loss, "optimizer": SGD, "timeout_s": 30}
+    plans = plan_of(3, (1, 1)), plan_of(3, (2,))
+    refused, losses = "", list[float]()
+    objects = list(map(id, own.parameters()))
+    for number, gather in enumerate((True, False, False)):
+        try:
+            with Pipeline(own, plans[number % 2], BATCH, **given) as pipe:
+                losses += [pipe.step(BATCH).loss for _ in range(2)]
+                pipe.close(gather=gather)
+                if number == 1:  # both ranks have held all of it
+                    break
+        except PenstockError as error:
+            refused = str(error)
+    whole = all(type(p) is nn.Parameter and p.isfinite().all() for p in own.parameters())
+    same = whole and list(map(id, own.parameters())) == objects
+    with Pipeline(own, plans[0], BATCH, **given) as pipe:
+        pipe.step(BATCH)
+    try:
+        Pipeline(own, plans[1], BATCH, **given)
+    except PenstockError as error:
+        refused = str(error)
+    return refused, same, losses
+
+
 def lives(count: int) -> dict[str, Any]:
     """All of these, one after another in the same processes."""
     # The first pipeline loads and opens what stays for the process.
@@ -324,6 +352,7 @@ def lives(count: int) -> dict[str, Any]:
         "groups": [groups_of(norm) for norm in (False, True)],
         "late": late_ranks(),
         "texts": texts_of_torch(),
+        "again": made_again(),
     }
 
 

@@ -5,7 +5,10 @@ import os
 from typing import Any
 
 import pytest
-from runtime.pipeline_life_cases import failed, lives
+import torch
+from runtime.pipeline_life_cases import BATCH, SGD, failed, lives
+from torch import nn
+from torch.nn import functional
 
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.processes.watch import link_is_cut
@@ -97,3 +100,21 @@ def test_errors_of_torch_are_told_apart(found: tuple[dict[str, Any], ...]) -> No
     network = "recvValueWithTimeout failed on TCPStore(10.0.0.1): "
     assert link_is_cut(RuntimeError(network + os.strerror(errno.ETIMEDOUT)))
     assert not link_is_cut(RuntimeError(network + os.strerror(errno.ECONNRESET)))
+
+
+def test_a_model_that_is_given_back_can_be_trained_again(found: tuple[dict[str, Any], ...]) -> None:
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    optimizer, expected = SGD(own.parameters()), list[float]()
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = functional.mse_loss(own(BATCH[0]), BATCH[1])
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    for seen in found:
+        _, same, losses = seen["again"]
+        assert same
+        assert losses == pytest.approx(expected, rel=1e-5)
+    words = "has no values on this rank: an earlier Pipeline of the model had it on another; end"
+    assert all(words in seen["again"][0] for seen in found)

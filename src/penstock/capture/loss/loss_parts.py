@@ -477,6 +477,8 @@ def weighed(
                 with torch._C.DisableTorchFunction():
                     factor = target_count(args, kwargs) / value
             case "count":
+                if not args[0].numel():
+                    return torch.sum(*args, **kwargs)  # the mean of nothing is NaN
                 factor = args[0].numel() / value
     if any(action.kind == "targets" for action in actions) and float(factor) == 0:
         return func(*args, **{**kwargs, "reduction": "sum"})  # the mean of no target is NaN

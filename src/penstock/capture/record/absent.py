@@ -63,6 +63,12 @@ class Absent(torch.Tensor):
     home = torch.device("cpu")
     """The device that absent tensors of this process claim to be on: that of its stages."""
 
+    became: torch.Tensor | None = None
+    """The tensor that a call in place has made of it, where that was received (``h.relu_()``)."""
+
+    any_became = False
+    """Whether any absent tensor has become another in the run that is going on."""
+
     plain: torch.Tensor
     needs_grad: bool
     is_unknown: bool
@@ -145,7 +151,16 @@ class Absent(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if Absent.any_became:
+            now, named = pytree.tree_map(_as_it_became, (args, kwargs or {}))
+            if not any(type(leaf) is Absent for leaf in pytree.tree_leaves((now, named))):
+                return func(*now, **named)
+            return absent_call(func, now, named)
         return absent_call(func, args, kwargs or {})
+
+
+def _as_it_became(value: Any) -> Any:
+    return value.became if type(value) is Absent and value.became is not None else value
 
 
 class NoHandle:

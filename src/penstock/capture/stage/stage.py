@@ -30,6 +30,7 @@ from penstock.capture.record.absent import (
     absent_like,
     call_name,
     scripts_seen,
+    writes_first,
 )
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.failures import has_global_hooks, line_of
@@ -711,6 +712,8 @@ class ProgramStage:
         slots = self._received_slots.get(address)
         if slots is not None:
             result = filled(result, slots, self.received)
+            if writes_first(name) and type(args[0]) is Absent:
+                args[0].became, Absent.any_became = result, True
         slots = self._sent_slots.get(address)
         if slots is not None:
             self._collect(tensors_in(result), slots)
@@ -819,7 +822,7 @@ class ProgramStage:
         except (PathChanged, NeedsValues) as problem:
             raise self._explained(problem) from problem
         finally:  # what it was given is let go of
-            self.received, self._run = {}, _NO_RUN
+            self.received, self._run, Absent.any_became = {}, _NO_RUN, False
         if len(self._sent) < self._wanted:
             missing = next(v for v in self.part.sent if v not in self._sent)
             what = self._in_words(self.part.sent[missing][0])
