@@ -61,7 +61,10 @@ __all__ = [
 
 REPEATS = 5
 
-CHECKPOINTS = "the model checkpoints activations; that is left out, and the plan decides instead"
+CHECKPOINTS = (
+    "the model checkpoints activations, which these costs leave out: a run takes longer, and needs "
+    "less memory; to have the plan decide, do not enable it"
+)
 
 STEPPED_BYTES = 64_000_000
 """Parameters of this size do not fit in a cache, so an optimizer reads them from memory."""
@@ -194,7 +197,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
 def with_model_notes(profile: ModelProfile, graph: LayerGraph) -> ModelProfile:
     """``profile`` with a note if the model checkpoints activations, as models of Hugging Face say.
 
-    Capture leaves that out, because the plan decides what is computed again.
+    Costs leave that out; stages honour it.
     """
     asked = (getattr(module, "gradient_checkpointing", False) for module in graph.model.modules())
     if not any(flag is True for flag in asked):
@@ -206,7 +209,7 @@ def with_model_notes(profile: ModelProfile, graph: LayerGraph) -> ModelProfile:
 def types_compared(job: Job, graph: LayerGraph, batch: Batch) -> Iterator[None]:
     """Within, a model that fails is told if its batch is in float64, as NumPy's numbers are.
 
-    Tracing compares no types, and a model may convert its inputs itself.
+    Capture compares no types, and a model may convert its inputs itself.
     """
     try:
         yield

@@ -148,6 +148,9 @@ def undisturbed(
         try:
             if not graph.model.training:
                 graph.model.train()
+            for part in whole.modules():  # of Hugging Face; see `jobs.profile_job.with_model_notes`
+                if part.__dict__.get("gradient_checkpointing") is True:
+                    part.__dict__["gradient_checkpointing"] = False
             yield graph
         finally:
             for place, before in attributes:
