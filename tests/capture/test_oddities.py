@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import CaptureFailed
+from penstock.plan.plan import Plan, Stage
+from penstock.runtime.without_flush.in_process import InProcessPipeline
 
 torch.manual_seed(0)
 BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
@@ -392,6 +394,44 @@ def test_all_stages_draw_the_same_outside_of_torch_and_the_users_generators_stay
     capture_model(Permutes().double(), batch, loss=functional.cross_entropy)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
     assert_pipeline_equals_plain(Permutes().double(), batch, loss=functional.cross_entropy)
+
+
+class Scaled(Net):
+    """Scales by a number drawn between modules; if ``cancels``, the next stage undoes it."""
+
+    def __init__(self, *, cancels: bool) -> None:
+        super().__init__()
+        self.cancels = cancels
+
+    def forward(self, values: Any) -> Any:
+        factor = 1 + torch.rand((), dtype=torch.float64)
+        hidden = self.middle(self.first(values) * factor)
+        if self.cancels:
+            hidden = (hidden - self.middle.bias) / factor + self.middle.bias
+        return self.last(torch.tanh(hidden))
+
+
+def steps_of(model: nn.Module, seed: int = 0) -> list[float]:
+    """Losses of three steps on one batch, without training, in two stages."""
+    torch.manual_seed(seed)
+    graph = capture_model(model, BATCH, loss=functional.cross_entropy)
+    last = len(graph.layer_names)
+    stages = (Stage(range(1), (0,), (3,)), Stage(range(1, last), (1,), (3,)))
+    plan = Plan(stages, 2, 3, "1f1b")
+    pipe = InProcessPipeline(
+        graph, plan, BATCH, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)
+    )
+    return [pipe.step(BATCH).loss for _ in range(3)]
+
+
+def test_what_is_drawn_between_modules_is_alike_in_all_stages_and_differs_from_step_to_step() -> (
+    None
+):
+    model = Scaled(cancels=True)
+    expected = float(functional.cross_entropy(model(BATCH[0]), BATCH[1]).detach())
+    assert steps_of(model) == pytest.approx([expected] * 3, rel=1e-12)
+    drawn = steps_of(Scaled(cancels=False))
+    assert len(set(drawn)) == 3
 
 
 def test_what_the_model_held_before_is_there_after_capture() -> None:
