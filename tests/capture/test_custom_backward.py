@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
+from penstock.errors import BadInput
 
 torch.manual_seed(0)
 BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
@@ -245,3 +246,33 @@ def test_functions_are_as_before_after_capture() -> None:
     before = vars(LOWEST).copy(), vars(Function).copy()
     capture_model(Net(KEPT["gradient reversal"]).double(), BATCH, loss=functional.cross_entropy)
     assert (vars(LOWEST), vars(Function)) == before
+
+
+class Inject(Function):
+    """Adds a gradient of its own, as routers do that balance their experts."""
+
+    @staticmethod
+    def forward(ctx: Any, carrier: Any, extra: Any) -> Any:
+        ctx.shape = extra.shape
+        return carrier.view_as(carrier)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], gradients[0].new_full(ctx.shape, 0.5)
+
+
+class Balanced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        hidden = self.first(x)
+        return self.last(Inject.apply(hidden, hidden.square().mean()))
+
+
+def test_a_loss_that_is_injected_into_the_backward_is_refused_with_the_line() -> None:
+    graph = capture_model(Balanced().double(), BATCH, loss=functional.cross_entropy)
+    module = graph.stage(range(len(graph.layer_names))).module
+    with pytest.raises(BadInput, match=r"Inject at .*test_custom_backward\.py:\d+ gives gradients"):
+        module(*graph.batch_leaves(BATCH))

@@ -339,6 +339,8 @@ class ProgramRecording(TorchFunctionMode):
     """The events before this one are the model's; the others are those of the loss."""
     has_unknown = False
     """A call between units makes a tensor whose size is not known without values."""
+    on_function: Callable[[Any, Callable[..., Any], tuple[Any, ...]], None] | None = None
+    """Told of each call of an autograd function before it is made: class, call and arguments."""
     is_temporary = False
     """The program changes its own state between units, and may take that back later."""
 
@@ -475,6 +477,8 @@ class ProgramRecording(TorchFunctionMode):
 
         def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
             call = super(lowest, kind).apply
+            if self.on_function is not None:
+                self.on_function(kind, call, args)
             if self._inside is not None or not self._active:
                 return _with_grad(call(*args, **kwargs), (args, kwargs))
             return self._own_function(kind, call, args, kwargs)
@@ -606,7 +610,7 @@ class ProgramRecording(TorchFunctionMode):
         line = line_of_user()
         self._record_sizes(name, args, kwargs, line)
         place = (self._anchor, name, line)
-        before = _generator_state() if name not in ("size", "dim") else None
+        before = torch.get_rng_state() if name not in ("size", "dim") else None
         wrote = writes_first(name) or "out" in kwargs
         memory = memory_of(args[0]) if wrote and args else None
         result = func(*args, **kwargs)
@@ -815,7 +819,7 @@ class ProgramRecording(TorchFunctionMode):
         for tensor in given:
             self._memory.note(tensor)
         self._read(event, given)
-        state, before = self._surroundings(args, kwargs), _generator_state()
+        state, before = self._surroundings(args, kwargs), torch.get_rng_state()
         versions = [version_of(tensor) for tensor in given]
         self._inside, self._draws_inside = path, False
         self._implicit, self._implicit_params, self._implicit_leaves = [], set(), set()
@@ -1068,12 +1072,8 @@ def _only_shape(name: str, args: Any, given: Sequence[torch.Tensor]) -> torch.Te
     return found
 
 
-def _generator_state() -> torch.Tensor:
-    return torch.default_generator.get_state()
-
-
 def _has_drawn(before: torch.Tensor | None) -> bool:
-    return before is not None and not torch.equal(before, _generator_state())
+    return before is not None and not torch.equal(before, torch.get_rng_state())
 
 
 def _places_of(args: Any, kwargs: Any) -> dict[int, Any]:

@@ -5,13 +5,23 @@ same order; what a batch alone decides (whether a mask is needed) may differ fro
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from penstock.capture.record.absent import Absent
 from penstock.capture.record.example import leaves_as_values
-from penstock.capture.record.recording import Address, ProgramRecording, RecordedCall, line_in_words
+from penstock.capture.record.recording import (
+    Address,
+    ProgramRecording,
+    RecordedCall,
+    line_in_words,
+    line_of_user,
+    tensors_in,
+)
 from penstock.capture.stage.stage import PathChanged, ProgramStage
+from penstock.errors import BadInput
 
 if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph
@@ -34,6 +44,8 @@ def checked(
 
     def run() -> Any:
         again = ProgramRecording(graph.program, record.units, (), stage.stand_ins, None)
+        functions: dict[Any, tuple[Any, ...]] = {}
+        again.on_function = partial(note_function, functions)
         given = [leaves[index] for index in sorted(leaves)]
         leaves_as_values(again, given)
         arrived = RecordedCall(("", "received"), params=["received"])
@@ -45,8 +57,54 @@ def checked(
                 return call()
         finally:
             compare(record, again)
+            for kind, given in functions.items():
+                check_gradients(kind, *given)
 
     return run
+
+
+def note_function(
+    found: dict[Any, tuple[Any, ...]], kind: Any, call: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    """Keep copies of the arguments of each autograd function's first call, with its line."""
+    absent = any(type(argument) is Absent for argument in args)
+    if kind not in found and not absent and not kind.__module__.startswith("torch."):
+        with torch._C.DisableTorchFunction():
+            found[kind] = call, tuple(map(copied, args)), line_in_words(line_of_user())
+
+
+def check_gradients(kind: Any, call: Callable[..., Any], given: tuple[Any, ...], line: str) -> None:
+    """Raise `BadInput` if an autograd function gives gradients where none arrive.
+
+    So routers inject a loss into the backward. A pipeline sums the gradients of micro-batches, and
+    divides the sums by the terms of the step; what does not come from the loss would be divided,
+    too.
+    """
+    state = torch.get_rng_state()
+    try:
+        with torch.enable_grad():
+            made = [tensor for tensor in tensors_in(call(*given)) if tensor.requires_grad]
+            read = [t for t in given if isinstance(t, torch.Tensor) and t.requires_grad]
+            zeros = [torch.zeros_like(tensor) for tensor in made]
+            found = torch.autograd.grad(made, read, zeros, allow_unused=True) if made else ()
+            injects = any(bool(gradient.any()) for gradient in found if gradient is not None)
+    except Exception:  # it does not run by itself; the first step's comparison sees more
+        return
+    finally:
+        torch.set_rng_state(state)
+    if injects:
+        raise BadInput(
+            f"{kind.__name__} at {line} gives gradients in its backward that do not come from the "
+            f"loss, and a pipeline would divide them by the samples of the step, too; return the "
+            f"term from the model, and add it to the loss"
+        )
+
+
+def copied(argument: Any) -> Any:
+    """A tensor's values without its history; anything else as it is."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    return argument.detach().clone().requires_grad_(argument.requires_grad)
 
 
 def compare(record: ProgramRecording, again: ProgramRecording) -> None:
