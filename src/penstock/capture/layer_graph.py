@@ -41,7 +41,7 @@ __all__ = ["LayerGraph"]
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """A recorded program as a :class:`LayerGraph`.
+    """A recorded program as a chain of layers, which is cut into stages.
 
     ``wants`` says what stages return: the loss, the loss and the model's outputs, or only these.
     ``alone``: all stages run in this process, so what a stage does not hold must be hidden from it.

@@ -141,8 +141,7 @@ def undisturbed(
     gradients = [(parameter, parameter.grad) for parameter in whole.parameters()]
     places = [d for part in whole.modules() for d in (part.__dict__, part._buffers)]
     attributes = [(place, dict(place)) for place in places]
-    if isinstance(graph, LayerGraph):
-        graph = graph.for_costs(costs)
+    graph = graph.for_costs(costs)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), kept_buffers(whole.buffers()):
         try:

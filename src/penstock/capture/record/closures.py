@@ -7,6 +7,7 @@ def forward(x): return model.head(x)          model is a global of the script
 """
 
 import functools
+import operator
 from collections.abc import Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -56,10 +57,10 @@ class CopiedFunctions:
             return self._copies[id(value)]
         if type(value) in (list, tuple):
             entries = [self.of(entry) for entry in value]
-            return value if all(map(_is, entries, value)) else type(value)(entries)
+            return value if all(map(operator.is_, entries, value)) else type(value)(entries)
         if type(value) is dict:
             found = {key: self.of(entry) for key, entry in value.items()}
-            return value if all(map(_is, found.values(), value.values())) else found
+            return value if all(map(operator.is_, found.values(), value.values())) else found
         return value
 
     def _function(self, function: FunctionType) -> FunctionType:
@@ -74,7 +75,7 @@ class CopiedFunctions:
             and id(function.__globals__[name]) in self._copies
         }
         defaults = self.of(function.__defaults__)
-        same = all(map(_is, cells, function.__closure__ or ())) and not names
+        same = all(map(operator.is_, cells, function.__closure__ or ())) and not names
         if same and defaults is function.__defaults__:
             return function
         space = {**function.__globals__, **names} if names else function.__globals__
@@ -98,7 +99,3 @@ class CopiedFunctions:
         if after is not before:
             self._cells[id(cell)] = CellType(after)
         return self._cells[id(cell)]
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other

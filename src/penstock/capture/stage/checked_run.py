@@ -70,7 +70,7 @@ def note_function(
     absent = any(type(argument) is Absent for argument in args)
     if kind not in found and not absent and not kind.__module__.startswith("torch."):
         with torch._C.DisableTorchFunction():
-            found[kind] = call, tuple(map(copied, args)), line_in_words(line_of_user())
+            found[kind] = call, tuple(map(without_history, args)), line_in_words(line_of_user())
 
 
 def check_gradients(kind: Any, call: Callable[..., Any], given: tuple[Any, ...], line: str) -> None:
@@ -100,7 +100,7 @@ def check_gradients(kind: Any, call: Callable[..., Any], given: tuple[Any, ...],
         )
 
 
-def copied(argument: Any) -> Any:
+def without_history(argument: Any) -> Any:
     """A tensor's values without its history; anything else as it is."""
     if not isinstance(argument, torch.Tensor):
         return argument
