@@ -5,7 +5,8 @@ another ``forward``, with the same results: for backwards in two halves, they de
 their weights (see `penstock.capture.deferred_weights`); else large ones accumulate them directly.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from penstock.capture.deferred_weights import (
 from penstock.capture.record.recording import checkpoint_here
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 
-__all__ = ["ModuleCall", "ProgramCall", "StageCall", "stage_call"]
+__all__ = ["ModuleCall", "ProgramCall", "StageCall", "forwards_put", "stage_call"]
 
 
 class StageCall(Protocol):
@@ -138,22 +139,29 @@ class ProgramCall:
         """Run the stage, with other forwards of its linear layers."""
         self._deferred = deferred
         replaced = self._large if deferred is None else [*self._large, *self._small]
-        put: list[dict[str, Any]] = []
-        for place, forward in replaced:
-            if "forward" not in place:  # the user's own stays
-                place["forward"] = forward
-                put.append(place)
-        try:
+        with forwards_put(replaced):
             return self._module.run(leaves, inputs)
-        finally:
-            for place in put:
-                place.pop("forward", None)
 
     def others(self) -> list[nn.Parameter]:
         """All that is trained: a weight may also be read by other code than its linear layer."""
         if self._held is None:
             self._held = list(self._module.parameters())
         return [parameter for parameter in self._held if parameter.requires_grad]
+
+
+@contextmanager
+def forwards_put(forwards: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[None]:
+    """Within, modules (given by their dicts) have other forwards; those of the user's own stay."""
+    put: list[dict[str, Any]] = []
+    for place, forward in forwards:
+        if "forward" not in place:
+            place["forward"] = forward
+            put.append(place)
+    try:
+        yield
+    finally:
+        for place in put:
+            place.pop("forward", None)
 
 
 def stage_call(module: nn.Module) -> StageCall:

@@ -36,7 +36,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.iteration import places_of
 from penstock.runtime.processes.world import World
-from penstock.runtime.stages.call import ProgramCall
+from penstock.runtime.stages.call import ProgramCall, forwards_put
 from penstock.runtime.stages.random_stream import forward_state, replayed
 
 __all__ = ["CompiledCall", "StageCompiler"]
@@ -165,21 +165,6 @@ class CompiledCall:
             self._compiled.append((part.__dict__, forward))
             inside |= {id(child) for child in part.modules()}
         self._beside = ProgramCall(self._module, inside)
-
-
-@contextmanager
-def forwards_put(forwards: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[None]:
-    """Within, modules (given by their dicts) have other forwards; those of the user's own stay."""
-    put: list[dict[str, Any]] = []
-    for place, forward in forwards:
-        if "forward" not in place:
-            place["forward"] = forward
-            put.append(place)
-    try:
-        yield
-    finally:
-        for place in put:
-            place.pop("forward", None)
 
 
 @contextmanager
