@@ -79,6 +79,8 @@ def profiles(draw: st.DrawFn, most_layers: int = 7) -> ModelProfile:
         tuple(edges),
         tuple(shared),
         step_s_per_byte=draw(st.sampled_from([0.0, 1e-8])),
+        stage_forward_s=draw(st.sampled_from([0.0, 0.05])),
+        stage_backward_s=draw(st.sampled_from([0.0, 0.07])),
     )
 
 

@@ -227,7 +227,10 @@ def test_a_model_on_meta_is_measured_one_layer_at_a_time(monkeypatch: pytest.Mon
 
 
 def test_layers_add_up_to_the_whole_model(clock: type[Clock], monkeypatch: Any) -> None:
-    """A layer alone costs 5 ms more than within a stage; without a correction the sum shows it."""
+    """Every stage costs 5 ms beyond its layers; without a correction a layer seems to cost them.
+
+    Layers that cost nothing keep a tenth of what they seem to, at the cost of the others: 0.5 %.
+    """
     monkeypatch.setattr(clock, "look_s", 0.005)
     model = nn.Sequential(nn.Linear(16, 16), *(SlowLayer() for _ in range(6)))
     batch = (torch.randn(64, 16), torch.zeros(64, dtype=torch.long))
@@ -236,8 +239,10 @@ def test_layers_add_up_to_the_whole_model(clock: type[Clock], monkeypatch: Any) 
     everything = range(len(profile.layers))
     for samples in (16, 64):
         forward_s = 6 * PER_SAMPLE_S * samples
-        assert profile.forward_s(everything, samples) == pytest.approx(forward_s + 0.005)
-        assert profile.backward_s(everything, samples) == pytest.approx(3 * forward_s + 0.005)
+        assert profile.forward_s(everything, samples) == pytest.approx(forward_s, rel=0.005)
+        assert profile.backward_s(everything, samples) == pytest.approx(3 * forward_s, rel=0.005)
+    assert profile.stage_forward_s == pytest.approx(0.005)
+    assert profile.stage_backward_s == pytest.approx(0.005)
 
 
 def test_a_step_is_timed_without_moving_the_parameters() -> None:

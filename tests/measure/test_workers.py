@@ -10,13 +10,16 @@ from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 def profile(seconds: float, name: str = "linear") -> ModelProfile:
     cost = Affine(seconds, 2 * seconds)
     layer = LayerCost(name, cost, cost, cost, parameter_bytes=8)
-    return ModelProfile("net", (layer,), batch_size=4, step_s_per_byte=seconds, source="here")
+    stages = {"stage_forward_s": seconds, "stage_backward_s": 2 * seconds}
+    step = {"step_s_per_byte": seconds}
+    return ModelProfile("net", (layer,), batch_size=4, source="here", **step, **stages)
 
 
 def test_one_slow_worker_does_not_move_the_median() -> None:
     merged = median_profile([profile(1.0), profile(50.0), profile(2.0)])
     assert merged.layers[0].forward_s == Affine(2.0, 4.0)
-    assert merged.step_s_per_byte == 2.0
+    assert merged.step_s_per_byte == merged.stage_forward_s == 2.0
+    assert merged.stage_backward_s == 4.0
     assert merged.layers[0].parameter_bytes == 8
     assert merged.source == "here, 3 workers at once"
 

@@ -254,6 +254,10 @@ class Model:
             first_s, last_s = self.message_seconds(copy, j, kind)
             seconds = [seconds[0] + first_s, *seconds[1:]]
             seconds[-1] += last_s
+        if kind != "W":
+            forward = kind in "FR"
+            begin_s = self.profile.stage_forward_s if forward else self.profile.stage_backward_s
+            seconds[0] += begin_s / kind_of.speed
         return seconds
 
     def statistics_s(self, copy: Copy, layer: int, kind: str) -> float:

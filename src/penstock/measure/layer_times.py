@@ -115,6 +115,18 @@ def peak(device: torch.device) -> int:
 IN_FLIGHT = 2
 """Micro-batches in flight while the whole model is timed."""
 
+STAGES = 8
+"""The most stages in which the whole model is timed, to find what each of them adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSeconds:
+    """Seconds of every layer at one batch size, and what a stage takes beyond its layers."""
+
+    layers: Sequence[PassSeconds]
+    stage_forward_s: float = 0.0
+    stage_backward_s: float = 0.0
+
 
 def measure_profile(
     graph: LayerGraph,
@@ -134,8 +146,10 @@ def measure_profile(
     ``repeats`` runs after a warm-up run, and is fitted as ``fixed + per_sample * b``.
 
     A layer alone costs more than within a stage, because of a call and the start of a backward. So
-    the times are scaled to add up to those of the whole model, run as one stage. A model on the
-    meta device is not run as a whole: its layers get made-up values, one at a time.
+    the times are scaled to add up to those of the whole model, run as one stage, less what a stage
+    takes beyond its layers. That is found by running the model in several stages, in turns with one
+    stage. A model on the meta device is not run as a whole: its layers get made-up values, one at a
+    time.
 
     Parameters, buffers, gradients and random state are restored. ``shares_cores``: more processes
     measure at once than there are cores; then CPU time is measured instead of wall-clock time.
@@ -154,10 +168,18 @@ def measure_profile(
             )
         programs = programs_of(graph, settings.device)
         watch = LoadWatch(usable_cores(), shares_cores)
-        times = [layer_times(graph, programs, leaves, n, repeats, settings, watch) for n in sizes]
+        found = [layer_times(graph, programs, leaves, n, repeats, settings, watch) for n in sizes]
         notes = watch.warnings()
-        bytes_at = (layer_sizes(graph, programs, resized(leaves, n), settings) for n in sizes)
-        costs = [list(zip(*found, strict=True)) for found in zip(times, bytes_at, strict=True)]
+        costs = [
+            list(
+                zip(
+                    at.layers,
+                    layer_sizes(graph, programs, resized(leaves, n), settings),
+                    strict=True,
+                )
+            )
+            for n, at in zip(sizes, found, strict=True)
+        ]
     own, shared = parameters_of(graph)
     return ModelProfile(
         name=graph.name,
@@ -166,6 +188,8 @@ def measure_profile(
         shared=shared,
         batch_size=max(sizes),
         step_s_per_byte=step_s_per_byte,
+        stage_forward_s=median(at.stage_forward_s for at in found),
+        stage_backward_s=median(at.stage_backward_s for at in found),
         source=f"measured on {settings.device.type}, {counted(torch.get_num_threads(), 'thread')}, "
         f"{'CPU' if shares_cores else 'wall-clock'} times, {watch}",
         device=kind_of(settings.device),
@@ -218,7 +242,7 @@ def layer_times(
     repeats: int,
     settings: RunSettings,
     watch: LoadWatch,
-) -> list[PassSeconds]:
+) -> ModelSeconds:
     """The seconds of the layers at one batch size, adding up to those of the model in one stage.
 
     Layers that do the same work share their measurements: each gets the median over all of them, so
@@ -240,17 +264,15 @@ def layer_times(
     walk(programs, rows, settings, visit, lends=lends)
     alone = [median_times(measured[work]) for work in works]
     if lends:
-        return alone
-    program = graph.stage(range(len(programs)))
-    program.module.train()
-    whole_run = LayerRun(program, tuple(rows[i] for i in program.batch_inputs), (), settings)
-    whole = time_whole(whole_run, repeats)
-    forward = adding_up([t.forward_s for t in alone], whole.forward_s)
-    backward = adding_up([t.backward_s for t in alone], whole.backward_s)
-    return [
+        return ModelSeconds(alone)
+    whole, more = time_whole(graph, len(programs), rows, repeats, settings)
+    forward = adding_up([t.forward_s for t in alone], whole.forward_s - more.forward_s)
+    backward = adding_up([t.backward_s for t in alone], whole.backward_s - more.backward_s)
+    layers = [
         PassSeconds(forward_s, backward_s, t.backward_input_s, t.backward_weight_s)
         for t, forward_s, backward_s in zip(alone, forward, backward, strict=True)
     ]
+    return ModelSeconds(layers, more.forward_s, more.backward_s)
 
 
 def time_layer(run: LayerRun, repeats: int) -> list[PassSeconds]:
@@ -263,15 +285,68 @@ def time_layer(run: LayerRun, repeats: int) -> list[PassSeconds]:
         return [time_once(run) for _ in range(repeats + 1)][1:]
 
 
-def time_whole(run: LayerRun, repeats: int) -> PassSeconds:
-    """Median seconds of the whole model's forward and backward, with micro-batches in flight.
+def time_whole(
+    graph: LayerGraph,
+    layers: int,
+    leaves: Sequence[torch.Tensor],
+    repeats: int,
+    settings: RunSettings,
+) -> tuple[PassSeconds, PassSeconds]:
+    """Median seconds of the whole model's passes, and what a stage takes beyond its layers.
 
-    In a pipeline the forwards of other micro-batches push activations out of the caches, so a
-    backward reads them from memory.
+    Micro-batches are in flight: in a pipeline the forwards of others push activations out of the
+    caches, so a backward reads them from memory. The model runs as one stage and as several in
+    turns, and the difference of each turn is divided among the stages that the second has more.
     """
+    count = min(STAGES, layers)
+    one = [graph.stage(range(layers))]
+    several = [
+        graph.stage(range(i * layers // count, (i + 1) * layers // count)) for i in range(count)
+    ]
+    for program in (*one, *several):
+        program.module.train()
     with without_collecting():
-        rounds = [time_passes(run, IN_FLIGHT) for _ in range(repeats + 1)][1:]
-    return median_times([times for those in rounds for times in those])
+        turns = [
+            (
+                time_stages(one, leaves, settings),
+                time_stages(several, leaves, settings),
+            )
+            for _ in range(repeats + 1)
+        ][1:]
+    whole = median_times([times for times, _ in turns])
+    if count == 1:
+        return whole, PassSeconds(0.0, 0.0)
+
+    def more(seconds_of: Callable[[PassSeconds], float]) -> float:
+        added = median(seconds_of(cut) - seconds_of(uncut) for uncut, cut in turns)
+        return min(max(0.0, added / (count - 1)), seconds_of(whole) / 2)
+
+    return whole, PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
+
+
+def time_stages(
+    programs: Sequence[StageProgram], leaves: Sequence[torch.Tensor], settings: RunSettings
+) -> PassSeconds:
+    """Mean seconds of a micro-batch's passes through all stages, with others in flight."""
+    seconds_of = work_s(settings.device, shares_cores=settings.shares_cores)
+    made: list[list[torch.Tensor]] = []
+    forward_s = 0.0
+
+    def visit(_: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
+        nonlocal forward_s
+        found: list[tuple[torch.Tensor, ...]] = []
+        forward_s += seconds_of(lambda: found.append(run.forward()))
+        made.append(run.differentiable(found[0]))
+        return found[0]
+
+    for _ in range(IN_FLIGHT):
+        walk(programs, leaves, settings, visit)
+    ends = [(outputs, [torch.ones_like(one) for one in outputs]) for outputs in made if outputs]
+    made.clear()
+    backward_s = 0.0
+    while ends:
+        backward_s += seconds_of(partial(torch.autograd.backward, *ends.pop()))
+    return PassSeconds(forward_s / IN_FLIGHT, backward_s / IN_FLIGHT)
 
 
 def median_times(runs: Sequence[PassSeconds]) -> PassSeconds:
@@ -284,19 +359,15 @@ def median_times(runs: Sequence[PassSeconds]) -> PassSeconds:
     )
 
 
-def time_passes(run: LayerRun, in_flight: int = 1) -> list[PassSeconds]:
-    """So many forwards, then their backwards."""
+def time_passes(run: LayerRun) -> PassSeconds:
+    """A forward of a layer, from its own first call on, and the whole backward."""
     seconds_of = run.stopwatch
     made: list[tuple[torch.Tensor, ...]] = []
-    forwards = [
-        seconds_of(lambda: made.append(run.forward(seconds_of.restart))) for _ in range(in_flight)
-    ]
-    times: list[PassSeconds] = []
-    for forward_s, outputs in zip(forwards, map(run.differentiable, made), strict=True):
-        ones = [torch.ones_like(output) for output in outputs]
-        backward_s = seconds_of(partial(torch.autograd.backward, outputs, ones)) if outputs else 0.0
-        times.append(PassSeconds(forward_s, backward_s))
-    return times
+    forward_s = seconds_of(lambda: made.append(run.forward(seconds_of.restart)))
+    outputs = run.differentiable(made.pop())
+    ones = [torch.ones_like(output) for output in outputs]
+    backward_s = seconds_of(partial(torch.autograd.backward, outputs, ones)) if outputs else 0.0
+    return PassSeconds(forward_s, backward_s)
 
 
 @contextmanager
@@ -313,7 +384,7 @@ def without_collecting() -> Iterator[None]:
 
 def time_once(run: LayerRun) -> PassSeconds:
     """One forward of a layer, its whole backward, and its backward in halves."""
-    (whole,) = time_passes(run)
+    whole = time_passes(run)
     deferred = DeferredGradients()
     with DeferredWeights(deferred):
         outputs = run.differentiable(run.forward())

@@ -157,6 +157,8 @@ class ProfileEntry(Entry):
     device: str = ""
     batch_size: int = 1
     step_s_per_byte: float = 0.0
+    stage_forward_s: float = 0.0
+    stage_backward_s: float = 0.0
     layers: list[LayerEntry]
     edges: list[EdgeEntry] = Field(default_factory=list[EdgeEntry])
     shared: list[SharedEntry] = Field(default_factory=list[SharedEntry])
@@ -190,6 +192,8 @@ def profile_from_json(data: object, path: str | Path) -> ModelProfile:
             shared=tuple(SharedParameter(s.name, s.bytes, tuple(s.layers)) for s in entry.shared),
             batch_size=entry.batch_size,
             step_s_per_byte=entry.step_s_per_byte,
+            stage_forward_s=entry.stage_forward_s,
+            stage_backward_s=entry.stage_backward_s,
             source=entry.source,
             device=entry.device,
             by_length=tuple(costs.value() for costs in entry.by_length),
@@ -213,6 +217,8 @@ def profile_to_json(profile: ModelProfile) -> dict[str, object]:
         **({"halves_assumed": True} if profile.halves_assumed else {}),
         "batch_size": profile.batch_size,
         "step_s_per_byte": profile.step_s_per_byte,
+        "stage_forward_s": profile.stage_forward_s,
+        "stage_backward_s": profile.stage_backward_s,
         "layers": [asdict(layer) for layer in profile.layers],
         "edges": [asdict(edge) for edge in profile.edges],
         "shared": [asdict(shared) for shared in profile.shared],

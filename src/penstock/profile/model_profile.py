@@ -178,9 +178,11 @@ class ModelProfile:
     """A chain of layers with measured or estimated costs.
 
     ``batch_size`` is the largest batch (samples) that was measured. ``step_s_per_byte`` is the
-    optimizer's seconds per byte of parameters. ``source`` says where the numbers come from: which
-    clock, what load. ``device`` is the name of the device model that they hold for, if known.
-    ``notes`` say what people should know before they trust the numbers, in a line each.
+    optimizer's seconds per byte of parameters. Every run of a stage takes ``stage_forward_s`` or
+    ``stage_backward_s`` beyond the sum of its layers (at speed 1; simulations count it, planners'
+    own estimates do not). ``source`` says where the numbers come from: which clock, what load.
+    ``device`` is the name of the device model that they hold for, if known. ``notes`` say what
+    people should know before they trust the numbers, in a line each.
 
     If batches have different lengths, ``by_length`` has the costs of each, from short to long. Then
     times and edges are means over all batches, and saved bytes those of the longest batch.
@@ -198,6 +200,8 @@ class ModelProfile:
     shared: tuple[SharedParameter, ...] = ()
     batch_size: int = 1
     step_s_per_byte: float = 0.0
+    stage_forward_s: float = 0.0
+    stage_backward_s: float = 0.0
     source: str = "unknown"
     device: str = ""
     by_length: tuple[LengthCosts, ...] = ()
@@ -270,11 +274,8 @@ def check_profile(profile: ModelProfile) -> None:
         raise BadInput(f"profile '{profile.name}' has no layers; it needs at least one")
     if profile.batch_size < 1:
         raise BadInput(f"profile '{profile.name}': batch_size {profile.batch_size} must be >= 1")
-    if not 0 <= profile.step_s_per_byte < float("inf"):
-        raise BadInput(
-            f"profile '{profile.name}': step_s_per_byte is {profile.step_s_per_byte}; it must be "
-            f"finite and >= 0"
-        )
+    for figure in ("step_s_per_byte", "stage_forward_s", "stage_backward_s"):
+        check_number(profile, figure, getattr(profile, figure))
     for index, layer in enumerate(profile.layers):
         affine = ("forward_s", "backward_input_s", "backward_weight_s")
         for figure in (*affine, "saved_bytes", "workspace_bytes"):

@@ -237,13 +237,17 @@ def replica_work(
     layers, recomputed = stage.layers, stage.recompute_layers
     rows, speed, least_s, messages = pace
     there_s, back_s = norms_s(layers)
+    begin_s = sums.profile.stage_forward_s / speed
+    begin_back_s = sums.profile.stage_backward_s / speed
     forward_messages_s = messages.forward_received_s + messages.forward_sent_s
-    backward_more_s = messages.backward_received_s + messages.backward_sent_s + back_s
-    forward_s = recompute_s = max(least_s, sums.forward_s.of(layers, rows) / speed) + there_s
+    backward_messages_s = messages.backward_received_s + messages.backward_sent_s
+    backward_more_s = begin_back_s + backward_messages_s + back_s
+    forward_s = max(least_s, sums.forward_s.of(layers, rows) / speed) + there_s + begin_s
+    recompute_s = forward_s
     if recomputed:
         runs = [range(i, i + 1) for i in recomputed]
         some_s = sum(sums.forward_s.of(run, rows) for run in runs)
-        recompute_s = max(least_s, some_s / speed) + sum(norms_s(run)[0] for run in runs)
+        recompute_s = max(least_s, some_s / speed) + sum(norms_s(run)[0] for run in runs) + begin_s
     backward_s = max(least_s, sums.backward_s.of(layers, rows) / speed)
     weight_s = max(least_s, sums.backward_weight_s.of(layers, rows) / speed)
     layer_gradients_s = sums.backward_weight_s if use.split else sums.backward_s
@@ -258,6 +262,7 @@ def replica_work(
         waits_s = (norms_s(range(lower, upper))[1] for upper, lower in runs)
         segments_s = tuple(map(add, segments_s, waits_s))
         segments_s = with_messages(segments_s, messages)
+        segments_s = (segments_s[0] + begin_back_s, *segments_s[1:])
     step_s = sums.profile.step_s_per_byte * sums.parameter_bytes(layers)
     return ReplicaWork(
         forward_s=forward_s + forward_messages_s,
