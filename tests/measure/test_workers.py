@@ -10,9 +10,15 @@ from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 def profile(seconds: float, name: str = "linear") -> ModelProfile:
     cost = Affine(seconds, 2 * seconds)
     layer = LayerCost(name, cost, cost, cost, parameter_bytes=8)
-    stages = {"stage_forward_s": seconds, "stage_backward_s": 2 * seconds}
-    step = {"step_s_per_byte": seconds}
-    return ModelProfile("net", (layer,), batch_size=4, source="here", **step, **stages)
+    return ModelProfile(
+        "net",
+        (layer,),
+        batch_size=4,
+        step_s_per_byte=seconds,
+        stage_forward_s=seconds,
+        stage_backward_s=2 * seconds,
+        source="here",
+    )
 
 
 def test_one_slow_worker_does_not_move_the_median() -> None:
