@@ -1,19 +1,24 @@
 """Models of which only a part is trained, and what the ranks that train them run."""
 
 import copy
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 from runtime.pipeline_cases import join, next_token_loss, plan_of
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
+from penstock.errors import BadInput
 from penstock.measure.same_work import parameters_of
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.memory.measured_memory import lasting_tensors, storage_bytes
@@ -177,3 +182,116 @@ def trained_in_all_ways() -> dict[str, dict[str, Any]]:
         ("frozen between", "gpipe", (2, 1)),
     ]
     return {f"{n}, {s}, {r}": trained(n, s, r) for n, s, r in ways}
+
+
+THAWED = {2, 3, 6, 7}
+"""The steps in which the body is trained, too."""
+
+
+def thaw(model: nn.Module, step: int) -> None:
+    """Freeze or thaw the body, as is due in a step."""
+    assert isinstance(model, nn.Sequential)
+    model[:4].requires_grad_(step in THAWED)
+
+
+def falling(optimizer: Optimizer) -> LRScheduler:
+    return LambdaLR(optimizer, lambda step: 0.9**step)
+
+
+def thawing(schedule: str, replicas: Sequence[int], *, meta: bool = False) -> dict[str, Any]:
+    """Training in which the body is thawed, frozen and thawed again, and plain training of it.
+
+    With ``meta`` the model has no values when the pipeline is made; it reads them from a directory.
+    """
+    model, loss, batches = frozen_body()
+    batches = [batches[step % len(batches)] for step in range(8)]
+    plain = copy.deepcopy(model)
+    optimizer = adam(list(plain.parameters()))
+    rates = falling(optimizer)
+    for step, (x, y) in enumerate(batches):
+        thaw(plain, step)
+        optimizer.zero_grad()
+        loss(plain(x), y).backward()
+        optimizer.step()
+        rates.step()
+    weights: dict[str, Any] = {}
+    if meta:
+        weights = {"weights": tempfile.mkdtemp()}
+        save_file(model.state_dict(), Path(weights["weights"], "model.safetensors"))
+        model = copy.deepcopy(model).to("meta")
+    graph = capture_model(model, batches[0], loss=loss)
+    plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
+    rest = {"optimizer": adam, "learning_rate_schedule": falling, **weights}
+    with Pipeline(graph, plan, batches[0], timeout_s=60, **rest) as pipe:
+        kinds: list[set[str]] = []
+        for step, batch in enumerate(batches):
+            thaw(model, step)
+            metrics = pipe.step(batch)
+            timeline = pipe.timeline()
+            kinds.append({e.kind for e in timeline.events if e.stage == 0} & set("FBIW"))
+        found = dict(pipe.named_parameters())
+        expected = dict(plain.named_parameters())
+        wrong = [n for n, p in found.items() if not torch.allclose(p, expected[n], 1e-9, 1e-11)]
+        verified = str(pipe.verify(batches[0]))
+    return {"wrong": wrong, "kinds": kinds, "rate": metrics.learning_rate, "verified": verified}
+
+
+def as_if_loaded(folder: Path) -> float:
+    """Without a flush: how far weights are from those of a pipeline made anew for the thawed."""
+    ends: list[dict[str, torch.Tensor]] = []
+    for made_anew in (False, True):
+        model, loss, batches = frozen_body()
+        graph = capture_model(model, batches[0], loss=loss)
+        plan = plan_of(len(graph.layer_names), (1, 1, 1), "spectrain", micro_batches=3, rows=2)
+        pipe = Pipeline(graph, plan, batches[0], optimizer=adam, timeout_s=60)
+        for metrics in pipe.stream(batches):
+            assert metrics.loss > 0
+        if made_anew:
+            pipe.save(folder)
+            pipe.close(gather=True)
+            thaw(model, 2)
+            pipe = Pipeline(model, plan, batches[0], loss=loss, optimizer=adam, timeout_s=60)
+            pipe.load(folder)
+        else:
+            thaw(model, 2)
+        for metrics in pipe.stream(batches):
+            assert metrics.loss > 0
+        ends.append(pipe.model_state_dict())
+        pipe.close()
+    return max((float((a - ends[1][n]).abs().max()) for n, a in ends[0].items()), default=0.0)
+
+
+def refusals() -> list[str]:
+    """What is said where a change is not followed."""
+    found: list[str] = []
+    for sharded, schedule in ((True, "1f1b"), (False, "spectrain")):
+        model, loss, batches = frozen_body()
+        graph = capture_model(model, batches[0], loss=loss)
+        replicas = (1, 2) if sharded else (1, 1, 1)
+        plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
+        options = {"optimizer": adam, "shard_optimizer": sharded, "timeout_s": 60}
+        with Pipeline(graph, plan, batches[0], **options) as pipe:
+            try:
+                for number, _ in enumerate(pipe.stream(batches)):
+                    if not number:
+                        thaw(model, 2)
+            except BadInput as problem:
+                found.append(str(problem))
+    return found
+
+
+def thawed_in_all_ways(folder: str) -> dict[str, Any]:
+    """`thawing` on three ranks, by schedule and replicas; and the rest."""
+    join()
+    ways = [
+        ("1f1b", (1, 1, 1)),
+        ("zb-h1", (1, 1, 1)),
+        ("gpipe", (1, 2)),
+        ("interleaved", (1, 1, 1)),
+    ]
+    return {
+        "by way": {f"{schedule}, {r}": thawing(schedule, r) for schedule, r in ways},
+        "from meta": thawing("1f1b", (1, 1, 1), meta=True),
+        "as if loaded": as_if_loaded(Path(folder)),
+        "refused": refusals(),
+    }

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from runtime.partial_cases import trained_in_all_ways
+from runtime.partial_cases import THAWED, thawed_in_all_ways, trained_in_all_ways
 
 from penstock.runtime.processes.launch import launch_workers
 
@@ -61,3 +61,37 @@ def test_predicted_memory_counts_what_is_held_between_steps(ranks: Found) -> Non
     for rank, found in enumerate(ranks):
         for case, result in found.items():
             assert result["lasting"] == result["predicted"], (case, rank)
+
+
+@pytest.fixture(scope="module")
+def thawed(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What `thawed_in_all_ways` gave on each of three ranks."""
+    folder = str(tmp_path_factory.mktemp("thawed"))
+    return launch_workers(thawed_in_all_ways, (folder,), workers=3, threads=1)
+
+
+def test_layers_are_thawed_and_frozen_between_steps_as_in_plain_training(thawed: Found) -> None:
+    """Weights, the rate and the optimizer's resting state; with gradients sent only when thawed."""
+    for found in thawed:
+        for way, result in {**found["by way"], "meta": found["from meta"]}.items():
+            assert result["wrong"] == [], way
+            assert result["rate"] == pytest.approx(0.05 * 0.9**7), way
+            assert result["verified"].startswith("equal to your module"), way
+            for step, kinds in enumerate(result["kinds"]):
+                assert (kinds > {"F"}) is (step in THAWED), (way, step)
+
+
+def test_without_a_flush_thawing_is_like_a_pipeline_made_anew(thawed: Found) -> None:
+    for found in thawed:
+        assert found["as if loaded"] == 0.0
+
+
+def test_a_change_that_cannot_be_followed_is_refused_with_the_remedy(thawed: Found) -> None:
+    for found in thawed:
+        sharded, within = found["refused"]
+        assert "'0.0.weight'" in sharded
+        assert "call save(), make a new Pipeline from the model, and load()" in sharded
+        assert within == (
+            "requires_grad of '0.0.weight' was changed within stream(); change it before stream() "
+            "is called, or between calls of step()"
+        )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 from torch import nn
 
@@ -179,7 +180,12 @@ class Cut:
         return self._flags()
 
     def _flags(self) -> tuple[bool, ...]:
-        return tuple(p.requires_grad for p in self.program.tensors.parameters.values())
+        return tuple(place[key].requires_grad for place, key in self._places)
+
+    @cached_property
+    def _places(self) -> list[tuple[dict[str, Any], str]]:
+        """Where the parameters are; a model from the meta device gets others than it had."""
+        return [self.program.places(name) for name in self.program.tensors.parameters]
 
     @cached_property
     def _needs_grad(self) -> list[bool]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from penstock.capture.batch_part import Leaf
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
 from penstock.capture.stage_program import Batch, Loss
@@ -41,7 +42,7 @@ from penstock.runtime.gradients.loss_scaling import (
 from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.processes.watch import LIMIT_S, doing
-from penstock.runtime.processes.world import join_world
+from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_numbers import END
 from penstock.runtime.removed import without_removed
@@ -62,7 +63,7 @@ from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums, check_
 from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify
 from penstock.runtime.weights.pretrained import Weights
-from penstock.runtime.without_flush.training import endless_training
+from penstock.runtime.without_flush.training import EndlessTraining, endless_training
 from penstock.schedule.weight_rule import OptimizerSync
 from penstock.timeline.timeline import Timeline
 
@@ -108,6 +109,18 @@ class Pipeline:
         BadInput: plan, model, batch and number of processes do not fit together.
         CaptureFailed: the model cannot be captured.
     """
+
+    # Made anew when what is trained changes.
+    _world: World
+    _worker: Worker
+    _compiler: StageCompiler | None
+    _checkpoints: CheckpointWriter
+    _reading: BatchReading
+    _inference: Inference
+    _training: Training
+    _verified: VerifiedSteps
+    _endless: EndlessTraining | None
+    _overlapped: OverlappedTraining | None
 
     @without_removed
     def __init__(
@@ -155,41 +168,47 @@ class Pipeline:
         check_conflicts(uses | uses_of_graph(graph))
         self._graph = graph.with_outputs() if metrics else graph
         self._callbacks = tuple(callbacks)
-        with ExitStack() as undo:
-            self._world = join_world(device, timeout_s)
-            undo.callback(self._world.leave)
-            check_plan_fits(plan, self._graph, self._world)
-            self._graph.batch_leaves(batch)
-            compiler = self._compiler = StageCompiler(self._world.device) if compile else None
-            self._checkpoints = CheckpointWriter(self._world)
-            programs = build_stages(self._graph, plan, self._world, seed, weights)
-            if optimizer is not None:
-                check_parameter_types(self._world, programs)
-            view = PredictionView(self._graph, plan)
-            sums = MetricSums(metrics, self._graph) if metrics else None
-            own = programs, settings, sums, view.boundaries, compiler
-            self._worker = Worker(self._graph, plan, self._world, *own)
-            undo.callback(self._worker.close)
-            with self._worker.failures.shared():
-                self._worker.prepare(batch, compiler)
-                self._reading = BatchReading(self._worker)
-                self._inference = Inference(self._worker, self._reading, view, metrics or {})
-                self._training = Training(
-                    self._worker.held.stepped_parameters(),
-                    self._world.device,
-                    optimizer,
-                    learning_rate_schedule,
-                    clip_norm=clip_norm,
-                    loss_scaling=scaling,
-                    on_non_finite=on_non_finite,
-                )
-                check_conflicts(uses | uses_of_optimizer(self._training.optimizer))
-                both = self._worker, self._training
-                self._verified = VerifiedSteps(*both, verify, verify_every)
-                endless = partial(endless_training, *both, prediction_error_every)
-                self._endless = self._world.agreed(endless)
-                self._overlapped = OverlappedTraining(*both) if optimizer_sync == "after" else None
-            undo.pop_all()
+
+        def connect(weights: Weights | Path | str | None) -> None:
+            with ExitStack() as undo:
+                self._world = join_world(device, timeout_s)
+                undo.callback(self._world.leave)
+                check_plan_fits(plan, self._graph, self._world)
+                self._graph.batch_leaves(batch)
+                compiler = self._compiler = StageCompiler(self._world.device) if compile else None
+                self._checkpoints = CheckpointWriter(self._world)
+                programs = build_stages(self._graph, plan, self._world, seed, weights)
+                if optimizer is not None:
+                    check_parameter_types(self._world, programs)
+                view = PredictionView(self._graph, plan)
+                sums = MetricSums(metrics, self._graph) if metrics else None
+                own = programs, settings, sums, view.boundaries, compiler
+                self._worker = Worker(self._graph, plan, self._world, *own)
+                undo.callback(self._worker.close)
+                with self._worker.failures.shared():
+                    self._worker.prepare(batch, compiler)
+                    self._reading = BatchReading(self._worker)
+                    self._inference = Inference(self._worker, self._reading, view, metrics or {})
+                    self._training = Training(
+                        self._worker.held.stepped_parameters(),
+                        self._world.device,
+                        optimizer,
+                        learning_rate_schedule,
+                        clip_norm=clip_norm,
+                        loss_scaling=scaling,
+                        on_non_finite=on_non_finite,
+                    )
+                    check_conflicts(uses | uses_of_optimizer(self._training.optimizer))
+                    both = self._worker, self._training
+                    self._verified = VerifiedSteps(*both, verify, verify_every)
+                    endless = partial(endless_training, *both, prediction_error_every)
+                    self._endless = self._world.agreed(endless)
+                    ahead = optimizer_sync == "after"
+                    self._overlapped = OverlappedTraining(*both) if ahead else None
+                undo.pop_all()
+
+        self._connect = connect
+        connect(weights)
 
     @property
     def plan(self) -> Plan:
@@ -261,7 +280,7 @@ class Pipeline:
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
         self._drain()
-        self._worker.check_flags()
+        self._follow_flags()
         leaves = self._reading.of_step(batches)
         due = self._verified.due
         if self._endless is not None:
@@ -294,10 +313,12 @@ class Pipeline:
         if training is None:
             yield from map(self.step, batches)
             return
+        self._follow_flags()
+        training = self._overlapped or self._endless or training
         for due, some in self._verified.stretches(batches):
             if due and self._endless is None:
                 yield from map(self.step, islice(some, 1))
-            every = map(self._reading.of_stream, some)
+            every = map(self._of_stream, some)
             if due and self._endless is not None:
                 first = next(every)
                 self._verified.beforehand([first])
@@ -490,6 +511,40 @@ class Pipeline:
             closing.callback(self._checkpoints.close, failed=ended)
             for callback in () if ended else reversed(self._callbacks):
                 closing.callback(callback, self, Closing(self.steps))
+
+    def _of_stream(self, batch: Batch) -> Sequence[Leaf]:
+        """What this rank reads of a batch that follows others without a pause."""
+        if changed := self._graph.changed_flags:
+            raise BadInput(
+                f"requires_grad of '{changed[0]}' was changed within stream(); change it before "
+                f"stream() is called, or between calls of step()"
+            )
+        return self._reading.of_stream(batch)
+
+    def _follow_flags(self) -> None:
+        """Connect the ranks anew if ``requires_grad`` of a parameter has changed.
+
+        Messages, sums of gradients and the optimizer are made for what is trained.
+        """
+        changed = self._graph.changed_flags
+        if not changed:
+            return
+        if self.plan.tensor_groups or self._worker.held.owners:
+            raise BadInput(
+                f"requires_grad of '{changed[0]}' was changed, and with tensor groups or a divided "
+                f"optimizer state what is trained is fixed; call save(), make a new Pipeline from "
+                f"the model, and load()"
+            )
+        self._checkpoints.wait()
+        worker, training, verified = self._worker, self._training, self._verified
+        worker.buckets.close()
+        for _, parameter in worker.held.named_parameters():
+            parameter.grad = None
+        self._graph.follow_flags()
+        self._connect(None)  # before the old connections end, with which processes would leave
+        worker.close()
+        self._training.go_on_from(training)
+        self._verified.go_on_from(verified)
 
     def _drain(self) -> None:
         """Finish the micro-batches in flight, if any; all ranks must call this."""

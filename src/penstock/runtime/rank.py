@@ -272,19 +272,6 @@ class Worker:
         totals, self.means = self.numbers.put_together(rows, self.metrics, seed)
         return totals
 
-    def check_flags(self) -> None:
-        """Raise `BadInput` if ``requires_grad`` of a parameter has changed; the same on all ranks.
-
-        Messages, sums of gradients and the optimizer are made for what was trained at the start.
-        """
-        changed = self.graph.changed_flags
-        if changed:
-            raise BadInput(
-                f"requires_grad of '{changed[0]}' was changed, and what is trained is fixed when a "
-                f"pipeline is made; make a new Pipeline from the model (save and load keep its "
-                f"state)"
-            )
-
     def release_others(self) -> None:
         """Free the parameters of the user's model that no stage of this rank holds, once."""
         if not self._released and self.world.size > 1:

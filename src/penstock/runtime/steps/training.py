@@ -23,6 +23,7 @@ from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
 from penstock.runtime.metrics import Totals, clip_factor
 from penstock.runtime.settings import OnNonFinite
+from penstock.words import counted
 
 __all__ = ["MakeOptimizer", "MakeSchedule", "Training", "Update", "mean_factor", "merged_states"]
 
@@ -66,7 +67,7 @@ class Training:
     gradients overflowed, so that a resumed run continues with the right batch. The learning-rate
     schedule counts only steps that were taken. ``on_non_finite`` says what follows a step whose
     loss or gradients are not finite. ``left_out`` is the number of latest steps that were left out
-    one after another.
+    one after another. ``resting`` has states of parameters that were trained before.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Training:
         on_non_finite: OnNonFinite = "stop",
     ) -> None:
         self.steps = self.left_out = 0
+        self.resting: tuple[dict[str, torch.Tensor], dict[str, Any]] = {}, {}
         self.on_non_finite: OnNonFinite = on_non_finite
         self.scaler = LossScaler(loss_scaling) if loss_scaling is not None else None
         self.clip_norm = clip_norm
@@ -187,6 +189,26 @@ class Training:
         if self.scaler is not None and state.get("loss_scaling"):
             self.scaler.restore(state["loss_scaling"])
         self.steps = state["steps"]
+
+    def go_on_from(self, before: "Training") -> None:
+        """Take over the state of ``before``, which trained other parameters of this rank.
+
+        The optimizer's state of a parameter that is frozen rests until it is trained again. Its
+        group has the settings of today.
+
+        Raises:
+            BadInput: the optimizer has another number of groups.
+        """
+        state, (tensors, entries) = before.state(), before.resting
+        if self.optimizer is not None and len(self.optimizer.param_groups) != len(state["groups"]):
+            raise BadInput(
+                f"requires_grad was changed, and now the optimizer has "
+                f"{counted(len(self.optimizer.param_groups), 'group')} of parameters, where it had "
+                f"{len(state['groups'])}; make equally many, some of them empty"
+            )
+        self.resting = {**tensors, **before.tensors()}, {**entries, **state["entries"]}
+        self.restore(self.resting[0], {**state, "entries": self.resting[1]})
+        self.left_out = before.left_out
 
 
 def mean_factor(weight: float, seed: float) -> float:

@@ -61,6 +61,10 @@ class VerifiedSteps:
         self._first, self._every = which == "first-step", every
         self._warned = False
 
+    def go_on_from(self, before: "VerifiedSteps") -> None:
+        """Take over what was found and said before the ranks were connected anew."""
+        self.result, self.say, self._warned = before.result, before.say, before._warned
+
     @property
     def due(self) -> bool:
         """Whether the next step is compared."""
