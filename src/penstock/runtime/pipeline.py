@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -68,6 +69,24 @@ from penstock.schedule.weight_rule import OptimizerSync
 from penstock.timeline.timeline import Timeline
 
 __all__ = ["MakeOptimizer", "MakeSchedule", "Pipeline", "StepMetrics", "Verification"]
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What the user has chosen, for each time that the ranks connect."""
+
+    plan: Plan
+    batch: Batch
+    settings: RankSettings
+    join: Callable[[], World]
+    training: Callable[[Sequence[tuple[str, nn.Parameter]], torch.device], Training]
+    verified: Callable[[Worker, Training], VerifiedSteps]
+    endless: Callable[[Worker, Training], EndlessTraining | None]
+    overlapped: Callable[[Worker, Training], OverlappedTraining] | None
+    metrics: Mapping[str, Metric]
+    uses: dict[str, str]
+    trains: bool
+    compiles: bool
 
 
 class Pipeline:
@@ -168,47 +187,58 @@ class Pipeline:
         check_conflicts(uses | uses_of_graph(graph))
         self._graph = graph.with_outputs() if metrics else graph
         self._callbacks = tuple(callbacks)
+        self._choices = _Choices(
+            plan,
+            batch,
+            settings,
+            lambda: join_world(device, timeout_s),
+            partial(
+                Training,
+                optimizer=optimizer,
+                schedule=learning_rate_schedule,
+                clip_norm=clip_norm,
+                loss_scaling=scaling,
+                on_non_finite=on_non_finite,
+            ),
+            partial(VerifiedSteps, which=verify, every=verify_every),
+            partial(endless_training, measure_every=prediction_error_every),
+            OverlappedTraining if optimizer_sync == "after" else None,
+            dict(metrics or {}),
+            uses,
+            trains=optimizer is not None,
+            compiles=compile,
+        )
+        self._connect(weights)
 
-        def connect(weights: Weights | Path | str | None) -> None:
-            with ExitStack() as undo:
-                self._world = join_world(device, timeout_s)
-                undo.callback(self._world.leave)
-                check_plan_fits(plan, self._graph, self._world)
-                self._graph.batch_leaves(batch)
-                compiler = self._compiler = StageCompiler(self._world.device) if compile else None
-                self._checkpoints = CheckpointWriter(self._world)
-                programs = build_stages(self._graph, plan, self._world, seed, weights)
-                if optimizer is not None:
-                    check_parameter_types(self._world, programs)
-                view = PredictionView(self._graph, plan)
-                sums = MetricSums(metrics, self._graph) if metrics else None
-                own = programs, settings, sums, view.boundaries, compiler
-                self._worker = Worker(self._graph, plan, self._world, *own)
-                undo.callback(self._worker.close)
-                with self._worker.failures.shared():
-                    self._worker.prepare(batch, compiler)
-                    self._reading = BatchReading(self._worker)
-                    self._inference = Inference(self._worker, self._reading, view, metrics or {})
-                    self._training = Training(
-                        self._worker.held.stepped_parameters(),
-                        self._world.device,
-                        optimizer,
-                        learning_rate_schedule,
-                        clip_norm=clip_norm,
-                        loss_scaling=scaling,
-                        on_non_finite=on_non_finite,
-                    )
-                    check_conflicts(uses | uses_of_optimizer(self._training.optimizer))
-                    both = self._worker, self._training
-                    self._verified = VerifiedSteps(*both, verify, verify_every)
-                    endless = partial(endless_training, *both, prediction_error_every)
-                    self._endless = self._world.agreed(endless)
-                    ahead = optimizer_sync == "after"
-                    self._overlapped = OverlappedTraining(*both) if ahead else None
-                undo.pop_all()
-
-        self._connect = connect
-        connect(weights)
+    def _connect(self, weights: Weights | Path | str | None) -> None:
+        """Connect the ranks for what is trained now, and make all that depends on it."""
+        made, graph = self._choices, self._graph
+        with ExitStack() as undo:
+            world = self._world = made.join()
+            undo.callback(world.leave)
+            check_plan_fits(made.plan, graph, world)
+            graph.batch_leaves(made.batch)
+            self._compiler = StageCompiler(world.device) if made.compiles else None
+            self._checkpoints = CheckpointWriter(world)
+            programs = build_stages(graph, made.plan, world, made.settings.seed, weights)
+            if made.trains:
+                check_parameter_types(world, programs)
+            view = PredictionView(graph, made.plan)
+            sums = MetricSums(made.metrics, graph) if made.metrics else None
+            own = programs, made.settings, sums, view.boundaries, self._compiler
+            worker = self._worker = Worker(graph, made.plan, world, *own)
+            undo.callback(worker.close)
+            with worker.failures.shared():
+                worker.prepare(made.batch, self._compiler)
+                self._reading = BatchReading(worker)
+                self._inference = Inference(worker, self._reading, view, made.metrics)
+                stepped = worker.held.stepped_parameters()
+                training = self._training = made.training(stepped, world.device)
+                check_conflicts(made.uses | uses_of_optimizer(training.optimizer))
+                self._verified = made.verified(worker, training)
+                self._endless = world.agreed(lambda: made.endless(worker, training))
+                self._overlapped = made.overlapped(worker, training) if made.overlapped else None
+            undo.pop_all()
 
     @property
     def plan(self) -> Plan:
