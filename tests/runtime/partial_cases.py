@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import transformers
 from peft import LoraConfig, get_peft_model
 from runtime.pipeline_cases import join, next_token_loss, plan_of
@@ -280,6 +281,28 @@ def refusals() -> list[str]:
     return found
 
 
+def unlike() -> list[str]:
+    """What is said where rank 1 has another plan, other calls, or trains other parameters."""
+    found: list[str] = []
+    for case in ("plan", "calls", "trained"):
+        model, loss, batches = frozen_body()
+        odd = dist.get_rank() == 1
+        assert isinstance(model, nn.Sequential)
+        if odd and case == "trained":
+            model[2].requires_grad_(True)
+        if odd and case == "calls":
+            model[3] = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Tanh()).double()
+            model[3].requires_grad_(False)
+        graph = capture_model(model, batches[0], loss=loss)
+        schedule = "gpipe" if odd and case == "plan" else "1f1b"
+        plan = plan_of(len(graph.layer_names), (1, 1, 1), schedule, micro_batches=3, rows=2)
+        try:
+            Pipeline(graph, plan, batches[0], optimizer=adam, timeout_s=60)
+        except BadInput as problem:
+            found.append(str(problem))
+    return found
+
+
 def thawed_in_all_ways(folder: str) -> dict[str, Any]:
     """`thawing` on three ranks, by schedule and replicas; and the rest."""
     join()
@@ -294,4 +317,5 @@ def thawed_in_all_ways(folder: str) -> dict[str, Any]:
         "from meta": thawing("1f1b", (1, 1, 1), meta=True),
         "as if loaded": as_if_loaded(Path(folder)),
         "refused": refusals(),
+        "unlike": unlike(),
     }

@@ -95,3 +95,13 @@ def test_a_change_that_cannot_be_followed_is_refused_with_the_remedy(thawed: Fou
             "requires_grad of '0.0.weight' was changed within stream(); change it before stream() "
             "is called, or between calls of step()"
         )
+
+
+def test_ranks_that_are_not_alike_are_told_before_anything_runs(thawed: Found) -> None:
+    for found in thawed:
+        plan, calls, trained = found["unlike"]
+        given, here = "was given the plan", "at a line of torch"
+        remedy = "; give all ranks the same plan, model and example batch"
+        assert plan == f"rank 1 {given} gpipe, where rank 0 {given} 1f1b{remedy}"
+        assert calls == f"rank 1 calls 'relu' {here}, where rank 0 calls 'tanh' {here}{remedy}"
+        assert trained == f"rank 1 trains 2.0.weight, where rank 0 trains 4.weight{remedy}"

@@ -24,6 +24,7 @@ from penstock.capture.record.example import Recorded, without_caches
 from penstock.capture.record.recording import TensorReference
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import ProgramTensors, UserProgram, WholeModule
+from penstock.capture.stage.checked_run import in_words
 from penstock.capture.stage.kept_state import KeptState, copied, place_of, put_back, value_at
 from penstock.capture.stage.stage import Costs, ProgramPart, ProgramStage, StageRun
 from penstock.capture.stage.stage_tensors import StageModule
@@ -168,6 +169,11 @@ class LayerGraph:
             self.state.starts_training = False
             for root in self.program.root_names:
                 self.program.module(root).train()
+
+    @property
+    def calls(self) -> list[str]:
+        """The calls of the example, as words without paths of this host."""
+        return [in_words(event.address) for event in self.recorded.record.events]
 
     # What crosses.
 

@@ -54,7 +54,13 @@ from penstock.runtime.settings import (
     check_settings,
     uses_of_settings,
 )
-from penstock.runtime.stages.building import build_stages, check_plan_fits, graph_of, module_for
+from penstock.runtime.stages.building import (
+    build_stages,
+    check_alike,
+    check_plan_fits,
+    graph_of,
+    module_for,
+)
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.steps.overlapped import OverlappedTraining
 from penstock.runtime.steps.plain_step import flushed_step
@@ -85,6 +91,7 @@ class _Choices:
     overlapped: Callable[[Worker, Training], OverlappedTraining] | None
     metrics: Mapping[str, Metric]
     uses: dict[str, str]
+    check_every: int
     trains: bool
     compiles: bool
 
@@ -116,7 +123,9 @@ class Pipeline:
     ``compile`` compiles stages with ``torch.compile`` for the rows of a full micro-batch, which
     takes time once. The first step is compared with the whole model, as `verify` does, before
     anything changes, unless ``verify="off"``; so is every ``verify_every``-th step (0: none). Rank
-    0 prints a line about each, and `verified` is the latest result. With
+    0 prints a line about each, and `verified` is the latest result. The first run of each stage
+    compares its calls with those of the example; so do the steps that are compared, and every
+    ``check_every``-th step (0: none): code that takes another path ends the run in a line. With
     ``optimizer_sync="after"``, `stream` may take an optimizer step before all ranks have agreed
     whether to clip or skip it; a wrong step is undone exactly. With ``on_non_finite="skip"`` a
     step whose loss or gradients are NaN or infinite is left out on all ranks, without an error.
@@ -168,6 +177,7 @@ class Pipeline:
         dynamic: Dynamic | None = None,
         verify: Verification = "first-step",
         verify_every: int = 0,
+        check_every: int = 0,
         optimizer_sync: OptimizerSync = "before",
         on_non_finite: OnNonFinite = "stop",
         compare_replicas_every: int = 50,
@@ -176,7 +186,7 @@ class Pipeline:
         others = compare_replicas_every, tensor_parallel
         settings = RankSettings(autocast, transport, shard_optimizer, seed, *others)
         checked = verify, verify_every, optimizer_sync, on_non_finite
-        check_settings(clip_norm, timeout_s, settings, *checked)
+        check_settings(clip_norm, timeout_s, settings, *checked, check_every)
         check_metrics(metrics or {})
         check_callbacks(callbacks)
         modes = optimizer, optimizer_sync, on_non_finite
@@ -205,6 +215,7 @@ class Pipeline:
             OverlappedTraining if optimizer_sync == "after" else None,
             dict(metrics or {}),
             uses,
+            check_every,
             trains=optimizer is not None,
             compiles=compile,
         )
@@ -216,6 +227,7 @@ class Pipeline:
         with ExitStack() as undo:
             world = self._world = made.join()
             undo.callback(world.leave)
+            check_alike(made.plan, graph, world)
             check_plan_fits(made.plan, graph, world)
             graph.batch_leaves(made.batch)
             self._compiler = StageCompiler(world.device) if made.compiles else None
@@ -313,6 +325,7 @@ class Pipeline:
         self._follow_flags()
         leaves = self._reading.of_step(batches)
         due = self._verified.due
+        self._check_calls(due)
         if self._endless is not None:
             if due:
                 self._verified.beforehand(leaves)
@@ -419,6 +432,7 @@ class Pipeline:
         off in both. Changes nothing.
         """
         self._drain()
+        self._check_calls(due=True)
         return verify(self._worker, self._reading.whole(batch, "verify()"))
 
     def timeline(self) -> Timeline:
@@ -549,7 +563,14 @@ class Pipeline:
                 f"requires_grad of '{changed[0]}' was changed within stream(); change it before "
                 f"stream() is called, or between calls of step()"
             )
+        self._check_calls()
         return self._reading.of_stream(batch)
+
+    def _check_calls(self, due: bool = False) -> None:
+        """Compare the calls of the next step with those of the example, if it is ``due``."""
+        every = self._choices.check_every
+        if due or (every and (self.steps + 1) % every == 0):
+            self._worker.stages.check_next_runs()
 
     def _follow_flags(self) -> None:
         """Connect the ranks anew if ``requires_grad`` of a parameter has changed.

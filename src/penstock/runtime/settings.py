@@ -72,6 +72,7 @@ def check_settings(
     verify_every: int,
     optimizer_sync: str,
     on_non_finite: str,
+    check_every: int,
 ) -> None:
     """Raise `BadInput` for an invalid setting."""
     choices = {
@@ -90,6 +91,7 @@ def check_settings(
     intervals = {
         "compare_replicas_every": settings.compare_replicas_every,
         "verify_every": verify_every,
+        "check_every": check_every,
     }
     for name, every in intervals.items():
         if every < 0:

@@ -244,9 +244,49 @@ def test_a_schedule_without_a_flush_is_compared_beforehand(runs: list[int]) -> N
     assert runs == [1]
 
 
+class Swaps(nn.Module):
+    """Calls its two layers in the other order when told to."""
+
+    swapped = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = (nn.Linear(8, n) for n in (8, 8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pair = (self.first, self.second)
+        for layer in reversed(pair) if self.swapped else pair:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("how", ["step", "stream", "verify"])
+def test_calls_are_compared_with_the_example_again_every_so_often(how: str) -> None:
+    """A plan of one stage runs whatever the user's forward does; only the comparison tells."""
+    model = Swaps()
+    example = torch.randn(8, 8), torch.arange(8) % 4
+    graph = capture_model(model, example, loss=functional.cross_entropy)
+    options: dict[str, Any] = {"optimizer": descend, "verify": "off", "check_every": 4}
+    with Pipeline(graph, one_rank(graph), example, **options) as pipe:
+        pipe.step(example)
+        model.swapped = True
+        for _ in range(2):
+            pipe.step(example)
+        told = "'second' is called where the example called 'first'"
+        with pytest.raises((BadInput, RunFailed), match=told):
+            if how == "verify":
+                pipe.verify(example)
+            elif how == "stream":
+                next(iter(pipe.stream([example])))
+            else:
+                pipe.step(example)
+
+
 def test_another_value_is_refused() -> None:
     with pytest.raises(BadInput, match='verify is "always"; it must be "first-step" or "off"'):
         trained(net(), "always")
     graph = capture_model(net(), batch(), loss=functional.cross_entropy)
-    with pytest.raises(BadInput, match="verify_every is -1; it must be a number of steps, or 0"):
-        Pipeline(graph, one_rank(graph), batch(), verify_every=-1)
+    for name in ("verify_every", "check_every"):
+        every: dict[str, Any] = {name: -1}
+        with pytest.raises(BadInput, match=f"{name} is -1; it must be a number of steps, or 0"):
+            Pipeline(graph, one_rank(graph), batch(), **every)

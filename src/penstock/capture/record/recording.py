@@ -104,7 +104,7 @@ def line_of_user(depth: int = 2) -> Line:
 
 def line_in_words(line: Line | None) -> str:
     """``model.py:12``."""
-    return f"{os.path.basename(line[0])}:{line[1]}" if line is not None else "an unknown line"
+    return f"{os.path.basename(line[0])}:{line[1]}" if line and line[1] else "a line of torch"
 
 
 def line_with_source(line: Line | None) -> str:

@@ -26,7 +26,7 @@ from penstock.errors import BadInput
 if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph
 
-__all__ = ["checked"]
+__all__ = ["checked", "in_words"]
 
 
 def checked(

@@ -1,7 +1,9 @@
 """Builds the stages that this rank holds from a model and a plan."""
 
+import zlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,7 +27,15 @@ from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of
 from penstock.runtime.weights.safetensors_file import StoredTensor
 from penstock.words import numbered
 
-__all__ = ["build_stages", "check_layers", "check_plan_fits", "graph_of", "module_for", "runner_of"]
+__all__ = [
+    "build_stages",
+    "check_alike",
+    "check_layers",
+    "check_plan_fits",
+    "graph_of",
+    "module_for",
+    "runner_of",
+]
 
 
 def graph_of(
@@ -58,6 +68,29 @@ def check_layers(plan: Plan, graph: LayerGraph) -> None:
         raise BadInput(
             f"the plan covers {layers} layers, the model {graph.name} has "
             f"{len(graph.layer_names)}; plan again for this model and granularity"
+        )
+
+
+def check_alike(plan: Plan, graph: LayerGraph, world: World) -> None:
+    """Raise `BadInput` unless all ranks have the same plan, calls and trained parameters.
+
+    All ranks must call this. Otherwise one would wait for a message that another does not send.
+    """
+    trained = [use.name for use in graph.parameter_uses if use.requires_grad]
+    cut = [f"{stage.layers} on {stage.devices} in {stage.slices}" for stage in plan.stages]
+    planned = [*cut, plan.schedule, f"{plan.micro_batches} micro-batches"]
+    own = {"was given the plan": planned, "calls": graph.calls, "trains": trained}
+    digests = world.gather({what: zlib.crc32(repr(told).encode()) for what, told in own.items()})
+    for what, told in own.items():
+        if all(digest[what] == digests[0][what] for digest in digests):
+            continue
+        every = world.gather(told)
+        rank = next(rank for rank, other in enumerate(every) if other != every[0])
+        pairs = zip_longest(every[0], every[rank], fillvalue="nothing more")
+        first, other = next(pair for pair in pairs if pair[0] != pair[1])
+        raise BadInput(
+            f"rank {rank} {what} {other}, where rank 0 {what} {first}; give all ranks the same "
+            f"plan, model and example batch"
         )
 
 
