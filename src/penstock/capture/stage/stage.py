@@ -725,7 +725,7 @@ class ProgramStage:
         if self.probes:
             self.found[address] = measured(actions, func, args, kwargs)
             return func(*args, **kwargs)
-        if any(type(tensor) is Absent for tensor in tensors_in((args, kwargs))):
+        if has_absent((*args, *kwargs.values())):
             return func(*args, **kwargs)
         if self.counts_targets:
             self.counted = target_count(args, kwargs)
@@ -974,6 +974,16 @@ class ProgramStage:
             for place, value in zip((*self._state.places, *self._unit_state), after, strict=True):
                 put(place, value)
         self._state.leave(self._state_key)
+
+
+def has_absent(values: Sequence[Any]) -> bool:
+    """Whether a tensor among the values, or in structures among them, is absent."""
+    return any(
+        has_absent(tensors_in(value))
+        if isinstance(value, list | tuple | dict)
+        else type(value) is Absent
+        for value in values
+    )
 
 
 def line_number(place: Address) -> int:
