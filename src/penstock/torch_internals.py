@@ -7,32 +7,33 @@ are the same in the oldest torch that is supported (2.11) and in 2.13.
 import contextlib
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.modules._functions import BackwardHookFunction
-from torch.optim._muon import _adjust_lr as muon_rate
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # meta has no autocast
+from torch.nn.modules._functions import BackwardHookFunction  # torch's, and no call of the user's
+from torch.optim._muon import _adjust_lr as muon_rate  # two parts of a step, to predict the next
 from torch.optim._muon import _zeropower_via_newtonschulz as muon_direction
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree  # arguments of any structure, with paths of leaves
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,  # sees operators, to count and time them
+    _disable_current_modes,
+)
 
 __all__ = [
     "BACKWARD_HOOKS",
-    "BACKWARD_PRE_HOOKS",
     "COMPILED_CALL",
     "CPU_ATTENTION",
     "CPU_ATTENTION_BACKWARD",
     "GROUPED_PRODUCT",
-    "HOOKS",
     "BackwardHookFunction",
     "BatchNorm",
     "FakeTensor",
     "FakeTensorMode",
     "NoFunctionCalls",
-    "NoSubclassCalls",
     "Norm",
     "TorchDispatchMode",
     "allocation_event",
@@ -45,45 +46,29 @@ __all__ = [
     "flat_weights",
     "forget_groups",
     "forward_hooks",
-    "function_modes",
     "gradient_hooks",
-    "has_backward_hooks",
     "has_global_hooks",
     "holder_of",
     "muon_direction",
     "muon_rate",
     "own_buffers",
     "own_parameters",
-    "pop_function_mode",
     "processes_of",
-    "push_function_mode",
+    "put_on",
     "pytree",
     "run_engine",
     "storage_id",
+    "taken_off",
     "without_modes",
     "write_count",
 ]
-
-# Imported above:
-#   pytree                arguments of any structure, with the path of each leaf
-#   TorchDispatchMode     the operators below autograd, to count and time them
-#   FakeTensor            tensors without values on a device that has autocast, as meta has not
-#   BackwardHookFunction  torch's own call around a module with hooks, which is not the user's
-#   muon_*                the parts of a step of Muon, to predict the next one
 
 internals: Any = torch._C  # its stubs do not name all of it
 overrides: Any = torch.overrides
 autograd: Any = internals._autograd
 engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
 
-# Calls of our own are not the user's: no function mode sees them, or no tensor subclass.
-NoFunctionCalls = torch._C.DisableTorchFunction
-NoSubclassCalls = torch._C.DisableTorchFunctionSubclass
-
-# Below all function modes of the user there is one of a stage.
-function_modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
-push_function_mode: Callable[[Any], None] = overrides._push_mode
-pop_function_mode: Callable[[], Any] = overrides._pop_mode
+NoFunctionCalls = torch._C.DisableTorchFunction  # calls of our own, which are not the user's
 
 run_engine: Callable[..., Any] | None = getattr(engine, "run_backward", None)
 """A backward 13 microseconds faster than `torch.autograd`, which is used where this is None."""
@@ -111,35 +96,25 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-# Modules. Their dicts are read and written where `setattr` would check and register.
+# Modules.
 
-BACKWARD_HOOKS, BACKWARD_PRE_HOOKS = "_backward_hooks", "_backward_pre_hooks"
+BACKWARD_HOOKS = "_backward_hooks", "_backward_pre_hooks"
 """Where a module's ``__dict__`` has them: a stage takes them off what it leaves out."""
-
-HOOKS = "_hooks"
-"""How the names of all attributes of modules end that hold hooks."""
 
 COMPILED_CALL = "_compiled_call_impl"
 """Where a module's ``__dict__`` has what ``module.compile()`` made: it passes by ``forward``."""
 
-# All normalisations over the batch, also those that users derive; and those over one sample.
-BatchNorm = nn.modules.batchnorm._BatchNorm
-Norm = nn.modules.batchnorm._NormBase
+BatchNorm = nn.modules.batchnorm._BatchNorm  # users derive theirs from it
+Norm = nn.modules.batchnorm._NormBase  # also those over one sample
 
-
-def own_parameters(module: nn.Module) -> dict[str, Any]:
-    """The dict of the parameters that a module itself holds."""
-    return module._parameters
-
-
-def own_buffers(module: nn.Module) -> dict[str, Any]:
-    """The dict of the buffers that a module itself holds."""
-    return module._buffers
+own_parameters: Callable[[nn.Module], dict[str, Any]] = operator.attrgetter("_parameters")
+own_buffers: Callable[[nn.Module], dict[str, Any]] = operator.attrgetter("_buffers")
+"""What a module itself holds: read and written where `setattr` would check and register."""
 
 
 def holder_of(module: nn.Module, name: str) -> dict[str, Any]:
     """The dict in which a module holds its own parameter or buffer of this name."""
-    return own_parameters(module) if name in module._parameters else own_buffers(module)
+    return own_parameters(module) if name in own_parameters(module) else own_buffers(module)
 
 
 def flat_weights(module: nn.Module) -> tuple[list[Any], list[str]]:
@@ -152,11 +127,6 @@ def forward_hooks(module: nn.Module) -> int:
     return len(module._forward_hooks) + len(module._forward_pre_hooks)
 
 
-def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether there are hooks on a module's backward."""
-    return bool(module._backward_hooks or module._backward_pre_hooks)
-
-
 def has_global_hooks() -> bool:
     """Whether there are backward hooks for all modules."""
     registered = nn.modules.module
@@ -164,6 +134,23 @@ def has_global_hooks() -> bool:
 
 
 # What runs now.
+
+
+def taken_off(last: TorchFunctionMode | None) -> list[TorchFunctionMode]:
+    """Take function modes off the stack down to ``last`` (None: all), which is not returned."""
+    above: list[TorchFunctionMode] = []
+    while overrides._get_current_function_mode_stack():
+        mode = overrides._pop_mode()
+        if mode is last:
+            break
+        above.append(mode)
+    return above[::-1]
+
+
+def put_on(modes: Iterable[TorchFunctionMode]) -> None:
+    """Put function modes onto the stack, without what entering one does besides."""
+    for mode in modes:
+        overrides._push_mode(mode)
 
 
 def checkpoint_here() -> Any:

@@ -14,7 +14,7 @@ from penstock.capture.record.recording import TensorReference
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.measure.layer_runs import LayerRun
 from penstock.profile.model_profile import Affine, Edge, SharedParameter
-from penstock.torch_internals import HOOKS, pytree, storage_id
+from penstock.torch_internals import pytree, storage_id
 
 __all__ = ["edges_of", "parameters_of", "work_of"]
 
@@ -115,7 +115,7 @@ class _Described:
         return type(value), tuple(map(self._attribute, *zip(*vars(value).items(), strict=True)))
 
     def _attribute(self, key: str, value: Any) -> Hashable:
-        if key.endswith(HOOKS):
+        if key.endswith("_hooks"):
             return key, self(list(value.values()))
         if type(value) is int and value in self.own and _NUMBER.search(key):
             return key

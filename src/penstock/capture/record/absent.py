@@ -21,7 +21,6 @@ from penstock.torch_internals import (
     FakeTensor,
     FakeTensorMode,
     NoFunctionCalls,
-    NoSubclassCalls,
     as_parameter,
     as_subclass,
     pytree,
@@ -92,7 +91,7 @@ class Absent(torch.Tensor):
     def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.is_unknown:
             raise NeedsValues("the size of a tensor of another stage")
-        with NoSubclassCalls():
+        with NoFunctionCalls():
             return self.plain.shape
 
     dtype = property(lambda self: self.plain.dtype)  # pyright: ignore
@@ -507,7 +506,7 @@ def _attribute(func: Any, name: str, args: tuple[Any, ...]) -> Any:
         return None  # a property that is set
     if owner.is_unknown:
         return absent_like((0,), owner.plain.dtype, owner.needs_grad, is_unknown=True)
-    with NoSubclassCalls(), without_modes():
+    with NoFunctionCalls(), without_modes():
         found = func(owner.plain)
     return Absent.of(found, owner.needs_grad) if isinstance(found, torch.Tensor) else found
 

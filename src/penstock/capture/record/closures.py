@@ -14,8 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from penstock.torch_internals import HOOKS
-
 __all__ = ["CopiedFunctions"]
 
 
@@ -36,7 +34,7 @@ class CopiedFunctions:
             for key, value in list(vars(module).items()):
                 if isinstance(value, FunctionType | MethodType | functools.partial):
                     module.__dict__[key] = self.of(value)
-                elif key.endswith(HOOKS) and isinstance(value, dict):
+                elif key.endswith("_hooks") and isinstance(value, dict):
                     for number, hook in list(value.items()):  # pyright: ignore
                         value[number] = self.of(hook)
 

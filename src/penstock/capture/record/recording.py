@@ -50,12 +50,10 @@ from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
 from penstock.errors import CaptureFailed
 from penstock.torch_internals import (
     BACKWARD_HOOKS,
-    BACKWARD_PRE_HOOKS,
     BackwardHookFunction,
     NoFunctionCalls,
     checkpoint_here,
     forward_hooks,
-    has_backward_hooks,
     own_buffers,
     pytree,
     write_count,
@@ -283,8 +281,7 @@ def forwards_replaced(
 @contextlib.contextmanager
 def hooks_muted(program: UserProgram, paths: Collection[str]) -> Iterator[None]:
     """Within, modules have no hooks on their backward, which take tensors with values."""
-    both = BACKWARD_HOOKS, BACKWARD_PRE_HOOKS
-    places = [(program.module(path).__dict__, key) for path in paths for key in both]
+    places = [(program.module(path).__dict__, key) for path in paths for key in BACKWARD_HOOKS]
     kept = [place[key] for place, key in places]
     for place, key in places:
         place[key] = OrderedDict[int, Any]()
@@ -417,7 +414,9 @@ class ProgramRecording(TorchFunctionMode):
         ]
         """Modules that are no unit nor in one."""
         self.has_hooks = {
-            path for path, module in program.named_modules() if has_backward_hooks(module)
+            path
+            for path, module in program.named_modules()
+            if any(module.__dict__[key] for key in BACKWARD_HOOKS)
         }
         """Modules with hooks on their backward."""
         self._skeleton = [program.module(path) for path in self.between]

@@ -53,17 +53,14 @@ from penstock.capture.stage.own_blocks import own_blocks
 from penstock.errors import BadInput
 from penstock.torch_internals import (
     BACKWARD_HOOKS,
-    BACKWARD_PRE_HOOKS,
     COMPILED_CALL,
     NoFunctionCalls,
     forward_hooks,
-    function_modes,
-    has_backward_hooks,
     has_global_hooks,
     own_buffers,
-    pop_function_mode,
-    push_function_mode,
+    put_on,
     pytree,
+    taken_off,
 )
 
 __all__ = ["Costs", "PathChanged", "ProgramPart", "ProgramStage", "StageRun"]
@@ -439,7 +436,7 @@ class ProgramStage:
             self._joined = {
                 path: blocks
                 for path, blocks in found.items()
-                if not has_backward_hooks(self.program.module(path))
+                if not any(self.program.module(path).__dict__[key] for key in BACKWARD_HOOKS)
             }
             self._make_ways()
         return tuple(self._joined)
@@ -756,15 +753,11 @@ class ProgramStage:
     def _watch(self) -> None:
         """Watch calls, below all modes of the user: each of these takes off the topmost."""
         self._watching = True
-        above = taken_off(None)
-        push_function_mode(self._mode)
-        for mode in above:
-            push_function_mode(mode)
+        put_on([self._mode, *taken_off(None)])
 
     def _unwatch(self) -> None:
         self._watching = False
-        for mode in taken_off(self._mode):
-            push_function_mode(mode)
+        put_on(taken_off(self._mode))
 
     def _collect(self, tensors: Sequence[torch.Tensor], slots: Mapping[Any, int]) -> None:
         """Take what is sent; end the forward when all of it is made."""
@@ -934,21 +927,22 @@ class ProgramStage:
             muted.append(((place, key), place[key]))
             place[key] = instead
 
+        hooks, pre_hooks = BACKWARD_HOOKS
         for place, kind, path in self._containers:
-            if not (place[BACKWARD_HOOKS] or place[BACKWARD_PRE_HOOKS]) or kind == "own":
+            if not (place[hooks] or place[pre_hooks]) or kind == "own":
                 continue
             if kind == "both":
                 refused = path
-            for key in (BACKWARD_HOOKS, BACKWARD_PRE_HOOKS):
+            for key in BACKWARD_HOOKS:
                 mute(place, key, _NO_HOOKS)
         for way in self._ways:
             place = way.place
             way.had = place.get("forward")
             place["forward"] = way.forward
-            hooked = place[BACKWARD_HOOKS] or place[BACKWARD_PRE_HOOKS]
+            hooked = place[hooks] or place[pre_hooks]
             compiled = place.get(COMPILED_CALL)
             if way.mutes and (hooked or compiled):
-                for key in (BACKWARD_HOOKS, BACKWARD_PRE_HOOKS):
+                for key in BACKWARD_HOOKS:
                     mute(place, key, _NO_HOOKS)
                 if compiled:
                     mute(place, COMPILED_CALL, None)
@@ -987,17 +981,6 @@ class ProgramStage:
 def line_number(place: Address) -> int:
     """The number of the line in the place of a call; files may have other paths on other hosts."""
     return place[2][1]
-
-
-def taken_off(last: TorchFunctionMode | None) -> list[TorchFunctionMode]:
-    """Take function modes off the stack down to ``last`` (None: all), which is not returned."""
-    above: list[TorchFunctionMode] = []
-    while function_modes():
-        mode = pop_function_mode()
-        if mode is last:
-            break
-        above.append(mode)
-    return above[::-1]
 
 
 def at_path(value: Any, path: Sequence[Any]) -> Any:

@@ -258,7 +258,7 @@ class ModuleRunner:
         products, others = deferred.products, self._call.others()
         entered = [inputs[i] for i in self._grad_inputs]
         wanted = [*entered, *others, *(product.output for product in products)]
-        found = gradients_at(roots, seeds, wanted)
+        found = run_backward(roots, seeds, wanted)
         leaves = len(entered) + len(others)
         for tensor, gradient in zip(entered, found, strict=False):
             tensor.grad = gradient
@@ -387,35 +387,16 @@ class _Both:
 Places: TypeAlias = Sequence[torch.Tensor | GradientEdge]
 
 
-def run_backward(roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor]) -> None:
-    """Accumulate the gradients of all leaves; frees the graph."""
-    if run_engine is None:
-        torch.autograd.backward(list(roots), list(seeds))
-    else:
-        run_engine(
-            tuple(roots),
-            tuple(seeds),
-            False,
-            False,
-            (),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
-
-
-def gradients_at(
-    roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor], places: Places
+def run_backward(
+    roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor], places: Places | None = None
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients at ``places``, without accumulating them; frees the graph."""
-    if run_engine is None:
-        grad: Any = torch.autograd.grad
-        return grad(list(roots), list(places), list(seeds), allow_unused=True)
-    return run_engine(
-        tuple(roots),
-        tuple(seeds),
-        False,
-        False,
-        tuple(places),
-        allow_unreachable=True,
-        accumulate_grad=False,
-    )
+    """The gradients at ``places``; without, those of leaves are accumulated. Frees the graph."""
+    adds, at = places is None, tuple(places or ())
+    if run_engine is not None:
+        given = tuple(roots), tuple(seeds), False, False, at
+        return run_engine(*given, allow_unreachable=True, accumulate_grad=adds)
+    if adds:
+        torch.autograd.backward(list(roots), list(seeds))
+        return ()
+    grad: Any = torch.autograd.grad
+    return grad(list(roots), at, list(seeds), allow_unused=True)
