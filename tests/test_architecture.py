@@ -58,7 +58,29 @@ SIGNATURES_OF_TORCH = {
 }
 """torch calls these: one stands for an operator of it, the other is an autograd function."""
 
+INTERNALS = SOURCE / "torch_internals.py"
+
+PRIVATE_OF_OTHERS = {
+    *("_exit", "_getframe", "_fields"),
+    *("_cache", "_rebuild", "_reduce", "_data_layout", "_module_pass_manager"),
+    *("_forkserver", "_preload_modules"),
+    "_init_weights",
+}
+"""Names in the source that are private and not torch's: Python's, numba's, a user's model's."""
+
 NAMES_THAT_SAY_NOTHING = {"base", "common", "core", "helpers", "misc", "tools", "util", "utils"}
+
+
+def own_private_names(path: Path) -> Iterator[str]:
+    """What a module defines: functions, classes, constants, attributes of ``self``."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if ast.unparse(node.value) == "self":
+                yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
 
 
 def place_of(path: Path) -> str:
@@ -190,6 +212,37 @@ def test_everything_that_is_offered_is_documented() -> None:
             and not ast.get_docstring(node)
         ]
     assert silent == []
+
+
+def test_one_file_names_what_is_private_in_torch() -> None:
+    """Elsewhere, private names are the project's own, or known to be no names of torch."""
+    kept = {name for name, _ in private_names(INTERNALS)}
+    assert {"_C", "_pytree", "_buffers", "_compiled_call_impl", "_dynamo"} < kept
+    ours = {name for path in MODULES for name in own_private_names(path)}
+    elsewhere = [
+        (place_of(path), name, in_text)
+        for path in MODULES
+        if path != INTERNALS
+        for name, in_text in private_names(path)
+    ]
+    assert [f"{place}: {name}" for place, name, _ in elsewhere if name in kept] == []
+    unknown = {name for _, name, in_text in elsewhere if not in_text and name not in ours}
+    assert unknown == PRIVATE_OF_OTHERS
+
+
+def private_names(path: Path) -> Iterator[tuple[str, bool]]:
+    """The private names of other objects in a module; with True, those in its texts."""
+    for node in ast.walk(tree_of(path)):
+        names: list[str] = []
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+            names += ((isinstance(node, ast.ImportFrom) and node.module) or "").split(".")
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            names = [node.attr]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = node.value.split(".")
+        in_text = isinstance(node, ast.Constant)
+        yield from ((n, in_text) for n in names if n.startswith("_") and not n.startswith("__"))
 
 
 def test_modules_are_named_after_their_concepts() -> None:

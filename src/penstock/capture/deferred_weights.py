@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
 from penstock.capture.torch_calls import TorchCalls
+from penstock.torch_internals import gradient_hooks
 
 __all__ = [
     "LARGE",
@@ -132,8 +133,7 @@ def finish(
 
 def adds_directly(parameter: nn.Parameter) -> bool:
     """Whether a gradient may be added to the parameter's without autograd."""
-    hooked = parameter._post_accumulate_grad_hooks or parameter._backward_hooks
-    return parameter.grad is not None and not hooked
+    return parameter.grad is not None and not any(gradient_hooks(parameter))
 
 
 def deferred_linear(

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from penstock.capture.batch_call import BatchCall
 from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
@@ -36,6 +35,7 @@ from penstock.capture.stage_program import (
     TensorSpec,
 )
 from penstock.errors import BadInput
+from penstock.torch_internals import pytree
 
 __all__ = ["LayerGraph"]
 

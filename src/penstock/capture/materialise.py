@@ -18,6 +18,7 @@ from penstock.capture.record.absent import Absent
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
+from penstock.torch_internals import holder_of, own_buffers, own_parameters
 
 __all__ = ["check_values", "materialise", "named_tensors", "put_tensor"]
 
@@ -66,7 +67,7 @@ def named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 @contextmanager
 def _all_on_meta(model: nn.Module) -> Iterator[None]:
     """Within, ``model`` has no real tensors, so that initialisers cannot change them."""
-    holders = [holder for part in model.modules() for holder in (part._parameters, part._buffers)]
+    holders = [held(part) for part in model.modules() for held in (own_parameters, own_buffers)]
     before = [dict(holder) for holder in holders]
     try:
         for holder in holders:
@@ -74,11 +75,11 @@ def _all_on_meta(model: nn.Module) -> Iterator[None]:
                 if tensor is not None and not tensor.is_meta:
                     blank = torch.empty_like(tensor, device="meta")
                     is_parameter = isinstance(tensor, nn.Parameter)
-                    holder[name] = nn.Parameter(blank, False) if is_parameter else blank  # pyright: ignore[reportArgumentType]
+                    holder[name] = nn.Parameter(blank, False) if is_parameter else blank
         yield
     finally:
         for holder, kept in zip(holders, before, strict=True):
-            holder.update(kept)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            holder.update(kept)
 
 
 def put_tensor(stage: nn.Module, name: str, before: torch.Tensor, value: torch.Tensor) -> None:
@@ -89,14 +90,15 @@ def put_tensor(stage: nn.Module, name: str, before: torch.Tensor, value: torch.T
         # The user's own object gets the values, so that his references stay true.
         torch.utils.swap_tensors(before, nn.Parameter(value, before.requires_grad))
     elif isinstance(before, nn.Parameter):
-        owner._parameters[last] = nn.Parameter(value, requires_grad=before.requires_grad)
+        own_parameters(owner)[last] = nn.Parameter(value, requires_grad=before.requires_grad)
         # Tied names must still share one parameter.
         shared = [n for n, t in named_tensors(stage) if t is before]
         for other in shared:
             other_path, _, other_last = other.rpartition(".")
-            stage.get_submodule(other_path)._parameters[other_last] = owner._parameters[last]
+            others = own_parameters(stage.get_submodule(other_path))
+            others[other_last] = own_parameters(owner)[last]
     else:
-        owner._buffers[last] = value
+        own_buffers(owner)[last] = value
 
 
 def _initialised(model: nn.Module, name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
@@ -159,19 +161,14 @@ def _in_place_of(
     """Within, ``model`` has ``value`` as its tensor ``name``; yields a function that reads it."""
     path, _, last = name.rpartition(".")
     owner = model.get_submodule(path)
-    is_parameter = last in owner._parameters
-    before = owner._parameters[last] if is_parameter else owner._buffers[last]
+    holder = holder_of(owner, last)
+    before = holder[last]
     try:
-        if is_parameter:
-            owner._parameters[last] = nn.Parameter(value, requires_grad=False)
-        else:
-            owner._buffers[last] = value
-        yield lambda: owner.get_parameter(last) if is_parameter else owner.get_buffer(last)
+        is_parameter = holder is own_parameters(owner)
+        holder[last] = nn.Parameter(value, requires_grad=False) if is_parameter else value
+        yield lambda: holder[last]
     finally:
-        if is_parameter:
-            owner._parameters[last] = before  # pyright: ignore[reportArgumentType]
-        else:
-            owner._buffers[last] = before
+        holder[last] = before
 
 
 def _initialisers(model: nn.Module, name: str) -> Iterator[Callable[[], object]]:
@@ -211,7 +208,7 @@ def _bound(model: nn.Module, module: nn.Module) -> Callable[[], object]:
 def _from_constructor(owner: nn.Module, last: str, like: torch.Tensor) -> torch.Tensor | None:
     """The buffer of a new module, if the class of ``owner`` needs only a ``config``."""
     config = getattr(owner, "config", None)
-    if config is None or last in owner._parameters:
+    if config is None or last in own_parameters(owner):
         return None
     parameters = inspect.signature(type(owner)).parameters
     required = [p.name for p in parameters.values() if p.default is p.empty]

@@ -7,6 +7,8 @@ from math import sqrt
 import torch
 from torch import nn
 
+from penstock.torch_internals import own_buffers, own_parameters
+
 __all__ = ["is_on_meta", "made_up", "standing_in", "with_values"]
 
 DRAWN_VALUES = 1 << 20
@@ -67,7 +69,7 @@ def standing_in(
     try:
         parts = {id(part): part for module in modules for part in module.modules()}
         for part in parts.values():
-            held = (part._parameters | part._buffers).items()
+            held = (own_parameters(part) | own_buffers(part)).items()
             for name, tensor in [(n, t) for n, t in held if t is not None]:
                 value = stand_in(tensor)
                 if value is not tensor:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import check_values
@@ -17,6 +15,7 @@ from penstock.capture.stage_program import StageProgram
 from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.capture.training_flags import kept_buffers
 from penstock.measure.clock import Stopwatch, work_s
+from penstock.torch_internals import TorchDispatchMode, own_buffers, pytree, storage_id
 
 __all__ = [
     "LayerRun",
@@ -24,8 +23,8 @@ __all__ = [
     "SavedStorages",
     "programs_of",
     "resized",
-    "storage_address",
     "storage_bytes",
+    "storage_id",
     "undisturbed",
     "walk",
 ]
@@ -139,7 +138,7 @@ def undisturbed(
     """The graph to find costs with, in training mode; afterwards the model is as it was."""
     whole = graph.own_module()
     gradients = [(parameter, parameter.grad) for parameter in whole.parameters()]
-    places = [d for part in whole.modules() for d in (part.__dict__, part._buffers)]
+    places = [d for part in whole.modules() for d in (part.__dict__, own_buffers(part))]
     attributes = [(place, dict(place)) for place in places]
     graph = graph.for_costs(costs)
     cuda = [device] if device.type == "cuda" else []
@@ -169,7 +168,7 @@ class MadeTensors(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if self.kept is not None:
-            self.kept += filter(torch.is_tensor, tree_leaves(result))
+            self.kept += filter(torch.is_tensor, pytree.tree_leaves(result))
         return result
 
 
@@ -183,24 +182,24 @@ class SavedStorages:
 
     def __init__(self, ignored: Iterable[torch.Tensor]) -> None:
         # Keeping the tensors prevents a storage's address from being reused while known.
-        self._ignored = {storage_address(tensor): tensor for tensor in ignored}
+        self._ignored = {storage_id(tensor): tensor for tensor in ignored}
         self._known = dict(self._ignored)
         self._crossing: set[int] = set()
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
         """Do not count these either, until `forget`."""
-        self._known |= {storage_address(tensor): tensor for tensor in tensors}
+        self._known |= {storage_id(tensor): tensor for tensor in tensors}
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether the storage of ``tensor`` would not be counted."""
-        return storage_address(tensor) in self._known
+        return storage_id(tensor) in self._known
 
     def forget(self, crossing: Iterable[torch.Tensor]) -> None:
         """Release what forwards saved, except storages of ``crossing``.
 
         Other forwards receive those and may save them too, so they are kept for good.
         """
-        self._crossing |= {storage_address(tensor) for tensor in crossing} & self._known.keys()
+        self._crossing |= {storage_id(tensor) for tensor in crossing} & self._known.keys()
         kept = {address: self._known[address] for address in self._crossing}
         self._known = kept | self._ignored
 
@@ -219,7 +218,7 @@ class SavedStorages:
         def note(tensor: torch.Tensor) -> torch.Tensor:
             # Detached, or the graph that saves a result would hold itself.
             tensor = tensor.detach()
-            address = storage_address(tensor)
+            address = storage_id(tensor)
             if address not in self._known:
                 self._known[address] = tensor
                 fresh.append(tensor)
@@ -227,7 +226,7 @@ class SavedStorages:
 
         def begun() -> None:
             while fresh:
-                del self._known[storage_address(fresh.pop())]
+                del self._known[storage_id(fresh.pop())]
             self.ignore(made.kept or ())
             made.kept = None
             begin()
@@ -243,8 +242,3 @@ class SavedStorages:
 def storage_bytes(tensor: torch.Tensor) -> int:
     """The bytes of the storage behind a tensor."""
     return tensor.untyped_storage().nbytes()
-
-
-def storage_address(tensor: torch.Tensor) -> int:
-    """An identifier of the storage behind a tensor; all views share it, and fake tensors too."""
-    return tensor.untyped_storage()._cdata

@@ -21,9 +21,6 @@ from itertools import compress
 from typing import Any, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from penstock.capture.layer_graph import LayerGraph
@@ -43,7 +40,6 @@ from penstock.measure.layer_runs import (
     RunSettings,
     SavedStorages,
     resized,
-    storage_address,
     storage_bytes,
     undisturbed,
     walk,
@@ -51,6 +47,15 @@ from penstock.measure.layer_runs import (
 from penstock.measure.layer_times import LayerBytes, PassSeconds, layer_costs
 from penstock.measure.same_work import edges_of, parameters_of, work_of
 from penstock.profile.model_profile import ModelProfile
+from penstock.torch_internals import (
+    CPU_ATTENTION,
+    CPU_ATTENTION_BACKWARD,
+    GROUPED_PRODUCT,
+    FakeTensorMode,
+    TorchDispatchMode,
+    pytree,
+    storage_id,
+)
 
 __all__ = ["EqualLayers", "estimate_profile"]
 
@@ -84,9 +89,9 @@ def _attention_backward(
 
 OPERATIONS: dict[Any, Callable[..., float]] = {
     **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
-    torch.ops.aten._grouped_mm: _experts,
+    CPU_ATTENTION: _cpu_attention,
+    CPU_ATTENTION_BACKWARD: _cpu_attention_backward,
+    GROUPED_PRODUCT: _experts,
     ATTENTION: _attention,
     ATTENTION_BACKWARD: _attention_backward,
 }
@@ -132,9 +137,9 @@ class OperatorSeconds(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = [leaf for leaf in tree_leaves(result) if torch.is_tensor(leaf)]
-        if made and not is_view(func) and name_of(func) not in FREE:
-            read = [leaf for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)]
+        made = [leaf for leaf in pytree.tree_leaves(result) if torch.is_tensor(leaf)]
+        if made and not func.is_view and func.overloadpacket.__name__ not in FREE:
+            read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if torch.is_tensor(leaf)]
             if self._chain is not None and is_fused(func):
                 self._chain.add(read, made)
             else:
@@ -194,19 +199,19 @@ class FusedKernel:
     def add(self, read: Iterable[torch.Tensor], made: Iterable[torch.Tensor]) -> None:
         """Add an operator to the kernel."""
         for tensor in read:
-            address = storage_address(tensor)
+            address = storage_id(tensor)
             if address in self._made or address in self._read:
                 continue
             self.bytes += self._written(address) + bytes_of(tensor)
             self._read[address] = tensor
         for tensor in made:
             # Keeping the tensors prevents a storage's address from being reused while known.
-            self._unwritten[storage_address(tensor)] = tensor
-            self._made.add(storage_address(tensor))
+            self._unwritten[storage_id(tensor)] = tensor
+            self._made.add(storage_id(tensor))
 
     def end(self, read: Iterable[torch.Tensor]) -> int:
         """End the kernel because an operator outside reads ``read``; returns the bytes moved."""
-        self.bytes += sum(self._written(storage_address(tensor)) for tensor in read)
+        self.bytes += sum(self._written(storage_id(tensor)) for tensor in read)
         moved, self.bytes = self.bytes, 0
         self._read.clear()
         self._made.clear()
@@ -223,20 +228,9 @@ def bytes_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def name_of(func: Any) -> str:
-    """The operator's name without namespace and overload."""
-    return func._schema.name.split("::")[-1]
-
-
 def is_fused(func: Any) -> bool:
     """Whether a compiler fuses an operator with its neighbours."""
-    return torch.Tag.pointwise in func.tags or name_of(func) in FUSED_BESIDES
-
-
-def is_view(func: Any) -> bool:
-    """Whether an operator only returns views of its input."""
-    aliases = [result.alias_info for result in func._schema.returns]
-    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+    return torch.Tag.pointwise in func.tags or func.overloadpacket.__name__ in FUSED_BESIDES
 
 
 Cost: TypeAlias = tuple[PassSeconds, LayerBytes]
@@ -414,8 +408,8 @@ class EqualLayers:
         key = self._key(run)
         if key is None or key not in self._known:
             outputs, cost = visit()
-            places = {storage_address(tensor): index for index, tensor in enumerate(inputs)}
-            made = [(tensor, places.get(storage_address(tensor))) for tensor in outputs]
+            places = {storage_id(tensor): index for index, tensor in enumerate(inputs)}
+            made = [(tensor, places.get(storage_id(tensor))) for tensor in outputs]
             if key is not None:
                 self._known[key] = cost, made, self._saved(*inputs, *outputs)
             return outputs, cost

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.record.model_state import PLAIN
 from penstock.capture.record.recording import TensorReference
 from penstock.capture.stage.stage_tensors import StageModule
-from penstock.measure.layer_runs import LayerRun, storage_address
+from penstock.measure.layer_runs import LayerRun
 from penstock.profile.model_profile import Affine, Edge, SharedParameter
+from penstock.torch_internals import pytree, storage_id
 
 __all__ = ["edges_of", "parameters_of", "work_of"]
 
@@ -31,7 +31,7 @@ def work_of(run: LayerRun) -> Hashable | None:
     if not isinstance(module, StageModule):
         return None
     inputs = (*run.leaves, *run.received)
-    addresses = [storage_address(tensor) for tensor in inputs]
+    addresses = [storage_id(tensor) for tensor in inputs]
     given = tuple(
         (_shape(tensor), addresses.index(address))
         for tensor, address in zip(inputs, addresses, strict=True)

@@ -11,7 +11,7 @@ from penstock.capture.deferred_weights import LARGE, DeferredGradients
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.runtime.stages.call import ModuleCall, ProgramCall, stage_call
-from penstock.runtime.stages.runner import ModuleRunner, StageInputs, edge_of
+from penstock.runtime.stages.runner import ModuleRunner, StageInputs
 
 ROWS, TOKENS, WIDTH, VOCABULARY = 3, 5, 8, 11
 
@@ -125,10 +125,9 @@ def test_the_module_may_get_other_tensors_between_calls() -> None:
 def test_the_first_half_leaves_nothing_in_the_graph() -> None:
     call, module, leaves = whole_call()
     deferred = DeferredGradients()
-    loss = call.run(leaves, [], deferred)[0]
+    call.run(leaves, [], deferred)
     # Three layers that may wait (one twice); the frozen one has no gradient.
     assert len(deferred) == 4
-    assert edge_of(loss).node is loss.grad_fn
     trained = {id(p) for p in module.parameters() if p.requires_grad}
     assert {id(p) for p in call.others()} == trained
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch.utils import _pytree as pytree
 
 from penstock.capture.record.recording import (
     Address,
@@ -35,6 +34,7 @@ from penstock.capture.record.recording import (
 )
 from penstock.capture.record.sizes import ValueSizes
 from penstock.errors import BadInput
+from penstock.torch_internals import NoFunctionCalls, pytree
 
 __all__ = [
     "ARITHMETIC",
@@ -468,13 +468,13 @@ def weighed(
                 return value
             case "whole" | "addend":
                 leaves, spec = pytree.tree_flatten((args, kwargs))
-                with torch._C.DisableTorchFunction():
+                with NoFunctionCalls():
                     leaves[action.position] = value if action.kind == "whole" else value * share
                 args, kwargs = pytree.tree_unflatten(leaves, spec)
             case "rows":
                 factor = share
             case "targets":
-                with torch._C.DisableTorchFunction():
+                with NoFunctionCalls():
                     factor = target_count(args, kwargs) / value
             case "count":
                 if not args[0].numel():
@@ -485,7 +485,7 @@ def weighed(
     result = func(*args, **kwargs)
     if factor is None:
         return result
-    with torch._C.DisableTorchFunction():  # no call of the user's program
+    with NoFunctionCalls():  # no call of the user's program
         return _times(result, factor)
 
 

@@ -13,7 +13,6 @@ reads is that of the whole step (`penstock.capture.loss.loss_parts`).
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.utils import _pytree as pytree
 
 from penstock.capture.loss.loss_parts import ARITHMETIC, varies
 from penstock.capture.record.recording import (
@@ -23,6 +22,7 @@ from penstock.capture.record.recording import (
     line_in_words,
 )
 from penstock.capture.record.sizes import ValueSizes
+from penstock.torch_internals import pytree
 
 __all__ = ["mixing_call"]
 

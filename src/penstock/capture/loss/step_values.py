@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.record.recording import Address
 from penstock.capture.record.sizes import BatchSize
 from penstock.errors import BadInput
+from penstock.torch_internals import pytree
 
 __all__ = ["StepValues"]
 

@@ -16,9 +16,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+
+from penstock.torch_internals import (
+    FakeTensor,
+    FakeTensorMode,
+    NoFunctionCalls,
+    as_parameter,
+    as_subclass,
+    pytree,
+    storage_id,
+    without_modes,
+    write_count,
+)
 
 __all__ = [
     "SHAPE_ONLY",
@@ -36,13 +45,10 @@ __all__ = [
     "release",
     "scripts_seen",
     "version_of",
-    "without_modes",
     "writes_first",
 ]
 
 META = torch.device("meta")
-_NO_SUBCLASS = torch._C.DisableTorchFunctionSubclass
-_NO_FUNCTION = torch._C.DisableTorchFunction
 
 
 class NeedsValues(BaseException):
@@ -77,7 +83,7 @@ class Absent(torch.Tensor):
     @staticmethod
     def of(plain: torch.Tensor, needs_grad: bool = False, is_unknown: bool = False) -> "Absent":
         """An absent tensor with the shape and type of ``plain``, which is on the meta device."""
-        made: Any = torch.Tensor._make_subclass(Absent, plain)
+        made: Any = as_subclass(Absent, plain)
         made.plain, made.needs_grad, made.is_unknown = plain, needs_grad, is_unknown
         return made
 
@@ -85,7 +91,7 @@ class Absent(torch.Tensor):
     def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.is_unknown:
             raise NeedsValues("the size of a tensor of another stage")
-        with _NO_SUBCLASS():
+        with NoFunctionCalls():
             return self.plain.shape
 
     dtype = property(lambda self: self.plain.dtype)  # pyright: ignore
@@ -142,7 +148,7 @@ class Absent(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Absent":  # pyright: ignore
         made = memo[id(self)] = Absent.of(self.plain, self.needs_grad, self.is_unknown)
         if isinstance(self, nn.Parameter):
-            made._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+            as_parameter(made)
         return made
 
     def __repr__(self) -> str:  # pyright: ignore
@@ -179,11 +185,9 @@ def absent_like(
     is_parameter: bool = False,
 ) -> Absent:
     """A new absent tensor; as a parameter it is an instance of `torch.nn.Parameter`."""
-    with _NO_FUNCTION(), without_modes():
+    with NoFunctionCalls(), without_modes():
         made = Absent.of(torch.empty(shape, dtype=dtype, device=META), needs_grad, is_unknown)
-    if is_parameter:
-        made._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
-    return made
+    return as_parameter(made) if is_parameter else made
 
 
 def release(parameter: torch.Tensor) -> int:
@@ -195,7 +199,7 @@ def release(parameter: torch.Tensor) -> int:
     if type(parameter) is Absent:
         return 0
     needs_grad = parameter.requires_grad
-    with _NO_FUNCTION():
+    with NoFunctionCalls():
         plain = torch.empty_like(parameter, device=META, requires_grad=False)
         parameter.grad = None
         storage = parameter.untyped_storage()
@@ -208,7 +212,7 @@ def release(parameter: torch.Tensor) -> int:
                 parameter.data = parameter.new_empty(0)
             freed = own
     into_absent(parameter, plain, needs_grad)
-    parameter._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+    as_parameter(parameter)
     return freed
 
 
@@ -228,7 +232,7 @@ def check_none_lost(tensors: Iterable[torch.Tensor]) -> None:
 
     Code that is not Python's, as of ``torch.jit.script``, takes absent tensors for those on meta.
     """
-    with _NO_FUNCTION():
+    with NoFunctionCalls():
         found = [tensor for tensor in tensors if type(tensor) is not Absent and tensor.is_meta]
     if any(memory_of(tensor) is not None for tensor in found):
         raise RuntimeError("code that is not Python's was given a tensor without values")
@@ -236,16 +240,16 @@ def check_none_lost(tensors: Iterable[torch.Tensor]) -> None:
 
 def version_of(tensor: torch.Tensor) -> int:
     """A number that every write to the tensor's memory changes."""
-    with _NO_FUNCTION():
-        return tensor.plain._version if type(tensor) is Absent else tensor._version
+    with NoFunctionCalls():
+        return write_count(tensor.plain if type(tensor) is Absent else tensor)
 
 
 def memory_of(tensor: torch.Tensor) -> int | None:
     """What tells memory apart; None for tensors without any of their own."""
     plain = tensor.plain if type(tensor) is Absent else tensor
     try:
-        with _NO_FUNCTION():
-            return plain.untyped_storage()._cdata
+        with NoFunctionCalls():
+            return storage_id(plain)
     except (NotImplementedError, RuntimeError):
         return None
 
@@ -343,14 +347,6 @@ def call_name(func: Any) -> str:
 def writes_first(name: str) -> bool:
     """Whether a call of this name writes to its first argument."""
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-
-
-_NO_CONTEXT = contextlib.nullcontext()
-
-
-def without_modes() -> Any:
-    """Within, no dispatch mode is active: those of an estimate see only what is here."""
-    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NO_CONTEXT
 
 
 _known: dict[Any, tuple[torch.Tensor, bool, bool]] = {}
@@ -474,7 +470,7 @@ def _absent_result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
                 return value
         return _out(result, grad)
     if type(written) is not Absent:
-        with _NO_FUNCTION():
+        with NoFunctionCalls():
             plain = torch.empty(written.shape, dtype=written.dtype, device=META)
         into_absent(written, plain, True)
     elif isinstance(result, torch.Tensor):
@@ -493,13 +489,13 @@ def _gradients(outputs: Any, inputs: Any, *others: Any, **named: Any) -> tuple[A
 
 def _own(plain: torch.Tensor) -> torch.Tensor:
     """The same memory as another tensor object, as ``detach`` gives it."""
-    with _NO_FUNCTION():
+    with NoFunctionCalls():
         return plain.detach()
 
 
 def _copy_of(plain: torch.Tensor) -> torch.Tensor:
     """Memory of its own for a tensor that may be remembered."""
-    with _NO_FUNCTION():
+    with NoFunctionCalls():
         return torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=META)
 
 
@@ -510,7 +506,7 @@ def _attribute(func: Any, name: str, args: tuple[Any, ...]) -> Any:
         return None  # a property that is set
     if owner.is_unknown:
         return absent_like((0,), owner.plain.dtype, owner.needs_grad, is_unknown=True)
-    with _NO_SUBCLASS(), without_modes():
+    with NoFunctionCalls(), without_modes():
         found = func(owner.plain)
     return Absent.of(found, owner.needs_grad) if isinstance(found, torch.Tensor) else found
 
@@ -525,7 +521,7 @@ def _by_shape_only(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
         return None
     if any(type(value) is Absent for i, value in enumerate(args) if i != place):
         return None
-    with _NO_FUNCTION():  # the right shape and type, without memory
+    with NoFunctionCalls():  # the right shape and type, without memory
         blank = torch.empty((), dtype=like.plain.dtype, device=Absent.home)
         blank = blank.expand(like.plain.shape)
     return func(*args[:place], blank, *args[place + 1 :], **kwargs)
@@ -593,7 +589,7 @@ def _on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     if not torch.is_autocast_enabled(Absent.home.type):
         return func(*map(_in, args), **{key: _in(value) for key, value in kwargs.items()})
-    with _NO_FUNCTION(), FakeTensorMode(allow_non_fake_inputs=True):
+    with NoFunctionCalls(), FakeTensorMode(allow_non_fake_inputs=True):
         given, named = pytree.tree_map(_fake, (args, kwargs))
         found = func(*given, **named)
         return pytree.tree_map(_real_meta, found)
@@ -609,7 +605,7 @@ def _in(value: Any) -> Any:
     if isinstance(value, FakeTensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
     if isinstance(value, torch.Tensor):
-        with _NO_FUNCTION():
+        with NoFunctionCalls():
             return value.detach().to(META)
     if kind is tuple or kind is list:
         return kind(map(_in, value))
@@ -641,7 +637,7 @@ def _real_meta(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     shape, stride, dtype = tuple(value.shape), value.stride(), value.dtype
-    with _disable_current_modes():
+    with without_modes():
         return torch.empty_strided(shape, stride, dtype=dtype, device=META)
 
 

@@ -11,7 +11,6 @@ time. Units are opened, and the runs repeated, until what others use of a unit i
 """
 
 import contextlib
-import sys
 import threading
 import warnings
 from collections import Counter
@@ -20,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
 
 from penstock.capture.loss.loss_parts import LossParts, MustOpen, loss_parts
 from penstock.capture.loss.mixing import mixing_call
@@ -64,10 +62,10 @@ from penstock.capture.record.sizes import BatchSize, ValueSizes, shapes_of
 from penstock.capture.record.units import Granularity, blocks_around, units_of
 from penstock.capture.record.user_program import Returned, UserProgram
 from penstock.errors import BadInput, CaptureFailed, PenstockError
+from penstock.torch_internals import Norm, eagerly
 
 __all__ = ["Recorded", "leaves_as_values", "record_program", "without_caches"]
 
-NORMS = nn.modules.batchnorm._NormBase
 _MOST_ATTEMPTS = 200
 """Each attempt opens or closes a unit, so this is reached by models that never settle only."""
 
@@ -205,13 +203,6 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
             Absent.home = home
     finally:
         _recording.release()
-
-
-def eagerly() -> contextlib.AbstractContextManager[object]:
-    """Within, compiled functions run as they are written; importing the compiler takes long."""
-    if "torch._dynamo" not in sys.modules:
-        return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
 
 
 @contextlib.contextmanager
@@ -525,7 +516,7 @@ class _Recorder:
                 (unit, place)
                 for unit, place in units
                 # Statistics of norms are not read in training; other buffers are.
-                if unit is not None and not isinstance(self._program.module(place.path), NORMS)
+                if unit is not None and not isinstance(self._program.module(place.path), Norm)
             ),
             device=self._device,
         )

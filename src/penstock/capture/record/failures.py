@@ -11,13 +11,13 @@ from penstock.capture.record.recording import line_with_source
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import UserProgram
 from penstock.errors import CaptureFailed
+from penstock.torch_internals import has_global_hooks
 
 __all__ = [
     "LengthRefused",
     "check_model",
     "does_not_run",
     "first_line",
-    "has_global_hooks",
     "innermost_module",
     "line_of",
     "only_whole",
@@ -72,12 +72,6 @@ def only_whole(program: UserProgram, error: BaseException) -> CaptureFailed:
         f"{first_line(error).rstrip('.')}; move the line into a module of its own, "
         f"which is run whole"
     )
-
-
-def has_global_hooks() -> bool:
-    """Whether there are backward hooks for all modules."""
-    registered = nn.modules.module
-    return bool(registered._global_backward_hooks or registered._global_backward_pre_hooks)
 
 
 def check_model(program: UserProgram) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from penstock.capture.record.absent import version_of
 from penstock.capture.record.user_program import UserProgram
+from penstock.torch_internals import forward_hooks, own_buffers
 
 __all__ = [
     "OF_EVERY_MODULE",
@@ -63,7 +64,7 @@ def plain_state(program: UserProgram) -> dict[StatePlace, Any]:
                 found[StatePlace("attribute", path, key)] = value
             elif key not in OF_EVERY_MODULE and not isinstance(value, nn.Module):
                 found[StatePlace("attribute", path, key)] = _Identity(value)
-        for key, buffer in module._buffers.items():
+        for key, buffer in own_buffers(module).items():
             if buffer is not None:
                 found[StatePlace("buffer", path, key)] = (id(buffer), version_of(buffer))
     return found
@@ -86,10 +87,7 @@ def changed_places(
 
 def hook_counts(program: UserProgram) -> dict[str, int]:
     """How many hooks on its forward each module has, by name."""
-    return {
-        path: len(module._forward_hooks) + len(module._forward_pre_hooks)
-        for path, module in program.named_modules()
-    }
+    return {path: forward_hooks(module) for path, module in program.named_modules()}
 
 
 def module_tree(program: UserProgram) -> dict[str, int]:

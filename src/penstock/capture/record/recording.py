@@ -25,9 +25,7 @@ from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
-from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from penstock.capture.record.absent import (
     SHAPE_ONLY,
@@ -50,6 +48,16 @@ from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stand_ins import made_up, standing_in
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
 from penstock.errors import CaptureFailed
+from penstock.torch_internals import (
+    BACKWARD_HOOKS,
+    BackwardHookFunction,
+    NoFunctionCalls,
+    checkpoint_here,
+    forward_hooks,
+    own_buffers,
+    pytree,
+    write_count,
+)
 
 __all__ = [
     "MASK",
@@ -61,7 +69,6 @@ __all__ = [
     "RecordedCall",
     "TensorReference",
     "Value",
-    "checkpoint_here",
     "draws",
     "forwards_replaced",
     "line_in_words",
@@ -250,15 +257,6 @@ class _Memory:
         return [tensor for tensor in found if tensor is not None]
 
 
-def checkpoint_here() -> Any:
-    """The innermost checkpoint (torch.utils.checkpoint) that is running, as an object; or None."""
-    autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009 (its stubs do not name it)
-    found = autograd._top_saved_tensors_default_hooks(False)
-    if found is None or not getattr(found[0], "__qualname__", "").startswith("_checkpoint_hook"):
-        return None
-    return found[0]
-
-
 @contextlib.contextmanager
 def forwards_replaced(
     program: UserProgram, wrappers: Mapping[str, Callable[[Any], Any]]
@@ -283,15 +281,15 @@ def forwards_replaced(
 @contextlib.contextmanager
 def hooks_muted(program: UserProgram, paths: Collection[str]) -> Iterator[None]:
     """Within, modules have no hooks on their backward, which take tensors with values."""
-    places = [program.module(path).__dict__ for path in paths]
-    kept = [(place["_backward_hooks"], place["_backward_pre_hooks"]) for place in places]
-    for place in places:
-        place["_backward_hooks"] = place["_backward_pre_hooks"] = OrderedDict[int, Any]()
+    places = [(program.module(path).__dict__, key) for path in paths for key in BACKWARD_HOOKS]
+    kept = [place[key] for place, key in places]
+    for place, key in places:
+        place[key] = OrderedDict[int, Any]()
     try:
         yield
     finally:
-        for place, (hooks, pre_hooks) in zip(places, kept, strict=True):
-            place["_backward_hooks"], place["_backward_pre_hooks"] = hooks, pre_hooks
+        for (place, key), hooks in zip(places, kept, strict=True):
+            place[key] = hooks
 
 
 _FIXED = OF_EVERY_MODULE - {"training"}
@@ -418,7 +416,7 @@ class ProgramRecording(TorchFunctionMode):
         self.has_hooks = {
             path
             for path, module in program.named_modules()
-            if module._backward_hooks or module._backward_pre_hooks
+            if any(module.__dict__[key] for key in BACKWARD_HOOKS)
         }
         """Modules with hooks on their backward."""
         self._skeleton = [program.module(path) for path in self.between]
@@ -896,8 +894,9 @@ class ProgramRecording(TorchFunctionMode):
             return self._on_values(path, plain, args, kwargs)
         if not any(type(tensor) is Absent for tensor in self._tensors_of(path, args, kwargs)):
             return plain(*args, **kwargs)
-        parts = list(self.program.module(path).modules())
-        before = [(p.__dict__, dict(p.__dict__), p._buffers, dict(p._buffers)) for p in parts]
+        parts = self.program.module(path).modules()
+        held = [(part.__dict__, own_buffers(part)) for part in parts]
+        before = [(places, dict(places), buffers, dict(buffers)) for places, buffers in held]
         try:
             result = plain(*args, **kwargs)
             check_none_lost(tensors_in(result))
@@ -937,7 +936,7 @@ class ProgramRecording(TorchFunctionMode):
             name = self.param_names.get(id(tensor), "")
             own = self._originals.get(name)
             if own is None or own.is_meta or type(own) is Absent:
-                with torch._C.DisableTorchFunction():
+                with NoFunctionCalls():
                     found = made_up(tensor.plain, home)
             else:
                 found = own.detach().clone()
@@ -946,12 +945,12 @@ class ProgramRecording(TorchFunctionMode):
 
         with torch.random.fork_rng(devices=[]), standing_in([self.program.module(path)], parameter):
             given, named = pytree.tree_map(here, (args, kwargs))
-            versions = {id(tensor): tensor._version for tensor in made.values()}
+            versions = {id(tensor): write_count(tensor) for tensor in made.values()}
             result = plain(*given, **named)
         back = {id(value): key for key, value in made.items()}
         originals = {id(tensor): tensor for tensor in tensors_in((args, kwargs))}
         for key, value in made.items():
-            if value._version != versions[id(value)]:
+            if write_count(value) != versions[id(value)]:
                 originals[key].plain.zero_()  # pyright: ignore
 
         def away(value: Any) -> Any:
@@ -1044,7 +1043,7 @@ class ProgramRecording(TorchFunctionMode):
                 self.dependent |= own
         # Where hooks are called, something may be collected for code outside of the block.
         modules = list(self.program.named_modules())
-        called = [path for path, m in modules if m._forward_hooks or m._forward_pre_hooks]
+        called = [path for path, module in modules if forward_hooks(module)]
         for block in self.blocks:
             if any(path.startswith(f"{block.path}.") for path in called):
                 block.closed = False
@@ -1093,6 +1092,6 @@ def _with_grad(result: Any, given: Any) -> Any:
 
 def _drawn(like: Absent, device: torch.device) -> torch.Tensor:
     """A tensor with made-up values; one that needs a gradient is no leaf, so it can be written."""
-    with torch._C.DisableTorchFunction():
+    with NoFunctionCalls():
         value = made_up(like.plain, device)
     return value.requires_grad_().clone() if like.needs_grad else value

@@ -15,6 +15,7 @@ from penstock.capture.record.absent import Absent, absent_like
 from penstock.capture.record.closures import CopiedFunctions
 from penstock.capture.stage_program import LossFunction
 from penstock.errors import BadInput, CaptureFailed
+from penstock.torch_internals import holder_of
 
 __all__ = ["LOSS", "ProgramTensors", "Returned", "UserProgram"]
 
@@ -167,8 +168,7 @@ class UserProgram:
         """The dict that holds a parameter or buffer, and its key there."""
         path, _, last = name.rpartition(".")
         module = self.module(path)
-        held = module._parameters if last in module._parameters else module._buffers
-        return held, last
+        return holder_of(module, last), last
 
     @property
     def root_names(self) -> tuple[str, ...]:

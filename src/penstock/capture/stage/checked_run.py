@@ -22,6 +22,7 @@ from penstock.capture.record.recording import (
 )
 from penstock.capture.stage.stage import PathChanged, ProgramStage
 from penstock.errors import BadInput
+from penstock.torch_internals import NoFunctionCalls
 
 if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph
@@ -69,7 +70,7 @@ def note_function(
     """Keep copies of the arguments of each autograd function's first call, with its line."""
     absent = any(type(argument) is Absent for argument in args)
     if kind not in found and not absent and not kind.__module__.startswith("torch."):
-        with torch._C.DisableTorchFunction():
+        with NoFunctionCalls():
             found[kind] = call, tuple(map(without_history, args)), line_in_words(line_of_user())
 
 

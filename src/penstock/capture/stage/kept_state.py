@@ -16,6 +16,7 @@ from torch import nn
 
 from penstock.capture.record.model_state import StatePlace
 from penstock.capture.record.user_program import UserProgram
+from penstock.torch_internals import own_buffers, write_count
 
 __all__ = ["KeptState", "Place", "copied", "place_of", "put", "put_back", "value_at"]
 
@@ -31,7 +32,7 @@ _UNSET: Any = object()
 def place_of(program: UserProgram, place: StatePlace) -> Place:
     """Where a piece of state is in the user's own model."""
     module = program.module(place.path)
-    return (module._buffers if place.kind == "buffer" else module.__dict__), place.key
+    return (own_buffers(module) if place.kind == "buffer" else module.__dict__), place.key
 
 
 def value_at(place: Place) -> Any:
@@ -105,11 +106,11 @@ class KeptState:
         own = self._of_stage[stage]
         for i, place in enumerate(self.places):
             own[i] = value_at(place)
-            version = own[i]._version if isinstance(own[i], torch.Tensor) else 0
+            version = write_count(own[i]) if isinstance(own[i], torch.Tensor) else 0
             self._left[i] = own[i], version
 
 
 def _is_as_left(now: Any, left: tuple[Any, int] | None) -> bool:
     if left is None or now is not left[0]:
         return False
-    return not isinstance(now, torch.Tensor) or now._version == left[1]
+    return not isinstance(now, torch.Tensor) or write_count(now) == left[1]

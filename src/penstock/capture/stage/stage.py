@@ -20,7 +20,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from penstock.capture.loss.loss_parts import LossAction, measured, target_count, weighed
 from penstock.capture.record.absent import (
@@ -33,7 +32,7 @@ from penstock.capture.record.absent import (
     writes_first,
 )
 from penstock.capture.record.example import Recorded
-from penstock.capture.record.failures import has_global_hooks, line_of
+from penstock.capture.record.failures import line_of
 from penstock.capture.record.outside_state import (
     generators_state,
     restore_generators,
@@ -52,6 +51,17 @@ from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage.kept_state import KeptState, Place, copied, place_of, put, value_at
 from penstock.capture.stage.own_blocks import own_blocks
 from penstock.errors import BadInput
+from penstock.torch_internals import (
+    BACKWARD_HOOKS,
+    COMPILED_CALL,
+    NoFunctionCalls,
+    forward_hooks,
+    has_global_hooks,
+    own_buffers,
+    put_on,
+    pytree,
+    taken_off,
+)
 
 __all__ = ["Costs", "PathChanged", "ProgramPart", "ProgramStage", "StageRun"]
 
@@ -424,14 +434,12 @@ class ProgramStage:
             settings = self.recorded, part, self.part.sent, self._watched
             found = own_blocks(*settings, streams=self._streams)
             self._joined = {
-                path: blocks for path, blocks in found.items() if not self._has_backward_hooks(path)
+                path: blocks
+                for path, blocks in found.items()
+                if not any(self.program.module(path).__dict__[key] for key in BACKWARD_HOOKS)
             }
             self._make_ways()
         return tuple(self._joined)
-
-    def _has_backward_hooks(self, path: str) -> bool:
-        module = self.program.module(path)
-        return bool(module._backward_hooks or module._backward_pre_hooks)
 
     def _join_blocks(self, last: int) -> set[str]:
         """Make ways of the joined blocks; returns the units within them."""
@@ -529,11 +537,11 @@ class ProgramStage:
         own_units = {path for path, _ in part.units}
         for path in {e.address[0] for e in record.events if e.is_unit} - own_units:
             module = program.module(path)
-            if module._forward_pre_hooks or module._forward_hooks:
-                for key, buffer in module._buffers.items():
+            if forward_hooks(module):
+                for key, buffer in own_buffers(module).items():
                     if buffer is not None and type(buffer) is not Absent:
                         stand_in = absent_like(tuple(buffer.shape), buffer.dtype)
-                        self._exchanged.append(((module._buffers, key), stand_in))
+                        self._exchanged.append(((own_buffers(module), key), stand_in))
         # A buffer that is written from activations belongs to the stage that does it.
         self.buffers_elsewhere: set[str] = set()
         for name, numbers in record.buffer_writes.items():
@@ -745,18 +753,11 @@ class ProgramStage:
     def _watch(self) -> None:
         """Watch calls, below all modes of the user: each of these takes off the topmost."""
         self._watching = True
-        above = taken_off(None)
-        overrides: Any = torch.overrides
-        overrides._push_mode(self._mode)
-        for mode in above:
-            overrides._push_mode(mode)
+        put_on([self._mode, *taken_off(None)])
 
     def _unwatch(self) -> None:
         self._watching = False
-        above = taken_off(self._mode)
-        overrides: Any = torch.overrides
-        for mode in above:
-            overrides._push_mode(mode)
+        put_on(taken_off(self._mode))
 
     def _collect(self, tensors: Sequence[torch.Tensor], slots: Mapping[Any, int]) -> None:
         """Take what is sent; end the forward when all of it is made."""
@@ -775,7 +776,7 @@ class ProgramStage:
                     f"which the next stage receives; values must not decide about it"
                 )
             if value in self.record.overwritten:
-                with torch._C.DisableTorchFunction():  # no call of the user's program
+                with NoFunctionCalls():  # no call of the user's program
                     tensor = tensor.clone()
             self._sent[value] = tensor
         if len(self._sent) == self._wanted and self._ends_early and not self.costs:
@@ -926,24 +927,25 @@ class ProgramStage:
             muted.append(((place, key), place[key]))
             place[key] = instead
 
+        hooks, pre_hooks = BACKWARD_HOOKS
         for place, kind, path in self._containers:
-            if not (place["_backward_hooks"] or place["_backward_pre_hooks"]) or kind == "own":
+            if not (place[hooks] or place[pre_hooks]) or kind == "own":
                 continue
             if kind == "both":
                 refused = path
-            for key in ("_backward_hooks", "_backward_pre_hooks"):
+            for key in BACKWARD_HOOKS:
                 mute(place, key, _NO_HOOKS)
         for way in self._ways:
             place = way.place
             way.had = place.get("forward")
             place["forward"] = way.forward
-            hooked = place["_backward_hooks"] or place["_backward_pre_hooks"]
-            compiled = place.get("_compiled_call_impl")
+            hooked = place[hooks] or place[pre_hooks]
+            compiled = place.get(COMPILED_CALL)
             if way.mutes and (hooked or compiled):
-                for key in ("_backward_hooks", "_backward_pre_hooks"):
+                for key in BACKWARD_HOOKS:
                     mute(place, key, _NO_HOOKS)
                 if compiled:
-                    mute(place, "_compiled_call_impl", None)
+                    mute(place, COMPILED_CALL, None)
             elif hooked and way.sends:
                 refused = way.sends
         return muted, refused
@@ -989,18 +991,6 @@ def has_absent(values: Sequence[Any]) -> bool:
 def line_number(place: Address) -> int:
     """The number of the line in the place of a call; files may have other paths on other hosts."""
     return place[2][1]
-
-
-def taken_off(last: TorchFunctionMode | None) -> list[TorchFunctionMode]:
-    """Take function modes off the stack down to ``last`` (None: all), which is not returned."""
-    overrides: Any = torch.overrides
-    above: list[TorchFunctionMode] = []
-    while overrides._get_current_function_mode_stack():
-        mode = overrides._pop_mode()
-        if mode is last:
-            break
-        above.append(mode)
-    return above[::-1]
 
 
 def at_path(value: Any, path: Sequence[Any]) -> Any:

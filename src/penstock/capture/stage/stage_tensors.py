@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from penstock.capture.loss.loss_parts import LossAction
-from penstock.capture.record.absent import Absent, absent_like, without_modes
+from penstock.capture.record.absent import Absent, absent_like
 from penstock.capture.record.example import without_caches
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.stage.checked_run import checked
 from penstock.capture.stage.stage import ProgramPart, ProgramStage, StageRun
 from penstock.capture.stage_program import TensorSpec
+from penstock.torch_internals import without_modes
 
 if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph

@@ -27,6 +27,7 @@ from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation, Means, Metric, MetricSums
 from penstock.schedule.action import ActionKind
+from penstock.torch_internals import holder_of
 
 __all__ = ["Inference", "PredictionView", "RankOutputs", "predict"]
 
@@ -172,8 +173,8 @@ def share_tensors(programs: Mapping[int, StageProgram], worker: Worker) -> None:
             own = held.get(tied.get(name, name))
             path, _, last = name.rpartition(".")
             owner = module.get_submodule(path)
-            places = owner._parameters if last in owner._parameters else owner._buffers
-            places[last] = tensor.to(worker.world.device) if own is None else own  # pyright: ignore[reportArgumentType]
+            value = tensor.to(worker.world.device) if own is None else own
+            holder_of(owner, last)[last] = value
 
 
 class PredictionView:

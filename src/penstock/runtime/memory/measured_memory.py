@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from penstock.runtime.rank import Worker
 from penstock.runtime.steps.overlapped import OverlappedTraining
 from penstock.runtime.steps.training import Training
+from penstock.torch_internals import allocation_event
 
 __all__ = ["MeasuredMemory", "lasting_tensors", "measured_memory", "storage_bytes"]
 
@@ -54,7 +55,9 @@ def measured_memory(
     before = storage_bytes(held())
     # The profiler logs a line at each start and stop unless this is set.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    # It runs once, so no events are cleared; torch 2.11 would warn that they are.
+    cpu = [ProfilerActivity.CPU]
+    with profile(activities=cpu, profile_memory=True, acc_events=True) as profiler:
         yield found
     found.held_bytes = float(storage_bytes(held()))
     most = most_allocated(profiler)
@@ -93,9 +96,7 @@ def most_allocated(profiler: Any) -> int | None:
     """The most bytes allocated at once since the profiler began; ``None`` if unknown."""
     try:
         roots = profiler.profiler.kineto_results.experimental_event_tree()
-        # A private interface: only torch's profiler sees the allocations of the CPU.
-        internals: Any = torch._C
-        allocation = internals._profiler._EventType.Allocation
+        allocation = allocation_event()
     except (AttributeError, RuntimeError):
         return None
     most, pending = 0, list(roots)

@@ -11,6 +11,7 @@ from torch.distributed import distributed_c10d
 from penstock.errors import RunFailed, Stalled
 from penstock.runtime.processes.watch import WATCH, connection_is_lost
 from penstock.runtime.processes.world import World
+from penstock.torch_internals import default_store
 
 __all__ = ["AbortNote", "Failures", "PeerFailed", "PeerVanished"]
 
@@ -32,7 +33,7 @@ class AbortNote:
         self._key = f"penstock/{instance}/abort"
         self._store: distributed_c10d.Store | None = None
         if not alone:
-            self._store = distributed_c10d._get_default_store()
+            self._store = default_store()
 
     def write(self, text: str) -> None:
         """Write ``text`` for the other ranks, unless there is a note already."""

@@ -45,6 +45,7 @@ from penstock.machine import usable_cores
 from penstock.runtime.processes.stopped import shortage_words, wait_unless_stopped
 from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
 from penstock.runtime.processes.watch import WATCH
+from penstock.torch_internals import processes_of
 
 __all__ = ["launch_workers", "long_slices_if_crowded", "threads_per_worker"]
 
@@ -152,7 +153,7 @@ def launch_workers(
             words = shortage_words(cause) or str(cause)
             raise RunFailed(f"{workers} workers cannot be started: {words}") from cause
         # Torch would wait 30 s for a worker that does not end by SIGTERM, as one that is stopped.
-        processes = context._pc  # pyright: ignore[reportAttributeAccessIssue]
+        processes = processes_of(context)
         if drains and threading.current_thread() is threading.main_thread():
             pass_on_first_sigterm(context)
         processes.join = partial(join_soon, processes.processes, processes.join)

@@ -26,6 +26,7 @@ from penstock.runtime.processes.store import met_at
 from penstock.runtime.processes.watch import RARE_LIMIT_S, WATCH, finish
 from penstock.runtime.removed import check_variables
 from penstock.runtime.serialization import from_bytes, to_bytes
+from penstock.torch_internals import default_store
 
 __all__ = ["World", "join_world", "make_default_group"]
 
@@ -203,8 +204,7 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         assert created is not None
         USERS[created] = 0
     elif dist.is_initialized():
-        store = dist.distributed_c10d._get_default_store()
-        WATCH.begin(store, dist.get_rank(), dist.get_world_size())
+        WATCH.begin(default_store(), dist.get_rank(), dist.get_world_size())
     default = dist.group.WORLD if dist.is_initialized() else None
     if default is not None and default in USERS:
         USERS[default] += 1

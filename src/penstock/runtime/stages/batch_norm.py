@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS, TorchCalls
+from penstock.torch_internals import BatchNorm
 
 __all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
 
@@ -200,7 +201,6 @@ def statistics_type(dtype: torch.dtype) -> torch.dtype:
 
 def uses_batch_norm(module: torch.nn.Module) -> bool:
     """Whether a stage normalises samples over the batch, by modules or by functions."""
-    norms = torch.nn.modules.batchnorm._BatchNorm
-    if any(isinstance(part, norms) for part in module.modules()):
+    if any(isinstance(part, BatchNorm) for part in module.modules()):
         return True
     return isinstance(module, StageModule) and module.normalises

@@ -20,8 +20,8 @@ from penstock.capture.deferred_weights import (
     deferred_addmm,
     deferred_linear,
 )
-from penstock.capture.record.recording import checkpoint_here
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
+from penstock.torch_internals import checkpoint_here, own_parameters
 
 __all__ = ["ModuleCall", "ProgramCall", "StageCall", "forwards_put", "stage_call"]
 
@@ -98,7 +98,7 @@ class ProgramCall:
                 self._small.append((part.__dict__, self._conv1d(part)))
 
     def _linear(self, part: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-        tensors = part._parameters
+        tensors = own_parameters(part)
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             weight, bias = tensors.get("weight"), tensors.get("bias")
@@ -114,7 +114,7 @@ class ProgramCall:
 
     def _conv1d(self, part: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         """The linear layer of GPT-2 in transformers, whose weight is transposed."""
-        tensors = part._parameters
+        tensors: Any = own_parameters(part)
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             weight, bias = tensors.get("weight"), tensors.get("bias")

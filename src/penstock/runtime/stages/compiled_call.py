@@ -23,12 +23,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.recording import checkpoint_here, tensors_in
+from penstock.capture.record.recording import tensors_in
 from penstock.capture.record.units import is_torchs
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.capture.stage_program import StageProgram
@@ -38,8 +37,12 @@ from penstock.runtime.iteration import places_of
 from penstock.runtime.processes.world import World
 from penstock.runtime.stages.call import ProgramCall, forwards_put
 from penstock.runtime.stages.random_stream import forward_state, replayed
+from penstock.torch_internals import COMPILED_CALL, checkpoint_here, compiler
 
 __all__ = ["CompiledCall", "StageCompiler"]
+
+DYNAMO = compiler()
+"""Imported here, so that workers have it from the server that forks them: optimizers import it."""
 
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
 """With this, dropout draws the same numbers as without compilation."""
@@ -170,7 +173,7 @@ class CompiledCall:
 @contextmanager
 def compiling() -> Iterator[None]:
     """Within, torch's compiler has the settings that stages need."""
-    settings = torch._dynamo.config.patch(  # pyright: ignore[reportPrivateImportUsage]
+    settings = DYNAMO.config.patch(
         recompile_limit=VARIANTS,
         accumulated_recompile_limit=VARIANTS,
         # Otherwise compiled code would leave out hooks that the user adds later.
@@ -210,7 +213,7 @@ def forward_of(part: nn.Module) -> Callable[..., Any]:
 def has_own_forward(part: nn.Module) -> bool:
     """Whether the user has given a module another forward, or has compiled it."""
     own = part.__dict__
-    return "forward" in own or own.get("_compiled_call_impl") is not None
+    return "forward" in own or own.get(COMPILED_CALL) is not None
 
 
 def watched(part: nn.Module, refused: set[int]) -> Callable[..., Any]:
@@ -264,13 +267,13 @@ class StageCompiler:
             place.stage: rows_of(plan, world.rank, place.stage)
             for place in places_of(plan, world.rank)
         }
-        before = counters["stats"]["unique_graphs"]
+        before = DYNAMO.utils.counters["stats"]["unique_graphs"]
         for call in self._calls:
             program = call.program
             own = [leaves[i].to(world.device) for i in program.batch_inputs]
             computed = rows[plan.stage_of_layer(program.layers.start)]
             call.prepare(own, world.device, computed, precision(), lengths)
-        self.graphs = counters["stats"]["unique_graphs"] - before
+        self.graphs = DYNAMO.utils.counters["stats"]["unique_graphs"] - before
         world.barrier()
 
 

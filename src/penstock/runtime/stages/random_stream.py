@@ -14,6 +14,8 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from penstock.torch_internals import own_buffers
+
 __all__ = [
     "ForwardState",
     "RandomState",
@@ -121,10 +123,10 @@ def replayed(module: nn.Module, before: ForwardState) -> Iterator[None]:
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             originals.append((part, name, buffer))
-            part._buffers[name] = buffer.clone()
+            own_buffers(part)[name] = buffer.clone()
     try:
         yield
     finally:
         for part, name, buffer in originals:
-            part._buffers[name] = buffer
+            own_buffers(part)[name] = buffer
         restore_random_state(before.device_index, *after)

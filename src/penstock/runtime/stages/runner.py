@@ -24,8 +24,9 @@ from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.runtime.stages.call import ModuleCall, StageCall, stage_call
 from penstock.runtime.stages.random_stream import ForwardState, forward_state, replayed
 from penstock.schedule.action import ActionKind
+from penstock.torch_internals import run_engine
 
-__all__ = ["LossTerm", "ModuleRunner", "StageInputs", "StageRunner", "Tensors", "Work", "edge_of"]
+__all__ = ["LossTerm", "ModuleRunner", "StageInputs", "StageRunner", "Tensors", "Work"]
 
 Tensors: TypeAlias = Sequence[torch.Tensor | None]
 """Boundary tensors or their gradients, in the stage's order; ``None`` is a gradient of zero."""
@@ -257,7 +258,7 @@ class ModuleRunner:
         products, others = deferred.products, self._call.others()
         entered = [inputs[i] for i in self._grad_inputs]
         wanted = [*entered, *others, *(product.output for product in products)]
-        found = gradients_at(roots, seeds, wanted)
+        found = run_backward(roots, seeds, wanted)
         leaves = len(entered) + len(others)
         for tensor, gradient in zip(entered, found, strict=False):
             tensor.grad = gradient
@@ -295,7 +296,7 @@ class ModuleRunner:
         for spec, output in zip(self.program.sent, outputs, strict=False):
             sent.append(output if output.dtype == spec.dtype else output.to(spec.dtype))
         if recording:
-            kept.roots = [edge_of(t) if t.requires_grad else None for t in sent]
+            kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in sent]
         if self.program.is_last:
             self._take_loss(micro_batch, outputs[len(sent)], outputs[len(sent) + 1], kept)
         # A recompute gives the same outputs again, so they are not taken twice.
@@ -317,7 +318,7 @@ class ModuleRunner:
         else:
             weight = torch.zeros_like(weight)
         if loss.requires_grad:
-            kept.roots.append(edge_of(loss))
+            kept.roots.append(get_gradient_edge(loss))
             kept.seed = (weight if self.seed == 1.0 else weight * self.seed).to(loss.dtype)
 
     def _surroundings(self, rows: int) -> AbstractContextManager[object]:
@@ -385,46 +386,17 @@ class _Both:
 
 Places: TypeAlias = Sequence[torch.Tensor | GradientEdge]
 
-engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
-direct: Callable[..., Any] | None = getattr(engine, "run_backward", None)
 
-
-def edge_of(tensor: torch.Tensor) -> GradientEdge:
-    """The place in the graph where the gradient of ``tensor`` enters; it keeps no values alive."""
-    if tensor.grad_fn is None:
-        return get_gradient_edge(tensor)
-    return GradientEdge(tensor.grad_fn, tensor.output_nr)
-
-
-def run_backward(roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor]) -> None:
-    """Accumulate the gradients of all leaves; frees the graph."""
-    if direct is None:
-        torch.autograd.backward(list(roots), list(seeds))
-    else:
-        direct(
-            tuple(roots),
-            tuple(seeds),
-            False,
-            False,
-            (),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
-
-
-def gradients_at(
-    roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor], places: Places
+def run_backward(
+    roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor], places: Places | None = None
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients at ``places``, without accumulating them; frees the graph."""
-    if direct is None:
-        grad: Any = torch.autograd.grad
-        return grad(list(roots), list(places), list(seeds), allow_unused=True)
-    return direct(
-        tuple(roots),
-        tuple(seeds),
-        False,
-        False,
-        tuple(places),
-        allow_unreachable=True,
-        accumulate_grad=False,
-    )
+    """The gradients at ``places``; without, those of leaves are accumulated. Frees the graph."""
+    adds, at = places is None, tuple(places or ())
+    if run_engine is not None:
+        given = tuple(roots), tuple(seeds), False, False, at
+        return run_engine(*given, allow_unreachable=True, accumulate_grad=adds)
+    if adds:
+        torch.autograd.backward(list(roots), list(seeds))
+        return ()
+    grad: Any = torch.autograd.grad
+    return grad(list(roots), at, list(seeds), allow_unused=True)

@@ -28,7 +28,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils import _pytree as pytree
 
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import LayerGraph
@@ -48,6 +47,7 @@ from penstock.runtime.gradients.buckets import make_groups
 from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.processes.world import World
 from penstock.runtime.stages.batch_norm import uses_batch_norm
+from penstock.torch_internals import forget_groups, pytree, write_count
 
 __all__ = ["TensorShards", "copy_values"]
 
@@ -173,7 +173,7 @@ class CallsOnShards(TorchCalls):
         """A plain tensor as one that is whole on every rank; wrapped once, so summed once."""
         if isinstance(tensor, DTensor):
             return tensor
-        key = id(tensor), tensor._version
+        key = id(tensor), write_count(tensor)
         known = self._wrapped.get(key)
         if known is None:
             wrapped = DTensor.from_local(tensor, self._mesh, WHOLE, run_check=False)
@@ -388,7 +388,7 @@ class TensorShards:
     def leave(self) -> None:
         """Leave the group, so that after a failure its other ranks do not wait for this one."""
         # Its connections are closed when nothing refers to it any more, and the mesh does.
-        getattr(self._mesh, "_pg_registry", dict[str, object]()).clear()
+        forget_groups(self._mesh)
         group, self._group = self._group, None
         if group is not None:
             self._world.abandon(group)

@@ -35,6 +35,7 @@ from penstock.errors import BadInput
 from penstock.runtime.stages.random_stream import random_state, restore_random_state
 from penstock.runtime.verify.result import Values
 from penstock.runtime.verify.without_dropout import WithoutDropout
+from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, write_count
 
 __all__ = ["OwnRun", "Reference", "in_double", "run_own_module"]
 
@@ -107,7 +108,7 @@ class LossTerms(TorchCalls):
                 means.append(mean)
                 counts.append(float(count))
                 factors.append(factor)
-        alone = loss is self._last and loss._version == 0
+        alone = loss is self._last and write_count(loss) == 0
         return MeasuredLoss(loss, rows, tuple(means), tuple(counts), tuple(factors), alone)
 
 
@@ -323,8 +324,8 @@ def own_tensors(
         for name, first in names.items():
             path, _, last = name.rpartition(".")
             owner = module.get_submodule(path)
-            is_buffer = last in owner._buffers
-            old = (owner._buffers if is_buffer else owner._parameters)[last]
+            holder = holder_of(owner, last)
+            is_buffer, old = holder is own_buffers(owner), holder[last]
             assert old is not None
             value = values[first].detach() if first in values else old.detach()
             elsewhere = old.is_meta or type(old) is Absent
@@ -352,9 +353,10 @@ def replacement(old: torch.Tensor, value: torch.Tensor, *, copied: bool) -> torc
     if not isinstance(old, nn.Parameter):
         return value.clone() if copied else value
     new = nn.Parameter(value, requires_grad=old.requires_grad)
-    for hook in (old._backward_hooks or {}).values():
+    before, after = gradient_hooks(old)
+    for hook in (before or {}).values():
         new.register_hook(hook)
-    for hook in (getattr(old, "_post_accumulate_grad_hooks", None) or {}).values():
+    for hook in (after or {}).values():
         new.register_post_accumulate_grad_hook(hook)
     return new
 

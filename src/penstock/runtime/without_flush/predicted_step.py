@@ -20,9 +20,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from penstock.errors import BadInput
+from penstock.torch_internals import muon_direction, muon_rate
 
 __all__ = ["PredictedSteps"]
 
@@ -52,22 +53,23 @@ def adam_step(parameter: torch.Tensor, state: State, group: Group) -> torch.Tens
 
 def muon_step(parameter: torch.Tensor, state: State, group: Group) -> torch.Tensor | None:
     """The step of torch's Muon; ``None`` before the first step."""
-    from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
-
     buffer = state.get("momentum_buffer")
     if buffer is None:
         return None
     rate = float(group["lr"])
     settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
-    direction = _zeropower_via_newtonschulz(buffer, *settings).to(parameter.dtype)
-    step = direction * _adjust_lr(rate, group["adjust_lr_fn"], parameter.shape)
+    direction = muon_direction(buffer, *settings).to(parameter.dtype)
+    step = direction * muon_rate(rate, group["adjust_lr_fn"], parameter.shape)
     decay = group["weight_decay"]
     return step.add_(parameter, alpha=rate * decay) if decay else step
 
 
-STEPS: dict[type[Optimizer], StepFunction] = {SGD: momentum_step, Adam: adam_step, AdamW: adam_step}
-if hasattr(torch.optim, "Muon"):
-    STEPS[torch.optim.Muon] = muon_step
+STEPS: dict[type[Optimizer], StepFunction] = {
+    SGD: momentum_step,
+    Adam: adam_step,
+    AdamW: adam_step,
+    Muon: muon_step,
+}
 
 
 class PredictedSteps:

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from penstock.runtime.without_flush.predicted_step import PredictedSteps
 from penstock.runtime.without_flush.staleness_log import PassRecord, StalenessLog
 from penstock.schedule.weight_rule import WeightRule
+from penstock.torch_internals import flat_weights, own_parameters
 
 __all__ = ["WeightVersions", "make_weight_versions"]
 
@@ -44,16 +45,16 @@ class ParameterSlots:
         numbers: dict[nn.Parameter, int] = {}
         for part in module.modules():
             # Recurrent modules also keep a list of their weights.
-            flat_names = list(getattr(part, "_flat_weights_names", ()))
-            for name, parameter in part._parameters.items():
+            flat, flat_names = flat_weights(part)
+            for name, parameter in own_parameters(part).items():
                 if parameter is None or not parameter.requires_grad:
                     continue
                 number = numbers.setdefault(parameter, len(numbers))
                 if number == len(self.parameters):
                     self.parameters.append(parameter)
-                self._slots.append((part._parameters, name, number))
+                self._slots.append((own_parameters(part), name, number))
                 if name in flat_names:
-                    self._slots.append((part._flat_weights, flat_names.index(name), number))
+                    self._slots.append((flat, flat_names.index(name), number))
 
     @contextmanager
     def holding(self, leaves: Leaves) -> Iterator[None]:

@@ -1,0 +1,216 @@
+"""Every private interface of torch that Penstock uses, each with its reason.
+
+Torch may change them in any version. No other file names one, and a test sees to it. All of them
+are the same in the oldest torch that is supported (2.11) and in 2.13.
+"""
+
+import contextlib
+import operator
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # meta has no autocast
+from torch.nn.modules._functions import BackwardHookFunction  # torch's, and no call of the user's
+from torch.optim._muon import _adjust_lr as muon_rate  # two parts of a step, to predict the next
+from torch.optim._muon import _zeropower_via_newtonschulz as muon_direction
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree  # arguments of any structure, with paths of leaves
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,  # sees operators, to count and time them
+    _disable_current_modes,
+)
+
+__all__ = [
+    "BACKWARD_HOOKS",
+    "COMPILED_CALL",
+    "CPU_ATTENTION",
+    "CPU_ATTENTION_BACKWARD",
+    "GROUPED_PRODUCT",
+    "BackwardHookFunction",
+    "BatchNorm",
+    "FakeTensor",
+    "FakeTensorMode",
+    "NoFunctionCalls",
+    "Norm",
+    "TorchDispatchMode",
+    "allocation_event",
+    "as_parameter",
+    "as_subclass",
+    "checkpoint_here",
+    "compiler",
+    "default_store",
+    "eagerly",
+    "flat_weights",
+    "forget_groups",
+    "forward_hooks",
+    "gradient_hooks",
+    "has_global_hooks",
+    "holder_of",
+    "muon_direction",
+    "muon_rate",
+    "own_buffers",
+    "own_parameters",
+    "processes_of",
+    "put_on",
+    "pytree",
+    "run_engine",
+    "storage_id",
+    "taken_off",
+    "without_modes",
+    "write_count",
+]
+
+internals: Any = torch._C  # its stubs do not name all of it
+overrides: Any = torch.overrides
+autograd: Any = internals._autograd
+engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
+
+NoFunctionCalls = torch._C.DisableTorchFunction  # calls of our own, which are not the user's
+
+run_engine: Callable[..., Any] | None = getattr(engine, "run_backward", None)
+"""A backward 13 microseconds faster than `torch.autograd`, which is used where this is None."""
+
+# Tensors.
+
+write_count: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+"""A number that every write to a tensor changes; how a call writes is told nowhere else."""
+
+gradient_hooks = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+"""The hooks on a tensor's gradient and on its accumulation, each a dict or None."""
+
+as_subclass: Callable[[type, torch.Tensor], Any] = torch.Tensor._make_subclass
+"""A tensor as one of another class, without history; the public way makes a view of it."""
+
+
+def as_parameter(tensor: Any) -> Any:
+    """Make a tensor of a subclass an instance of `torch.nn.Parameter`, too."""
+    tensor._is_param = True
+    return tensor
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """What tells storages apart, also those without memory, whose addresses are all 0."""
+    return tensor.untyped_storage()._cdata
+
+
+# Modules.
+
+BACKWARD_HOOKS = "_backward_hooks", "_backward_pre_hooks"
+"""Where a module's ``__dict__`` has them: a stage takes them off what it leaves out."""
+
+COMPILED_CALL = "_compiled_call_impl"
+"""Where a module's ``__dict__`` has what ``module.compile()`` made: it passes by ``forward``."""
+
+BatchNorm = nn.modules.batchnorm._BatchNorm  # users derive theirs from it
+Norm = nn.modules.batchnorm._NormBase  # also those over one sample
+
+own_parameters: Callable[[nn.Module], dict[str, Any]] = operator.attrgetter("_parameters")
+own_buffers: Callable[[nn.Module], dict[str, Any]] = operator.attrgetter("_buffers")
+"""What a module itself holds: read and written where `setattr` would check and register."""
+
+
+def holder_of(module: nn.Module, name: str) -> dict[str, Any]:
+    """The dict in which a module holds its own parameter or buffer of this name."""
+    return own_parameters(module) if name in own_parameters(module) else own_buffers(module)
+
+
+def flat_weights(module: nn.Module) -> tuple[list[Any], list[str]]:
+    """The second list of its weights that a recurrent module computes with, and their names."""
+    return getattr(module, "_flat_weights", []), getattr(module, "_flat_weights_names", [])
+
+
+def forward_hooks(module: nn.Module) -> int:
+    """How many hooks there are around a module's forward."""
+    return len(module._forward_hooks) + len(module._forward_pre_hooks)
+
+
+def has_global_hooks() -> bool:
+    """Whether there are backward hooks for all modules."""
+    registered = nn.modules.module
+    return bool(registered._global_backward_hooks or registered._global_backward_pre_hooks)
+
+
+# What runs now.
+
+
+def taken_off(last: TorchFunctionMode | None) -> list[TorchFunctionMode]:
+    """Take function modes off the stack down to ``last`` (None: all), which is not returned."""
+    above: list[TorchFunctionMode] = []
+    while overrides._get_current_function_mode_stack():
+        mode = overrides._pop_mode()
+        if mode is last:
+            break
+        above.append(mode)
+    return above[::-1]
+
+
+def put_on(modes: Iterable[TorchFunctionMode]) -> None:
+    """Put function modes onto the stack, without what entering one does besides."""
+    for mode in modes:
+        overrides._push_mode(mode)
+
+
+def checkpoint_here() -> Any:
+    """The innermost checkpoint (torch.utils.checkpoint) that is running, as an object; or None."""
+    found = autograd._top_saved_tensors_default_hooks(False)
+    if found is None or not getattr(found[0], "__qualname__", "").startswith("_checkpoint_hook"):
+        return None
+    return found[0]
+
+
+NO_CONTEXT = contextlib.nullcontext()
+
+
+def without_modes() -> Any:
+    """Within, no dispatch mode is active: those of an estimate see only what is here."""
+    return _disable_current_modes() if internals._len_torch_dispatch_stack() else NO_CONTEXT
+
+
+def compiler() -> Any:
+    """Torch's compiler, of which some settings and all counters are private; imported late: 2 s."""
+    import torch._dynamo.utils
+
+    return torch._dynamo
+
+
+def eagerly() -> contextlib.AbstractContextManager[object]:
+    """Within, compiled functions run as they are written; the compiler is not imported for it."""
+    if "torch._dynamo" not in sys.modules:
+        return NO_CONTEXT
+    return torch.compiler.set_stance("force_eager")
+
+
+# Operators whose cost is counted, and which have no other name.
+CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+GROUPED_PRODUCT = torch.ops.aten._grouped_mm
+
+
+def allocation_event() -> Any:
+    """What torch's profiler, which alone sees allocations of the CPU, calls one of them.
+
+    Raises:
+        AttributeError: torch has it no more; then the memory in use is unknown.
+    """
+    return internals._profiler._EventType.Allocation
+
+
+# Processes.
+
+
+def default_store() -> Any:
+    """The store of the default process group, which the user may have made."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def processes_of(context: Any) -> Any:
+    """The processes behind a context of `start_processes`, whose waiting times are fixed."""
+    return context._pc
+
+
+def forget_groups(mesh: Any) -> None:
+    """Let a device mesh refer to no process group, so that their connections are closed."""
+    getattr(mesh, "_pg_registry", dict[str, object]()).clear()
