@@ -3,27 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import nn
 
-from penstock.jobs.profile_job import CHECKPOINTS, with_model_notes
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_checkpointing_that_the_model_asks_for_is_told(
-    small_profile: ModelProfile, asked: bool
-) -> None:
-    """Models of Hugging Face set the flag on the modules that checkpoint."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    model[1].gradient_checkpointing = asked  # type: ignore[assignment]
-    graph: Any = SimpleNamespace(model=model)
-    noted = with_model_notes(replace(small_profile, notes=("a",)), graph)
-    assert noted.notes == (("a", CHECKPOINTS) if asked else ("a",))
 
 
 def test_profile_says_its_notes_on_standard_error(

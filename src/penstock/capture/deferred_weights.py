@@ -16,6 +16,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
+from penstock.capture.record.recording import checkpoint_here
 from penstock.capture.torch_calls import TorchCalls
 from penstock.torch_internals import gradient_hooks
 
@@ -183,13 +184,17 @@ def note(
 
 
 def can_wait(x: torch.Tensor, weight: Any, bias: Any) -> bool:
-    """Whether the second half can compute the gradients: of parameters, without autocast."""
+    """Whether the second half can compute the gradients: of parameters, without autocast.
+
+    In a checkpoint the backward runs the layer again, by itself.
+    """
     return (
         isinstance(weight, nn.Parameter)
         and weight.requires_grad
         and (bias is None or isinstance(bias, nn.Parameter))
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled(x.device.type)
+        and checkpoint_here() is None
     )
 
 

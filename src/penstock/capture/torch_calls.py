@@ -1,15 +1,16 @@
 """A mode through which every call of a torch function goes while it is active."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from penstock.capture.record.absent import Absent
 
-__all__ = ["BATCH_NORM_OPERATORS", "CountedNorms", "TorchCalls"]
+__all__ = ["BATCH_NORM_OPERATORS", "CountedNorms", "TorchCalls", "backward_seen"]
 
 
 class TorchCalls(TorchFunctionMode):
@@ -30,6 +31,12 @@ class TorchCalls(TorchFunctionMode):
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the call ``func(*args, **kwargs)`` gives. The mode is off meanwhile."""
         raise NotImplementedError
+
+
+def backward_seen(roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    """Run a backward in which active modes see the calls that checkpoints run again."""
+    # A call with tensors would itself go through the modes, which are off meanwhile.
+    torch.autograd.backward(list(map(get_gradient_edge, roots)), gradients)
 
 
 BATCH_NORM_OPERATORS = (

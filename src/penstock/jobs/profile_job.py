@@ -61,11 +61,6 @@ __all__ = [
 
 REPEATS = 5
 
-CHECKPOINTS = (
-    "the model checkpoints activations, which these costs leave out: a run takes longer, and needs "
-    "less memory; to have the plan decide, do not enable it"
-)
-
 STEPPED_BYTES = 64_000_000
 """Parameters of this size do not fit in a cache, so an optimizer reads them from memory."""
 
@@ -154,7 +149,7 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
             )
             return with_tensor_costs(found, job, graph, batch)
 
-        return with_model_notes(profile_by(job, estimated), graph)
+        return profile_by(job, estimated)
     return measure_job(job, device)
 
 
@@ -191,18 +186,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
             )
         return with_tensor_costs(found, job, graph, batch)
 
-    return with_model_notes(profile_by(job, measured), graph)
-
-
-def with_model_notes(profile: ModelProfile, graph: LayerGraph) -> ModelProfile:
-    """``profile`` with a note if the model checkpoints activations, as models of Hugging Face say.
-
-    Costs leave that out; stages honour it.
-    """
-    asked = (getattr(module, "gradient_checkpointing", False) for module in graph.model.modules())
-    if not any(flag is True for flag in asked):
-        return profile
-    return replace(profile, notes=(*profile.notes, CHECKPOINTS))
+    return profile_by(job, measured)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Runs a captured model layer by layer; each layer gets what the previous ones produced."""
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from penstock.capture.stage.stage import Costs
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.capture.stand_ins import is_on_meta, with_values
+from penstock.capture.torch_calls import backward_seen
 from penstock.capture.training_flags import kept_buffers
 from penstock.measure.clock import Stopwatch, work_s
 from penstock.torch_internals import TorchDispatchMode, own_buffers, pytree, storage_id
@@ -74,6 +76,33 @@ class LayerRun:
         if self.program.is_last:
             outputs = outputs[len(self.program.sent) :][:1]
         return [output for output in outputs if output.requires_grad]
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether its backward runs calls of its forward again, in the user's own checkpoints."""
+        module = self.program.module
+        if not isinstance(module, StageModule):
+            return False
+        checkpoints = module.graph.recorded.record.checkpoints.values()
+        return any(module.part.first <= first < module.part.last for _, first, _ in checkpoints)
+
+    def peak_of_backward(self, outputs: Sequence[torch.Tensor]) -> int:
+        """Run the backward; returns the most bytes that it takes at once beyond what is saved.
+
+        Gradients of parameters, which have memory of their own, are dropped when they are added.
+        """
+
+        def drop(parameter: torch.Tensor) -> None:
+            parameter.grad = None
+
+        trained = [p for p in self.program.module.parameters() if p.requires_grad]
+        hooks = [p.register_post_accumulate_grad_hook(drop) for p in trained]
+        roots = self.differentiable(outputs)
+        with PeakBytes() as peak:
+            backward_seen(roots, list(map(torch.ones_like, roots)))
+        for hook in hooks:
+            hook.remove()
+        return peak.most
 
     @property
     def stopwatch(self) -> Stopwatch:
@@ -146,9 +175,6 @@ def undisturbed(
         try:
             if not graph.model.training:
                 graph.model.train()
-            for part in whole.modules():  # of Hugging Face; see `jobs.profile_job.with_model_notes`
-                if part.__dict__.get("gradient_checkpointing") is True:
-                    part.__dict__["gradient_checkpointing"] = False
             yield graph
         finally:
             for place, before in attributes:
@@ -169,6 +195,26 @@ class MadeTensors(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self.kept is not None:
             self.kept += filter(torch.is_tensor, pytree.tree_leaves(result))
+        return result
+
+
+class PeakBytes(TorchDispatchMode):
+    """Finds the most bytes that the tensors made while it is active take at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._living: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {storage_id(t) for t in pytree.tree_leaves((args, kwargs)) if torch.is_tensor(t)}
+        for tensor in filter(torch.is_tensor, pytree.tree_leaves(result)):
+            address = storage_id(tensor)
+            if address not in given and address not in self._living:
+                self._living[address] = storage_bytes(tensor)
+                weakref.finalize(tensor.untyped_storage(), self._living.pop, address)
+        self.most = max(self.most, sum(self._living.values()))
         return result
 
 
@@ -227,6 +273,8 @@ class SavedStorages:
         def begun() -> None:
             while fresh:
                 del self._known[storage_id(fresh.pop())]
+            for tensor in run.received if run.has_checkpoints else ():  # these keep what they read
+                note(tensor)
             self.ignore(made.kept or ())
             made.kept = None
             begin()

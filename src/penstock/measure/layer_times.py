@@ -92,6 +92,8 @@ def layer_sizes(
         storages.forget([*outputs, *run.received])
         saved_bytes = sum(map(storage_bytes, saved))
         workspace = max(0, peak(settings.device) - before - saved_bytes)
+        if run.has_checkpoints:
+            workspace = max(workspace, run.peak_of_backward(outputs))
         sizes.append(LayerBytes(saved_bytes, workspace, tuple(norms.channels)))
         return outputs
 

@@ -357,13 +357,15 @@ def estimate_batch(
         forward.write([*outputs, *saved])
         inputs = [tensor for tensor in run.received if tensor.requires_grad]
         parameters = [p for p in run.program.module.parameters() if p.requires_grad]
-        wanted = ([*inputs, *parameters], inputs, parameters)
-        times = PassSeconds(
-            forward.seconds, *(towards_s(run, outputs, tensors, target) for tensors in wanted)
-        )
+        if run.has_checkpoints:
+            backward_s, workspace = with_checkpoints(run, outputs, target)
+            found = backward_s, backward_s, 0.0
+        else:
+            wanted = ([*inputs, *parameters], inputs, parameters)
+            found, workspace = [towards_s(run, outputs, own, target) for own in wanted], 0
         return outputs, (
-            times,
-            LayerBytes(sum(map(storage_bytes, saved)), 0, tuple(norms.channels)),
+            PassSeconds(forward.seconds, *found),
+            LayerBytes(sum(map(storage_bytes, saved)), workspace, tuple(norms.channels)),
         )
 
     walk(programs, leaves, RunSettings(HOME, target.autocast), visit)
@@ -381,11 +383,31 @@ def towards_s(
     if not (roots and wanted):
         return 0.0
     ones = [torch.ones_like(root) for root in roots]
-    mode: FakeTensorMode = ones[0].fake_mode  # pyright: ignore[reportAttributeAccessIssue]
-    with mode, target.counting() as backward:
+    with mode_of(roots), target.counting() as backward:
         found = torch.autograd.grad(roots, wanted, ones, retain_graph=True, allow_unused=True)
     backward.write(gradient for gradient in found if gradient is not None)
     return backward.seconds
+
+
+def mode_of(tensors: Sequence[torch.Tensor]) -> FakeTensorMode:
+    """The mode of tensors without values."""
+    return tensors[0].fake_mode  # type: ignore[attr-defined, no-any-return]
+
+
+def with_checkpoints(
+    run: LayerRun, outputs: Sequence[torch.Tensor], target: RooflineTarget
+) -> tuple[float, int]:
+    """Seconds of the backward of a layer with the user's own checkpoints, and its peak bytes.
+
+    It is run as a whole: reentrant checkpoints give no gradients of chosen tensors, and no part of
+    what is within checkpoints can be deferred.
+    """
+    if not run.differentiable(outputs):
+        return 0.0, 0
+    with mode_of(run.differentiable(outputs)), target.attention(), target.counting() as backward:
+        workspace = run.peak_of_backward(outputs)
+    backward.write(tensor.grad for tensor in run.received if tensor.grad is not None)
+    return backward.seconds, workspace
 
 
 class EqualLayers:

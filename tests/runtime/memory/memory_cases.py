@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 import torch
+import transformers
 from runtime.pipeline_cases import integers, join, plan_of
 from torch import nn
 
@@ -25,6 +26,15 @@ from penstock.simulate.simulation import simulate_plan
 
 WIDTH, SEQUENCE, VOCABULARY = 128, 32, 100
 ROWS, MICRO_BATCHES = 4, 6
+
+GPT2: dict[str, Any] = {
+    "n_layer": 4,
+    "n_embd": WIDTH,
+    "n_head": 4,
+    "n_positions": SEQUENCE,
+    "vocab_size": VOCABULARY,
+    "use_cache": False,
+}
 
 
 class Block(nn.Module):
@@ -109,6 +119,26 @@ def peaks_of_job(name: str, schedules: Sequence[str]) -> list[tuple[float, Measu
             schedule,
             micro_batches=job.batch_size // rows,
             rows=rows,
+        )
+        found.append(predicted_and_measured(graph, plan, example, torch.optim.AdamW, 2.0))
+    return found
+
+
+def peaks_of_gpt2(
+    cases: Sequence[tuple[bool, str]],
+) -> list[tuple[float, MeasuredMemory, float]]:
+    """The same of a small GPT-2 with checkpoints: whether they are reentrant, and schedules."""
+    join()
+    tokens, _ = batch()
+    example = {"input_ids": tokens, "labels": tokens}
+    found = []
+    for reentrant, schedule in cases:
+        torch.manual_seed(0)
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        graph = capture_model(model, example)
+        plan = plan_of(
+            len(graph.layer_names), (1, 1), schedule, micro_batches=MICRO_BATCHES, rows=ROWS
         )
         found.append(predicted_and_measured(graph, plan, example, torch.optim.AdamW, 2.0))
     return found

@@ -5,7 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runtime.memory.memory_cases import MICRO_BATCHES, ROWS, graph_of_model, peaks_of
+from runtime.memory.memory_cases import (
+    MICRO_BATCHES,
+    ROWS,
+    graph_of_model,
+    peaks_of,
+    peaks_of_gpt2,
+)
 from runtime.pipeline_cases import plan_of
 from torch import nn
 
@@ -15,6 +21,8 @@ from penstock.runtime.processes.launch import launch_workers
 
 # What an operator needs while it runs is not in a profile measured on the CPU.
 WHILE_RUNNING = 0.12
+# What is computed again in a checkpoint is, but a stage's later layers are counted until its end.
+OF_CHECKPOINTS = 0.1
 # AdamW counts its steps in a tensor of four bytes for each of at most 39 parameters.
 STEP_COUNTS = 4 * 39
 
@@ -54,6 +62,17 @@ def test_measured_peaks_are_those_predicted() -> None:
     gpipe, one_f_one_b, _, _, recomputed, partly = (ranks[0][1].peak_bytes for ranks in found)
     assert one_f_one_b < 0.7 * gpipe
     assert recomputed < partly < gpipe
+
+
+def test_peaks_with_the_models_own_checkpoints_are_those_predicted() -> None:
+    cases = ((False, "gpipe"), (False, "1f1b"), (True, "1f1b"))
+    by_rank = launch_workers(peaks_of_gpt2, (cases,), workers=2, threads=1)
+    for rank, found in enumerate(by_rank):
+        for (reentrant, schedule), (predicted, memory, _) in zip(cases, found, strict=True):
+            if reentrant and rank:
+                continue  # all blocks are on rank 0: nothing is cut after a reentrant checkpoint
+            case = f"{schedule}, rank {rank}, reentrant {reentrant}"
+            assert memory.peak_bytes == pytest.approx(predicted, rel=OF_CHECKPOINTS), case
 
 
 def test_the_last_rank_of_1f1b_holds_no_more_where_there_are_more_micro_batches() -> None:

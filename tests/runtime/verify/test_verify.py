@@ -21,6 +21,7 @@ from runtime.verify.verify_cases import (
 )
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
@@ -50,6 +51,23 @@ def test_where_samples_mix_it_is_compared_micro_batch_by_micro_batch() -> None:
 
 def test_dropout_is_off_in_both() -> None:
     assert verified(net(nn.Dropout(0.5))).equal
+
+
+class Checkpointed(nn.Module):
+    """Dropout in a checkpoint, which the backward runs again."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Tanh())
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_dropout_is_off_where_a_checkpoint_runs_it_again(reentrant: bool) -> None:
+    assert verified(net(Checkpointed(reentrant))).equal
 
 
 @pytest.mark.parametrize("times", [1.0, 2.0])

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from penstock.capture.record.absent import (
     SHAPE_ONLY,
@@ -294,7 +295,6 @@ def hooks_muted(program: UserProgram, paths: Collection[str]) -> Iterator[None]:
 
 _FIXED = OF_EVERY_MODULE - {"training"}
 
-
 RANDOM_NAMES = frozenset(
     [
         *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
@@ -389,7 +389,8 @@ class ProgramRecording(TorchFunctionMode):
         self._anchor: Address | None = None
         self._seen: dict[Address, int] = {}
         self._active = False
-        self._checkpoints: dict[int, tuple[Any, int, int]] = {}
+        self.checkpoints: dict[int, tuple[Any, int, int]] = {}
+        """The user's checkpoints, by identity, each with its first event and the one after."""
         self._function_depth = 0
         self._know_tensors()
 
@@ -477,6 +478,8 @@ class ProgramRecording(TorchFunctionMode):
             call = super(lowest, kind).apply
             if self.on_function is not None:
                 self.on_function(kind, call, args)
+            if kind is CheckpointFunction and self._active:
+                self._note_checkpoint(len(self.events), object())
             if self._inside is not None or not self._active:
                 return _with_grad(call(*args, **kwargs), (args, kwargs))
             return self._own_function(kind, call, args, kwargs)
@@ -608,7 +611,7 @@ class ProgramRecording(TorchFunctionMode):
         line = line_of_user()
         self._record_sizes(name, args, kwargs, line)
         place = (self._anchor, name, line)
-        before = torch.get_rng_state() if name not in ("size", "dim") else None
+        before: Any = torch.get_rng_state() if name not in ("size", "dim") else None
         wrote = writes_first(name) or "out" in kwargs
         memory = memory_of(args[0]) if wrote and args else None
         result = func(*args, **kwargs)
@@ -618,7 +621,7 @@ class ProgramRecording(TorchFunctionMode):
             return result
         check_none_lost(given)
         event = RecordedCall(self._next_address(*place), func, line)
-        event.random = draws(name, args, kwargs) or _has_drawn(before)
+        event.random = draws(name, args, kwargs) or not torch.equal(before, torch.get_rng_state())
         event.asks, event.answer = asks, result if asks else None
         if asks and not any(self._is_computed(tensor) for tensor in given):
             return result
@@ -739,13 +742,12 @@ class ProgramRecording(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not self._draws_inside and draws(name, args, kwargs):
             self._draws_inside = True
-        unit = self._inside
+        self._note_checkpoint(len(self.events))
+        unit, given = self._inside, tensors_in((args, kwargs))
         if isinstance(result, torch.Tensor | list | tuple):
             for tensor in tensors_in(result):
                 if self._hidden.get(tensor) is None and self.current.get(tensor) is None:
                     self._hidden.set(tensor, unit)
-        given = tensors_in((args, kwargs))
-        if isinstance(result, torch.Tensor | list | tuple):
             check_none_lost(given)
             self._note_apart(result, name, args, given)
         for tensor in given:
@@ -764,11 +766,11 @@ class ProgramRecording(TorchFunctionMode):
                     self.opened[other] = f"{unit} reads something other than its result"
         return result
 
-    def _note_checkpoint(self, number: int) -> None:
-        found = checkpoint_here()
+    def _note_checkpoint(self, number: int, found: Any = None) -> None:
+        found = found or checkpoint_here()
         if found is not None:
-            _, first, _ = self._checkpoints.get(id(found), (found, number, number))
-            self._checkpoints[id(found)] = (found, first, number + 1)
+            _, first, _ = self.checkpoints.get(id(found), (found, number, number))
+            self.checkpoints[id(found)] = (found, first, number + 1)
 
     # Calls of units.
 
@@ -828,7 +830,7 @@ class ProgramRecording(TorchFunctionMode):
             self._inside = None
         number = len(self.events)
         self._anchor = self.anchor_of(event.address)
-        event.random = self._draws_inside or _has_drawn(before)
+        event.random = self._draws_inside or not torch.equal(before, torch.get_rng_state())
         if self._surroundings(args, kwargs) != state:
             self.opened[path] = "it changes something outside of itself"
         self._note_implicit(event, number)
@@ -1023,7 +1025,7 @@ class ProgramRecording(TorchFunctionMode):
 
     def _finish(self) -> None:
         """Find what depends on parameters, and which blocks are closed."""
-        self.regions += [(first, last) for _, first, last in self._checkpoints.values()]
+        self.regions += [(first, last) for _, first, last in self.checkpoints.values()]
         self.dependent: set[int] = set()
         self.decided: set[int] = set()
         """Values whose sizes activations decide about, and what is made of these."""
@@ -1069,10 +1071,6 @@ def _only_shape(name: str, args: Any, given: Sequence[torch.Tensor]) -> torch.Te
     if not isinstance(found, torch.Tensor) or sum(tensor is found for tensor in given) > 1:
         return None  # in x.view_as(x) the values are read too
     return found
-
-
-def _has_drawn(before: torch.Tensor | None) -> bool:
-    return before is not None and not torch.equal(before, torch.get_rng_state())
 
 
 def _places_of(args: Any, kwargs: Any) -> dict[int, Any]:

@@ -21,7 +21,7 @@ from penstock.capture.deferred_weights import (
     deferred_linear,
 )
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
-from penstock.torch_internals import checkpoint_here, own_parameters
+from penstock.torch_internals import own_parameters
 
 __all__ = ["ModuleCall", "ProgramCall", "StageCall", "forwards_put", "stage_call"]
 
@@ -102,9 +102,7 @@ class ProgramCall:
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             weight, bias = tensors.get("weight"), tensors.get("bias")
-            # In a checkpoint the backward runs this again, by itself; and a weight that is computed
-            # is no parameter.
-            if weight is None or checkpoint_here() is not None:
+            if weight is None:  # one that is computed is no parameter
                 return nn.Linear.forward(part, x)
             if self._deferred is None:
                 return accumulating_linear(x, weight, bias)
@@ -118,7 +116,7 @@ class ProgramCall:
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             weight, bias = tensors.get("weight"), tensors.get("bias")
-            if self._deferred is None or weight is None or checkpoint_here() is not None:
+            if self._deferred is None or weight is None:
                 return type(part).forward(part, x)
             rows = x.view(-1, x.size(-1))
             made = deferred_addmm(self._deferred, bias, rows, weight)

@@ -29,7 +29,7 @@ from torch.nn import functional
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.outside_state import generators_state, restore_generators
-from penstock.capture.torch_calls import TorchCalls
+from penstock.capture.torch_calls import TorchCalls, backward_seen
 from penstock.capture.training_flags import as_trained
 from penstock.errors import BadInput
 from penstock.runtime.stages.random_stream import random_state, restore_random_state
@@ -185,7 +185,7 @@ def accumulate(parts: Sequence[MeasuredLoss], scale: float = 1.0) -> float:
             value += factor * count / total * float(mean.detach()) if count else 0.0
         starts = [root.new_tensor(scale * seed) for root, seed in zip(roots, seeds, strict=True)]
         if part.loss.requires_grad:
-            torch.autograd.backward(roots, starts)
+            backward_seen(roots, starts)
     return value
 
 
@@ -251,7 +251,7 @@ def run_own_module(
             with precision:
                 loss = module(*placed)[0]
             if loss.requires_grad:
-                loss.backward(loss.new_tensor(scale))
+                backward_seen([loss], [loss.new_tensor(scale)])
             return float(loss.detach())
 
     names = names_of(module)
