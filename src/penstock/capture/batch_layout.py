@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from penstock.capture.batch_part import Leaf
 from penstock.capture.lengths import (
@@ -18,6 +19,7 @@ from penstock.capture.lengths import (
     named_lengths,
 )
 from penstock.capture.stage_program import Batch
+from penstock.capture.unread import UnreadEntry
 from penstock.errors import BadInput
 
 __all__ = [
@@ -64,8 +66,9 @@ class LeafSpec:
 class BatchLayout:
     """The structure of the example batch, its tensors in a fixed order, and its sample count.
 
-    Anything in the batch that is not a tensor (None, a flag, a string) is a constant that later
-    batches must repeat. ``lengths`` are the sizes that may differ in later batches.
+    ``structure`` has a `Slot` for each tensor, and an `UnreadEntry` for what has no tensors and is
+    not read. Whatever else is no tensor (None, a flag, a number that is read) is a constant that
+    later batches must repeat. ``lengths`` are the sizes that may differ in later batches.
 
     The tensors that `flatten` and `indexed` return, and that `rebuild` takes, have samples as
     dimension 0. For example, a tensor ``(64, 8)`` with 16 rows for each sample in a batch of 4
@@ -158,6 +161,20 @@ class BatchLayout:
         """The leaves that occur in the structure."""
         return tuple(sorted(index for index, _ in _paths(self.structure, ())))
 
+    @property
+    def unread(self) -> tuple[UnreadEntry, ...]:
+        """The entries without tensors that the program must not read."""
+        entries = pytree.tree_leaves(self.structure)
+        return tuple(entry for entry in entries if isinstance(entry, UnreadEntry))
+
+    def with_constants(self, read: Sequence[UnreadEntry]) -> "BatchLayout":
+        """The layout in which these entries are constants."""
+
+        def constant(entry: Any) -> Any:
+            return entry.value if isinstance(entry, UnreadEntry) and entry in read else entry
+
+        return replace(self, structure=pytree.tree_map(constant, self.structure))
+
 
 def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
     """The layout of an example batch; the dimensions that ``dynamic`` names may vary.
@@ -166,15 +183,18 @@ def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
     has several rows for each.
 
     Raises:
-        BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, an
-            object that is neither tensor, tuple, list, dict nor plain constant, or a dimension in
-            ``dynamic`` that does not exist.
+        BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, or a
+            dimension in ``dynamic`` that does not exist.
     """
     leaves: list[torch.Tensor] = []
     names: list[str] = []
     structure = _structure(batch, "batch", leaves, names)
     if not leaves:
-        raise BadInput("the example batch has no tensors; pass one batch as your loader yields it")
+        raise BadInput(
+            f"the example batch, a {type(batch).__name__}, has no tensors in tuples, lists or "
+            f"dicts; pass one batch as your loader yields it, and let its collate function yield "
+            f"those"
+        )
     specs = tuple(
         LeafSpec(name, tuple(tensor.shape), tensor.dtype)
         for name, tensor in zip(names, leaves, strict=True)
@@ -279,17 +299,15 @@ def _structure(value: Any, name: str, leaves: list[torch.Tensor], names: list[st
         leaves.append(value)
         names.append(name)
         return Slot(len(leaves) - 1)
+    before, found = len(leaves), value
     if isinstance(value, Mapping):
-        return {k: _structure(v, f"{name}[{k!r}]", leaves, names) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+        found = {k: _structure(v, f"{name}[{k!r}]", leaves, names) for k, v in value.items()}
+    elif isinstance(value, list | tuple):
         entries = [_structure(v, f"{name}[{i}]", leaves, names) for i, v in enumerate(value)]
-        return in_sequence_of(value, entries)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise BadInput(
-        f"{name} is a {type(value).__name__}, but a batch may hold tensors, tuples, lists, dicts "
-        "and plain constants only; convert it in the loader's collate function"
-    )
+        found = in_sequence_of(value, entries)
+    if len(leaves) > before or value is None or isinstance(value, bool):
+        return found
+    return UnreadEntry(name, value)
 
 
 def _match(structure: Any, value: Any, name: str) -> Iterator[torch.Tensor]:
@@ -312,6 +330,9 @@ def _match(structure: Any, value: Any, name: str) -> Iterator[torch.Tensor]:
             raise _mismatch(name, f"{len(value)} entries", f"{len(structure)} entries")
         for i, entry in enumerate(structure):
             yield from _match(entry, value[i], f"{name}[{i}]")
+    elif isinstance(structure, UnreadEntry):
+        if isinstance(value, torch.Tensor):
+            raise _mismatch(name, "a tensor", "none")
     elif isinstance(value, torch.Tensor) or value != structure:
         shown = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
         raise BadInput(
@@ -408,9 +429,11 @@ class KeyedSlots:
 
 
 def fill_slots(structure: Any, value_of: Callable[[int], Any]) -> Any:
-    """``structure`` with ``value_of(index)`` in each slot; constants stay as they are."""
+    """``structure`` with ``value_of(index)`` in each slot, and stand-ins; constants stay."""
     if isinstance(structure, Slot):
         return value_of(structure.index)
+    if isinstance(structure, UnreadEntry):
+        return structure.stand_in
     if isinstance(structure, KeyedSlots):
         entries = fill_slots(structure.entries, value_of)
         return entries if structure.kind is dict else structure.kind(**entries)
