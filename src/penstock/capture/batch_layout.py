@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
 
-from penstock.capture.batch_part import Leaf
+from penstock.capture.batch_part import Leaf, LeafKey
 from penstock.capture.lengths import (
     Dynamic,
     Length,
@@ -26,6 +26,7 @@ __all__ = [
     "BatchLayout",
     "KeyedSlots",
     "LeafSpec",
+    "RowsOf",
     "Slot",
     "check_leaf",
     "check_length",
@@ -33,6 +34,9 @@ __all__ = [
     "in_sequence_of",
     "layout_of",
 ]
+
+RowsOf: TypeAlias = Mapping[LeafKey, int]
+"""The rows that each sample has of a tensor, by its key in the batch."""
 
 _CAPTURE_AGAIN = "or capture again with such a batch (build a new Pipeline)"
 
@@ -176,15 +180,17 @@ class BatchLayout:
         return replace(self, structure=pytree.tree_map(constant, self.structure))
 
 
-def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
+def layout_of(
+    batch: Batch, dynamic: Dynamic | None = None, rows: RowsOf | None = None
+) -> BatchLayout:
     """The layout of an example batch; the dimensions that ``dynamic`` names may vary.
 
-    The tensors with the fewest rows have one row for each sample. A tensor with a multiple of these
-    has several rows for each.
+    ``rows`` says how many rows of a tensor each sample has. Of the other tensors, those with the
+    fewest have one. A tensor with a multiple of the samples has several rows for each.
 
     Raises:
-        BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, or a
-            dimension in ``dynamic`` that does not exist.
+        BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, or
+            what ``dynamic`` or ``rows`` names does not exist.
     """
     leaves: list[torch.Tensor] = []
     names: list[str] = []
@@ -205,8 +211,12 @@ def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
                 f"{spec.name} is a 0-dimensional tensor, but dimension 0 of every tensor of a "
                 "batch must be the samples; pass it as a plain number or expand it"
             )
-    samples = min(spec.shape[0] for spec in specs)
-    specs = tuple(_with_rows(spec, samples) for spec in specs)
+    given = _rows_given(BatchLayout(structure, specs, 0), rows or {})
+    samples = min(spec.shape[0] // given.get(i, 1) for i, spec in enumerate(specs))
+    specs = tuple(
+        replace(spec, rows=given[i]) if i in given else _with_rows(spec, samples)
+        for i, spec in enumerate(specs)
+    )
     layout = BatchLayout(structure, specs, samples)
     layout.flatten(batch)
     if not dynamic:
@@ -214,6 +224,19 @@ def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
     layout = with_lengths(layout, dynamic)
     layout.flatten(batch)
     return layout
+
+
+def _rows_given(layout: BatchLayout, rows: RowsOf) -> dict[int, int]:
+    """The rows of a sample that ``rows`` gives, by leaf; `BadInput` unless samples are whole."""
+    given = {_leaf_at(layout, key, "rows"): count for key, count in rows.items()}
+    for index, count in given.items():
+        leaf = layout.leaves[index]
+        if type(count) is not int or count < 1 or leaf.shape[0] % count:
+            raise BadInput(
+                f"rows gives {leaf.name} {count!r} rows for each sample, but it has "
+                f"{leaf.shape[0]} in the example batch; give a whole number that divides them"
+            )
+    return given
 
 
 def _with_rows(spec: LeafSpec, samples: int) -> LeafSpec:
@@ -235,7 +258,7 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
     numbers = {length.name: number for number, length in enumerate(lengths)}
     leaves = list(layout.leaves)
     for key, dimensions in dynamic.items():
-        index = _leaf_at(layout, key)
+        index = _leaf_at(layout, key, "dynamic")
         leaf = leaves[index]
         leaves[index] = replace(
             leaf,
@@ -252,8 +275,8 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
     return replace(layout, leaves=tuple(leaves), lengths=lengths)
 
 
-def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int:
-    """The index of the tensor that a user reaches by ``key``."""
+def _leaf_at(layout: BatchLayout, key: LeafKey, argument: str) -> int:
+    """The index of the tensor that a user reaches by ``key``, as he gave it in ``argument``."""
     entry = layout.structure
     for step in key if isinstance(key, tuple) else (key,):
         try:
@@ -265,7 +288,7 @@ def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int
         return entry.index
     names = ", ".join(leaf.name for leaf in layout.leaves)
     raise BadInput(
-        f"dynamic names {key!r}, but the batch has no tensor there; its tensors are {names}"
+        f"{argument} names {key!r}, but the batch has no tensor there; its tensors are {names}"
     )
 
 
@@ -391,8 +414,8 @@ def _check_rows(found: Sequence[tuple[LeafSpec, int]]) -> None:
         )
         raise BadInput(
             f"the tensors of the batch have unequal numbers of samples ({counts}); dimension 0 of "
-            "each must be the batch, with as many rows for every sample, and an example batch in "
-            "which a tensor has several rows for each must have two samples or more"
+            "each must be the batch, with as many rows for every sample; say how many a tensor has "
+            "with rows=..., or give an example batch of two samples or more"
         )
     if any(rows % leaf.rows for leaf, rows in found):
         leaf, rows = next((leaf, rows) for leaf, rows in found if rows % leaf.rows)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from penstock.capture.batch_call import BatchCall, as_function
-from penstock.capture.batch_layout import BatchLayout, layout_of
+from penstock.capture.batch_layout import BatchLayout, RowsOf, layout_of
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
@@ -29,12 +29,15 @@ def capture_model(
     loss: Loss | None = None,
     granularity: Granularity = "module",
     dynamic: Dynamic | None = None,
+    rows: RowsOf | None = None,
     autocast: torch.dtype | None = None,
 ) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
 
     ``dynamic`` names the dimensions of the batch that vary besides the samples, for example
     ``{"input_ids": {1: "length"}, "labels": {1: "length"}}``; equal names mean equal sizes.
+    ``rows`` says how many rows of a tensor each sample has, as in ``{"patches": 16}``, where the
+    example does not show it.
 
     Entries of the batch without tensors, such as file names, are ignored if nothing reads them; a
     warning names them. A number or word that is read is a constant that all batches must repeat.
@@ -53,7 +56,7 @@ def capture_model(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
     check_wrappers(model)
-    layout, function, entry = layout_of(batch, dynamic), as_function(loss), model
+    layout, function, entry = layout_of(batch, dynamic, rows), as_function(loss), model
     if isinstance(model, Chain):
         entry = model.get_submodule(model.layer_names[0])
         if function is not None and model.loss is not None and function is not model.loss:
