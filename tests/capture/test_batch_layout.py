@@ -49,7 +49,7 @@ def test_a_batch_unlike_the_example_is_refused(batch, words):
     [
         ({}, "no tensors"),
         ((torch.zeros(2), torch.tensor(1.0)), r"batch\[1\] is a 0-dimensional"),
-        ((torch.zeros(2), object()), r"batch\[1\] is a object"),
+        (object(), "a object, has no tensors"),
         ((torch.zeros(2), torch.zeros(3)), "unequal"),
     ],
 )
@@ -95,8 +95,41 @@ def test_part_of_a_sample_is_refused():
 
 
 def test_one_sample_does_not_tell_how_many_rows_belong_to_it():
-    with pytest.raises(BadInput, match="must have two samples or more"):
+    with pytest.raises(BadInput, match=r"how many a tensor has with rows=\.\.\., .* two samples"):
         layout_of(_patches(1))
+
+
+def test_the_rows_of_one_sample_can_be_said():
+    layout = layout_of(_patches(1), rows={"patches": 4})
+    assert layout.batch_size == 1
+    assert layout.flatten(_patches(3))[0].shape == (3, 4, 3)
+
+
+def test_all_tensors_can_have_several_rows():
+    pairs = torch.zeros(6, 5), torch.zeros(6)
+    assert layout_of(pairs).batch_size == 6
+    layout = layout_of(pairs, rows={0: 2, 1: 2})
+    assert layout.batch_size == 3
+    assert [leaf.shape for leaf in layout.flatten(pairs)] == [(3, 2, 5), (3, 2)]
+    with pytest.raises(BadInput, match=r"batch\[0\] is of 5 rows, .* of 2 rows for each sample"):
+        layout.flatten((torch.zeros(5, 5), torch.zeros(5)))
+    assert layout_of(torch.zeros(6, 5), rows={(): 3}).batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ({"patches": 3}, r"rows gives batch\['patches'\] 3 rows for each sample, but it has 8"),
+        ({"patches": 0}, r"'patches'\] 0 rows"),
+        ({"patches": 2.0}, r"'patches'\] 2.0 rows .* whole number"),
+        ({"patches": True}, r"'patches'\] True rows"),
+        ({"patches": 2}, r"unequal .*'patches'\] 8 of 2 a sample, batch\['y'\] 2"),
+        ({"pixels": 4}, r"rows names 'pixels', but .* its tensors are batch\['patches'\]"),
+    ],
+)
+def test_rows_that_the_example_does_not_have_are_refused(rows, words):
+    with pytest.raises(BadInput, match=words):
+        layout_of(_patches(2), rows=rows)
 
 
 def test_lengths_of_such_a_tensor_may_not_vary():

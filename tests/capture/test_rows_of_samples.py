@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from plain_training import assert_pipeline_equals_plain
+from plain_training import assert_pipeline_equals_plain, in_pipeline
 from torch import nn
 from torch.nn import functional
 
@@ -98,3 +98,48 @@ def test_a_batch_with_other_numbers_of_rows_is_refused():
     patches, kinds, targets = pictures(4)
     with pytest.raises(BadInput, match=r"batch\[0\] 14 of 4 a sample, batch\[1\] 4"):
         graph.batch_leaves((patches[:14], kinds, targets))
+
+
+class Scores(nn.Module):
+    """One score for each text."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.middle, self.last = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, texts):
+        return self.last(torch.tanh(self.middle(self.words(texts).mean(1))))[:, 0]
+
+
+def preferred(scores, weights):
+    """Texts are in pairs, of which the first is the better one."""
+    gaps = scores[0::2] - scores[1::2]
+    return -(functional.logsigmoid(gaps) * weights[0::2]).mean()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_pairs_that_the_user_declares_are_not_cut_apart(micro_batches):
+    batch = torch.randint(9, (8, WORDS)), torch.rand(8, dtype=torch.float64)
+    model = Scores().double()
+    graph = capture_model(model, batch, loss=preferred, rows={0: 2, 1: 2})
+    assert graph.batch_size == 4
+    expected = preferred(model(batch[0]), batch[1])
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
+    found, own = in_pipeline(model, graph, batch, micro_batches=micro_batches)
+    assert found == pytest.approx(float(expected.detach()), rel=1e-12)
+    for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(own[name], gradient, rtol=1e-9, atol=1e-13)
+
+
+def test_one_sample_is_enough_if_its_rows_are_declared():
+    model = Patches().double()
+    batch = pictures(1)
+    graph = capture_model(model, batch, loss=functional.cross_entropy, rows={0: PATCHES})
+    whole = pictures(4)
+    expected = functional.cross_entropy(model(*whole[:2]), whole[2])
+    layers = len(graph.layer_names)
+    stages = (Stage(range(2), (0,), (1,)), Stage(range(2, layers), (1,), (1,)))
+    pipeline = InProcessPipeline(
+        graph, Plan(stages, 4, 1, "1f1b"), whole, optimizer=torch.optim.SGD
+    )
+    assert pipeline.evaluate(whole) == pytest.approx(float(expected.detach()), rel=1e-12)

@@ -217,3 +217,21 @@ def test_dynamic_is_a_table_of_a_job_file(tmp_path: Path) -> None:
     file.write_text(whole + 'tokens = { words = "length" }')
     with pytest.raises(BadInput, match=r"dynamic.tokens has the key 'words', but dimensions are"):
         read_job(file)
+
+
+def test_rows_are_a_table_of_a_job_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    whole = f'model = "{__name__}:Words"\ndata = "{__name__}:batches"\nbatch_size = 4\n[rows]\n'
+    file.write_text(whole + "tokens = 2\n1 = 3\n")
+    assert read_job(file).rows == {"tokens": 2, 1: 3}
+    file.write_text(whole + "tokens = 1.5\n")
+    with pytest.raises(BadInput, match=r"rows.tokens"):
+        read_job(file)
+
+
+def test_a_job_is_captured_with_its_rows() -> None:
+    assert build_and_capture(job(dynamic={}, rows={"tokens": 2, "labels": 2})).batch_size == 2
+    with pytest.raises(BadInput, match="rows names 'words', but the batch has no tensor there"):
+        build_and_capture(job(dynamic={}, rows={"words": 2}))
+    with pytest.raises(BadInput, match="batch 0 of the training data: rows names 'words'"):
+        data_lengths(job(rows={"words": 2}))

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch.utils import _pytree as pytree
 
-from penstock.capture.batch_part import Leaf
+from penstock.capture.batch_part import Leaf, LeafKey
 from penstock.capture.lengths import (
     Dynamic,
     Length,
@@ -18,12 +19,14 @@ from penstock.capture.lengths import (
     named_lengths,
 )
 from penstock.capture.stage_program import Batch
+from penstock.capture.unread import UnreadEntry
 from penstock.errors import BadInput
 
 __all__ = [
     "BatchLayout",
     "KeyedSlots",
     "LeafSpec",
+    "RowsOf",
     "Slot",
     "check_leaf",
     "check_length",
@@ -31,6 +34,9 @@ __all__ = [
     "in_sequence_of",
     "layout_of",
 ]
+
+RowsOf: TypeAlias = Mapping[LeafKey, int]
+"""The rows that each sample has of a tensor, by its key in the batch."""
 
 _CAPTURE_AGAIN = "or capture again with such a batch (build a new Pipeline)"
 
@@ -64,8 +70,9 @@ class LeafSpec:
 class BatchLayout:
     """The structure of the example batch, its tensors in a fixed order, and its sample count.
 
-    Anything in the batch that is not a tensor (None, a flag, a string) is a constant that later
-    batches must repeat. ``lengths`` are the sizes that may differ in later batches.
+    ``structure`` has a `Slot` for each tensor, and an `UnreadEntry` for what has no tensors and is
+    not read. Whatever else is no tensor (None, a flag, a number that is read) is a constant that
+    later batches must repeat. ``lengths`` are the sizes that may differ in later batches.
 
     The tensors that `flatten` and `indexed` return, and that `rebuild` takes, have samples as
     dimension 0. For example, a tensor ``(64, 8)`` with 16 rows for each sample in a batch of 4
@@ -158,23 +165,42 @@ class BatchLayout:
         """The leaves that occur in the structure."""
         return tuple(sorted(index for index, _ in _paths(self.structure, ())))
 
+    @property
+    def unread(self) -> tuple[UnreadEntry, ...]:
+        """The entries without tensors that the program must not read."""
+        entries = pytree.tree_leaves(self.structure)
+        return tuple(entry for entry in entries if isinstance(entry, UnreadEntry))
 
-def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
+    def with_constants(self, read: Sequence[UnreadEntry]) -> "BatchLayout":
+        """The layout in which these entries are constants."""
+
+        def constant(entry: Any) -> Any:
+            return entry.value if isinstance(entry, UnreadEntry) and entry in read else entry
+
+        return replace(self, structure=pytree.tree_map(constant, self.structure))
+
+
+def layout_of(
+    batch: Batch, dynamic: Dynamic | None = None, rows: RowsOf | None = None
+) -> BatchLayout:
     """The layout of an example batch; the dimensions that ``dynamic`` names may vary.
 
-    The tensors with the fewest rows have one row for each sample. A tensor with a multiple of these
-    has several rows for each.
+    ``rows`` says how many rows of a tensor each sample has. Of the other tensors, those with the
+    fewest have one. A tensor with a multiple of the samples has several rows for each.
 
     Raises:
-        BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, an
-            object that is neither tensor, tuple, list, dict nor plain constant, or a dimension in
-            ``dynamic`` that does not exist.
+        BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, or
+            what ``dynamic`` or ``rows`` names does not exist.
     """
     leaves: list[torch.Tensor] = []
     names: list[str] = []
     structure = _structure(batch, "batch", leaves, names)
     if not leaves:
-        raise BadInput("the example batch has no tensors; pass one batch as your loader yields it")
+        raise BadInput(
+            f"the example batch, a {type(batch).__name__}, has no tensors in tuples, lists or "
+            f"dicts; pass one batch as your loader yields it, and let its collate function yield "
+            f"those"
+        )
     specs = tuple(
         LeafSpec(name, tuple(tensor.shape), tensor.dtype)
         for name, tensor in zip(names, leaves, strict=True)
@@ -185,8 +211,12 @@ def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
                 f"{spec.name} is a 0-dimensional tensor, but dimension 0 of every tensor of a "
                 "batch must be the samples; pass it as a plain number or expand it"
             )
-    samples = min(spec.shape[0] for spec in specs)
-    specs = tuple(_with_rows(spec, samples) for spec in specs)
+    given = _rows_given(BatchLayout(structure, specs, 0), rows or {})
+    samples = min(spec.shape[0] // given.get(i, 1) for i, spec in enumerate(specs))
+    specs = tuple(
+        replace(spec, rows=given[i]) if i in given else _with_rows(spec, samples)
+        for i, spec in enumerate(specs)
+    )
     layout = BatchLayout(structure, specs, samples)
     layout.flatten(batch)
     if not dynamic:
@@ -194,6 +224,19 @@ def layout_of(batch: Batch, dynamic: Dynamic | None = None) -> BatchLayout:
     layout = with_lengths(layout, dynamic)
     layout.flatten(batch)
     return layout
+
+
+def _rows_given(layout: BatchLayout, rows: RowsOf) -> dict[int, int]:
+    """The rows of a sample that ``rows`` gives, by leaf; `BadInput` unless samples are whole."""
+    given = {_leaf_at(layout, key, "rows"): count for key, count in rows.items()}
+    for index, count in given.items():
+        leaf = layout.leaves[index]
+        if type(count) is not int or count < 1 or leaf.shape[0] % count:
+            raise BadInput(
+                f"rows gives {leaf.name} {count!r} rows for each sample, but it has "
+                f"{leaf.shape[0]} in the example batch; give a whole number that divides them"
+            )
+    return given
 
 
 def _with_rows(spec: LeafSpec, samples: int) -> LeafSpec:
@@ -215,7 +258,7 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
     numbers = {length.name: number for number, length in enumerate(lengths)}
     leaves = list(layout.leaves)
     for key, dimensions in dynamic.items():
-        index = _leaf_at(layout, key)
+        index = _leaf_at(layout, key, "dynamic")
         leaf = leaves[index]
         leaves[index] = replace(
             leaf,
@@ -232,8 +275,8 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
     return replace(layout, leaves=tuple(leaves), lengths=lengths)
 
 
-def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int:
-    """The index of the tensor that a user reaches by ``key``."""
+def _leaf_at(layout: BatchLayout, key: LeafKey, argument: str) -> int:
+    """The index of the tensor that a user reaches by ``key``, as he gave it in ``argument``."""
     entry = layout.structure
     for step in key if isinstance(key, tuple) else (key,):
         try:
@@ -245,7 +288,7 @@ def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int
         return entry.index
     names = ", ".join(leaf.name for leaf in layout.leaves)
     raise BadInput(
-        f"dynamic names {key!r}, but the batch has no tensor there; its tensors are {names}"
+        f"{argument} names {key!r}, but the batch has no tensor there; its tensors are {names}"
     )
 
 
@@ -279,17 +322,15 @@ def _structure(value: Any, name: str, leaves: list[torch.Tensor], names: list[st
         leaves.append(value)
         names.append(name)
         return Slot(len(leaves) - 1)
+    before, found = len(leaves), value
     if isinstance(value, Mapping):
-        return {k: _structure(v, f"{name}[{k!r}]", leaves, names) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+        found = {k: _structure(v, f"{name}[{k!r}]", leaves, names) for k, v in value.items()}
+    elif isinstance(value, list | tuple):
         entries = [_structure(v, f"{name}[{i}]", leaves, names) for i, v in enumerate(value)]
-        return in_sequence_of(value, entries)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise BadInput(
-        f"{name} is a {type(value).__name__}, but a batch may hold tensors, tuples, lists, dicts "
-        "and plain constants only; convert it in the loader's collate function"
-    )
+        found = in_sequence_of(value, entries)
+    if len(leaves) > before or value is None or isinstance(value, bool):
+        return found
+    return UnreadEntry(name, value)
 
 
 def _match(structure: Any, value: Any, name: str) -> Iterator[torch.Tensor]:
@@ -312,6 +353,9 @@ def _match(structure: Any, value: Any, name: str) -> Iterator[torch.Tensor]:
             raise _mismatch(name, f"{len(value)} entries", f"{len(structure)} entries")
         for i, entry in enumerate(structure):
             yield from _match(entry, value[i], f"{name}[{i}]")
+    elif isinstance(structure, UnreadEntry):
+        if isinstance(value, torch.Tensor):
+            raise _mismatch(name, "a tensor", "none")
     elif isinstance(value, torch.Tensor) or value != structure:
         shown = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
         raise BadInput(
@@ -370,8 +414,8 @@ def _check_rows(found: Sequence[tuple[LeafSpec, int]]) -> None:
         )
         raise BadInput(
             f"the tensors of the batch have unequal numbers of samples ({counts}); dimension 0 of "
-            "each must be the batch, with as many rows for every sample, and an example batch in "
-            "which a tensor has several rows for each must have two samples or more"
+            "each must be the batch, with as many rows for every sample; say how many a tensor has "
+            "with rows=..., or give an example batch of two samples or more"
         )
     if any(rows % leaf.rows for leaf, rows in found):
         leaf, rows = next((leaf, rows) for leaf, rows in found if rows % leaf.rows)
@@ -408,9 +452,11 @@ class KeyedSlots:
 
 
 def fill_slots(structure: Any, value_of: Callable[[int], Any]) -> Any:
-    """``structure`` with ``value_of(index)`` in each slot; constants stay as they are."""
+    """``structure`` with ``value_of(index)`` in each slot, and stand-ins; constants stay."""
     if isinstance(structure, Slot):
         return value_of(structure.index)
+    if isinstance(structure, UnreadEntry):
+        return structure.stand_in
     if isinstance(structure, KeyedSlots):
         entries = fill_slots(structure.entries, value_of)
         return entries if structure.kind is dict else structure.kind(**entries)

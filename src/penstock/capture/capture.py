@@ -1,12 +1,14 @@
 """Makes the layer graph of a model from one example batch, by recording its calls."""
 
+import os
+import warnings
 from typing import get_args
 
 import torch
 from torch import nn
 
 from penstock.capture.batch_call import BatchCall, as_function
-from penstock.capture.batch_layout import layout_of
+from penstock.capture.batch_layout import BatchLayout, RowsOf, layout_of
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
@@ -14,7 +16,8 @@ from penstock.capture.record.example import record_program
 from penstock.capture.record.units import Granularity
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage_program import Batch, Loss
-from penstock.errors import BadInput
+from penstock.capture.unread import UnreadEntry
+from penstock.errors import BadInput, PenstockError
 
 __all__ = ["Granularity", "capture_model"]
 
@@ -26,19 +29,26 @@ def capture_model(
     loss: Loss | None = None,
     granularity: Granularity = "module",
     dynamic: Dynamic | None = None,
+    rows: RowsOf | None = None,
     autocast: torch.dtype | None = None,
 ) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
 
     ``dynamic`` names the dimensions of the batch that vary besides the samples, for example
     ``{"input_ids": {1: "length"}, "labels": {1: "length"}}``; equal names mean equal sizes.
+    ``rows`` says how many rows of a tensor each sample has, as in ``{"patches": 16}``, where the
+    example does not show it.
+
+    Entries of the batch without tensors, such as file names, are ignored if nothing reads them; a
+    warning names them. A number or word that is read is a constant that all batches must repeat.
 
     The model stays unchanged. A model in evaluation mode is captured in training mode; modules in
     evaluation mode inside a model in training mode stay so (frozen batch norms).
 
     Raises:
-        BadInput: the batch does not fit the model, the loss is not a scalar or cannot be computed
-            from slices of a batch, or the granularity is unknown.
+        BadInput: the batch does not fit the model, an object in it is read that is no tensor, the
+            loss is not a scalar or cannot be computed from slices of a batch, or the granularity is
+            unknown.
         CaptureFailed: the model does not run on the example, or cannot be recorded.
     """
     if granularity not in get_args(Granularity):
@@ -46,7 +56,7 @@ def capture_model(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
     check_wrappers(model)
-    layout, function, entry = layout_of(batch, dynamic), as_function(loss), model
+    layout, function, entry = layout_of(batch, dynamic, rows), as_function(loss), model
     if isinstance(model, Chain):
         entry = model.get_submodule(model.layer_names[0])
         if function is not None and model.loss is not None and function is not model.loss:
@@ -54,12 +64,42 @@ def capture_model(
                 "the chain has a loss function and another was passed as loss=...; pass only one"
             )
         function = function or model.loss
-    call = BatchCall.of(layout, entry.forward, has_loss=function is not None)
-    program = UserProgram(model, function, call)
-    program.check()
     leaves = layout.flatten(batch)
-    recorded = record_program(program, leaves, granularity=granularity, autocast=autocast)
+    while True:
+        call = BatchCall.of(layout, entry.forward, has_loss=function is not None)
+        program = UserProgram(model, function, call)
+        program.check()
+        try:
+            recorded = record_program(program, leaves, granularity=granularity, autocast=autocast)
+        except PenstockError:
+            read = entries_read(layout, failed=True)
+            if not read:
+                raise
+        else:
+            read = entries_read(layout, failed=False)
+            if not read:
+                break
+        layout = layout.with_constants(read)
+    if layout.unread and os.environ.get("RANK", "0") == "0":
+        names = ", ".join(entry.name for entry in layout.unread)
+        warnings.warn(f"not passed to the stages, since nothing reads it: {names}", stacklevel=2)
     return LayerGraph.of(program, recorded)
+
+
+def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:
+    """The entries without tensors that must be constants, since the program has read them.
+
+    If it ``failed`` without that, a kernel may have refused a stand-in: then these are all that
+    can be constants.
+
+    Raises:
+        BadInput: an entry was read that cannot be a constant.
+    """
+    read = [entry for entry in layout.unread if entry.readers]
+    for entry in read:
+        if not entry.is_plain:
+            raise entry.refusal
+    return read or [entry for entry in layout.unread if failed and entry.is_plain]
 
 
 def check_wrappers(model: nn.Module) -> None:

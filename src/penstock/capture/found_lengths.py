@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from penstock.capture.batch_layout import BatchLayout, LeafSpec, layout_of
+from penstock.capture.batch_layout import BatchLayout, LeafSpec, RowsOf, layout_of
 from penstock.capture.lengths import Dynamic
 from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
@@ -13,12 +13,12 @@ ONLY = "length"
 """The name of a length if there is only one."""
 
 
-def find_dynamic(batches: Iterable[Batch]) -> Dynamic:
+def find_dynamic(batches: Iterable[Batch], rows: RowsOf | None = None) -> Dynamic:
     """The dimensions that differ between batches, in the form of ``dynamic``; empty if none does.
 
     Dimensions that have equal sizes in each batch get one name. So give enough batches to separate
     lengths that are equal only by chance. The number of samples may always vary and is not
-    included.
+    included. ``rows`` is as in `capture_model`.
 
     >>> import torch
     >>> short, long = torch.zeros(4, 16, dtype=torch.int), torch.zeros(4, 30, dtype=torch.int)
@@ -28,7 +28,7 @@ def find_dynamic(batches: Iterable[Batch]) -> Dynamic:
     Raises:
         BadInput: fewer than two batches, or they differ in more than sizes.
     """
-    layouts = [layout_of(batch) for batch in batches]
+    layouts = [layout_of(batch, rows=rows) for batch in batches]
     if len(layouts) < 2:
         raise BadInput(
             f"{len(layouts)} batch was given to find the dimensions that vary, which takes two of "

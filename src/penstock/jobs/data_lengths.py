@@ -12,7 +12,7 @@ from math import log
 from statistics import median
 from typing import Any
 
-from penstock.capture.batch_layout import layout_of
+from penstock.capture.batch_layout import RowsOf, layout_of
 from penstock.capture.found_lengths import find_dynamic
 from penstock.capture.lengths import Dynamic, LengthsOf, named_lengths
 from penstock.capture.stage_program import Batch
@@ -83,10 +83,10 @@ def data_lengths(job: Job) -> DataLengths | None:
     batches = list(islice(job.batches("train"), LOOKED_AT))
     if not batches:
         raise BadInput(f"job '{job.name}': its data has no batch; it must yield one for each step")
-    dynamic = find_dynamic(batches) if job.dynamic == "auto" else job.dynamic
+    dynamic = find_dynamic(batches, job.rows) if job.dynamic == "auto" else job.dynamic
     if not dynamic:
         return None
-    found = [lengths_of(batch, dynamic, number) for number, batch in enumerate(batches)]
+    found = [lengths_of(batch, dynamic, job.rows, number) for number, batch in enumerate(batches)]
     mean = [sum(sizes) / len(found) for sizes in zip(*found, strict=True)]
     order = sorted(range(len(found)), key=lambda number: relative(found[number], mean))
 
@@ -106,10 +106,10 @@ def data_lengths(job: Job) -> DataLengths | None:
     )
 
 
-def lengths_of(batch: Batch, dynamic: Dynamic, number: int) -> LengthsOf:
+def lengths_of(batch: Batch, dynamic: Dynamic, rows: RowsOf, number: int) -> LengthsOf:
     """The lengths of a batch of the data; ``number`` is used in error messages."""
     try:
-        return layout_of(batch, dynamic).example_lengths
+        return layout_of(batch, dynamic, rows).example_lengths
     except BadInput as problem:
         raise BadInput(f"batch {number} of the training data: {problem}") from None
 

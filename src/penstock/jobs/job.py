@@ -10,6 +10,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import nn
 
+from penstock.capture.batch_layout import RowsOf
+from penstock.capture.batch_part import LeafKey
 from penstock.capture.lengths import Dimensions, Dynamic
 from penstock.capture.stage_program import Batch, Loss
 from penstock.capture.tensor_split import SplitTable
@@ -155,7 +157,8 @@ class Job:
 
     ``compile``, ``metrics``, ``callbacks``, ``verify``, ``optimizer_sync``, ``dynamic`` and
     ``compare_replicas_every`` are those of `Pipeline`. ``dynamic`` may also be ``"auto"``:
-    dimensions in which the first batches of the data differ are dynamic. A callback that calls
+    dimensions in which the first batches of the data differ are dynamic. ``rows`` is that of
+    `capture_model`. A callback that calls
     ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``, ``loss``, metrics
     and callbacks must be importable functions, because each worker process imports them.
 
@@ -202,6 +205,7 @@ class Job:
     dynamic: Dynamic | Literal["auto"] = field(
         default_factory=dict[str | int | tuple[str | int, ...], Dimensions]
     )
+    rows: RowsOf = field(default_factory=dict[LeafKey, int])
 
     def __post_init__(self) -> None:
         check_job(self)

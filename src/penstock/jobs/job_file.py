@@ -17,6 +17,9 @@ A job file names the functions that make the job:
     [dynamic]                                  # dimensions of the batch that vary
     input_ids = { 1 = "length" }               # or { 1 = { name = "length", max = 512 } }
 
+    [rows]                                     # rows of a tensor that each sample has
+    pixel_values = 4
+
     [tensor_parallel]                          # or only: tensor_parallel = 2
     ranks = [2, 4]                             # groups that the plan may have
     layers = { "*.up" = "colwise", "*.down" = "rowwise" }   # unless the model says it itself
@@ -162,6 +165,7 @@ JobTable = table_of(
     save_weights=str,
     tensor_parallel=TensorTable,
     dynamic=Annotated[dict[str, dict[str, LengthTable]], BeforeValidator(as_lengths)],
+    rows=dict[str, int],
 )
 """A whole job file; omitted keys are as in ``base``, or have their defaults."""
 
@@ -250,21 +254,28 @@ def job_of(table: Any, path: Path) -> Job:
         changes["save_weights"] = path.parent / changes["save_weights"]
     if "dynamic" in changes:
         changes["dynamic"] = "auto" if table.dynamic == AUTO else dynamic_of(table.dynamic)
+    if "rows" in changes:
+        changes["rows"] = {leaf_key(key): count for key, count in changes["rows"].items()}
     if "batch_size" in changes:
         changes.setdefault("micro_batch_sizes", ())
     changes.setdefault("name", path.stem)
     return replace(base, **changes)
 
 
+def leaf_key(key: str) -> str | int:
+    """The key of a tensor in the batch. TOML keys are always text, so numbers are converted."""
+    return int(key) if NUMBER.fullmatch(key) else key
+
+
 def dynamic_of(table: Mapping[str, Mapping[str, Entry]]) -> Dynamic:
-    """The dimensions that vary. TOML keys are always text, so numbers are converted.
+    """The dimensions that vary.
 
     Raises:
         BadInput: a dimension is not a number.
     """
     found: dict[str | int | tuple[str | int, ...], dict[int, str | Length]] = {}
     for key, dimensions in table.items():
-        own = found[int(key) if NUMBER.fullmatch(key) else key] = {}
+        own = found[leaf_key(key)] = {}
         for dim, named in dimensions.items():
             if not NUMBER.fullmatch(dim):
                 raise BadInput(

@@ -123,6 +123,7 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
         loss=job.loss,
         granularity=job.granularity,
         dynamic=lengths.dynamic if lengths else None,
+        rows=job.rows,
     )
     if job.weights is not None:
         sources_of(job.weights, graph)

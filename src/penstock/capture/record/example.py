@@ -57,15 +57,17 @@ from penstock.capture.record.recording import (
     Made,
     ProgramRecording,
     RecordedCall,
+    line_with_source,
 )
 from penstock.capture.record.sizes import BatchSize, ValueSizes, shapes_of
-from penstock.capture.record.units import Granularity, blocks_around, units_of
+from penstock.capture.record.units import Granularity, blocks_around, is_torchs, units_of
 from penstock.capture.record.user_program import Returned, UserProgram
 from penstock.errors import BadInput, CaptureFailed, PenstockError
-from penstock.torch_internals import Norm, eagerly
+from penstock.torch_internals import BatchNorm, Norm, eagerly
 
 __all__ = ["Recorded", "leaves_as_values", "record_program", "without_caches"]
 
+INSTANCES = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _MOST_ATTEMPTS = 200
 """Each attempt opens or closes a unit, so this is reached by models that never settle only."""
 
@@ -78,6 +80,8 @@ class Recorded:
     ``changes`` is the state that forward changes between units, ``changes_again`` what it changes
     in every run; ``unit_changes`` are the same of units, each with its unit. ``outputs`` is what
     the model returned, ``output_values`` the values of the tensors in it (None: none was recorded).
+    ``counts`` are the buffers that hold something of the samples after forward, batch norms' left
+    out; each with the line that writes it, or its module, and the event that made a new one.
     """
 
     record: ProgramRecording
@@ -93,6 +97,9 @@ class Recorded:
     output_values: tuple[int | None, ...] = ()
     terms: tuple[int, ...] = ()
     calls: tuple[dict[str, int], ...] = ()
+    counts: dict[str, tuple[str, int | None]] = field(
+        default_factory=dict[str, tuple[str, int | None]]
+    )
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     is_steady: bool = True
     """Whether other numbers of samples make the same calls that depend on parameters."""
@@ -231,6 +238,7 @@ class _Recorder:
     ) -> None:
         self._program, self._device = program, device
         self._attempt, self._autocast = attempt, autocast
+        self._written: dict[StatePlace, torch.Tensor | None] = {}
         self._originals: Mapping[str, torch.Tensor] = dict(program.named_parameters())
         layout = program.call.layout
         lengths = layout.lengths_of(dict(enumerate(leaves))) if layout.lengths else ()
@@ -268,6 +276,7 @@ class _Recorder:
         first.sizes, first.size = ValueSizes(records, batches, self._shapes_at), self._example
         first.is_steady = len(set(map(dependent_addresses, (first.record, *by_samples)))) == 1
         first.is_steady_in_lengths = len(set(map(dependent_addresses, records))) == 1
+        first.counts = self._counts(first.record, by_samples)
         first.calls = tuple(dict(record.counts) for record in records)
         try:
             given = first.record, by_samples, first.sizes, first.loss
@@ -276,6 +285,39 @@ class _Recorder:
         except MustOpen as unit:
             self._open(unit.unit, "it makes a part of the loss")
         return first
+
+    def _counts(
+        self, record: ProgramRecording, others: Sequence[ProgramRecording]
+    ) -> dict[str, tuple[str, int | None]]:
+        """The buffers that hold something of the samples after forward (see `Recorded`).
+
+        Without values, what they hold is of the samples if a call behind it reads the batch. With
+        values it is, if other samples or another number of them leave other values.
+        """
+        found: dict[str, tuple[str, int | None]] = {}
+        for path, module in self._program.named_modules():
+            if isinstance(module, INSTANCES) and module.track_running_stats:
+                # Without values its kernel does not write them.
+                found[f"{path}.running_mean"] = f"in {type(module).__name__}", None
+        for place, value in self._written.items():
+            module = self._program.module(place.path)
+            name = f"{place.path}.{place.key}".removeprefix(".")
+            rebound = maker_of_buffer(record, others[0], place)
+            writes = record.buffer_writes.get(name, rebound)
+            # What torch's own modules keep is of their weights, as in spectral norms.
+            is_of_weights = is_torchs(module) and not writes
+            if name in record.normed or isinstance(module, BatchNorm) or is_of_weights:
+                continue
+            if value is None:
+                differs = not writes or any(record.events[n].leaves for n in record.behind(writes))
+            else:
+                own = (buffer_at(other.program, place) for other in others)
+                differs = any(one is None or not torch.equal(one, value) for one in own)
+            if differs:
+                line = line_with_source(record.events[writes[-1]].line) if writes else ""
+                layer = rebound[0] if rebound and record.events[rebound[0]].depends else None
+                found[name] = line or f"in {type(module).__name__}", layer
+        return found
 
     def _find_varying(self, records: Sequence[ProgramRecording]) -> None:
         """Calls of which other batches have more, or fewer: no cut among those of one unit."""
@@ -441,6 +483,8 @@ class _Recorder:
             self._settle(leaves, changed)
             raise _Again
         states.append(plain_state(program))
+        changed = changed_places(states[0], states[1])
+        self._written = {p: buffer_at(program, p) for p in sorted(changed) if p.kind == "buffer"}
         values = Globals(program.model)
         between = {path: program.module(path) for path in record.between}
         before = contents_in(between), values.state()
@@ -569,6 +613,24 @@ class _Recorder:
                 if not blocks_agree(own, those):
                     for block in own:
                         block.closed = False
+
+
+def buffer_at(program: UserProgram, place: StatePlace) -> torch.Tensor | None:
+    """A copy of a buffer; None if it has no values."""
+    buffer = program.module(place.path)._buffers.get(place.key)
+    return None if buffer is None or type(buffer) is Absent else buffer.detach().clone()
+
+
+def maker_of_buffer(
+    record: ProgramRecording, other: ProgramRecording, place: StatePlace
+) -> list[int]:
+    """The event that made the tensor which forward has set as a buffer, as ``other`` shows."""
+    buffer = other.program.module(place.path)._buffers.get(place.key)
+    value = None if buffer is None else other.current.get(buffer)
+    if value is None:
+        return []
+    address = other.events[other.values[value].maker].address
+    return [number for number, event in enumerate(record.events) if event.address == address]
 
 
 def on_device(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:

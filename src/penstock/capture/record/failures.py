@@ -37,12 +37,12 @@ def does_not_run(
     what = f"{type(error).__name__}{f' at {where}' if where else ''}: {text.rstrip('.')}"
     if size.samples != example.samples:
         several = any(leaf.rows > 1 for leaf in layout.leaves)
-        alone = next(leaf.name for leaf in layout.leaves if leaf.rows == 1)
+        alone = next((leaf.name for leaf in layout.leaves if leaf.rows == 1), "")
         assumed = f"; {alone} has {example.samples} rows, so {example.samples} samples were assumed"
         return CaptureFailed(
             f"{name} does not run on {size.samples} samples, and micro-batches have other numbers "
             f"of samples than the example batch ({example.samples}): {what}; take sizes from the "
-            f"input (x.shape[0], -1){assumed if several else ''}"
+            f"input (x.shape[0], -1){assumed if several and alone else ''}"
         )
     changed = [i for i, length in enumerate(size.lengths) if length != example.lengths[i]]
     if changed:

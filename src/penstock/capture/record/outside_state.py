@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN
+from penstock.capture.unread import StandIn
 
 __all__ = [
     "GeneratorsState",
@@ -90,7 +91,7 @@ def _entry(value: Any, depth: int) -> Any:
 def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) -> list[Any]:
     """What lists, dicts and objects in arguments hold, to see whether a unit changes them."""
     found = [] if found is None else found
-    if isinstance(value, (torch.Tensor, nn.Module, *PLAIN)):
+    if isinstance(value, (torch.Tensor, nn.Module, StandIn, *PLAIN)):
         return found
     if isinstance(value, list | tuple):
         entries = list(value)

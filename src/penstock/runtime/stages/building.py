@@ -107,6 +107,22 @@ def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
             f"the plan uses {counted} but {world.size} workers run; start with torchrun "
             f"--nproc-per-node {needed} or plan again"
         )
+    check_counts(plan, graph)
+
+
+def check_counts(plan: Plan, graph: LayerGraph) -> None:
+    """Raise `BadInput` if replicas would each count only their own samples in a buffer."""
+    users = {use.name: use.layers for use in graph.parameter_uses}
+    for name, (place, event) in graph.recorded.counts.items():
+        layers = users.get(graph.tied_names.get(name, name), range(len(graph.layer_names)))
+        layers = layers if event is None else (graph.cut.layer_of[event],)
+        for number, stage in enumerate(plan.stages):
+            if stage.replicas > 1 and set(stage.layers) & set(layers):
+                raise BadInput(
+                    f"forward writes to buffer '{name}' what it finds in the samples ({place}), "
+                    f"and each of the {stage.replicas} workers of stage {number} would write that "
+                    f"of its own samples; give this stage one worker"
+                )
 
 
 def build_stages(
