@@ -32,7 +32,7 @@ __all__ = [
     "layout_of",
 ]
 
-_CAPTURE_AGAIN = "or capture again with such a batch (build a new Pipeline)"
+_CAPTURE_AGAIN = "or capture such a batch, too (other_examples=[batch])"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Makes the layer graph of a model from one example batch, by recording its calls."""
 
+from collections.abc import Sequence
 from typing import get_args
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from penstock.capture.batch_call import BatchCall, as_function
 from penstock.capture.batch_layout import layout_of
 from penstock.capture.chain import Chain
+from penstock.capture.kinds import dynamic_in, joined
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
 from penstock.capture.record.example import record_program
@@ -27,26 +29,35 @@ def capture_model(
     granularity: Granularity = "module",
     dynamic: Dynamic | None = None,
     autocast: torch.dtype | None = None,
+    other_examples: Sequence[Batch] = (),
 ) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
 
     ``dynamic`` names the dimensions of the batch that vary besides the samples, for example
     ``{"input_ids": {1: "length"}, "labels": {1: "length"}}``; equal names mean equal sizes.
 
+    ``other_examples`` is a list with a batch of each further kind, as those that lack a key. Costs
+    and sizes are those of ``batch``, so let that be of the kind that takes most.
+
     The model stays unchanged. A model in evaluation mode is captured in training mode; modules in
     evaluation mode inside a model in training mode stay so (frozen batch norms).
 
     Raises:
         BadInput: the batch does not fit the model, the loss is not a scalar or cannot be computed
-            from slices of a batch, or the granularity is unknown.
+            from slices of a batch, the granularity is unknown, or two examples are of one kind.
         CaptureFailed: the model does not run on the example, or cannot be recorded.
     """
     if granularity not in get_args(Granularity):
         raise BadInput(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
+    if other_examples and not isinstance(other_examples, list):
+        raise BadInput(
+            f"other_examples is a {type(other_examples).__name__}, but must be a list of batches; "
+            f"write other_examples=[batch], also for one"
+        )
     check_wrappers(model)
-    layout, function, entry = layout_of(batch, dynamic), as_function(loss), model
+    function, entry = as_function(loss), model
     if isinstance(model, Chain):
         entry = model.get_submodule(model.layer_names[0])
         if function is not None and model.loss is not None and function is not model.loss:
@@ -54,12 +65,16 @@ def capture_model(
                 "the chain has a loss function and another was passed as loss=...; pass only one"
             )
         function = function or model.loss
-    call = BatchCall.of(layout, entry.forward, has_loss=function is not None)
-    program = UserProgram(model, function, call)
-    program.check()
-    leaves = layout.flatten(batch)
-    recorded = record_program(program, leaves, granularity=granularity, autocast=autocast)
-    return LayerGraph.of(program, recorded)
+    examples, graphs = [batch, *other_examples], list[LayerGraph]()
+    for example in examples:
+        layout = layout_of(example, dynamic_in(dynamic, example, examples))
+        call = BatchCall.of(layout, entry.forward, has_loss=function is not None)
+        program = UserProgram(model, function, call)
+        program.check()
+        leaves = layout.flatten(example)
+        recorded = record_program(program, leaves, granularity=granularity, autocast=autocast)
+        graphs.append(LayerGraph.of(program, recorded))
+    return joined(graphs, examples) if other_examples else graphs[0]
 
 
 def check_wrappers(model: nn.Module) -> None:
