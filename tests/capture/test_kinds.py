@@ -114,6 +114,15 @@ def test_a_constant_may_tell_kinds_apart() -> None:
         kind_of(graph, {**examples[0], "task": 2})
 
 
+def test_none_in_place_of_a_tensor_is_a_kind() -> None:
+    model, labels = captions(), batch_of(1)["labels"]
+    examples = [batch_of(0), {**batch_of(1), "picture": None}]
+    graph = capture_model(model, examples[0], loss=loss_of, other_examples=examples[1:])
+    assert [kind_of(graph, example) for example in examples] == [0, 1]
+    with pytest.raises(BadInput, match="the batch has the keys"):
+        kind_of(graph, {"labels": labels, "words": labels})
+
+
 def test_a_dimension_of_a_key_that_one_kind_lacks_may_vary() -> None:
     class Sounds(nn.Module):
         def __init__(self) -> None:

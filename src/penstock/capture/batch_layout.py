@@ -27,6 +27,7 @@ __all__ = [
     "Slot",
     "check_leaf",
     "check_length",
+    "entry_at",
     "fill_slots",
     "in_sequence_of",
     "layout_of",
@@ -232,15 +233,19 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
     return replace(layout, leaves=tuple(leaves), lengths=lengths)
 
 
-def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int:
-    """The index of the tensor that a user reaches by ``key``."""
-    entry = layout.structure
+def entry_at(batch: Any, key: str | int | tuple[str | int, ...]) -> Any:
+    """What a batch, or its structure, has at ``key``; None if there is nothing."""
     for step in key if isinstance(key, tuple) else (key,):
         try:
-            entry = entry[step]
+            batch = batch[step]
         except (KeyError, IndexError, TypeError):
-            entry = None
-            break
+            return None
+    return batch
+
+
+def _leaf_at(layout: BatchLayout, key: str | int | tuple[str | int, ...]) -> int:
+    """The index of the tensor that a user reaches by ``key``."""
+    entry = entry_at(layout.structure, key)
     if isinstance(entry, Slot):
         return entry.index
     names = ", ".join(leaf.name for leaf in layout.leaves)

@@ -4,10 +4,12 @@ first kind    words | picture.0 | picture.1 | block.0 | block.1 | loss
 other kind    words |           |           | block.0 | block.1 | loss        two layers are empty
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from penstock.capture.batch_layout import entry_at
+from penstock.capture.batch_part import LeafKey
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
 from penstock.capture.stage_program import Batch
@@ -44,26 +46,14 @@ def joined(graphs: Sequence[LayerGraph], examples: Sequence[Batch]) -> LayerGrap
     return found
 
 
-def dynamic_in(dynamic: Dynamic | None, example: Batch, others: Iterable[Batch]) -> Dynamic | None:
-    """What ``dynamic`` names of an example; not what another kind of batch has instead."""
-    if not dynamic:
-        return None
-    elsewhere = [other for other in others if other is not example]
-    return {
-        key: dims
-        for key, dims in dynamic.items()
-        if has(example, key) or not any(has(other, key) for other in elsewhere)
-    }
+def dynamic_in(dynamic: Dynamic | None, example: Batch, every: Sequence[Batch]) -> Dynamic:
+    """What ``dynamic`` names of an example; not what only other kinds of batches have."""
 
+    def is_elsewhere(key: LeafKey) -> bool:
+        known = [entry_at(batch, key) is not None for batch in (example, *every)]
+        return any(known) and not known[0]
 
-def has(batch: Any, key: Any) -> bool:
-    """Whether a batch has an entry there."""
-    for step in key if isinstance(key, tuple) else (key,):
-        try:
-            batch = batch[step]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return True
+    return {key: dims for key, dims in (dynamic or {}).items() if not is_elsewhere(key)}
 
 
 def kind_of(graph: LayerGraph, batch: Batch, *, for_outputs: bool = False) -> int:
@@ -89,7 +79,7 @@ def kind_of(graph: LayerGraph, batch: Batch, *, for_outputs: bool = False) -> in
     for kind, problem in zip(graph.kinds, problems, strict=True):
         if keys_of(batch) == keys_of(kind.call.layout.structure):
             raise problem
-    examples = " and ".join(str(keys_of(kind.call.layout.structure)) for kind in graph.kinds)
+    examples = " and ".join({keys_of(kind.call.layout.structure): None for kind in graph.kinds})
     raise BadInput(
         f"the batch has {keys_of(batch)}, and the examples have {examples}; give a batch like it "
         f"at capture, too: other_examples=[..., batch]"

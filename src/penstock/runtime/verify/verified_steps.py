@@ -143,7 +143,7 @@ class VerifiedSteps:
 
     def _warn(self, batches: Batches) -> None:
         text = "" if self._warned else mixing_warning(self._worker, batches)
-        self._warned = True
+        self._warned = self._warned or bool(text)
         if text and self._worker.world.rank == 0:
             self.say(text)
 
