@@ -29,7 +29,7 @@ def test_mappings_such_as_tokeniser_output_are_dicts():
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        (_batch(words=7), r"batch\['x'\] .*dimension 1 is 7, but was 6 .*capture again"),
+        (_batch(words=7), r"batch\['x'\] .*dimension 1 is 7, but was 6 .*other_examples"),
         ({"x": torch.zeros(3, 6), "y": _batch()["y"]}, r"batch\['x'\].*float32.*int64"),
         ({"x": _batch()["x"]}, r"dict of \['x'\].*\['x', 'y'\]"),
         ({**_batch(), "y": (torch.zeros(3), 1)}, r"batch\['y'\]\[1\] is 1, but was None"),

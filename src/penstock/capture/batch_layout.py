@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils import _pytree as pytree
 
 from penstock.capture.batch_part import Leaf, LeafKey
 from penstock.capture.lengths import (
@@ -21,6 +20,7 @@ from penstock.capture.lengths import (
 from penstock.capture.stage_program import Batch
 from penstock.capture.unread import UnreadEntry
 from penstock.errors import BadInput
+from penstock.torch_internals import pytree
 
 __all__ = [
     "BatchLayout",
@@ -30,6 +30,7 @@ __all__ = [
     "Slot",
     "check_leaf",
     "check_length",
+    "entry_at",
     "fill_slots",
     "in_sequence_of",
     "layout_of",
@@ -38,7 +39,7 @@ __all__ = [
 RowsOf: TypeAlias = Mapping[LeafKey, int]
 """The rows that each sample has of a tensor, by its key in the batch."""
 
-_CAPTURE_AGAIN = "or capture again with such a batch (build a new Pipeline)"
+_CAPTURE_AGAIN = "or capture such a batch, too (other_examples=[batch])"
 
 
 @dataclass(frozen=True)
@@ -275,15 +276,19 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
     return replace(layout, leaves=tuple(leaves), lengths=lengths)
 
 
-def _leaf_at(layout: BatchLayout, key: LeafKey, argument: str) -> int:
-    """The index of the tensor that a user reaches by ``key``, as he gave it in ``argument``."""
-    entry = layout.structure
+def entry_at(batch: Any, key: LeafKey) -> Any:
+    """What a batch, or its structure, has at ``key``; None if there is nothing."""
     for step in key if isinstance(key, tuple) else (key,):
         try:
-            entry = entry[step]
+            batch = batch[step]
         except (KeyError, IndexError, TypeError):
-            entry = None
-            break
+            return None
+    return batch
+
+
+def _leaf_at(layout: BatchLayout, key: LeafKey, argument: str) -> int:
+    """The index of the tensor that a user reaches by ``key``, as he gave it in ``argument``."""
+    entry = entry_at(layout.structure, key)
     if isinstance(entry, Slot):
         return entry.index
     names = ", ".join(leaf.name for leaf in layout.leaves)

@@ -2,6 +2,8 @@
 
 import os
 import warnings
+from collections.abc import Sequence
+from functools import partial
 from typing import get_args
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from penstock.capture.batch_call import BatchCall, as_function
 from penstock.capture.batch_layout import BatchLayout, RowsOf, layout_of
 from penstock.capture.chain import Chain
+from penstock.capture.kinds import joined, named_in
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
 from penstock.capture.record.example import record_program
@@ -31,6 +34,7 @@ def capture_model(
     dynamic: Dynamic | None = None,
     rows: RowsOf | None = None,
     autocast: torch.dtype | None = None,
+    other_examples: Sequence[Batch] = (),
 ) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
 
@@ -42,21 +46,29 @@ def capture_model(
     Entries of the batch without tensors, such as file names, are ignored if nothing reads them; a
     warning names them. A number or word that is read is a constant that all batches must repeat.
 
+    ``other_examples`` is a list with a batch of each further kind, as those that lack a key. Costs
+    and sizes are those of ``batch``, so let that be of the kind that takes most.
+
     The model stays unchanged. A model in evaluation mode is captured in training mode; modules in
     evaluation mode inside a model in training mode stay so (frozen batch norms).
 
     Raises:
         BadInput: the batch does not fit the model, an object in it is read that is no tensor, the
-            loss is not a scalar or cannot be computed from slices of a batch, or the granularity is
-            unknown.
+            loss is not a scalar or cannot be computed from slices of a batch, the granularity is
+            unknown, or two examples are of one kind.
         CaptureFailed: the model does not run on the example, or cannot be recorded.
     """
     if granularity not in get_args(Granularity):
         raise BadInput(
             f'granularity is "{granularity}", but must be one of {", ".join(get_args(Granularity))}'
         )
+    if other_examples and not isinstance(other_examples, list):
+        raise BadInput(
+            f"other_examples is a {type(other_examples).__name__}, but must be a list of batches; "
+            f"write other_examples=[batch], also for one"
+        )
     check_wrappers(model)
-    layout, function, entry = layout_of(batch, dynamic, rows), as_function(loss), model
+    function, entry = as_function(loss), model
     if isinstance(model, Chain):
         entry = model.get_submodule(model.layer_names[0])
         if function is not None and model.loss is not None and function is not model.loss:
@@ -64,26 +76,37 @@ def capture_model(
                 "the chain has a loss function and another was passed as loss=...; pass only one"
             )
         function = function or model.loss
-    leaves = layout.flatten(batch)
-    while True:
-        call = BatchCall.of(layout, entry.forward, has_loss=function is not None)
-        program = UserProgram(model, function, call)
-        program.check()
-        try:
-            recorded = record_program(program, leaves, granularity=granularity, autocast=autocast)
-        except PenstockError:
-            read = entries_read(layout, failed=True)
-            if not read:
-                raise
-        else:
-            read = entries_read(layout, failed=False)
-            if not read:
-                break
-        layout = layout.with_constants(read)
-    if layout.unread and os.environ.get("RANK", "0") == "0":
-        names = ", ".join(entry.name for entry in layout.unread)
+    has_loss = function is not None
+    record = partial(record_program, granularity=granularity, autocast=autocast)
+
+    def captured(example: Batch) -> LayerGraph:
+        layout = layout_of(
+            example, named_in(dynamic, example, examples), named_in(rows, example, examples)
+        )
+        leaves = layout.flatten(example)
+        while True:
+            call = BatchCall.of(layout, entry.forward, has_loss=has_loss)
+            program = UserProgram(model, function, call)
+            program.check()
+            try:
+                found = LayerGraph.of(program, record(program, leaves))
+            except PenstockError:
+                read = entries_read(layout, failed=True)
+                if not read:
+                    raise
+            else:
+                read = entries_read(layout, failed=False)
+                if not read:
+                    return found
+            layout = layout.with_constants(read)
+
+    examples = [batch, *other_examples]
+    graphs = [captured(example) for example in examples]
+    unread = [entry.name for graph in graphs for entry in graph.call.layout.unread]
+    if unread and os.environ.get("RANK", "0") == "0":
+        names = ", ".join(dict.fromkeys(unread))
         warnings.warn(f"not passed to the stages, since nothing reads it: {names}", stacklevel=2)
-    return LayerGraph.of(program, recorded)
+    return joined(graphs, examples) if other_examples else graphs[0]
 
 
 def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:

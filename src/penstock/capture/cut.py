@@ -10,7 +10,7 @@ fewest bytes cross:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -70,14 +70,23 @@ _ONE = Formula((((), 1),))
 
 
 class Cut:
-    """The layers of a record: ``names``, and the event at which each begins, then the end."""
+    """The layers of a record: ``names``, and the event at which each begins, then the end.
+
+    ``heads`` are the calls at which layers may begin, by name. ``kinds`` are the cuts of all kinds
+    of batches of the model, this one among them.
+    """
 
     def __init__(self, recorded: Recorded, program: UserProgram) -> None:
         self.recorded, self.record = recorded, recorded.record
         self.program = program
         self.end = len(self.record.events)
+        self.kinds: tuple[Cut, ...] = (self,)
         self._find_readers()
-        self.names, self.bounds = self._layers()
+        self.set_layers(*self._layers())
+
+    def set_layers(self, names: Sequence[str], bounds: Sequence[int]) -> None:
+        """Let the layers be these."""
+        self.names, self.bounds = tuple(names), tuple(bounds)
         self.layer_of = [0] * self.end
         for layer, (lo, hi) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
             self.layer_of[lo:hi] = [layer] * (hi - lo)
@@ -222,8 +231,9 @@ class Cut:
         """Take up which parameters require a gradient now; returns whether that has changed."""
         if not self.changed_flags:
             return False
-        for name in ("_trained", "_needs_grad", "parameter_uses"):
-            self.__dict__.pop(name, None)
+        for cut in self.kinds:
+            for name in ("_trained", "_needs_grad", "parameter_uses"):
+                cut.__dict__.pop(name, None)
         return True
 
     # Layers.
@@ -233,6 +243,7 @@ class Cut:
         start = self._start_of_loss(heavy[-1][0])
         if start is not None:
             heavy.append((start, LOSS))
+        self.heads = dict(zip(distinct([n for _, n in heavy]), (p for p, _ in heavy), strict=True))
         costs = self._costs()
         names, bounds = [heavy[0][1]], [0]
         for (before, _), (number, name) in pairwise(heavy):
@@ -349,13 +360,39 @@ class Cut:
         """The leaves of the batch that these events read."""
         return frozenset(leaf for n in events for leaf in self.record.events[n].leaves)
 
-    @cached_property
-    def parameter_uses(self) -> tuple[ParameterUse, ...]:
-        """Every parameter and buffer, with the layers that read it.
+    def place_of(self, layer: int, other: "Cut") -> int | None:
+        """Where ``layer`` of another kind of batch begins here: between the same calls of units.
 
-        Buffers of no unit are every layer's: all stages run the code between units. Parameters that
-        nothing reads are the first layer's.
+        None if layers cannot be cut there. What only this kind calls goes with the layer before.
         """
+        start = other.bounds[layer]
+        common = [
+            (place < start, self.heads[n]) for n, place in other.heads.items() if n in self.heads
+        ]
+        before = max((own for earlier, own in common if earlier), default=-1)
+        after = min((own for earlier, own in common if not earlier), default=self.end)
+        return max((p for p in self.bounds[:-1] if before < p <= after), default=None)
+
+    def units_elsewhere(self, layers: range) -> set[str]:
+        """The units that batches of no kind call in these layers, but in others."""
+        own, every = set[str](), set[str]()
+        for cut in self.kinds:
+            for number, event in enumerate(cut.record.events):
+                if event.is_unit:
+                    every.add(event.address[0])
+                    if cut.layer_of[number] in layers:
+                        own.add(event.address[0])
+        return every - own
+
+    @cached_property
+    def idle(self) -> set[str]:
+        """Parameters that only batches of other kinds read."""
+        read = {name for cut in self.kinds for name in cut._users}
+        return {name for name in self.program.tensors.parameters if name in read - set(self._users)}
+
+    @cached_property
+    def _users(self) -> Mapping[str, set[int]]:
+        """The layers that read a parameter or buffer."""
         tensors = self.program.tensors
         users: dict[str, set[int]] = defaultdict(set)
         for number, event in enumerate(self.record.events):
@@ -373,6 +410,20 @@ class Cut:
         for name, numbers in self.record.buffer_writes.items():
             writers = {self.layer_of[n] for n in numbers if self.record.events[n].depends}
             users[tensors.tied.get(name, name)] |= writers
+        return users
+
+    @cached_property
+    def parameter_uses(self) -> tuple[ParameterUse, ...]:
+        """Every parameter and buffer, with the layers that read it in batches of some kind.
+
+        Buffers of no unit are every layer's: all stages run the code between units. Parameters that
+        nothing reads are the first layer's.
+        """
+        tensors = self.program.tensors
+        users: dict[str, set[int]] = defaultdict(set)
+        for cut in self.kinds:
+            for name, layers in cut._users.items():
+                users[name] |= layers
         every = range(len(self.names))
         found: list[ParameterUse] = []
         for held, is_buffer in ((tensors.parameters, False), (tensors.buffers, True)):

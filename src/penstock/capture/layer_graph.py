@@ -46,7 +46,8 @@ class LayerGraph:
 
     ``wants`` says what stages return: the loss, the loss and the model's outputs, or only these.
     ``alone``: all stages run in this process, so what a stage does not hold must be hidden from it.
-    ``costs`` are those that its stages run for (see `ProgramStage`).
+    ``costs`` are those that its stages run for (see `ProgramStage`). ``others`` are the graphs of
+    further kinds of batches, on the same modules and with the same layers.
     """
 
     program: UserProgram
@@ -56,12 +57,18 @@ class LayerGraph:
     wants: str = "loss"
     alone: bool = True
     costs: Costs = ""
+    others: tuple["LayerGraph", ...] = ()
 
     @classmethod
     def of(cls, program: UserProgram, recorded: Recorded) -> "LayerGraph":
         """The graph of a recorded program."""
         state = KeptState(program, recorded.changes)
         return cls(program, recorded, Cut(recorded, program), state)
+
+    @property
+    def kinds(self) -> tuple["LayerGraph", ...]:
+        """The graph of each kind of batch, this first."""
+        return (self, *self.others)
 
     # The model.
 
@@ -172,8 +179,9 @@ class LayerGraph:
 
     @property
     def calls(self) -> list[str]:
-        """The calls of the example, as words without paths of this host."""
-        return [in_words(event.address) for event in self.recorded.record.events]
+        """The calls of the example of each kind, as words without paths of this host."""
+        every = [event for kind in self.kinds for event in kind.recorded.record.events]
+        return [in_words(event.address) for event in every]
 
     # What crosses.
 
@@ -418,7 +426,8 @@ class LayerGraph:
     def _wanting(self, wants: str) -> "LayerGraph":
         if self.outputs.problem:
             raise BadInput(self.outputs.problem)
-        found = replace(self, wants=wants)
+        others = tuple(other._wanting(wants) for other in self.others)
+        found = replace(self, wants=wants, others=others)
         _ = found._crossings
         return found
 
@@ -453,7 +462,14 @@ class LayerGraph:
             inputs = (*inputs, len(self.call.layout.leaves))
         outputs = tuple(range(len(self.output_layers))) if is_last else ()
         module = StageModule(
-            self, part, inputs, received, is_last=is_last, has_loss=has_loss, outputs=outputs
+            self,
+            part,
+            inputs,
+            received,
+            foreign=self.cut.units_elsewhere(layers),
+            is_last=is_last,
+            has_loss=has_loss,
+            outputs=outputs,
         )
         sent = tuple(self._spec(value) for value in part.sent)
         return StageProgram(layers, module, inputs, received, sent, has_loss, outputs, sized)

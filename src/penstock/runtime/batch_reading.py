@@ -13,6 +13,8 @@ import torch
 
 from penstock.capture.batch_layout import check_leaf, check_length
 from penstock.capture.batch_part import BatchPart, Leaf, PartialLeaf
+from penstock.capture.kinds import kind_of
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 from penstock.runtime.batch_needs import BatchNeeds, LeafNeed, in_words, key_of, needs_of
@@ -28,12 +30,22 @@ class BatchReading:
     """Reads the batches, whole or in part, that a worker's rank is given."""
 
     def __init__(self, worker: Worker) -> None:
-        self._worker, self._graph = worker, worker.graph
+        self._worker = worker
+
+    @property
+    def _graph(self) -> LayerGraph:
+        """The graph of the kind of batch that runs."""
+        return self._worker.graph
 
     @cached_property
     def needs(self) -> BatchNeeds:
-        """What this rank reads of every batch."""
+        """What this rank reads of every batch (BadInput if there are several kinds of these)."""
         worker, programs = self._worker, self._worker.stages.programs
+        if len(worker.kinds) > 1:
+            raise BadInput(
+                "a model with other_examples needs whole batches, since a part does not show of "
+                "which kind it is; give them on every rank"
+            )
         synchronised = frozenset(
             place.stage
             for place in worker.places
@@ -57,6 +69,7 @@ class BatchReading:
         """
         if any(isinstance(batch, BatchPart) for batch in batches):
             return [[*leaves] for leaves in self._agreed(batches)]
+        self._worker.take_kind(batches)
         whole = [self._graph.batch_leaves(batch) for batch in batches]
         whole = self._graph.as_one_step(whole) if len(whole) > 1 else whole
         return [[*leaves] for leaves in whole]
@@ -81,20 +94,26 @@ class BatchReading:
         """
         if isinstance(batch, BatchPart):
             raise BadInput(WHOLE.format(what))
+        self._worker.take_kind([batch])
         return self._graph.batch_leaves(batch)
 
     def samples_in(self, batch: Batch) -> int:
         """The number of samples of a batch."""
         if isinstance(batch, BatchPart):
             return batch.samples
-        return self._graph.batch_leaves(batch)[0].shape[0]
+        return self._of_kind(batch).batch_leaves(batch)[0].shape[0]
+
+    def _of_kind(self, batch: Batch) -> LayerGraph:
+        """The graph for batches like this one."""
+        kinds = self._worker.kinds
+        return kinds[kind_of(kinds[0], batch)]
 
     def lengths_of(self, batch: Batch) -> dict[str, int]:
         """The lengths of a batch (or of its bucket) by name; empty for models without lengths."""
-        graph = self._graph
+        is_part = isinstance(batch, BatchPart)
+        graph = self._graph if is_part else self._of_kind(batch)
         if not graph.lengths:
             return {}
-        is_part = isinstance(batch, BatchPart)
         leaves = self._leaves_of(batch) if is_part else graph.batch_leaves(batch)
         found = graph.lengths_of(dict(enumerate(leaves)))
         return dict(zip((length.name for length in graph.lengths), found, strict=True))

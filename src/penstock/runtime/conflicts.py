@@ -40,6 +40,7 @@ WHOLE_PARAMETERS = ("Adafactor", "LBFGS", "Muon")
 NOT_IN_GROUPS = "leave it out, or plan without tensor groups"
 ONE_UPDATE = "it needs one update of all stages, and here each has its own"
 KEEPS_COPIES = "it keeps copies of the forward's weights, and the backward uses newer ones"
+TWO_AT_ONCE = "two batches are in the pipeline at once, and all must be of one kind there"
 SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weights, as 'pipedream'"
 
 CONFLICTS = (
@@ -51,7 +52,9 @@ CONFLICTS = (
     ),
     *(
         Conflict("tensor groups", setting, "it is not built for shards", NOT_IN_GROUPS)
-        for setting in ("autocast", "shard_optimizer", "compile", "metrics", "dynamic", "undoing")
+        for setting in (
+            *("autocast", "shard_optimizer", "compile", "metrics", "dynamic", "undoing", "kinds"),
+        )
     ),
     Conflict(
         "tensor groups",
@@ -72,6 +75,8 @@ CONFLICTS = (
     Conflict("no flush", "undoing", "no stage waits for others", 'leave it "before"'),
     Conflict("newer weights", "autocast", KEEPS_COPIES, SAME_WEIGHTS),
     Conflict("newer weights", "compile", KEEPS_COPIES, SAME_WEIGHTS),
+    Conflict("no flush", "kinds", TWO_AT_ONCE, "use a schedule with a flush"),
+    Conflict("undoing", "kinds", TWO_AT_ONCE, 'leave it "before"'),
     Conflict("undoing", "no optimizer", "that needs an optimizer", "give it one"),
     Conflict("undoing", "shard_optimizer", "a rank keeps not all that it needs to undo a step"),
     Conflict("undoing", "accumulate", "a step is checked in the forwards of the next batch"),
@@ -109,7 +114,10 @@ give it one
 
 def uses_of_graph(graph: LayerGraph) -> dict[str, str]:
     """The uses of a captured model."""
-    return {"lengths": "a model with lengths" * bool(graph.lengths)}
+    return {
+        "lengths": "a model with lengths" * bool(graph.lengths),
+        "kinds": "a model with other_examples" * bool(graph.others),
+    }
 
 
 def uses_of_optimizer(optimizer: Optimizer | None) -> dict[str, str]:

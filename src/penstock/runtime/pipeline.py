@@ -109,7 +109,8 @@ class Pipeline:
         pipe.close()
 
     ``batch`` is an example of the loader's batches. Later batches may differ in the number of
-    samples, and in the dimensions that ``dynamic`` names, as in `capture_model`. Without
+    samples, and in the dimensions that ``dynamic`` names, as in `capture_model`; those of further
+    kinds, as without a key, are like one of ``other_examples``. Without
     ``optimizer`` a step computes gradients and does not change weights. ``autocast`` is
     ``torch.bfloat16``, ``torch.float16`` or none; float16 uses ``loss_scaling``. ``weights`` is a
     directory of safetensors, or `Weights`; every rank reads its own stages from it.
@@ -182,6 +183,7 @@ class Pipeline:
         on_non_finite: OnNonFinite = "stop",
         compare_replicas_every: int = 50,
         tensor_parallel: SplitTable | None = None,
+        other_examples: Sequence[Batch] = (),
     ) -> None:
         others = compare_replicas_every, tensor_parallel
         settings = RankSettings(autocast, transport, shard_optimizer, seed, *others)
@@ -193,7 +195,7 @@ class Pipeline:
         uses = uses_of(plan) | uses_of_settings(settings, compile, metrics, dynamic, *modes)
         check_conflicts(uses)
         scaling = loss_scaling_for(autocast, loss_scaling)
-        graph = graph_of(model, batch, loss, granularity, dynamic)
+        graph = graph_of(model, batch, loss, granularity, dynamic, other_examples)
         check_conflicts(uses | uses_of_graph(graph))
         self._graph = graph.with_outputs() if metrics else graph
         self._callbacks = tuple(callbacks)

@@ -9,13 +9,15 @@ requests the same sizes repeatedly, so keeping its memory pays.
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 
 import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
+from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch, StageProgram
 from penstock.errors import BadInput
@@ -58,7 +60,9 @@ class Worker:
 
     ``programs`` are the stages' programs. A rank that the plan does not use has none and only takes
     part in exchanges. ``metrics`` are computed in every iteration. ``also_crossed`` are boundary
-    tensors of other graphs that will run over the same connections.
+    tensors of other graphs that will run over the same connections, for each kind of batch.
+    ``kinds`` are the graphs of all kinds, and ``graph`` and ``stages`` those of kind number
+    ``kind``, which runs.
 
     Raises:
         BadInput: plan, model and number of processes do not fit together.
@@ -72,12 +76,13 @@ class Worker:
         programs: Mapping[int, StageProgram],
         settings: RankSettings,
         metrics: MetricSums | None = None,
-        also_crossed: Sequence[BoundaryTensors] = (),
+        also_crossed: Sequence[Sequence[BoundaryTensors]] = (),
         compiler: StageCompiler | None = None,
     ) -> None:
         if world.device.type == "cpu":
             keep_freed_memory()
         self.graph, self.plan, self.world = graph, plan, world
+        self.kinds, self.kind = graph.kinds, 0
         self.places = places_of(plan, world.rank)
         self.clock = clock_for(world.device)
         self.metrics = metrics
@@ -97,7 +102,7 @@ class Worker:
         self,
         programs: Mapping[int, StageProgram],
         settings: RankSettings,
-        also_crossed: Sequence[BoundaryTensors],
+        also_crossed: Sequence[Sequence[BoundaryTensors]],
         compiler: StageCompiler | None,
     ) -> None:
         """Make all that connects this rank with the others, and its stages."""
@@ -116,9 +121,15 @@ class Worker:
         # Schedules without a flush need these, and have no tensor groups.
         device_groups = () if plan.tensor_groups else plan.device_groups
         self.groups = make_groups(world, [*holder_sets, *device_groups])
-        self._norm_groups = make_groups(world, self._groups_with_batch_norm(programs))
-        boundaries = boundaries_of(graph, plan)
-        ever = messages_by_rank(plan, world.size, boundaries, also_crossed, graph.largest_lengths)
+        every = [programs, *world.agreed(lambda: [*map(self._programs, graph.others)])]
+        self._norm_groups = make_groups(world, self._groups_with_batch_norm(every))
+        boundaries = [boundaries_of(kind, plan) for kind in graph.kinds]
+        also = also_crossed or [()] * len(boundaries)
+        of_kinds = [
+            messages_by_rank(plan, world.size, own, others, kind.largest_lengths)
+            for kind, own, others in zip(graph.kinds, boundaries, also, strict=True)
+        ]
+        ever = [list(chain(*sent)) for sent in zip(*of_kinds, strict=True)]
         self.transport = open_transport(world, settings.transport, ever)
         if self.transport is not None:
             self._abort.callback(self.transport.abort)
@@ -129,27 +140,44 @@ class Worker:
         self._share_sums()
         # Only the ranks that hold a stage can check it, so errors must reach the others.
         runners = world.agreed(
-            lambda: {p.stage: self._runner(p, programs[p.stage], compiler) for p in self.places}
+            lambda: [
+                {p.stage: self._runner(kind, p, own[p.stage], compiler) for p in self.places}
+                for kind, own in zip(graph.kinds, every, strict=True)
+            ]
         )
-        self.stages: RankStages[ModuleRunner] = RankStages(
-            plan,
-            world,
-            self.transport,
-            self.clock,
-            boundaries=boundaries,
-            programs=programs,
-            runners=runners,
-            metrics=self.metrics,
-        )
+        self._stages: list[RankStages[ModuleRunner]] = [
+            RankStages(
+                plan,
+                world,
+                self.transport,
+                self.clock,
+                boundaries=sent,
+                programs=own,
+                runners=by_stage,
+                metrics=self.metrics,
+            )
+            for sent, own, by_stage in zip(boundaries, every, runners, strict=True)
+        ]
+        self.stages = self._stages[0]
+        named = self.held.named_parameters()
+        self._idle = [[p for n, p in named if n in kind.cut.idle] for kind in graph.kinds]
+
+    def _programs(self, graph: LayerGraph) -> dict[int, StageProgram]:
+        """This rank's stages for batches of another kind, on the same modules."""
+        return {p.stage: graph.stage(self.plan.stages[p.stage].layers) for p in self.places}
 
     def _groups_with_batch_norm(
-        self, programs: Mapping[int, StageProgram]
+        self, every: Sequence[Mapping[int, StageProgram]]
     ) -> list[tuple[int, ...]]:
         """The device groups of several ranks whose stages normalise over the batch."""
         groups = self.plan.device_groups
         if self.plan.tensor_groups or all(len(devices) == 1 for devices in groups):
             return []
-        own = [p.group for p in self.places if uses_batch_norm(programs[p.stage].module)]
+        own = [
+            place.group
+            for place in self.places
+            if any(uses_batch_norm(programs[place.stage].module) for programs in every)
+        ]
         return [groups[group] for found in self.world.gather(own) for group in found]
 
     def _buckets(self, programs: Mapping[int, StageProgram]) -> GradientBuckets:
@@ -180,7 +208,11 @@ class Worker:
             share_sums(self.world, self.transport.segments, self.buckets.shared)
 
     def _runner(
-        self, place: Place, program: StageProgram, compiler: StageCompiler | None
+        self,
+        graph: LayerGraph,
+        place: Place,
+        program: StageProgram,
+        compiler: StageCompiler | None,
     ) -> ModuleRunner:
         norm, launching = self.norm_of(place, program), nullcontext
         if self.buckets.shared:
@@ -191,8 +223,10 @@ class Worker:
                 f"stage {place.stage} has batch normalisation, and schedule "
                 f"'{self.plan.schedule}' {why}; use a schedule that holds every stage once"
             )
+        if graph is not self.graph:
+            compiler = None  # compiled for the first kind of batch only
         return runner_of(
-            self.graph,
+            graph,
             self.plan.stages[place.stage],
             program,
             self.world.device,
@@ -272,10 +306,62 @@ class Worker:
         totals, self.means = self.numbers.put_together(rows, self.metrics, seed)
         return totals
 
+    def take_kind(self, batches: Sequence[Batch], graph: LayerGraph | None = None) -> None:
+        """Go on with the kind of these batches; all ranks must call this.
+
+        ``graph`` is one whose outputs alone are wanted.
+
+        Raises:
+            BadInput: the batches are like no example, of different kinds, or of others on another
+                rank.
+        """
+        if len(self.kinds) == 1:
+            return
+        problem, found = None, set[int]()
+        for_outputs = graph is not None
+        try:
+            of = graph or self.kinds[0]
+            found = {kind_of(of, batch, for_outputs=for_outputs) for batch in batches}
+            if len(found) > 1:
+                problem = BadInput(
+                    f"the {len(batches)} batches of one step are of {len(found)} kinds, and must "
+                    f"be of one; take a step with those of each kind"
+                )
+        except BadInput as cause:
+            problem = cause
+        with self.failures.shared():
+            own = -1 if problem else found.pop()
+            rows = self.numbers.exchange([float(own)], "the kind of a batch")
+        if problem is not None:
+            raise problem
+        check_sizes(rows, ["the number of its example"])
+        starts = self.graph.state.starts_training
+        self.kind, self.graph, self.stages = own, self.kinds[own], self._stages[own]
+        # Once, for all kinds: the mode is the user's to set.
+        self.graph.state.starts_training &= starts
+        if self.metrics is not None:
+            self.metrics.graph = self.graph
+
+    @contextmanager
+    def without_idle_gradients(self) -> Iterator[None]:
+        """Within, parameters that only other kinds of batches use have no gradient, as in torch.
+
+        So an optimizer with momentum or weight decay leaves them as they are.
+        """
+        own = [(parameter, parameter.grad) for parameter in self._idle[self.kind]]
+        for parameter, _ in own:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in own:
+                parameter.grad = gradient
+
     def release_others(self) -> None:
         """Free the parameters of the user's model that no stage of this rank holds, once."""
         if not self._released and self.world.size > 1:
-            self.graph.hold_only(list(self.stages.programs.values()))
+            programs = chain(*(stages.programs.values() for stages in self._stages))
+            self.graph.hold_only(list(programs))
         self._released = True
 
     def give_back(self) -> None:

@@ -73,12 +73,15 @@ def mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 class MetricSums:
-    """This rank's sums for each metric of an iteration: of value times weight, and of weight."""
+    """This rank's sums for each metric of an iteration: of value times weight, and of weight.
+
+    ``graph`` is that of the kind of batch that runs.
+    """
 
     def __init__(self, metrics: Mapping[str, Metric], graph: LayerGraph) -> None:
         self.names = tuple(metrics)
         self._metrics = tuple(metrics.values())
-        self._graph = graph
+        self.graph = graph
         self._leaves: Mapping[int, Leaf] = {}
         self._rows: Sequence[range] = ()
         self._sums: list[list[tuple[Any, Any]]] = []
@@ -103,10 +106,10 @@ class MetricSums:
         tensors = [outputs[number].detach() for number in sorted(outputs)]
         device = tensors[0].device if tensors else torch.device("cpu")
         with torch.no_grad():
-            read = self._graph.call.target_leaves
+            read = self.graph.call.target_leaves
             leaves = {i: self._leaves[i][rows.start : rows.stop] for i in read}
-            target = self._graph.targets({i: leaf.to(device) for i, leaf in leaves.items()})
-            output = self._graph.outputs.rebuild(tensors)
+            target = self.graph.targets({i: leaf.to(device) for i, leaf in leaves.items()})
+            output = self.graph.outputs.rebuild(tensors)
             for name, metric, sums in zip(self.names, self._metrics, self._sums, strict=True):
                 sums.append(value_and_weight(name, metric(output, target), len(rows)))
 

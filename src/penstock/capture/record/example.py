@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from penstock.capture.loss.loss_parts import LossParts, MustOpen, loss_parts
 from penstock.capture.loss.mixing import mixing_call

@@ -1,7 +1,7 @@
 """A stage as the runtime sees it: a module with the user's own tensors that are this stage's."""
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ class StageModule(nn.Module):
         inputs: tuple[int, ...],
         received: tuple[TensorSpec, ...],
         *,
+        foreign: Collection[str],
         is_last: bool,
         has_loss: bool,
         outputs: tuple[int, ...],
@@ -89,9 +90,6 @@ class StageModule(nn.Module):
         own["stage"] = ProgramStage(program, graph.recorded, part, actions, graph.state, **options)
         self.stage.counts_targets = is_last and own["mode"] == "targets"
         own["context"] = RunContext()
-        units = {path for path, _ in part.units}
-        every = {event.address[0] for event in graph.recorded.record.events if event.is_unit}
-        foreign = every - units
         below = tuple(f"{path}." for path in foreign)
         own["own"] = [
             (name, module)

@@ -178,15 +178,18 @@ def share_tensors(programs: Mapping[int, StageProgram], worker: Worker) -> None:
 
 
 class PredictionView:
-    """A graph without its loss and its boundary tensors under a plan, or why there is none."""
+    """A graph without its loss, and its boundary tensors under a plan for each kind of batch.
+
+    ``problem`` says why there is none.
+    """
 
     def __init__(self, graph: LayerGraph, plan: Plan) -> None:
         self.problem = ""
-        self.boundaries: tuple[BoundaryTensors, ...] = ()
+        self.boundaries: tuple[tuple[BoundaryTensors, ...], ...] = ((),) * len(graph.kinds)
         self._graph = graph
         try:
             self._graph = graph.without_loss()
-            self.boundaries = boundaries_of(self._graph, plan)
+            self.boundaries = tuple(boundaries_of(kind, plan) for kind in self._graph.kinds)
         except BadInput as problem:
             self.problem = str(problem)
 
@@ -215,8 +218,8 @@ class Inference:
         self._worker, self._reading = worker, reading
         self._view = view
         self._sums = MetricSums(metrics, worker.graph) if metrics else None
-        self._evaluation: ForwardPass | None = None
-        self._prediction: ForwardPass | None = None
+        self._evaluations = dict[int, ForwardPass]()
+        self._predictions = dict[int, ForwardPass]()
         self._outputs = RankOutputs()
 
     @doing("evaluates", acts=True)
@@ -224,12 +227,14 @@ class Inference:
         """Mean loss and metrics on one batch."""
         worker, sums = self._worker, self._sums
         (leaves,) = self._reading.of_step([batch])
-        if self._evaluation is None:
+        if sums is not None:
+            sums.graph = worker.graph
+        if worker.kind not in self._evaluations:
             take = sums.take_outputs if sums is not None else self._outputs.take
-            self._evaluation = ForwardPass(
+            self._evaluations[worker.kind] = ForwardPass(
                 worker, worker.graph, worker.stages.boundaries, take, sums
             )
-        totals, means = self._evaluation.run(dict(enumerate(leaves)))
+        totals, means = self._evaluations[worker.kind].run(dict(enumerate(leaves)))
         return Evaluation(
             totals.loss,
             leaves[0].shape[0],
@@ -244,11 +249,16 @@ class Inference:
         worker, graph = self._worker, self._view.graph
         if isinstance(batch, BatchPart):
             raise BadInput(WHOLE.format("predict()"))
+        worker.take_kind([batch], graph)
+        graph = graph.kinds[worker.kind]
         leaves = graph.known_leaves(batch)
-        if self._prediction is None:
-            self._prediction = ForwardPass(worker, graph, self._view.boundaries, self._outputs.take)
+        if worker.kind not in self._predictions:
+            boundaries = self._view.boundaries[worker.kind]
+            self._predictions[worker.kind] = ForwardPass(
+                worker, graph, boundaries, self._outputs.take
+            )
         return predict(
-            self._prediction,
+            self._predictions[worker.kind],
             self._outputs,
             worker.world,
             worker.plan,

@@ -1,7 +1,7 @@
 """Builds the stages that this rank holds from a model and a plan."""
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
@@ -44,20 +44,23 @@ def graph_of(
     loss: Loss | None,
     granularity: Literal["block", "module", "operator"],
     dynamic: Dynamic | None = None,
+    other_examples: Sequence[Batch] = (),
 ) -> LayerGraph:
-    """Capture ``model``; a model that is already captured is returned as it is."""
+    """Capture ``model``; a model that is already captured is returned as it is.
+
+    Raises:
+        BadInput: it is captured, and more is given; or the batch is not like its example.
+    """
+    given: dict[str, Any] = {"loss": loss, "dynamic": dynamic, "other_examples": other_examples}
     if isinstance(model, nn.Module):
-        return capture_model(model, batch, loss=loss, granularity=granularity, dynamic=dynamic)
-    if dynamic:
-        raise BadInput(
-            "a captured model has its dynamic dimensions already, but dynamic=... was given too; "
-            "give it to capture_model only"
-        )
-    if loss is not None:
-        raise BadInput(
-            "a captured model has its loss already, but loss=... was given too; give it to "
-            "capture_model only"
-        )
+        return capture_model(model, batch, granularity=granularity, **given)
+    names = {"dynamic": "dynamic dimensions", "other_examples": "examples"}
+    for name, value in given.items():
+        if value or (name == "loss" and value is not None):
+            raise BadInput(
+                f"a captured model has its {names.get(name, name)} already, but {name}=... was "
+                f"given too; give it to capture_model only"
+            )
     return model
 
 

@@ -34,7 +34,7 @@ def flushed_step(
     totals = worker.run(*batches, seed=seed, step=training.steps)
     if before_update is not None:
         before_update(totals, seed)
-    with timed_step(worker):
+    with timed_step(worker), worker.without_idle_gradients():
         try:
             update = training.update(totals, seed, worker.buckets)
         except LossNotFinite as failure:

@@ -48,6 +48,8 @@ def say(text: str) -> None:
 class VerifiedSteps:
     """Compares the first step unless ``which`` is "off", and every ``every``-th if that is not 0.
 
+    Where there are several kinds of batches, the first step is that of each in this process.
+
     The step itself is compared, so the only cost is a run of the user's module. If that is not
     possible, because of dropout, because gradients are scaled or because weights change without a
     flush, the batch runs through the pipeline a second time, without dropout. ``result`` is the
@@ -60,16 +62,20 @@ class VerifiedSteps:
         self._worker, self._training = worker, training
         self._first, self._every = which == "first-step", every
         self._warned = False
+        self._compared = set[int]()
+        """The kinds of batches of which a step was compared."""
 
     def go_on_from(self, before: "VerifiedSteps") -> None:
         """Take over what was found and said before the ranks were connected anew."""
         self.result, self.say, self._warned = before.result, before.say, before._warned
+        self._compared = before._compared
 
     @property
     def due(self) -> bool:
         """Whether the next step is compared."""
-        taken = self._training.steps
-        if self._first and taken == 0 and self.result is None:
+        taken, kind = self._training.steps, self._worker.kind
+        may_be_first = taken == 0 or len(self._worker.kinds) > 1
+        if self._first and may_be_first and kind not in self._compared:
             return True
         return bool(self._every) and (taken + 1) % self._every == 0
 
@@ -137,12 +143,13 @@ class VerifiedSteps:
 
     def _warn(self, batches: Batches) -> None:
         text = "" if self._warned else mixing_warning(self._worker, batches)
-        self._warned = True
+        self._warned = self._warned or bool(text)
         if text and self._worker.world.rank == 0:
             self.say(text)
 
     def _judge(self, result: VerifyResult) -> None:
         self.result = result
+        self._compared.add(self._worker.kind)
         step = self._training.steps + 1
         if not result.equal and not result.skipped:
             which, done = f"step {step}", "it was not taken"

@@ -111,6 +111,11 @@ class InProcessPipeline:
     ) -> None:
         self.plan, self.steps = plan, 0
         self._graph = graph_of(model, batch, loss, granularity, dynamic)
+        if self._graph.others:
+            raise BadInput(
+                "InProcessPipeline takes batches of one kind, and the captured model has "
+                "other_examples; use Pipeline"
+            )
         check_layers(plan, self._graph)
         self._programs = [self._graph.stage(stage.layers) for stage in plan.stages]
         self._clip_norm = clip_norm
