@@ -112,6 +112,13 @@ class OwnNorm(nn.Module):
         return functional.batch_norm(self.layer(x), self.mu, self.square, training=True)
 
 
+class AskingNorm(OwnNorm):
+    """It asks for values, so that it runs on such when it is recorded."""
+
+    def forward(self, x):
+        return super().forward(x) * float(x.abs().sum() > -1)
+
+
 def batch_of(samples=6):
     torch.manual_seed(samples)
     return torch.randn(samples, SIZE), torch.arange(samples) % 3
@@ -159,6 +166,7 @@ def test_what_a_layer_counts_is_named(kind, rebinding, granularity):
         Net(middle=nn.BatchNorm1d(SIZE, affine=False)),
         Net(middle=nn.Sequential(nn.Linear(SIZE, SIZE), nn.BatchNorm1d(SIZE))),
         Net(middle=OwnNorm()),
+        Net(middle=AskingNorm()),
         Net(middle=nn.utils.parametrizations.spectral_norm(nn.Linear(SIZE, SIZE))),
         Net(middle=nn.utils.spectral_norm(nn.Linear(SIZE, SIZE))),
     ],

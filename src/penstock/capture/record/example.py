@@ -64,7 +64,7 @@ from penstock.capture.record.sizes import BatchSize, ValueSizes, shapes_of
 from penstock.capture.record.units import Granularity, blocks_around, is_torchs, units_of
 from penstock.capture.record.user_program import Returned, UserProgram
 from penstock.errors import BadInput, CaptureFailed, PenstockError
-from penstock.torch_internals import BatchNorm, Norm, eagerly
+from penstock.torch_internals import Norm, eagerly
 
 __all__ = ["Recorded", "leaves_as_values", "record_program", "without_caches"]
 
@@ -81,8 +81,9 @@ class Recorded:
     ``changes`` is the state that forward changes between units, ``changes_again`` what it changes
     in every run; ``unit_changes`` are the same of units, each with its unit. ``outputs`` is what
     the model returned, ``output_values`` the values of the tensors in it (None: none was recorded).
-    ``counts`` are the buffers that hold something of the samples after forward, batch norms' left
-    out; each with the line that writes it, or its module, and the event that made a new one.
+    ``counts`` are the buffers that hold something of the samples after forward, but for those of
+    batch norms, whose kernel writes unseen; each with the line that writes it, or its module, and
+    the event that made a new one.
     """
 
     record: ProgramRecording
@@ -298,17 +299,15 @@ class _Recorder:
         found: dict[str, tuple[str, int | None]] = {}
         for path, module in self._program.named_modules():
             if isinstance(module, INSTANCES) and module.track_running_stats:
-                # Without values its kernel does not write them.
+                # Its kernel writes unseen, like that of batch norms, but replicas share nothing.
                 found[f"{path}.running_mean"] = f"in {type(module).__name__}", None
         for place, value in self._written.items():
             module = self._program.module(place.path)
             name = f"{place.path}.{place.key}".removeprefix(".")
             rebound = maker_of_buffer(record, others[0], place)
             writes = record.buffer_writes.get(name, rebound)
-            # What torch's own modules keep is of their weights, as in spectral norms.
-            is_of_weights = is_torchs(module) and not writes
-            if name in record.normed or isinstance(module, BatchNorm) or is_of_weights:
-                continue
+            if is_torchs(module) and not writes:
+                continue  # what torch's own modules keep is of their weights, as spectral norms do
             if value is None:
                 differs = not writes or any(record.events[n].leaves for n in record.behind(writes))
             else:

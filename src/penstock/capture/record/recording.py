@@ -375,8 +375,6 @@ class ProgramRecording(TorchFunctionMode):
         """Values on which code between units registers hooks, by the address of that call."""
         self.norms: list[str] = []
         """Where samples are normalised over the batch."""
-        self.normed: set[str] = set()
-        """Buffers that these calls are given."""
         self.current, self.batch = _ByTensor(), _ByTensor()
         self._hidden, self._memory = _ByTensor(), _Memory()
         self._apart = _ByTensor()
@@ -399,13 +397,16 @@ class ProgramRecording(TorchFunctionMode):
     def _know_tensors(self) -> None:
         program = self.program
         named = [*program.named_parameters(), *self._originals.items()]
-        self.param_names = {id(parameter): name for name, parameter in reversed(named)}
+        self.param_names: dict[int, str] = {}
+        for name, parameter in named:
+            self.param_names.setdefault(id(parameter), name)
         self._buffers = {id(buffer): name for name, buffer in program.named_buffers()}
         self._buffer_memory = {memory_of(buffer): n for n, buffer in program.named_buffers()}
         self._owner: dict[str, str] = {}
         for path in self.units:
             for parameter in program.module(path).parameters():
-                self._owner.setdefault(self.param_names[id(parameter)], path)
+                first = self.param_names[id(parameter)]
+                self._owner.setdefault(first, path)
         inside = tuple(f"{path}." for path in self.units)
         self.between = [
             path
@@ -600,7 +601,6 @@ class ProgramRecording(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
             self.norms.append(self._inside or line_in_words(line_of_user()))
-            self.normed |= {self._buffers.get(id(t), "") for t in tensors_in((args, kwargs))}
         if func is torch.autograd.grad:
             self.has_gradients = True
         if name in ("register_hook", "backward"):
