@@ -190,11 +190,7 @@ GROUPED_PRODUCT = torch.ops.aten._grouped_mm
 
 
 def allocation_event() -> Any:
-    """What torch's profiler, which alone sees allocations of the CPU, calls one of them.
-
-    Raises:
-        AttributeError: torch has it no more; then the memory in use is unknown.
-    """
+    """What torch's profiler calls an allocation of the CPU; without, memory is unknown."""
     return internals._profiler._EventType.Allocation
 
 

@@ -26,7 +26,6 @@ __all__ = [
     "programs_of",
     "resized",
     "storage_bytes",
-    "storage_id",
     "undisturbed",
     "walk",
 ]
