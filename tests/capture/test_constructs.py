@@ -8,6 +8,7 @@ import torch
 from capture.construct_cases import CASES, Case, inputs
 from capture.staged_runs import WAYS, StagedRun, gap
 
+from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what the user's code does
@@ -60,6 +61,15 @@ def run(case: Case, way: str) -> list[float]:
             for each in own.models:
                 case.after(each, plain)
     return worst
+
+
+def test_cuts_come_after_reentrant_checkpoints_too() -> None:
+    layers = [
+        capture_model(CASES[f"a {kind}checkpoint around each block"].make(), inputs()).layer_names
+        for kind in ("", "reentrant ")
+    ]
+    assert layers[0] == layers[1]
+    assert {"blocks.1.up", "blocks.2.up", "blocks.3.up"} < set(layers[1])
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,7 @@ class LayerRun:
     def has_checkpoints(self) -> bool:
         """Whether its backward runs calls of its forward again, in the user's own checkpoints."""
         module = self.program.module
-        if not isinstance(module, StageModule):
-            return False
-        checkpoints = module.graph.recorded.record.checkpoints.values()
-        return any(module.part.first <= first < module.part.last for _, first, _ in checkpoints)
+        return isinstance(module, StageModule) and module.has_checkpoints()
 
     def peak_of_backward(self, outputs: Sequence[torch.Tensor]) -> int:
         """Run the backward; returns the most bytes that it takes at once beyond what is saved.

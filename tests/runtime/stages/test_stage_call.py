@@ -153,22 +153,24 @@ def test_the_users_modules_are_as_he_made_them_and_his_own_forward_stays(deferri
 
 
 class Checkpointed(nn.Module):
-    """Two linear layers, the first of them in a checkpoint."""
+    """Three linear layers, the second of them in a checkpoint."""
 
-    def __init__(self) -> None:
+    def __init__(self, reentrant: bool) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, LARGE // WIDTH), nn.Linear(LARGE // WIDTH, 1)
+        self.first, self.reentrant = nn.Linear(WIDTH, WIDTH), reentrant
+        self.wide, self.second = nn.Linear(WIDTH, LARGE // WIDTH), nn.Linear(LARGE // WIDTH, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = checkpoint(self.first, x, use_reentrant=False)
+        hidden = checkpoint(self.wide, self.first(x), use_reentrant=self.reentrant)
         assert isinstance(hidden, torch.Tensor)
         return self.second(hidden.tanh())
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("kinds", ["B", "IW"])
-def test_what_is_in_the_users_checkpoint_runs_as_it_is(kinds: str) -> None:
+def test_what_is_in_the_users_checkpoint_runs_as_it_is(kinds: str, reentrant: bool) -> None:
     torch.manual_seed(0)
-    model, x = Checkpointed().double(), torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    model, x = Checkpointed(reentrant).double(), torch.randn(ROWS, WIDTH, dtype=torch.float64)
     graph = capture_model(model, (x, x[:, :1]), loss=nn.MSELoss())
     program = graph.stage(range(len(graph.layer_names)))
     nn.MSELoss()(model(x), x[:, :1]).backward()
@@ -184,7 +186,7 @@ def test_what_is_in_the_users_checkpoint_runs_as_it_is(kinds: str) -> None:
             runner.backward_weight(0)
         else:
             (runner.backward if kind == "B" else runner.backward_input)(0, [])
-    assert len(expected) == 4
+    assert len(expected) == 6
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad / ROWS, expected[name])

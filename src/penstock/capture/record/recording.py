@@ -38,6 +38,7 @@ from penstock.capture.record.absent import (
     check_none_lost,
     deciding_tensors,
     fresh_results,
+    functions_through,
     memory_of,
     scripts_seen,
     version_of,
@@ -391,6 +392,8 @@ class ProgramRecording(TorchFunctionMode):
         self._active = False
         self.checkpoints: dict[int, tuple[Any, int, int]] = {}
         """The user's checkpoints, by identity, each with its first event and the one after."""
+        self.reentrant: set[int] = set()
+        """The first events of the user's reentrant checkpoints."""
         self._function_depth = 0
         self._know_tensors()
 
@@ -435,7 +438,7 @@ class ProgramRecording(TorchFunctionMode):
         wrappers |= {path: partial(self._around_block, path) for path in blocks}
         # A run whose calls are compared is a training run, with all its hooks.
         muted = hooks_muted(self.program, self.has_hooks if self.valued is not None else ())
-        with muted, forwards_replaced(self.program, wrappers), self._functions_seen():
+        with muted, forwards_replaced(self.program, wrappers), functions_through(self._function):
             self._active, self._at_start = True, self._skeleton_state()
             try:
                 with fresh_results(), scripts_seen(self._note_script), self:
@@ -466,34 +469,20 @@ class ProgramRecording(TorchFunctionMode):
 
         return forward
 
-    @contextlib.contextmanager
-    def _functions_seen(self) -> Iterator[None]:
-        """Within, calls of the user's own autograd functions between units are events.
-
-        Replaced is the method that ``apply`` calls: users may hold ``MyFunction.apply`` itself.
-        """
-        lowest: Any = torch.autograd.Function.__mro__[1]
-
-        def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            call = super(lowest, kind).apply
-            if self.on_function is not None:
-                self.on_function(kind, call, args)
-            if kind is CheckpointFunction and self._active:
-                self._note_checkpoint(len(self.events), object())
-            if self._inside is not None or not self._active:
-                return _with_grad(call(*args, **kwargs), (args, kwargs))
-            return self._own_function(kind, call, args, kwargs)
-
-        lowest.apply = classmethod(apply)
-        try:
-            yield
-        finally:
-            del lowest.apply
+    def _function(self, kind: Any, call: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """A call of an autograd function; those of the user's own between units are events."""
+        if self.on_function is not None:
+            self.on_function(kind, call, args)
+        if kind is CheckpointFunction and self._active:
+            self.reentrant.add(len(self.events))
+        if self._inside is not None or not self._active:
+            return _with_grad(call(*args, **kwargs), (args, kwargs))
+        return self._own_function(kind, call, args, kwargs)
 
     def _own_function(
         self, kind: Any, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """An own autograd function: no cut inside of it, and its results cannot be sent.
+        """An own autograd function: no cut inside of it; only results of checkpoints can be sent.
 
         Gradients do not pass through what it calls, but through itself.
         """
@@ -517,7 +506,7 @@ class ProgramRecording(TorchFunctionMode):
             self.hook_events |= set(range(first, number + 1))
         for slot, tensor in enumerate(tensors_in(result)):
             if all(tensor is not one for one in given):
-                self.make(reads, number, slot, tensor, crossable=False)
+                self.make(reads, number, slot, tensor, crossable=kind is CheckpointFunction)
         self.regions.append((first, number + 1))
         return result
 
@@ -766,8 +755,8 @@ class ProgramRecording(TorchFunctionMode):
                     self.opened[other] = f"{unit} reads something other than its result"
         return result
 
-    def _note_checkpoint(self, number: int, found: Any = None) -> None:
-        found = found or checkpoint_here()
+    def _note_checkpoint(self, number: int) -> None:
+        found = checkpoint_here()
         if found is not None:
             _, first, _ = self.checkpoints.get(id(found), (found, number, number))
             self.checkpoints[id(found)] = (found, first, number + 1)

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from penstock.capture.loss.loss_parts import LossAction, measured, target_count, weighed
 from penstock.capture.record.absent import (
@@ -28,6 +29,7 @@ from penstock.capture.record.absent import (
     NoHandle,
     absent_like,
     call_name,
+    functions_through,
     scripts_seen,
     writes_first,
 )
@@ -727,6 +729,12 @@ class ProgramStage:
             self._collect(tensors_in(result), slots)
         return result
 
+    def _function(self, kind: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call of an autograd function; a reentrant checkpoint may be received, or sent."""
+        if kind is not CheckpointFunction or not self._watching or self.inside:
+            return call(*args, **kwargs)
+        return self.watched_call(call, kind.__name__, args, kwargs)
+
     def _acted(
         self, address: Address, actions: Sequence[LossAction], func: Any, args: Any, kwargs: Any
     ) -> Any:
@@ -895,9 +903,12 @@ class ProgramStage:
     def _surroundings(self) -> AbstractContextManager[object]:
         """What must be around a run of this program."""
         without_hooks = self.record.has_tensor_hooks and not torch.is_grad_enabled()
-        if not (self.record.has_scripts or without_hooks):
+        sees_checkpoints = CheckpointFunction.__name__ in self.watched_names
+        if not (self.record.has_scripts or without_hooks or sees_checkpoints):
             return nullcontext()
         found = ExitStack()
+        if sees_checkpoints:
+            found.enter_context(functions_through(self._function))
         if self.record.has_scripts:
             found.enter_context(scripts_seen())
         if without_hooks:  # it may run again with gradients

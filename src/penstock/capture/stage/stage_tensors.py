@@ -143,6 +143,14 @@ class StageModule(nn.Module):
         }
         return list(found.values())
 
+    def has_checkpoints(self, *, reentrant: bool = False) -> bool:
+        """Whether checkpoints of the user's (``reentrant`` ones) run some of its calls again."""
+        record, part = self.graph.recorded.record, self.part
+        firsts = set(record.reentrant)
+        if not reentrant:
+            firsts |= {first for _, first, _ in record.checkpoints.values()}
+        return any(part.first <= first < part.last for first in firsts)
+
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the stage on leaves of the batch, then received tensors."""
         count = len(self.inputs)

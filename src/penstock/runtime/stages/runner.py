@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.lengths import LengthsOf
-from penstock.capture.stage.stage_tensors import RunContext
+from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.runtime.stages.call import ModuleCall, StageCall, stage_call
 from penstock.runtime.stages.random_stream import ForwardState, forward_state, replayed
@@ -134,6 +134,9 @@ class ModuleRunner:
         self._around_forward = around_forward
         self._around_last_backward = around_last_backward
         self._plain = autocast is None and around_forward is None
+        # A reentrant checkpoint gives no gradients of chosen tensors, which the first half takes.
+        module = program.module
+        self._whole = isinstance(module, StageModule) and module.has_checkpoints(reentrant=True)
         self._grad_inputs = [i for i, spec in enumerate(program.received) if spec.requires_grad]
         self._trains = any(p.requires_grad for p in program.module.parameters())
         self._kept: dict[int, Kept] = {}
@@ -281,7 +284,7 @@ class ModuleRunner:
             for i in self._grad_inputs:
                 inputs[i].requires_grad_()
         work = self._work
-        if recording and micro_batch in work.halved:
+        if recording and micro_batch in work.halved and not self._whole:
             kept.deferred = DeferredGradients()
         again = kept.before is not None
         name = work.names[micro_batch] if work.names else (micro_batch,)
