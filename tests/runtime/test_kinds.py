@@ -52,7 +52,7 @@ def test_other_batches_are_refused_on_all_ranks_and_change_nothing() -> None:
 
 @pytest.mark.parametrize("cut", [1, 2, 4])
 def test_one_process_holds_all_stages_of_both_kinds(cut: int) -> None:
-    """Two stages on one device; lengths vary, too."""
+    """Two stages on one device; lengths vary, calls are checked, and layers frozen for a while."""
     model, reference = captions(), captions()
     optimizer = decaying(reference.parameters())
     stages = tuple(Stage(layers, (0,), (2,)) for layers in (range(cut), range(cut, 8)))
@@ -66,8 +66,11 @@ def test_one_process_holds_all_stages_of_both_kinds(cut: int) -> None:
         optimizer=decaying,
         dynamic=dynamic,
         other_examples=[batch_of(1)],
+        check_every=2,
     ) as pipe:
         for step, kind in enumerate(KINDS):
+            for own in (model, reference):
+                own.blocks.requires_grad_(step not in (3, 4))
             batch = batch_of(kind, 6, step, 3 + step % 4)
             assert pipe.lengths_of(batch) == {"length": 3 + step % 4}
             assert off("loss", pipe.step(batch).loss, plain_step(reference, optimizer, batch)) == []
