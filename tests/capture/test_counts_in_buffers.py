@@ -236,3 +236,25 @@ def test_a_buffer_that_the_first_forward_registers_is_of_every_stage():
     assert list(counts) == ["largest"]
     with pytest.raises(BadInput, match=r"'largest'.* 2 workers of stage 1"):
         check_counts(two_stages(graph, replicas=2, micro_batches=1), graph)
+
+
+def test_a_buffer_that_code_between_modules_reads_is_of_the_layers_that_read_it():
+    """So what the user writes to it on their rank is what a checkpoint holds."""
+
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(3))
+            self.register_buffer("bias", torch.zeros(SIZE))
+            self.register_buffer("places", torch.arange(SIZE))
+
+        def forward(self, x):
+            hidden = self.layers[0](x + self.places)
+            return self.layers[2](self.layers[1](hidden).relu() + self.bias)
+
+    batch = torch.randn(4, SIZE), torch.zeros(4, dtype=torch.long)
+    graph = capture_model(Biased(), batch, loss=functional.cross_entropy)
+    uses = {use.name: use.layers for use in graph.parameter_uses}
+    (layer,) = uses["bias"]
+    assert graph.layer_names[layer] in ("layers.1", "layers.2")
+    assert uses["places"] == tuple(range(len(graph.layer_names)))

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import get_args
 
@@ -15,7 +15,7 @@ from penstock.capture.chain import Chain
 from penstock.capture.kinds import joined, named_in
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
-from penstock.capture.record.example import record_program
+from penstock.capture.record.example import Recorded, record_program
 from penstock.capture.record.units import Granularity
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage_program import Batch, Loss
@@ -76,29 +76,15 @@ def capture_model(
                 "the chain has a loss function and another was passed as loss=...; pass only one"
             )
         function = function or model.loss
-    has_loss = function is not None
     record = partial(record_program, granularity=granularity, autocast=autocast)
 
+    def program_of(layout: BatchLayout) -> UserProgram:
+        call = BatchCall.of(layout, entry.forward, has_loss=function is not None)
+        return UserProgram(model, function, call)
+
     def captured(example: Batch) -> LayerGraph:
-        layout = layout_of(
-            example, named_in(dynamic, example, examples), named_in(rows, example, examples)
-        )
-        leaves = layout.flatten(example)
-        while True:
-            call = BatchCall.of(layout, entry.forward, has_loss=has_loss)
-            program = UserProgram(model, function, call)
-            program.check()
-            try:
-                found = LayerGraph.of(program, record(program, leaves))
-            except PenstockError:
-                read = entries_read(layout, failed=True)
-                if not read:
-                    raise
-            else:
-                read = entries_read(layout, failed=False)
-                if not read:
-                    return found
-            layout = layout.with_constants(read)
+        named = named_in(dynamic, example, examples), named_in(rows, example, examples)
+        return recorded_as(program_of, record, layout_of(example, *named), example)
 
     examples = [batch, *other_examples]
     graphs = [captured(example) for example in examples]
@@ -107,6 +93,29 @@ def capture_model(
         names = ", ".join(dict.fromkeys(unread))
         warnings.warn(f"not passed to the stages, since nothing reads it: {names}", stacklevel=2)
     return joined(graphs, examples) if other_examples else graphs[0]
+
+
+def recorded_as(
+    program_of: Callable[[BatchLayout], UserProgram],
+    record: Callable[[UserProgram, list[torch.Tensor]], Recorded],
+    layout: BatchLayout,
+    example: Batch,
+) -> LayerGraph:
+    """The graph of one example; again, if it reads entries without tensors, which are constants."""
+    while True:
+        program = program_of(layout)
+        program.check()
+        try:
+            found = LayerGraph.of(program, record(program, layout.flatten(example)))
+        except PenstockError:
+            read = entries_read(layout, failed=True)
+            if not read:
+                raise
+        else:
+            read = entries_read(layout, failed=False)
+            if not read:
+                return found
+        layout = layout.with_constants(read)
 
 
 def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:

@@ -396,7 +396,7 @@ class Cut:
         tensors = self.program.tensors
         users: dict[str, set[int]] = defaultdict(set)
         for number, event in enumerate(self.record.events):
-            names = list(event.params)
+            names = [*event.params, *(event.buffers if event.depends else ())]
             if event.is_unit:
                 path = event.address[0]
                 module = self.program.module(path)

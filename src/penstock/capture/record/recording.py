@@ -171,9 +171,9 @@ class Made:
 class RecordedCall:
     """A call. ``reads`` and ``makes`` are values, ``leaves`` the batch's leaves that it read.
 
-    ``params`` are names of parameters that a call between units read. ``asks``: its result is no
-    tensor but depends on values; ``answer`` is that result. ``depends``: on parameters, and so on
-    stages; what does not is found from the batch alone, by every stage. ``random``: it draws.
+    ``params`` and ``buffers`` are names of what a call between units read. ``asks``: its result is
+    no tensor but depends on values; ``answer`` is that result. ``depends``: on parameters, and so
+    on stages; what does not is found from the batch alone, by every stage. ``random``: it draws.
     ``result`` is the structure of a unit's result.
     """
 
@@ -183,6 +183,7 @@ class RecordedCall:
     reads: list[int] = field(default_factory=list[int])
     leaves: set[int] = field(default_factory=set[int])
     params: list[str] = field(default_factory=list[str])
+    buffers: list[str] = field(default_factory=list[str])
     makes: list[int] = field(default_factory=list[int])
     args: Any = None
     asks: bool = False
@@ -527,6 +528,8 @@ class ProgramRecording(TorchFunctionMode):
                     self.opened.setdefault(
                         owner, f"its parameters are read at {line_in_words(event.line)}"
                     )
+            if id(tensor) in self._buffers:
+                event.buffers.append(self._buffers[id(tensor)])
             if value is None and name is None:
                 self._read_unseen(event, tensor)
 
