@@ -617,7 +617,7 @@ class _Recorder:
 
 def buffer_at(program: UserProgram, place: StatePlace) -> torch.Tensor | None:
     """A copy of a buffer; None if it has no values."""
-    buffer = program.module(place.path)._buffers.get(place.key)
+    buffer = own_buffers(program.module(place.path)).get(place.key)
     return None if buffer is None or type(buffer) is Absent else buffer.detach().clone()
 
 
@@ -625,7 +625,7 @@ def maker_of_buffer(
     record: ProgramRecording, other: ProgramRecording, place: StatePlace
 ) -> list[int]:
     """The event that made the tensor which forward has set as a buffer, as ``other`` shows."""
-    buffer = other.program.module(place.path)._buffers.get(place.key)
+    buffer = own_buffers(other.program.module(place.path)).get(place.key)
     value = None if buffer is None else other.current.get(buffer)
     if value is None:
         return []

@@ -404,7 +404,7 @@ class ProgramRecording(TorchFunctionMode):
         self.param_names: dict[int, str] = {}
         for name, parameter in named:
             self.param_names.setdefault(id(parameter), name)
-        self._buffers = {id(buffer): name for name, buffer in program.named_buffers()}
+        self._buffer_names = {id(buffer): name for name, buffer in program.named_buffers()}
         self._buffer_memory = {memory_of(buffer): n for n, buffer in program.named_buffers()}
         self._owner: dict[str, str] = {}
         for path in self.units:
@@ -528,8 +528,8 @@ class ProgramRecording(TorchFunctionMode):
                     self.opened.setdefault(
                         owner, f"its parameters are read at {line_in_words(event.line)}"
                     )
-            if id(tensor) in self._buffers:
-                event.buffers.append(self._buffers[id(tensor)])
+            if id(tensor) in self._buffer_names:
+                event.buffers.append(self._buffer_names[id(tensor)])
             if value is None and name is None:
                 self._read_unseen(event, tensor)
 
@@ -572,8 +572,8 @@ class ProgramRecording(TorchFunctionMode):
                 continue
             done.add(key)
             for j, other in enumerate(self._memory.sharing(key)):
-                if id(other) in self._buffers and not event.is_unit:
-                    self.buffer_writes.setdefault(self._buffers[id(other)], []).append(number)
+                if id(other) in self._buffer_names and not event.is_unit:
+                    self.buffer_writes.setdefault(self._buffer_names[id(other)], []).append(number)
                 before = self.current.get(other)
                 if before is not None:
                     self.overwritten[before] = number
