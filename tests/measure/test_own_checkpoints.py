@@ -96,6 +96,16 @@ def test_an_estimated_backward_runs_checkpoints_again(kind: str) -> None:
     assert more_s == pytest.approx(forward_s, rel=0.2)
 
 
+def test_no_layer_with_checkpoints_is_compiled() -> None:
+    compiled = partial(estimate_profile, hardware_name="A100-80GB", compiled=True)
+    plain = range(len(estimated(None).layers))
+    faster = costs_by(compiled, None)
+    assert faster.forward_s(plain, ROWS) < estimated(None).forward_s(plain, ROWS)
+    found = with_checkpoints(costs_by(compiled, reentrant=False))
+    assert found == with_checkpoints(estimated(False))
+    assert len(found) == BLOCKS
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_in_checkpoints_get_their_gradients_in_the_first_half(kind: str) -> None:
     for layer in with_checkpoints(measured(KINDS[kind])):

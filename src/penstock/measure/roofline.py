@@ -15,7 +15,7 @@ is read once.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from typing import Any, TypeAlias
@@ -346,23 +346,25 @@ def estimate_batch(
         return outputs
 
     def estimated(run: LayerRun) -> tuple[tuple[torch.Tensor, ...], Cost]:
-        forward, norms = target.counting(), CountedNorms()
+        # What is within checkpoints is not compiled.
+        own = replace(target, compiled=False) if run.has_checkpoints else target
+        forward, norms = own.counting(), CountedNorms()
 
         def begin() -> None:
             forward.restart()
             norms.channels.clear()
 
-        with target.attention(), forward, norms:
+        with own.attention(), forward, norms:
             outputs, saved = storages.saved_by(run, begin)
         forward.write([*outputs, *saved])
         inputs = [tensor for tensor in run.received if tensor.requires_grad]
         parameters = [p for p in run.program.module.parameters() if p.requires_grad]
         if run.has_checkpoints:
-            backward_s, workspace = with_checkpoints(run, outputs, target)
+            backward_s, workspace = with_checkpoints(run, outputs, own)
             found = backward_s, backward_s, 0.0
         else:
             wanted = ([*inputs, *parameters], inputs, parameters)
-            found, workspace = [towards_s(run, outputs, own, target) for own in wanted], 0
+            found, workspace = [towards_s(run, outputs, tensors, own) for tensors in wanted], 0
         return outputs, (
             PassSeconds(forward.seconds, *found),
             LayerBytes(sum(map(storage_bytes, saved)), workspace, tuple(norms.channels)),
@@ -406,7 +408,6 @@ def with_checkpoints(
         return 0.0, 0
     with mode_of(run.differentiable(outputs)), target.attention(), target.counting() as backward:
         workspace = run.peak_of_backward(outputs)
-    backward.write(tensor.grad for tensor in run.received if tensor.grad is not None)
     return backward.seconds, workspace
 
 
