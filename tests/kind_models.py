@@ -24,6 +24,7 @@ class Captions(nn.Module):
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, WIDTH)
         self.look = nn.ModuleList([nn.Linear(6, WIDTH), nn.Linear(WIDTH, WIDTH)])
+        self.look[0].register_buffer("own", torch.zeros(2))
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)
         )

@@ -53,7 +53,10 @@ def test_what_only_a_further_kind_calls_is_in_the_layer_before_and_its_parameter
         assert uses["look.0.weight"] == (0,)
         held = {name for name, _ in kind.stage(range(2)).module.named_parameters()}
         assert {"look.0.weight", "look.1.bias", "words.weight"} <= held
-        assert "look.0.weight" not in dict(kind.stage(range(2, 6)).module.named_parameters())
+        later = kind.stage(range(2, 6)).module
+        assert "look.0.weight" not in dict(later.named_parameters())
+        assert "look.0.own" in dict(kind.stage(range(2)).module.named_buffers())
+        assert "look.0.own" not in dict(later.named_buffers())
 
 
 def test_parameters_that_only_the_other_kind_reads_are_idle() -> None:
