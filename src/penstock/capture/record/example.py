@@ -64,7 +64,7 @@ from penstock.capture.record.sizes import BatchSize, ValueSizes, shapes_of
 from penstock.capture.record.units import Granularity, blocks_around, is_torchs, units_of
 from penstock.capture.record.user_program import Returned, UserProgram
 from penstock.errors import BadInput, CaptureFailed, PenstockError
-from penstock.torch_internals import Norm, eagerly
+from penstock.torch_internals import Norm, eagerly, own_buffers
 
 __all__ = ["Recorded", "leaves_as_values", "record_program", "without_caches"]
 
