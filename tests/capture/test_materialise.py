@@ -137,6 +137,19 @@ def test_tensors_with_values_keep_them_and_stay_the_models_own(pipeline):
         assert torch.equal(parameter, before[name])
 
 
+def test_only_what_is_on_meta_gets_new_values():
+    """A body with values, and a head that is not made yet."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3, device="meta"))
+    net[0].register_buffer("places", torch.arange(4.0))
+    before = {name: tensor.clone() for name, tensor in net[:2].state_dict().items()}
+    batch = torch.randn(6, 4), torch.zeros(6, dtype=torch.long)
+    graph = capture_model(net, batch, loss=functional.cross_entropy)
+    program = graph.stage(range(len(graph.layer_names)))
+    materialise(program, device="cpu", seed=0, model=net)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net[:2].state_dict().items())
+    assert not any(parameter.is_meta for parameter in net.parameters())
+
+
 @pytest.mark.parametrize("as_buffer", [False, True])
 def test_a_tensor_that_only_the_constructor_sets_is_refused(as_buffer):
     class Scale(nn.Module):

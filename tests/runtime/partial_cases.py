@@ -234,6 +234,9 @@ def thawing(schedule: str, replicas: Sequence[int], *, meta: bool = False) -> di
         expected = dict(plain.named_parameters())
         wrong = [n for n, p in found.items() if not torch.allclose(p, expected[n], 1e-9, 1e-11)]
         verified = str(pipe.verify(batches[0]))
+        pipe.close(gather=True)
+    whole = dict(model.named_parameters())
+    wrong += [n for n, p in expected.items() if not torch.allclose(p, whole[n], 1e-9, 1e-11)]
     return {"wrong": wrong, "kinds": kinds, "rate": metrics.learning_rate, "verified": verified}
 
 

@@ -587,14 +587,16 @@ class LayerGraph:
                     continue
                 seen.add(id(parameter))
                 value = value_of(name)
-                if type(parameter) is Absent:
+                if type(parameter) is Absent or parameter.is_meta:
                     give_back(parameter, value)
                 else:
                     parameter.copy_(value)
             for name, buffer in self.program.named_buffers():
                 if id(buffer) not in seen:
                     seen.add(id(buffer))
-                    buffer.copy_(value_of(name))
+                    place, key = self.program.places(name)
+                    value = value_of(name)
+                    place[key] = value if buffer.is_meta else buffer.copy_(value)
 
 
 def loss_of(output: Any) -> torch.Tensor | None:

@@ -38,11 +38,12 @@ def materialise(
     """
     stage, home = program.module, torch.device(device)
     made: dict[int, torch.Tensor] = {}
+    named = named_tensors(stage)
     with torch.random.fork_rng(devices=[]), _all_on_meta(model):
-        for name, tensor in named_tensors(stage):
+        for name, tensor in named:
             if tensor.is_meta and id(tensor) not in made:
                 made[id(tensor)] = _initialised(model, name, tensor, seed).to(home)
-    for name, tensor in named_tensors(stage):
+    for name, tensor in named:
         if id(tensor) in made:
             put_tensor(stage, name, tensor, made[id(tensor)])
     stage.to(home)

@@ -218,14 +218,18 @@ def release(parameter: torch.Tensor) -> int:
 
 
 def give_back(parameter: torch.Tensor, value: torch.Tensor) -> None:
-    """Give a parameter that was released a value; it is an ordinary `torch.nn.Parameter` again."""
+    """Give a parameter a value that was released, or on meta; it is an ordinary one again."""
     absent: Any = parameter
-    needs_grad = absent.needs_grad
-    for name in ("plain", "needs_grad", "is_unknown"):
-        delattr(absent, name)
-    absent.__class__ = nn.Parameter
-    parameter.data = value.clone()
-    parameter.requires_grad_(needs_grad)
+    needs_grad = parameter.requires_grad
+    if type(parameter) is Absent:
+        for name in ("plain", "needs_grad", "is_unknown"):
+            delattr(absent, name)
+        absent.__class__ = nn.Parameter
+    if parameter.is_meta:  # it has never had values here
+        torch.utils.swap_tensors(parameter, nn.Parameter(value.clone(), needs_grad))
+    else:
+        parameter.data = value.clone()
+        parameter.requires_grad_(needs_grad)
 
 
 def check_none_lost(tensors: Iterable[torch.Tensor]) -> None:
