@@ -34,12 +34,16 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with a batch; ``blocks`` are the paths of what is divided among the stages."""
+    """A model with a batch; ``blocks`` are the paths of what is divided among the stages.
+
+    ``tail`` are the paths of what follows them, before a cross entropy.
+    """
 
     name: str
     model: nn.Module
     batch: Any
     blocks: Sequence[str]
+    tail: Sequence[str] = ()
     loss: Callable[..., torch.Tensor] | None = None
 
 
@@ -48,7 +52,8 @@ def linear() -> Subject:
     parts = [nn.Linear(16, 16) for _ in range(8)]
     batch = torch.randn(2, 16), torch.tensor([1, 2])
     blocks = [str(i) for i in range(8)]
-    return Subject("8 x Linear(16)", nn.Sequential(*parts), batch, blocks, functional.cross_entropy)
+    net = nn.Sequential(*parts)
+    return Subject("8 x Linear(16)", net, batch, blocks, loss=functional.cross_entropy)
 
 
 def words() -> dict[str, torch.Tensor]:
@@ -61,10 +66,11 @@ def gpt2() -> Subject:
     """GPT-2 of twelve blocks, 32 wide, without dropout."""
     rest = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     config = transformers.GPT2Config(
-        n_layer=12, n_embd=32, n_head=2, vocab_size=100, n_positions=64, **rest
+        n_layer=12, n_embd=32, n_head=2, vocab_size=100, n_positions=64, use_cache=False, **rest
     )
     model = transformers.GPT2LMHeadModel(config)
-    return Subject("GPT-2", model, words(), [f"transformer.h.{i}" for i in range(12)])
+    blocks = [f"transformer.h.{i}" for i in range(12)]
+    return Subject("GPT-2", model, words(), blocks, ("transformer.ln_f", "lm_head"))
 
 
 def llama() -> Subject:
@@ -77,9 +83,11 @@ def llama() -> Subject:
         num_key_value_heads=2,
         vocab_size=100,
         max_position_embeddings=64,
+        use_cache=False,
     )
     model = transformers.LlamaForCausalLM(config)
-    return Subject("Llama", model, words(), [f"model.layers.{i}" for i in range(12)])
+    blocks = [f"model.layers.{i}" for i in range(12)]
+    return Subject("Llama", model, words(), blocks, ("model.norm", "lm_head"))
 
 
 def main() -> None:
@@ -139,9 +147,9 @@ def stage_calls(programs: Sequence[StageProgram], leaves: Sequence[torch.Tensor]
 def plain_calls(subject: Subject, each: int) -> list[Call]:
     """The modules of every stage alone, each on its own input of a run of the whole model.
 
-    Embeddings, and what follows the last block with the loss, count for nobody: a stage that has
-    them is slower by as much.
+    The last stage has what follows the blocks, and a cross entropy of as many classes.
     """
+    paths = [*subject.blocks, *subject.tail]
     given: dict[str, Call] = {}
 
     def note(path: str, module: nn.Module, args: Any, named: Any) -> None:
@@ -152,7 +160,7 @@ def plain_calls(subject: Subject, each: int) -> list[Call]:
         subject.model.get_submodule(path).register_forward_pre_hook(
             partial(note, path), with_kwargs=True
         )
-        for path in subject.blocks
+        for path in paths
     ]
     if isinstance(subject.batch, dict):
         subject.model(**subject.batch)
@@ -161,7 +169,11 @@ def plain_calls(subject: Subject, each: int) -> list[Call]:
     for handle in handles:
         handle.remove()
     runs = [given[path] for path in subject.blocks]
-    return [partial(all_of, runs[i : i + each]) for i in range(0, len(runs), each)]
+    stages = [runs[i : i + each] for i in range(0, len(runs), each)]
+    scores = detach(given[paths[-1]]()).flatten(0, -2)
+    loss = partial(functional.cross_entropy, scores, torch.zeros(len(scores), dtype=torch.long))
+    stages[-1] += [*(given[path] for path in subject.tail), loss]
+    return [partial(all_of, calls) for calls in stages]
 
 
 def detach(value: Any) -> Any:
