@@ -115,6 +115,9 @@ def rows_of(subject: Subject, rounds: int) -> list[dict[str, Any]]:
     firsts = [next(i for i, n in enumerate(graph.layer_names) if inside(n, s)) for s in starts]
     cuts = [0, *firsts, len(graph.layer_names)]
     programs = [graph.stage(range(lo, hi)) for lo, hi in pairwise(cuts)]
+    for program in programs:
+        stage: Any = program.module
+        stage.stage.hold(alone=False)  # as after the first step, when others' parameters are gone
     leaves = graph.batch_leaves(subject.batch)
     return [
         {"model": subject.name, "stage": number, **least_us(stage, plain, rounds)}
