@@ -100,10 +100,20 @@ def main() -> None:
     torch.manual_seed(0)
     rows = [row for make in (linear, gpt2, llama) for row in rows_of(make(), arguments.rounds)]
     arguments.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(table(rows)))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The results as on the page, in whole microseconds."""
+    lines = [
+        "| model | stage | the stage (us) | its modules alone (us) | above (us) |",
+        "|---|--:|--:|--:|--:|",
+    ]
     for row in rows:
         above = row["stage_us"] - row["plain_us"]
         figures = f"{row['stage_us']:.0f} | {row['plain_us']:.0f} | {above:.0f}"
-        print(f"| {row['model']} | {row['stage']} | {figures} |")
+        lines.append(f"| {row['model']} | {row['stage']} | {figures} |")
+    return lines
 
 
 def rows_of(subject: Subject, rounds: int) -> list[dict[str, Any]]:

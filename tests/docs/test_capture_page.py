@@ -21,9 +21,18 @@ def rows(benchmark: Any) -> list[dict[str, Any]]:
     return json.loads(benchmark.RESULTS.read_text(encoding="utf-8"))["rows"]
 
 
-def test_the_table_is_that_of_the_results(benchmark: Any, rows: list[dict[str, Any]]) -> None:
+def test_the_tables_are_those_of_the_results(benchmark: Any, rows: list[dict[str, Any]]) -> None:
     shown = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    assert shown == benchmark.table(rows)
+    forward = script_at("benchmarks/stage_forward.py", "stage_forward_benchmark")
+    stages = json.loads(forward.RESULTS.read_text(encoding="utf-8"))
+    assert shown == [*benchmark.table(rows), *forward.table(stages)]
+
+
+def test_a_stage_is_timed_beside_its_modules() -> None:
+    forward = script_at("benchmarks/stage_forward.py", "stage_forward_benchmark")
+    rows = forward.rows_of(forward.linear(), 3)
+    assert [row["stage"] for row in rows] == [0, 1, 2, 3]
+    assert all(row["stage_us"] > row["plain_us"] > 0 for row in rows)
 
 
 def test_a_small_model_is_captured(benchmark: Any) -> None:
