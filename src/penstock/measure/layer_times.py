@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from statistics import median
 
 import torch
@@ -169,8 +170,9 @@ def measure_profile(
                 f">= 1"
             )
         programs = programs_of(graph, settings.device)
+        cuts = [] if is_on_meta(graph.own_module()) else whole_model(graph)
         watch = LoadWatch(usable_cores(), shares_cores)
-        found = [layer_times(graph, programs, leaves, n, repeats, settings, watch) for n in sizes]
+        found = [layer_times(programs, cuts, leaves, n, repeats, settings, watch) for n in sizes]
         notes = watch.warnings()
         costs = [
             list(
@@ -236,9 +238,21 @@ def layer_costs(
     return tuple(cost(index, name) for index, name in enumerate(names))
 
 
+def whole_model(graph: LayerGraph) -> list[list[StageProgram]]:
+    """The model as one stage, and as several of about equally many layers."""
+    layers = len(graph.layer_names)
+    cuts = [
+        [graph.stage(range(i * layers // n, (i + 1) * layers // n)) for i in range(n)]
+        for n in (1, min(STAGES, layers))
+    ]
+    for program in chain(*cuts):
+        program.module.train()
+    return cuts
+
+
 def layer_times(
-    graph: LayerGraph,
     programs: Sequence[StageProgram],
+    cuts: Sequence[Sequence[StageProgram]],
     leaves: Sequence[torch.Tensor],
     samples: int,
     repeats: int,
@@ -248,8 +262,8 @@ def layer_times(
     """The seconds of the layers at one batch size, adding up to those of the model in one stage.
 
     Layers that do the same work share their measurements: each gets the median over all of them, so
-    that no outlier decides a plan. A model on the meta device may not fit in memory as a whole, so
-    the seconds of its layers are not scaled.
+    that no outlier decides a plan. ``cuts`` are those of `whole_model`. A model on the meta device
+    has none, since it may not fit in memory as a whole; the seconds of its layers are not scaled.
     """
     rows = resized(leaves, samples)
     measured: dict[Hashable, list[PassSeconds]] = {}
@@ -262,12 +276,11 @@ def layer_times(
         measured.setdefault(works[-1], []).extend(times)
         return run.forward()
 
-    lends = is_on_meta(graph.own_module())
-    walk(programs, rows, settings, visit, lends=lends)
+    walk(programs, rows, settings, visit, lends=not cuts)
     alone = [median_times(measured[work]) for work in works]
-    if lends:
+    if not cuts:
         return ModelSeconds(alone)
-    whole, more = time_whole(graph, len(programs), rows, repeats, settings)
+    whole, more = time_whole(cuts, rows, repeats, settings)
     forward = adding_up([t.forward_s for t in alone], whole.forward_s - more.forward_s)
     backward = adding_up([t.backward_s for t in alone], whole.backward_s - more.backward_s)
     layers = [
@@ -288,8 +301,7 @@ def time_layer(run: LayerRun, repeats: int) -> list[PassSeconds]:
 
 
 def time_whole(
-    graph: LayerGraph,
-    layers: int,
+    cuts: Sequence[Sequence[StageProgram]],
     leaves: Sequence[torch.Tensor],
     repeats: int,
     settings: RunSettings,
@@ -300,28 +312,18 @@ def time_whole(
     caches, so a backward reads them from memory. The model runs as one stage and as several in
     turns, and the difference of each turn is divided among the stages that the second has more.
     """
-    count = min(STAGES, layers)
-    one = [graph.stage(range(layers))]
-    several = [
-        graph.stage(range(i * layers // count, (i + 1) * layers // count)) for i in range(count)
-    ]
-    for program in (*one, *several):
-        program.module.train()
     with without_collecting():
         turns = [
-            (
-                time_stages(one, leaves, settings),
-                time_stages(several, leaves, settings),
-            )
-            for _ in range(repeats + 1)
+            [time_stages(stages, leaves, settings) for stages in cuts] for _ in range(repeats + 1)
         ][1:]
     whole = median_times([times for times, _ in turns])
-    if count == 1:
-        return whole, PassSeconds(0.0, 0.0)
+    further = len(cuts[1]) - 1
 
     def more(seconds_of: Callable[[PassSeconds], float]) -> float:
+        if not further:  # a model of one layer
+            return 0.0
         added = median(seconds_of(cut) - seconds_of(uncut) for uncut, cut in turns)
-        return min(max(0.0, added / (count - 1)), seconds_of(whole) / 2)
+        return min(max(0.0, added / further), seconds_of(whole) / 2)
 
     return whole, PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
 
