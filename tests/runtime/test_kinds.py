@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from kind_models import Captions, batch_of, captions, decaying, loss_of, plain_step
 from runtime.kind_cases import KINDS, off, plan_of, run_kinds, run_refused
 
 from penstock.capture.batch_part import BatchPart
 from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Dynamic, Length
-from penstock.errors import BadInput
+from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
@@ -83,6 +84,28 @@ def test_one_process_holds_all_stages_of_both_kinds(cut: int) -> None:
             assert off("loss", pipe.step(batch).loss, plain_step(reference, optimizer, batch)) == []
     for name, value in model.named_parameters():
         assert off(name, value, reference.get_parameter(name)) == []
+
+
+def test_verify_compares_the_calls_of_the_kind_of_its_batch() -> None:
+    """The last step was of the first kind, and the forward of the other has changed since."""
+    model = captions()
+    plan = Plan((Stage(range(8), (0,), (2,)),), 3, 2, "1f1b")
+    examples = [batch_of(1)]
+    with Pipeline(
+        model, plan, batch_of(0), loss=loss_of, verify="off", other_examples=examples
+    ) as pipe:
+        for kind in (1, 0):
+            pipe.step(batch_of(kind))
+
+        def backwards(words: torch.Tensor) -> torch.Tensor:
+            x = model.words(words)
+            for block in reversed(model.blocks):
+                x = x + block(x)
+            return model.head(x)
+
+        model.forward = backwards  # type: ignore[method-assign, assignment]
+        with pytest.raises((BadInput, RunFailed), match="where the example called"):
+            pipe.verify(batch_of(1))
 
 
 PLAN = plan_of((0,), (1,), "1f1b")

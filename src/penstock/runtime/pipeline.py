@@ -434,8 +434,9 @@ class Pipeline:
         off in both. Changes nothing.
         """
         self._drain()
+        leaves = self._reading.whole(batch, "verify()")
         self._check_calls(due=True)
-        return verify(self._worker, self._reading.whole(batch, "verify()"))
+        return verify(self._worker, leaves)
 
     def timeline(self) -> Timeline:
         """What every rank did in the latest iteration; all ranks must call this."""

@@ -37,7 +37,7 @@ from penstock.runtime.rank_stages import RankStages
 from penstock.runtime.replica_check import ReplicaCheck
 from penstock.runtime.settings import RankSettings
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
-from penstock.runtime.stages.building import runner_of
+from penstock.runtime.stages.building import runner_of, stages_of
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
@@ -121,13 +121,14 @@ class Worker:
         # Schedules without a flush need these, and have no tensor groups.
         device_groups = () if plan.tensor_groups else plan.device_groups
         self.groups = make_groups(world, [*holder_sets, *device_groups])
-        every = [programs, *world.agreed(lambda: [*map(self._programs, graph.others)])]
+        others = world.agreed(lambda: [stages_of(kind, plan, world.rank) for kind in graph.others])
+        every = [programs, *others]
         self._norm_groups = make_groups(world, self._groups_with_batch_norm(every))
         boundaries = [boundaries_of(kind, plan) for kind in graph.kinds]
         also = also_crossed or [()] * len(boundaries)
         of_kinds = [
-            messages_by_rank(plan, world.size, own, others, kind.largest_lengths)
-            for kind, own, others in zip(graph.kinds, boundaries, also, strict=True)
+            messages_by_rank(plan, world.size, own, more, kind.largest_lengths)
+            for kind, own, more in zip(graph.kinds, boundaries, also, strict=True)
         ]
         ever = [list(chain(*sent)) for sent in zip(*of_kinds, strict=True)]
         self.transport = open_transport(world, settings.transport, ever)
@@ -161,10 +162,6 @@ class Worker:
         self.stages = self._stages[0]
         named = self.held.named_parameters()
         self._idle = [[p for n, p in named if n in kind.cut.idle] for kind in graph.kinds]
-
-    def _programs(self, graph: LayerGraph) -> dict[int, StageProgram]:
-        """This rank's stages for batches of another kind, on the same modules."""
-        return {p.stage: graph.stage(self.plan.stages[p.stage].layers) for p in self.places}
 
     def _groups_with_batch_norm(
         self, every: Sequence[Mapping[int, StageProgram]]

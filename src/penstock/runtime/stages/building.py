@@ -35,6 +35,7 @@ __all__ = [
     "graph_of",
     "module_for",
     "runner_of",
+    "stages_of",
 ]
 
 
@@ -128,6 +129,12 @@ def check_counts(plan: Plan, graph: LayerGraph) -> None:
                 )
 
 
+def stages_of(graph: LayerGraph, plan: Plan, rank: int) -> dict[int, StageProgram]:
+    """The stages of a rank, on the tensors that the model has."""
+    places = places_of(plan, rank)
+    return {place.stage: graph.stage(plan.stages[place.stage].layers) for place in places}
+
+
 def build_stages(
     graph: LayerGraph,
     plan: Plan,
@@ -145,10 +152,7 @@ def build_stages(
 
     def own_stages() -> dict[int, StageProgram]:
         sources = sources_of(weights, graph) if weights is not None else {}
-        programs = {
-            place.stage: graph.stage(plan.stages[place.stage].layers)
-            for place in places_of(plan, world.rank)
-        }
+        programs = stages_of(graph, plan, world.rank)
         for program in programs.values():
             give_values(program, graph, sources, world.device, seed)
         share_tied(programs.values(), graph.tied_names)
