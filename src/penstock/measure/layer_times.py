@@ -5,7 +5,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from statistics import median
 
 import torch
@@ -122,15 +121,6 @@ STAGES = 8
 """The most stages in which the whole model is timed, to find what each of them adds."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSeconds:
-    """Seconds of every layer at one batch size, and what a stage takes beyond its layers."""
-
-    layers: Sequence[PassSeconds]
-    stage_forward_s: float = 0.0
-    stage_backward_s: float = 0.0
-
-
 def measure_profile(
     graph: LayerGraph,
     batch: Batch,
@@ -170,14 +160,21 @@ def measure_profile(
                 f">= 1"
             )
         programs = programs_of(graph, settings.device)
-        cuts = [] if is_on_meta(graph.own_module()) else whole_model(graph)
+        one, more = None, PassSeconds(0.0, 0.0)
         watch = LoadWatch(usable_cores(), shares_cores)
-        found = [layer_times(programs, cuts, leaves, n, repeats, settings, watch) for n in sizes]
+        if not is_on_meta(graph.own_module()):
+            one = whole_model(graph, 1)
+            middle = resized(leaves, sorted(sizes)[len(sizes) // 2])
+            several = whole_model(graph, min(STAGES, len(programs)))
+            more = time_further_stage(one, several, middle, repeats, settings)
+        found = [
+            layer_times(programs, (one, more), leaves, n, repeats, settings, watch) for n in sizes
+        ]
         notes = watch.warnings()
         costs = [
             list(
                 zip(
-                    at.layers,
+                    at,
                     layer_sizes(graph, programs, resized(leaves, n), settings),
                     strict=True,
                 )
@@ -192,8 +189,8 @@ def measure_profile(
         shared=shared,
         batch_size=max(sizes),
         step_s_per_byte=step_s_per_byte,
-        stage_forward_s=median(at.stage_forward_s for at in found),
-        stage_backward_s=median(at.stage_backward_s for at in found),
+        stage_forward_s=more.forward_s,
+        stage_backward_s=more.backward_s,
         source=f"measured on {settings.device.type}, {counted(torch.get_num_threads(), 'thread')}, "
         f"{'CPU' if shares_cores else 'wall-clock'} times, {watch}",
         device=kind_of(settings.device),
@@ -238,33 +235,34 @@ def layer_costs(
     return tuple(cost(index, name) for index, name in enumerate(names))
 
 
-def whole_model(graph: LayerGraph) -> list[list[StageProgram]]:
-    """The model as one stage, and as several of about equally many layers."""
+def whole_model(graph: LayerGraph, stages: int) -> list[StageProgram]:
+    """The model in so many stages, of about equally many layers."""
     layers = len(graph.layer_names)
-    cuts = [
-        [graph.stage(range(i * layers // n, (i + 1) * layers // n)) for i in range(n)]
-        for n in (1, min(STAGES, layers))
+    programs = [
+        graph.stage(range(i * layers // stages, (i + 1) * layers // stages)) for i in range(stages)
     ]
-    for program in chain(*cuts):
+    for program in programs:
         program.module.train()
-    return cuts
+    return programs
 
 
 def layer_times(
     programs: Sequence[StageProgram],
-    cuts: Sequence[Sequence[StageProgram]],
+    whole: tuple[Sequence[StageProgram] | None, PassSeconds],
     leaves: Sequence[torch.Tensor],
     samples: int,
     repeats: int,
     settings: RunSettings,
     watch: LoadWatch,
-) -> ModelSeconds:
+) -> list[PassSeconds]:
     """The seconds of the layers at one batch size, adding up to those of the model in one stage.
 
     Layers that do the same work share their measurements: each gets the median over all of them, so
-    that no outlier decides a plan. ``cuts`` are those of `whole_model`. A model on the meta device
-    has none, since it may not fit in memory as a whole; the seconds of its layers are not scaled.
+    that no outlier decides a plan. ``whole`` is the model in one stage, and what a stage takes
+    beyond its layers. A model on the meta device has no such stage, since it may not fit in memory;
+    the seconds of its layers are not scaled.
     """
+    one, more = whole
     rows = resized(leaves, samples)
     measured: dict[Hashable, list[PassSeconds]] = {}
     works: list[Hashable] = []
@@ -276,18 +274,20 @@ def layer_times(
         measured.setdefault(works[-1], []).extend(times)
         return run.forward()
 
-    walk(programs, rows, settings, visit, lends=not cuts)
+    walk(programs, rows, settings, visit, lends=one is None)
     alone = [median_times(measured[work]) for work in works]
-    if not cuts:
-        return ModelSeconds(alone)
-    whole, more = time_whole(cuts, rows, repeats, settings)
-    forward = adding_up([t.forward_s for t in alone], whole.forward_s - more.forward_s)
-    backward = adding_up([t.backward_s for t in alone], whole.backward_s - more.backward_s)
-    layers = [
+    if one is None:
+        return alone
+    with without_collecting():
+        all_s = median_times([time_stages(one, rows, settings) for _ in range(repeats + 1)][1:])
+    forward_s = max(all_s.forward_s - more.forward_s, all_s.forward_s / 2)
+    backward_s = max(all_s.backward_s - more.backward_s, all_s.backward_s / 2)
+    forward = adding_up([t.forward_s for t in alone], forward_s)
+    backward = adding_up([t.backward_s for t in alone], backward_s)
+    return [
         PassSeconds(forward_s, backward_s, t.backward_input_s, t.backward_weight_s)
         for t, forward_s, backward_s in zip(alone, forward, backward, strict=True)
     ]
-    return ModelSeconds(layers, more.forward_s, more.backward_s)
 
 
 def time_layer(run: LayerRun, repeats: int) -> list[PassSeconds]:
@@ -300,38 +300,42 @@ def time_layer(run: LayerRun, repeats: int) -> list[PassSeconds]:
         return [time_once(run) for _ in range(repeats + 1)][1:]
 
 
-def time_whole(
-    cuts: Sequence[Sequence[StageProgram]],
+def time_further_stage(
+    one: Sequence[StageProgram],
+    several: Sequence[StageProgram],
     leaves: Sequence[torch.Tensor],
     repeats: int,
     settings: RunSettings,
-) -> tuple[PassSeconds, PassSeconds]:
-    """Median seconds of the whole model's passes, and what a stage takes beyond its layers.
+) -> PassSeconds:
+    """Median seconds by which a model takes longer for each stage that it is cut into.
 
-    Micro-batches are in flight: in a pipeline the forwards of others push activations out of the
-    caches, so a backward reads them from memory. The model runs as one stage and as several in
-    turns, and the difference of each turn is divided among the stages that the second has more.
+    It runs as one stage and as several in turns, and the difference of each turn is divided among
+    the stages that the second has more.
     """
     with without_collecting():
         turns = [
-            [time_stages(stages, leaves, settings) for stages in cuts] for _ in range(repeats + 1)
+            [time_stages(stages, leaves, settings) for stages in (one, several)]
+            for _ in range(repeats + 1)
         ][1:]
-    whole = median_times([times for times, _ in turns])
-    further = len(cuts[1]) - 1
+    further = len(several) - 1
 
     def more(seconds_of: Callable[[PassSeconds], float]) -> float:
         if not further:  # a model of one layer
             return 0.0
-        added = median(seconds_of(cut) - seconds_of(uncut) for uncut, cut in turns)
-        return min(max(0.0, added / further), seconds_of(whole) / 2)
+        added_s = median(seconds_of(cut) - seconds_of(whole) for whole, cut in turns)
+        return max(0.0, added_s / further)
 
-    return whole, PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
+    return PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
 
 
 def time_stages(
     programs: Sequence[StageProgram], leaves: Sequence[torch.Tensor], settings: RunSettings
 ) -> PassSeconds:
-    """Mean seconds of a micro-batch's passes through all stages, with others in flight."""
+    """Mean seconds of a micro-batch's passes through all stages, with others in flight.
+
+    In a pipeline the forwards of other micro-batches push activations out of the caches, so a
+    backward reads them from memory.
+    """
     seconds_of = work_s(settings.device, shares_cores=settings.shares_cores)
     made: list[list[torch.Tensor]] = []
     forward_s = 0.0
