@@ -151,7 +151,8 @@ def stage_calls(programs: Sequence[StageProgram], leaves: Sequence[torch.Tensor]
         received = [
             between[s.name].detach().requires_grad_(s.requires_grad) for s in program.received
         ]
-        calls.append(partial(program.module, *own, *received))
+        stage: Any = program.module
+        calls.append(partial(stage.run, own, received))  # as the runtime does
         for spec, tensor in zip(program.sent, calls[-1](), strict=False):
             between[spec.name] = tensor
     return calls

@@ -139,7 +139,7 @@ def has_global_hooks() -> bool:
 def taken_off(last: TorchFunctionMode | None) -> list[TorchFunctionMode]:
     """Take function modes off the stack down to ``last`` (None: all), which is not returned."""
     above: list[TorchFunctionMode] = []
-    while overrides._get_current_function_mode_stack():
+    while internals._len_torch_function_stack():
         mode = overrides._pop_mode()
         if mode is last:
             break

@@ -342,6 +342,33 @@ case("a branch on activations between blocks", Asks)
 case("an annealed attribute", Vae, lambda m, s: setattr(m, "beta", max(s, 0) / 4))
 
 
+# Places.
+
+
+def join(x: Any, y: Any) -> Any:
+    return x + y
+
+
+class Joins(Block):
+    def forward(self, x: Any) -> Any:
+        return join(x, self.inner(x))
+
+
+class JoinsBlocks(Stack):
+    def forward(self, x: Any, y: Any) -> Any:
+        for block in self.blocks:
+            x = join(block(x), x)
+        return functional.mse_loss(self.head(x), y)
+
+
+case(
+    "one line that is run in blocks, and after each",
+    lambda: JoinsBlocks(Joins),
+    cuts=(2, 4),
+    options={"granularity": "module"},
+)
+
+
 # Weights.
 
 

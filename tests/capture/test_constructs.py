@@ -38,9 +38,8 @@ def run(case: Case, way: str) -> list[float]:
     before(model, -1)
     before(plain, -1)
     x, y = inputs()
-    own = StagedRun(
-        model, (x.clone(), y.clone()), way=way, cuts=case.cuts, granularity="block", **case.options
-    )
+    options = {"granularity": "block", **case.options}
+    own = StagedRun(model, (x.clone(), y.clone()), way=way, cuts=case.cuts, **options)
     worst: list[float] = []
     for step in range(case.steps):
         for each in (plain, *own.models):

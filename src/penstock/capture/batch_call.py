@@ -14,6 +14,7 @@ from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.record.absent import Absent
 from penstock.capture.stage_program import Loss, LossFunction
 from penstock.errors import BadInput
+from penstock.torch_internals import NoFunctionCalls
 
 __all__ = [
     "BatchCall",
@@ -147,7 +148,9 @@ def loss_in_result(result: Any, name: str) -> torch.Tensor:
         )
     if type(loss) is Absent and loss.is_unknown:
         return loss  # another stage computes it, and not even its shape is known here
-    if loss.dim() > 0:
+    with NoFunctionCalls():  # no call of the user's program
+        is_scalar = not loss.dim()
+    if not is_scalar:
         shape = ", ".join(str(n) if isinstance(n, int) else "samples" for n in loss.shape)
         raise BadInput(
             f"{name} gave a loss of shape ({shape}), but a scalar is needed; "

@@ -458,11 +458,14 @@ class KeyedSlots:
 
 def fill_slots(structure: Any, value_of: Callable[[int], Any]) -> Any:
     """``structure`` with ``value_of(index)`` in each slot, and stand-ins; constants stay."""
-    if isinstance(structure, Slot):
+    kind = type(structure)
+    if kind is Slot:
         return value_of(structure.index)
-    if isinstance(structure, UnreadEntry):
+    if kind is tuple or kind is list:
+        return kind([fill_slots(entry, value_of) for entry in structure])
+    if kind is UnreadEntry:
         return structure.stand_in
-    if isinstance(structure, KeyedSlots):
+    if kind is KeyedSlots:
         entries = fill_slots(structure.entries, value_of)
         return entries if structure.kind is dict else structure.kind(**entries)
     if isinstance(structure, Mapping):

@@ -426,7 +426,7 @@ def target_count(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 else -100)
     valid = target.ne(ignored)
     if weight is None:
-        return valid.sum().double()
+        return torch.count_nonzero(valid).double()
     return torch.where(valid, weight[torch.where(valid, target, 0)], 0.0).sum().double()
 
 

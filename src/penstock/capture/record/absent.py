@@ -78,14 +78,15 @@ class Absent(torch.Tensor):
 
     plain: torch.Tensor
     needs_grad: bool
-    is_unknown: bool
-    is_parameter: bool
+    is_unknown = False
 
     @staticmethod
     def of(plain: torch.Tensor, needs_grad: bool = False, is_unknown: bool = False) -> "Absent":
         """An absent tensor with the shape and type of ``plain``, which is on the meta device."""
         made: Any = as_subclass(Absent, plain)
-        made.plain, made.needs_grad, made.is_unknown = plain, needs_grad, is_unknown
+        made.plain, made.needs_grad = plain, needs_grad
+        if is_unknown:
+            made.is_unknown = True
         return made
 
     @property
@@ -222,8 +223,7 @@ def give_back(parameter: torch.Tensor, value: torch.Tensor) -> None:
     absent: Any = parameter
     needs_grad = parameter.requires_grad
     if type(parameter) is Absent:
-        for name in ("plain", "needs_grad", "is_unknown"):
-            delattr(absent, name)
+        del absent.plain, absent.needs_grad
         absent.__class__ = nn.Parameter
     if parameter.is_meta:  # it has never had values here
         torch.utils.swap_tensors(parameter, nn.Parameter(value.clone(), needs_grad))
@@ -263,7 +263,7 @@ def into_absent(tensor: torch.Tensor, plain: torch.Tensor, needs_grad: bool) -> 
     """Make an existing tensor object absent."""
     made: Any = tensor
     made.__class__ = Absent
-    made.plain, made.needs_grad, made.is_unknown = plain, needs_grad, False
+    made.plain, made.needs_grad = plain, needs_grad
 
 
 @contextlib.contextmanager
@@ -377,8 +377,11 @@ def writes_first(name: str) -> bool:
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-_known: dict[Any, tuple[torch.Tensor, bool, bool]] = {}
-"""Results by what decides about them: the tensor, whether it needs a gradient, and is a view."""
+_known: dict[Any, tuple[torch.Tensor | None, bool, bool]] = {}
+"""Results by what decides about them: the tensor, whether it needs a gradient, and is a view.
+
+Instead of the tensor it is None if the call returns its first argument.
+"""
 _MOST_KNOWN = 10_000
 _remember = True
 
@@ -402,7 +405,7 @@ def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     name = call_name(func)
     if name in _HOOKS:
         return NoHandle()  # its gradient arrives where it is
-    if name in SHAPE_ONLY or name in VALUES or name[:1] == "." or "out" in kwargs:
+    if name in VALUES or name[:1] == "." or "out" in kwargs:
         return _result(func, name, args, kwargs)
     if writes_first(name) or (name in _BY_VALUES and _has_tensor((args[1:], kwargs))):
         return _result(func, name, args, kwargs)
@@ -413,19 +416,22 @@ def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         found = _known.get(key)
     except TypeError:
         return _result(func, name, args, kwargs)
-    if found is not None and _remember:
-        return Absent.of(found[0], found[1])
-    if found is not None and not found[2]:
-        return Absent.of(_copy_of(found[0]), found[1])
+    if found is not None and (_remember or not found[2]):
+        plain, needs_grad, _ = found
+        if plain is None:
+            args[0].needs_grad = needs_grad
+            return args[0]
+        return Absent.of(plain if _remember else _copy_of(plain), needs_grad)
     result = _result(func, name, args, kwargs)
-    is_new = type(result) is Absent and not any(result is argument for argument in args)
-    if is_new and not result.is_unknown:
+    is_known = type(result) is Absent and not any(result is argument for argument in args[1:])
+    if is_known and not result.is_unknown:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         memory = memory_of(result)
         tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is Absent)
         is_view = any(memory_of(leaf) == memory for leaf in tensors)
-        _known[key] = result.plain, result.needs_grad, is_view
+        plain = None if args and result is args[0] else result.plain
+        _known[key] = plain, result.needs_grad, is_view
     return result
 
 

@@ -51,7 +51,7 @@ from penstock.capture.record.recording import (
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage.kept_state import KeptState, Place, copied, place_of, put, value_at
-from penstock.capture.stage.own_blocks import own_blocks
+from penstock.capture.stage.whole_blocks import numbers_in, units_in, whole_blocks
 from penstock.errors import BadInput
 from penstock.torch_internals import (
     BACKWARD_HOOKS,
@@ -253,8 +253,6 @@ class ProgramStage:
         self._ends_early = not (recorded.changes_again or record.is_temporary or hooked)
         self._kept_before: dict[Any, list[Any]] = {}
         self._state_key = "probe" if self.probes else (part.first, part.last)
-        self._ways: list[_Way] = []
-        self._joined: dict[str, list[BlockCall]] = {}
         self._make_ways()
         self._containers = list(self._modules_between())
         self._unit_state = [
@@ -306,46 +304,98 @@ class ProgramStage:
         addresses = {*self._received_slots, *self._sent_slots, *acted, *self._marked}
         addresses |= {*self._answers, *self._random_calls, *self._hooked_elsewhere}
         self._watched = addresses
-        self.watched_names = {address[1] for address in addresses}
-        self._watched_anchors = {address[0] for address in addresses}
 
     def _make_ways(self) -> None:
-        """Prepare the forwards of the units, and of blocks that are left out as a whole."""
-        record, part, events = self.record, self.part, self.record.events
-        last = len(events)
+        """Prepare the forwards of units, and of blocks that run or are left out as a whole."""
+        record, part = self.record, self.part
+        last = len(record.events)
         if self._ends_early and self._wanted:
             last = max(record.values[value].maker for value in part.sent)
             if self.costs:
                 last = part.last  # its call is seen, and ends the stage
+        left_out, own_blocks = self._find_whole()
+        self.own_blocks = tuple(own_blocks)
+        """Paths of blocks that are this stage's whole, and run as if they were units."""
         calls: dict[str, list[_Call]] = defaultdict(list)
-        expected: dict[str, int] = defaultdict(int)
-        for number, event in enumerate(events):
+        for number, event in enumerate(record.events):
             if event.is_unit:
-                path = event.address[0]
-                calls[path].append(self._call_of(number))
-                expected[path] += number <= last
-        self._ways, self._calls = [], calls
+                calls[event.address[0]].append(self._call_of(number))
+        for path, blocks in (left_out | own_blocks).items():
+            for unit in units_in(record, blocks):
+                del calls[unit]
+            calls[path] = [self._block_call(block, own=path in own_blocks) for block in blocks]
+        self._ways: list[_Way] = []
         self._expected, self._may_vary = 0, False
-        within = self._leave_out_blocks(last) | self._join_blocks(last)
         for path, own in calls.items():
-            if path in within:
-                continue
-            # Without watched places, own units that send nothing are left as they are.
+            # Without watched places, what is own and sends nothing is left as it is.
             plain = all(
                 c.own
                 and not (c.sent or c.watch or (self._streams and c.draws))
                 and c.first not in self._marks
                 for c in own
             )
-            if plain and not self._watched_anchors and path not in record.nested:
+            if plain and not self._watched_anchors and not record.nested:
                 continue
-            way = self._way(path, mutes=not any(call.own for call in own))
+            way = _Way(self.program.module(path), mutes=not any(call.own for call in own))
             way.sends = path if any(call.sent for call in own) else ""
-            once = len(own) == 1 and not own[0].draws and path not in record.nested
+            once = len(own) == 1 and not own[0].draws and not record.nested
             make = self._called_once if once else self._called_often
             way.forward = wraps(self.program.module(path).forward)(make(path, own, way))
-            self._expected += expected[path]
+            self._ways.append(way)
+            self._expected += sum(call.first <= last for call in own)
             self._may_vary |= self._by_sample(path)
+
+    def _find_whole(self) -> tuple[dict[str, list[BlockCall]], dict[str, list[BlockCall]]]:
+        """The blocks that are left out, and those that run, as a whole: none is looked into."""
+        left_out, own = dict[str, list[BlockCall]](), dict[str, list[BlockCall]]()
+        if not self._checks:
+            left_out = whole_blocks(self.record, self._can_be_left_out)
+            if not self.probes:
+                own = whole_blocks(self.record, self._can_run_whole)
+        for blocks in (left_out | own).values():
+            self._watched -= {self.record.events[n].address for n in numbers_in(blocks)}
+        self.watched_names = {address[1] for address in self._watched}
+        self._watched_anchors = {address[0] for address in self._watched}
+        return left_out, own
+
+    def _can_be_left_out(self, block: BlockCall) -> bool:
+        part = self.part
+        overlaps = block.last > part.first and block.first < part.last
+        if not block.closed or (overlaps and not self.probes):
+            return False
+        inside = {self.record.events[number].address for number in numbers_in([block])}
+        if inside & self._actions.keys() or not self._hides_only(block, part.received):
+            return False
+        return not any(
+            place.path == block.path or place.path.startswith(f"{block.path}.")
+            for place in self.recorded.changes
+        )
+
+    def _can_run_whole(self, block: BlockCall) -> bool:
+        module: dict[str, Any] = self.program.module(block.path).__dict__
+        if any(module.get(key) for key in (*BACKWARD_HOOKS, COMPILED_CALL)):
+            return False  # what is sent is taken inside of the module's call
+        if block.first < self.part.first or block.last > self.part.last:
+            return False
+        events = [self.record.events[number] for number in numbers_in([block])]
+        if self._streams and any(event.random for event in events):
+            return False
+        if any(event.is_unit and self._by_sample(event.address[0]) for event in events):
+            return False
+        watched = {event.address for event in events} & self._watched
+        results = {address for address, _ in self.part.sent.values()}
+        return watched <= results and self._hides_only(block, self.part.sent)
+
+    def _hides_only(self, block: BlockCall, crossing: Mapping[int, Any]) -> bool:
+        """Whether what crosses of a block is what it returns, and no later place is renumbered."""
+        record, inside = self.record, numbers_in([block])
+        results = {made.what for made in block.template if made.kind == "made"}
+        if any(record.values[v].maker in inside and v not in results for v in crossing):
+            return False
+        # A call of the same line after the block has the next number there.
+        addresses = {record.events[number].address for number in inside}
+        places = {address[:3] for address in addresses}
+        return all(address[:3] not in places for address in self._watched - addresses)
 
     def _modules_between(self) -> Iterator[tuple[dict[str, Any], str, str]]:
         """Modules between units: whether their calls are this stage's, another's, or of both."""
@@ -366,11 +416,6 @@ class ProgramStage:
             elif here and len(set(here)) == 1:
                 kind = "own" if here[0] else "other"
             yield self.program.module(path).__dict__, kind, path
-
-    def _way(self, path: str, *, mutes: bool) -> _Way:
-        way = _Way(self.program.module(path), mutes=mutes)
-        self._ways.append(way)
-        return way
 
     def _call_of(self, number: int) -> _Call:
         event = self.record.events[number]
@@ -395,107 +440,18 @@ class ProgramStage:
             number,
         )
 
-    def _leave_out_blocks(self, last: int) -> set[str]:
-        """Leave out blocks of which nothing is this stage's; returns the units within them."""
-        events, record = self.record.events, self.record
-        if self._checks:
-            return set()
-        by_path: dict[str, list[BlockCall]] = defaultdict(list)
-        units: dict[str, set[str]] = defaultdict(set)
-        for block in record.blocks:
-            by_path[block.path].append(block)
-            inside = (events[i] for i in range(block.first, block.last))
-            units[block.path] |= {event.address[0] for event in inside if event.is_unit}
-        done: set[str] = set()
-        for path, blocks in by_path.items():
-            if not all(map(self._can_be_left_out, blocks)):
-                continue
-            covered = [range(block.first, block.last) for block in blocks]
-            if any(
-                event.is_unit
-                and event.address[0] in units[path]
-                and not any(number in own for own in covered)
-                for number, event in enumerate(events)
-            ):
-                continue
-            way = self._way(path, mutes=True)
-            own = [self._block_call(block) for block in blocks]
-            self._expected += sum(block.first <= last for block in blocks)
-            make = self._called_often(path, own, way)
-            way.forward = wraps(self.program.module(path).forward)(make)
-            done |= units[path]
-        return done
-
-    def join_blocks(self) -> tuple[str, ...]:
-        """Run blocks that are this stage's whole as if they were units; returns their paths.
-
-        Blocks with backward hooks stay apart: what is sent is taken inside of the module's call.
-        """
-        if not self.probes:
-            part = range(self.part.first, self.part.last)
-            settings = self.recorded, part, self.part.sent, self._watched
-            found = own_blocks(*settings, streams=self._streams)
-            self._joined = {
-                path: blocks
-                for path, blocks in found.items()
-                if not any(self.program.module(path).__dict__[key] for key in BACKWARD_HOOKS)
-            }
-            self._make_ways()
-        return tuple(self._joined)
-
-    def _join_blocks(self, last: int) -> set[str]:
-        """Make ways of the joined blocks; returns the units within them."""
-        events, sent = self.record.events, self.part.sent
-        units: set[str] = set()
-        for path, blocks in self._joined.items():
-            way = self._way(path, mutes=False)
-            own: list[_Call] = []
-            for block in blocks:
-                tensors = [made for made in block.template if made.kind != "constant"]
-                slots = {
-                    slot: made.what
-                    for slot, made in enumerate(tensors)
-                    if made.kind == "made" and made.what in sent
-                }
-                call = _Call(True, block.anchor, block.template, block.spec, slots or None)
-                call.watch = block.anchor in self._watched_anchors
-                own.append(call)
-                units |= {e.address[0] for e in events[block.first : block.last] if e.is_unit}
-            way.sends = path if any(call.sent for call in own) else ""
-            make = self._called_often(path, own, way)
-            way.forward = wraps(self.program.module(path).forward)(make)
-            self._expected += sum(block.first <= last for block in blocks)
-        return units
-
-    def _can_be_left_out(self, block: BlockCall) -> bool:
-        events, part = self.record.events, self.part
-        overlaps = block.last > part.first and block.first < part.last
-        if not block.closed or (overlaps and not self.probes):
-            return False
-        results = {made.what for made in block.template if made.kind == "made"}
-        for number in range(block.first, block.last):
-            event = events[number]
-            if event.address in self._actions:
-                return False
-            own = (value for value in event.makes if self.record.values[value].maker == number)
-            if any(value in part.received and value not in results for value in own):
-                return False
-        return not any(
-            place.path == block.path or place.path.startswith(f"{block.path}.")
-            for place in self.recorded.changes
-        )
-
-    def _block_call(self, block: BlockCall) -> _Call:
-        made = [m.what for m in block.template if m.kind == "made"]
-        received = frozenset(value for value in made if value in self.part.received)
-        watch = block.anchor in self._watched_anchors
+    def _block_call(self, block: BlockCall, *, own: bool) -> _Call:
+        part = self.part
+        tensors = [made for made in block.template if made.kind != "constant"]
+        made = {made.what: slot for slot, made in enumerate(tensors) if made.kind == "made"}
         return _Call(
-            False,
+            own,
             block.anchor,
             block.template,
             block.spec,
-            received=received or None,
-            watch=watch,
+            {slot: value for value, slot in made.items() if value in part.sent} if own else None,
+            frozenset() if own else frozenset(value for value in made if value in part.received),
+            block.anchor in self._watched_anchors,
             first=block.first,
         )
 
@@ -696,7 +652,8 @@ class ProgramStage:
     def _by_sample(self, path: str) -> bool:
         """Whether the number of calls goes with the size of the batch; all are of one stage."""
         counts = {counts.get(path, 0) for counts in self.recorded.calls}
-        return len(counts) > 1 and len({call.own for call in self._calls[path]}) == 1
+        own = sum(unit == path for unit, _ in self.part.units)
+        return len(counts) > 1 and own in (0, self.record.counts[path])
 
     # Calls between units.
 
@@ -831,7 +788,9 @@ class ProgramStage:
         except (PathChanged, NeedsValues) as problem:
             raise self._explained(problem) from problem
         finally:  # what it was given is let go of
-            self.received, self._run, Absent.any_became = {}, _NO_RUN, False
+            self.received, self._run = {}, _NO_RUN
+            if Absent.any_became:  # each write to a class makes what is looked up in it slower
+                Absent.any_became = False
         if len(self._sent) < self._wanted:
             missing = next(v for v in self.part.sent if v not in self._sent)
             what = self._in_words(self.part.sent[missing][0])
@@ -991,12 +950,12 @@ class ProgramStage:
 
 def has_absent(values: Sequence[Any]) -> bool:
     """Whether a tensor among the values, or in structures among them, is absent."""
-    return any(
-        has_absent(tensors_in(value))
-        if isinstance(value, list | tuple | dict)
-        else type(value) is Absent
-        for value in values
-    )
+    for value in values:
+        if type(value) is Absent:
+            return True
+        if isinstance(value, (list, tuple, dict)) and has_absent(tensors_in(value)):
+            return True
+    return False
 
 
 def line_number(place: Address) -> int:
