@@ -7,9 +7,9 @@ Other parameters (norms, embeddings, convolutions) get their gradients in the fi
 they are small or cannot be separated.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,25 +17,19 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
 from penstock.capture.record.recording import checkpoint_here
-from penstock.capture.torch_calls import TorchCalls
-from penstock.torch_internals import gradient_hooks
+from penstock.torch_internals import gradient_hooks, run_engine
 
 __all__ = [
     "LARGE",
     "DeferredGradients",
-    "DeferredWeights",
     "Product",
     "accumulating_linear",
     "adds_directly",
     "can_wait",
     "deferred_addmm",
     "deferred_linear",
+    "run_backward",
 ]
-
-LINEAR = (functional.linear, torch.ops.aten.linear.default)
-ADDMM = (torch.addmm, torch.ops.aten.addmm.default)
-
-Later: TypeAlias = tuple[nn.Parameter, Callable[[], torch.Tensor]]
 
 
 @dataclass(slots=True)
@@ -58,20 +52,30 @@ class DeferredGradients:
     """What the first half of one backward leaves to the second half.
 
     ``products`` are layers that ran on detached weights (`deferred_linear`), so autograd does not
-    know these weights. Whoever runs the first half must ask autograd for the gradients at their
-    ``output`` and store them in ``gradient``.
+    know these weights.
     """
 
     def __init__(self) -> None:
         self.products: list[Product] = []
-        self._later: list[Later] = []
 
-    def add(self, parameter: torch.Tensor, make: Callable[[], torch.Tensor]) -> None:
-        """Add a function that computes a gradient of ``parameter``."""
-        assert isinstance(parameter, nn.Parameter)
-        self._later.append((parameter, make))
+    def first_half(
+        self,
+        roots: Sequence[GradientEdge | torch.Tensor],
+        seeds: Sequence[torch.Tensor],
+        entered: Sequence[torch.Tensor],
+        others: Sequence[nn.Parameter],
+    ) -> None:
+        """Compute gradients of inputs, of the layers' outputs and of other parameters."""
+        wanted = [*entered, *others, *(product.output for product in self.products)]
+        found = run_backward(roots, seeds, wanted)
+        leaves = len(entered) + len(others)
+        for tensor, gradient in zip(entered, found, strict=False):
+            tensor.grad = gradient
+        self._accumulate_now(others, found[len(entered) : leaves])
+        for product, gradient in zip(self.products, found[leaves:], strict=True):
+            product.gradient, product.output = gradient, None
 
-    def accumulate_now(
+    def _accumulate_now(
         self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor | None]
     ) -> None:
         """Add gradients of the first half to those of the parameters, and run their hooks."""
@@ -86,22 +90,39 @@ class DeferredGradients:
         if hooked:
             torch.autograd.backward(list(hooked), list(hooked.values()))
 
-    def __len__(self) -> int:
-        """The number of gradients that are still to be computed."""
-        return len(self._later) + len(self.products)
-
     def accumulate(self) -> None:
         """Compute all gradients, add them to those of the parameters, and run their hooks."""
         sums: dict[nn.Parameter, torch.Tensor] = {}
-        for parameter, make in self._later:
-            add_to(sums, parameter, make())
         for product in self.products:
             if product.gradient is not None:
                 finish(product, product.gradient, sums)
-        self._later.clear()
         self.products.clear()
         if sums:
             torch.autograd.backward(list(sums), list(sums.values()))
+
+
+def run_backward(
+    roots: Sequence[GradientEdge | torch.Tensor],
+    seeds: Sequence[torch.Tensor],
+    places: Sequence[Any] | None = None,
+) -> Sequence[torch.Tensor | None]:
+    """The gradients at ``places``; without, those of leaves are accumulated. Frees the graph.
+
+    `torch.autograd.backward` and `grad` inspect every argument in Python before they call the
+    engine. That takes tens of microseconds, as long as the backward of a small layer. Here the
+    arguments are already in the engine's form. If a version of torch lacks that interface, the
+    public functions are called.
+    """
+    adds, at = places is None, tuple(places or ())
+    if run_engine is not None:
+        given = tuple(roots), tuple(seeds), False, False, at
+        return run_engine(*given, allow_unreachable=True, accumulate_grad=adds)
+    if adds:
+        backward: Any = torch.autograd.backward
+        backward(list(roots), list(seeds))
+        return ()
+    grad: Any = torch.autograd.grad
+    return grad(list(roots), at, list(seeds), allow_unused=True)
 
 
 def add_to(
@@ -196,67 +217,6 @@ def can_wait(x: torch.Tensor, weight: Any, bias: Any) -> bool:
         and not torch.is_autocast_enabled(x.device.type)
         and checkpoint_here() is None
     )
-
-
-class DeferredWeights(TorchCalls):
-    """While active, linear layers leave the gradients of their weights to ``store``.
-
-    This holds only for weights that are trained parameters, and not under autocast, where the two
-    products have different types. Otherwise the first half computes everything.
-    """
-
-    def __init__(self, store: DeferredGradients) -> None:
-        super().__init__()
-        self._store = store
-
-    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func in LINEAR and not kwargs and len(args) in (2, 3):
-            x, weight, bias = args if len(args) == 3 else (*args, None)
-            if can_wait(x, weight, bias):
-                return Linear.apply(self._store, x, weight, bias, True)
-        if func in ADDMM and not kwargs and len(args) == 3:
-            bias, x, weight = args
-            if can_wait(x, weight, bias) and bias.dim() == 1:
-                return Linear.apply(self._store, x, weight, bias, False)
-        return func(*args, **kwargs)
-
-
-class Linear(torch.autograd.Function):
-    """``x @ weight.T + bias``, or ``x @ weight + bias``; its backward defers the weight's part."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        store: DeferredGradients,
-        x: torch.Tensor,
-        weight: nn.Parameter,
-        bias: nn.Parameter | None,
-        transposed: bool,
-    ) -> torch.Tensor:
-        """The layer's output."""
-        ctx.save_for_backward(x)
-        ctx.store, ctx.weight, ctx.bias, ctx.transposed = store, weight, bias, transposed
-        if transposed:
-            return functional.linear(x, weight, bias)
-        return x @ weight if bias is None else torch.addmm(bias, x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of the input; the rest is kept in the store."""
-        (x,) = ctx.saved_tensors
-        (gradient,) = gradients
-        weight, bias = ctx.weight, ctx.bias
-        rows, columns = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-        if ctx.transposed:
-            ctx.store.add(weight, lambda: columns.t() @ rows)
-        else:
-            ctx.store.add(weight, lambda: rows.t() @ columns)
-        if bias is not None and bias.requires_grad:
-            ctx.store.add(bias, lambda: columns.sum(0))
-        wanted = ctx.needs_input_grad[1]
-        factor = weight if ctx.transposed else weight.t()
-        # The weight has not changed since: a stage's W precedes its optimizer step.
-        return None, gradient @ factor if wanted else None, None, None, None
 
 
 LARGE = 1 << 16

@@ -1,7 +1,7 @@
 """The layer graph of a recorded program: each stage runs the user's own forward."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,12 +19,12 @@ from penstock.capture.loss.step_values import StepValues
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.capture.needs import Needs, needs_of_loss, needs_of_outputs
 from penstock.capture.record.absent import Absent, give_back, release
-from penstock.capture.record.example import Recorded, without_caches
+from penstock.capture.record.example import Recorded
 from penstock.capture.record.recording import TensorReference
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import ProgramTensors, UserProgram, WholeModule
 from penstock.capture.stage.checked_run import in_words
-from penstock.capture.stage.kept_state import KeptState, copied, place_of, put_back, value_at
+from penstock.capture.stage.kept_state import KeptState, place_of
 from penstock.capture.stage.stage import Costs, ProgramPart, ProgramStage, StageRun
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import (
@@ -156,16 +156,10 @@ class LayerGraph:
             for module, _ in self.state.modes:
                 module.training = False
 
-    @contextmanager
-    def untouched_state(self) -> Iterator[None]:
+    def untouched_state(self) -> AbstractContextManager[None]:
         """Within, stages may run; afterwards what forward changes besides buffers is as before."""
         units = [place_of(self.program, place) for _, place in self.recorded.unit_changes]
-        before = [(place, value_at(place), copied(value_at(place))) for place in units]
-        with self.state.set_aside():
-            try:
-                yield
-            finally:
-                put_back(before)
+        return self.state.set_aside(units)
 
     def start_training(self) -> None:
         """Put a model that was captured in evaluation mode into training mode, once.
@@ -298,7 +292,7 @@ class LayerGraph:
             def call() -> Any:
                 return self.program.run(leaves)
 
-            with torch.no_grad(), without_caches(self.program):
+            with torch.no_grad(), self.program.without_caches():
                 probe.run(call, StageRun(size))
             return dict(probe.found)
 
@@ -568,7 +562,7 @@ class LayerGraph:
 
         The user's `Parameter` objects stay; they are absent from now on.
         """
-        modules = [p.module for p in programs if isinstance(p.module, StageModule)]
+        modules = [program.module for program in programs]
         held = {name for module in modules for name in module.stage.held}
         freed = 0
         for name, parameter in self.program.named_parameters():

@@ -83,23 +83,14 @@ def _all_on_meta(model: nn.Module) -> Iterator[None]:
             holder.update(kept)
 
 
-def put_tensor(stage: nn.Module, name: str, before: torch.Tensor, value: torch.Tensor) -> None:
-    """Replace ``before`` by ``value`` in a stage that holds it as ``name`` and other names."""
-    path, _, last = name.rpartition(".")
-    owner = stage.get_submodule(path)
-    if isinstance(stage, StageModule) and isinstance(before, nn.Parameter):
+def put_tensor(stage: StageModule, name: str, before: torch.Tensor, value: torch.Tensor) -> None:
+    """Replace ``before`` by ``value`` in a stage that holds it as ``name``."""
+    if isinstance(before, nn.Parameter):
         # The user's own object gets the values, so that his references stay true.
         torch.utils.swap_tensors(before, nn.Parameter(value, before.requires_grad))
-    elif isinstance(before, nn.Parameter):
-        own_parameters(owner)[last] = nn.Parameter(value, requires_grad=before.requires_grad)
-        # Tied names must still share one parameter.
-        shared = [n for n, t in named_tensors(stage) if t is before]
-        for other in shared:
-            other_path, _, other_last = other.rpartition(".")
-            others = own_parameters(stage.get_submodule(other_path))
-            others[other_last] = own_parameters(owner)[last]
     else:
-        own_buffers(owner)[last] = value
+        path, _, last = name.rpartition(".")
+        own_buffers(stage.get_submodule(path))[last] = value
 
 
 def _initialised(model: nn.Module, name: str, like: torch.Tensor, seed: int) -> torch.Tensor:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from penstock.capture.lengths import LengthsOf, SizeOfLengths
+
+if TYPE_CHECKING:
+    from penstock.capture.stage.stage_tensors import StageModule
 
 __all__ = [
     "Batch",
@@ -113,7 +115,7 @@ class StageProgram:
     """
 
     layers: range
-    module: nn.Module
+    module: "StageModule"
     batch_inputs: tuple[int, ...]
     received: tuple[TensorSpec, ...]
     sent: tuple[TensorSpec, ...]

@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
+from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import check_values
+from penstock.capture.record.outside_state import kept_random_state
+from penstock.capture.restored import kept_attributes, kept_buffers
+from penstock.capture.stage.call import ProgramCall
 from penstock.capture.stage.stage import Costs
-from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.capture.torch_calls import backward_seen
-from penstock.capture.training_flags import kept_buffers
 from penstock.measure.clock import Stopwatch, work_s
-from penstock.torch_internals import TorchDispatchMode, own_buffers, pytree, storage_id
+from penstock.torch_internals import TorchDispatchMode, pytree, storage_id
 
 __all__ = [
     "LayerRun",
@@ -58,17 +60,23 @@ class LayerRun:
     received: tuple[torch.Tensor, ...]
     settings: RunSettings
 
-    def forward(self, begin: Callable[[], None] | None = None) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self,
+        begin: Callable[[], None] | None = None,
+        deferred: DeferredGradients | None = None,
+    ) -> tuple[torch.Tensor, ...]:
         """Run the layer; its outputs hold the autograd graph for a backward.
 
         A layer runs the user's forward, in which the calls of other layers are left out. ``begin``
-        is called before the first call of this layer, unless it is the first layer.
+        is called before the first call of this layer, unless it is the first layer. ``deferred`` is
+        that of `ProgramCall`.
         """
         module = self.program.module
-        if isinstance(module, StageModule):
-            module.stage.on_begin = begin
+        module.stage.on_begin = begin
         with self.settings.precision():
-            return module(*self.leaves, *self.received)
+            if deferred is not None:
+                return ProgramCall(module).run(self.leaves, self.received, deferred)
+            return module.run(self.leaves, self.received)
 
     def differentiable(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs that gradients start from; of the last layer only the loss."""
@@ -79,8 +87,7 @@ class LayerRun:
     @property
     def has_checkpoints(self) -> bool:
         """Whether its backward runs calls of its forward again, in the user's own checkpoints."""
-        module = self.program.module
-        return isinstance(module, StageModule) and module.has_checkpoints()
+        return self.program.module.has_checkpoints()
 
     def peak_of_backward(self, outputs: Sequence[torch.Tensor]) -> int:
         """Run the backward; returns the most bytes that it takes at once beyond what is saved.
@@ -163,19 +170,13 @@ def undisturbed(
     """The graph to find costs with, in training mode; afterwards the model is as it was."""
     whole = graph.own_module()
     gradients = [(parameter, parameter.grad) for parameter in whole.parameters()]
-    places = [d for part in whole.modules() for d in (part.__dict__, own_buffers(part))]
-    attributes = [(place, dict(place)) for place in places]
     graph = graph.for_costs(costs)
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), kept_buffers(whole.buffers()):
+    with kept_random_state(device), kept_attributes(whole), kept_buffers(whole.buffers()):
         try:
             if not graph.model.training:
                 graph.model.train()
             yield graph
         finally:
-            for place, before in attributes:
-                place.clear()
-                place.update(before)
             for parameter, gradient in gradients:
                 parameter.grad = gradient
 

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from penstock.capture.deferred_weights import DeferredGradients, DeferredWeights
+from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch, StageProgram
 from penstock.capture.stand_ins import is_on_meta
@@ -268,7 +268,7 @@ def layer_times(
     works: list[Hashable] = []
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
-        works.append(work_of(run) or index)
+        works.append(work_of(run))
         times = time_layer(run, repeats)
         watch.add([t.forward_s + t.backward_s for t in times])
         measured.setdefault(works[-1], []).extend(times)
@@ -394,14 +394,18 @@ def time_once(run: LayerRun) -> PassSeconds:
     """One forward of a layer, its whole backward, and its backward in halves."""
     whole = time_passes(run)
     deferred = DeferredGradients()
-    with DeferredWeights(deferred):
-        outputs = run.differentiable(run.forward())
-    if not outputs:
-        return whole
+    outputs: list[torch.Tensor] = []
+    # A reentrant checkpoint gives no gradients of chosen tensors, which the first half takes.
+    if not run.program.module.has_checkpoints(reentrant=True):
+        outputs = run.differentiable(run.forward(deferred=deferred))
+    if not deferred.products:
+        return replace(whole, backward_input_s=whole.backward_s)
     seconds_of = run.stopwatch
     ones = [torch.ones_like(output) for output in outputs]
-    input_s = seconds_of(partial(torch.autograd.backward, outputs, ones))
-    weight_s = seconds_of(deferred.accumulate) if deferred else 0.0
+    held = [p for p in run.program.module.parameters() if p.requires_grad]
+    inputs = [tensor for tensor in run.received if tensor.requires_grad]
+    input_s = seconds_of(lambda: deferred.first_half(outputs, ones, inputs, held))
+    weight_s = seconds_of(deferred.accumulate)
     return replace(whole, backward_input_s=input_s, backward_weight_s=weight_s)
 
 

@@ -428,13 +428,12 @@ class EqualLayers:
     ) -> tuple[tuple[torch.Tensor, ...], Cost]:
         """Outputs and costs of a layer: from ``visit``, or derived from an equal layer."""
         inputs = (*run.leaves, *run.received)
-        key = self._key(run)
-        if key is None or key not in self._known:
+        key = work_of(run), self._saved(*run.leaves, *run.received)
+        if key not in self._known:
             outputs, cost = visit()
             places = {storage_id(tensor): index for index, tensor in enumerate(inputs)}
             made = [(tensor, places.get(storage_id(tensor))) for tensor in outputs]
-            if key is not None:
-                self._known[key] = cost, made, self._saved(*inputs, *outputs)
+            self._known[key] = cost, made, self._saved(*inputs, *outputs)
             return outputs, cost
         cost, made, saved = self._known[key]
         outputs = tuple(_like(own) if index is None else inputs[index] for own, index in made)
@@ -443,11 +442,6 @@ class EqualLayers:
 
     def _saved(self, *tensors: torch.Tensor) -> Saved:
         return tuple(map(self._storages.knows, tensors))
-
-    def _key(self, run: LayerRun) -> Hashable | None:
-        """All that the costs of a layer depend on; None for layers about which nothing is known."""
-        work = work_of(run)
-        return work and (work, self._saved(*run.leaves, *run.received))
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,21 +22,15 @@ _NUMBER = re.compile("idx|index|layer_id|layer_num")
 """Names of attributes in which modules keep their own number in a list of blocks."""
 
 
-def work_of(run: LayerRun) -> Hashable | None:
-    """The calls of a layer and the shapes of its inputs: equal for layers of equal cost.
-
-    None for layers that run no user's program, since nothing is known about these.
-    """
-    module = run.program.module
-    if not isinstance(module, StageModule):
-        return None
+def work_of(run: LayerRun) -> Hashable:
+    """The calls of a layer and the shapes of its inputs: equal for layers of equal cost."""
     inputs = (*run.leaves, *run.received)
     addresses = [storage_id(tensor) for tensor in inputs]
     given = tuple(
         (_shape(tensor), addresses.index(address))
         for tensor, address in zip(inputs, addresses, strict=True)
     )
-    return given, run.program.is_last, _calls(module)
+    return given, run.program.is_last, _calls(run.program.module)
 
 
 def _shape(tensor: torch.Tensor) -> Hashable:

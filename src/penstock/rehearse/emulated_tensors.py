@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import torch
 from torch import nn
@@ -93,9 +94,10 @@ def program_of(
     received = [spec for b in boundaries if b.consumer == stage for spec in b.tensors]
     sent = {spec.name: spec for b in boundaries if b.producer == stage for spec in b.tensors}
     stages = emulation.plan.stages
+    empty: Any = nn.Module()  # nothing runs it
     return StageProgram(
         stages[stage].layers,
-        nn.Module(),
+        empty,
         (),
         tuple(received),
         tuple(sent.values()),

@@ -6,7 +6,6 @@ from typing import Generic, Protocol, TypeVar
 
 from penstock.capture.batch_part import Leaf
 from penstock.capture.lengths import LengthsOf
-from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
@@ -85,8 +84,7 @@ class RankStages(Generic[Runner]):
     def check_next_runs(self) -> None:
         """Compare the calls of each stage's next run with those of the example."""
         for program in self.programs.values():
-            if isinstance(program.module, StageModule):
-                program.module.check_next_run()
+            program.module.check_next_run()
 
     def prepared(self, rows: int, training: bool, lengths: LengthsOf = ()) -> Ready:
         """The work prepared for a batch of ``rows`` samples with these lengths."""

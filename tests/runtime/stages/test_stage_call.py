@@ -8,9 +8,9 @@ from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
 from penstock.capture.deferred_weights import LARGE, DeferredGradients
+from penstock.capture.stage.call import ProgramCall
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
-from penstock.runtime.stages.call import ModuleCall, ProgramCall, stage_call
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs
 
 ROWS, TOKENS, WIDTH, VOCABULARY = 3, 5, 8, 11
@@ -82,7 +82,6 @@ def gradients(kind: str, wide: int, hooked: bool = False) -> tuple[dict[str, tor
         for m in (0, 1):
             if kind == "IW":
                 runner.backward_weight(m)
-    assert isinstance(stage_call(program.module), ProgramCall)
     return {name: p.grad for name, p in named.items() if p.grad is not None}, calls
 
 
@@ -107,7 +106,6 @@ def test_hooks_of_a_parameter_run_once_for_each_micro_batch(kind: str) -> None:
 def whole_call() -> tuple[ProgramCall, StageModule, list[torch.Tensor]]:
     """A call, its module and leaves of a batch."""
     program = whole_stage(16)
-    assert isinstance(program.module, StageModule)
     leaves = [torch.zeros(ROWS, TOKENS, dtype=torch.long) for _ in program.batch_inputs]
     return ProgramCall(program.module), program.module, leaves
 
@@ -119,7 +117,7 @@ def test_the_module_may_get_other_tensors_between_calls() -> None:
     owner._parameters["bias"] = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
     after = call.run(leaves, [])[0]
     assert not torch.equal(before, after)
-    assert torch.equal(after, ModuleCall(module).run(leaves, [])[0])
+    assert torch.equal(after, module.run(leaves, [])[0])
 
 
 def test_the_first_half_leaves_nothing_in_the_graph() -> None:
@@ -127,7 +125,7 @@ def test_the_first_half_leaves_nothing_in_the_graph() -> None:
     deferred = DeferredGradients()
     call.run(leaves, [], deferred)
     # Three layers that may wait (one twice); the frozen one has no gradient.
-    assert len(deferred) == 4
+    assert len(deferred.products) == 4
     trained = {id(p) for p in module.parameters() if p.requires_grad}
     assert {id(p) for p in call.others()} == trained
 
@@ -147,7 +145,7 @@ def test_the_users_modules_are_as_he_made_them_and_his_own_forward_stays(deferri
     deferred = DeferredGradients() if deferring else None
     call.run(leaves, [], deferred)
     assert calls == [ROWS]
-    assert deferred is None or len(deferred) == 3
+    assert deferred is None or len(deferred.products) == 3
     for name, part in module.named_modules():
         assert not name or before[name] == part.__dict__, name
 

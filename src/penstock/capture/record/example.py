@@ -49,7 +49,7 @@ from penstock.capture.record.outside_state import (
     changed_name,
     contents_in,
     generators_state,
-    restore_generators,
+    kept_random_state,
     same_generators,
 )
 from penstock.capture.record.recording import (
@@ -66,7 +66,7 @@ from penstock.capture.record.user_program import Returned, UserProgram
 from penstock.errors import BadInput, CaptureFailed, PenstockError
 from penstock.torch_internals import Norm, eagerly, own_buffers
 
-__all__ = ["Recorded", "leaves_as_values", "record_program", "without_caches"]
+__all__ = ["Recorded", "leaves_as_values", "record_program"]
 
 INSTANCES = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _MOST_ATTEMPTS = 200
@@ -198,33 +198,16 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
             f"model; capture one after the other"
         )
     try:
-        generators, values, home = generators_state(), Globals(program.model), Absent.home
+        values, home = Globals(program.model), Absent.home
         Absent.home = device
         try:
-            with (
-                torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-                eagerly(),
-            ):
+            with kept_random_state(device), eagerly():
                 yield
         finally:
-            restore_generators(generators)
             values.restore()
             Absent.home = home
     finally:
         _recording.release()
-
-
-@contextlib.contextmanager
-def without_caches(program: UserProgram) -> Iterator[None]:
-    """Within, Hugging Face models keep no keys and values, which training does not use."""
-    configs = [config for config in program.configs if config.use_cache]
-    for config in configs:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config in configs:
-            config.use_cache = True
 
 
 class _Recorder:
@@ -391,7 +374,7 @@ class _Recorder:
         leaves_as_values(record, own)
         try:
             with (
-                without_caches(program),
+                program.without_caches(),
                 torch.enable_grad(),
                 precision,
                 record.active(),
@@ -585,7 +568,7 @@ class _Recorder:
         self._attempt.settled = True
         buffers = {name: buffer.clone() for name, buffer in program.named_buffers()}
         own = {i: leaf.to(self._device).clone() for i, leaf in enumerate(leaves)}
-        with torch.no_grad(), without_caches(program):
+        with torch.no_grad(), program.without_caches():
             program.run(own)
             for name, buffer in program.named_buffers():
                 if name in buffers and buffers[name].shape == buffer.shape:

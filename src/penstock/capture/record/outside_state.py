@@ -10,7 +10,8 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -21,17 +22,24 @@ from penstock.capture.unread import StandIn
 __all__ = [
     "GeneratorsState",
     "Globals",
+    "RandomState",
     "changed_name",
     "containers_in",
     "contents_in",
     "generators_state",
+    "kept_random_state",
+    "random_state",
     "restore_generators",
+    "restore_random_state",
     "same_generators",
     "seed_generators",
 ]
 
 GeneratorsState = tuple[Any, Any]
 """The states of ``random`` and of ``numpy.random``."""
+
+RandomState: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""The states of torch's generators: of the CPU, and of a device that is a GPU."""
 
 _CONTAINERS = (list, dict, set, deque)
 _DEEPEST, _LONGEST = 3, 1000
@@ -55,6 +63,30 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
+
+
+def random_state(device: torch.device) -> RandomState:
+    """The states of torch's generators: of the CPU, and of ``device`` if it is a GPU."""
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), own
+
+
+def restore_random_state(device: torch.device, state: RandomState) -> None:
+    """Restore what `random_state` returned."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
+
+
+@contextmanager
+def kept_random_state(device: torch.device) -> Iterator[None]:
+    """Within, random numbers may be drawn; all generators are restored afterwards."""
+    state, plain = random_state(device), generators_state()
+    try:
+        yield
+    finally:
+        restore_random_state(device, state)
+        restore_generators(plain)
 
 
 def same_generators(one: GeneratorsState, other: GeneratorsState) -> bool:

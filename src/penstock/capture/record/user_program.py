@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
@@ -220,6 +221,18 @@ class UserProgram:
         every = (getattr(module, "config", None) for _, module in self.named_modules())
         found = {id(config): config for config in every if hasattr(config, "use_cache")}
         return tuple(found.values())
+
+    @contextmanager
+    def without_caches(self) -> Iterator[None]:
+        """Within, Hugging Face models keep no keys and values, which training does not use."""
+        configs = [config for config in self.configs if config.use_cache]
+        for config in configs:
+            config.use_cache = False
+        try:
+            yield
+        finally:
+            for config in configs:
+                config.use_cache = True
 
     @cached_property
     def tensors(self) -> "ProgramTensors":

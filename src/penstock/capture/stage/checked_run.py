@@ -12,6 +12,7 @@ import torch
 
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.example import leaves_as_values
+from penstock.capture.record.outside_state import kept_random_state
 from penstock.capture.record.recording import (
     Address,
     ProgramRecording,
@@ -81,9 +82,8 @@ def check_gradients(kind: Any, call: Callable[..., Any], given: tuple[Any, ...],
     divides the sums by the terms of the step; what does not come from the loss would be divided,
     too.
     """
-    state = torch.get_rng_state()
     try:
-        with torch.enable_grad():
+        with kept_random_state(Absent.home), torch.enable_grad():
             made = [tensor for tensor in tensors_in(call(*given)) if tensor.requires_grad]
             read = [t for t in given if isinstance(t, torch.Tensor) and t.requires_grad]
             zeros = [torch.zeros_like(tensor) for tensor in made]
@@ -91,8 +91,6 @@ def check_gradients(kind: Any, call: Callable[..., Any], given: tuple[Any, ...],
             injects = any(bool(gradient.any()) for gradient in found if gradient is not None)
     except Exception:  # it does not run by itself; the first step's comparison sees more
         return
-    finally:
-        torch.set_rng_state(state)
     if injects:
         raise BadInput(
             f"{kind.__name__} at {line} gives gradients in its backward that do not come from the "

@@ -7,7 +7,7 @@ counter as its own last run left it, or it would count once for each stage. What
 between reaches all stages.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from penstock.capture.record.model_state import StatePlace
 from penstock.capture.record.user_program import UserProgram
 from penstock.torch_internals import own_buffers, write_count
 
-__all__ = ["KeptState", "Place", "copied", "place_of", "put", "put_back", "value_at"]
+__all__ = ["KeptState", "Place", "copied", "place_of", "put", "value_at"]
 
 Place = tuple[dict[str, Any], str]
 """The dict that holds a piece of state, and its key there."""
@@ -53,15 +53,6 @@ def copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def put_back(before: Iterable[tuple[Place, Any, Any]]) -> None:
-    """Put values back, given by place with copies of what was in them."""
-    with torch.no_grad():
-        for place, value, content in before:
-            if isinstance(value, torch.Tensor):
-                value.copy_(content)
-            put(place, value)
-
-
 class KeptState:
     """The state at ``places`` of the user's model, kept for each stage."""
 
@@ -76,9 +67,10 @@ class KeptState:
         self._of_stage: dict[Hashable, list[Any]] = {}
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Within, stages may run; afterwards the state is as before, in the user's model too."""
-        before = [(place, value_at(place), copied(value_at(place))) for place in self.places]
+    def set_aside(self, further: Sequence[Place]) -> Iterator[None]:
+        """Within, stages may run; afterwards the state, here and at ``further``, is as before."""
+        places = (*self.places, *further)
+        before = [(place, value_at(place), copied(value_at(place))) for place in places]
         kept = list(self._left), list(self._of_user)
         of_stage = {stage: list(values) for stage, values in self._of_stage.items()}
         try:
@@ -86,7 +78,11 @@ class KeptState:
         finally:
             self._left, self._of_user = kept
             self._of_stage = of_stage
-            put_back(before)
+            with torch.no_grad():
+                for place, value, content in before:
+                    if isinstance(value, torch.Tensor):
+                        value.copy_(content)
+                    put(place, value)
 
     def enter(self, stage: Hashable) -> None:
         """Put what this stage's last run left in place; what the user has set since goes first."""

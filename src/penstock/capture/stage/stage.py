@@ -36,8 +36,12 @@ from penstock.capture.record.absent import (
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.failures import line_of
 from penstock.capture.record.outside_state import (
+    GeneratorsState,
+    RandomState,
     generators_state,
+    random_state,
     restore_generators,
+    restore_random_state,
     seed_generators,
 )
 from penstock.capture.record.recording import (
@@ -708,12 +712,12 @@ class ProgramStage:
 
     def _in_stream(self, key: Any, plain: Any, args: Any, kwargs: Any) -> Any:
         """A call that draws, from a stream of its own."""
-        states = _torch_states()
+        state = random_state(Absent.home)
         torch.manual_seed(mixed_seed(self._run.seed, self._run.own_seed, key))
         try:
             return plain(*args, **kwargs)
         finally:
-            _restore_torch(states)
+            restore_random_state(Absent.home, state)
 
     def _watch(self) -> None:
         """Watch calls, below all modes of the user: each of these takes off the topmost."""
@@ -854,7 +858,7 @@ class ProgramStage:
                 place[0][place[1]] = value
             self._restore(muted)
             if generator is not None:
-                _restore_torch(generator[0])
+                restore_random_state(Absent.home, generator[0])
                 if generator[1] is not None:
                     restore_generators(generator[1])
         return result
@@ -874,14 +878,14 @@ class ProgramStage:
             found.enter_context(_WithoutHooks())
         return found
 
-    def _seeded(self) -> tuple[list[torch.Tensor], Any] | None:
+    def _seeded(self) -> tuple[RandomState, GeneratorsState | None] | None:
         """Seed what all stages draw alike between units; returns the states to restore."""
         if not self.draws_alike:
             return None
         draws_python = self.recorded.draws_python
         if self._streams:
             self._run.own_seed = int(torch.empty((), dtype=torch.int64).random_())
-        before = _torch_states(), generators_state() if draws_python else None
+        before = random_state(Absent.home), generators_state() if draws_python else None
         if self._streams:
             torch.manual_seed(self._run.seed)
         if draws_python:
@@ -987,18 +991,6 @@ def filled(result: Any, slots: Mapping[Any, int], received: Mapping[int, torch.T
         found.append(received[slots[slot]] if is_tensor and slot in slots else leaf)
         slot += is_tensor
     return pytree.tree_unflatten(found, spec)
-
-
-def _torch_states() -> list[torch.Tensor]:
-    """The states of torch's generators: that of the CPU, and that of the GPU in use."""
-    found = [torch.get_rng_state()]
-    return [*found, torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else found
-
-
-def _restore_torch(states: Sequence[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        torch.cuda.set_rng_state(state)
 
 
 def mixed_seed(*parts: Any) -> int:

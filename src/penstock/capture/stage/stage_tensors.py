@@ -11,7 +11,6 @@ from torch import nn
 
 from penstock.capture.loss.loss_parts import LossAction
 from penstock.capture.record.absent import Absent, absent_like
-from penstock.capture.record.example import without_caches
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.stage.checked_run import checked
 from penstock.capture.stage.stage import ProgramPart, ProgramStage, StageRun
@@ -196,7 +195,7 @@ class StageModule(nn.Module):
             stage = self._checking()
             call = checked(graph, stage, call, by_index)
         if program.configs:
-            with without_caches(program):
+            with program.without_caches():
                 made, result = stage.run(call, run)
         else:
             made, result = stage.run(call, run)

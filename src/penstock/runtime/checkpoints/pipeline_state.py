@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from penstock.capture.record.outside_state import random_state, restore_random_state
 from penstock.errors import BadInput
 from penstock.runtime.checkpoints.checkpoint import (
     STATE_FILE,
@@ -25,7 +26,6 @@ from penstock.runtime.checkpoints.loader_state import (
 )
 from penstock.runtime.processes.watch import doing
 from penstock.runtime.rank import Worker
-from penstock.runtime.stages.random_stream import random_state, restore_random_state
 from penstock.runtime.steps.training import Training, merged_states
 from penstock.runtime.weights.safetensors_file import StoredTensor
 
@@ -51,8 +51,8 @@ def restore(
     training.restore(tensors, state)
     random = f"random.{worker.world.rank}"
     if random in tensors:
-        device = tensors.get(f"{random}.device")
-        restore_random_state(worker.world.device, tensors[random], device)
+        drawn = tensors[random], tensors.get(f"{random}.device")
+        restore_random_state(worker.world.device, drawn)
     worker.random.restore(tensors, random)
 
 

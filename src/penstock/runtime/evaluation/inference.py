@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from penstock.capture.batch_part import BatchPart, Leaf, PartialLeaf
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage.call import ProgramCall
 from penstock.capture.stage_program import Batch, StageProgram, TensorSpec
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
@@ -22,7 +23,6 @@ from penstock.runtime.processes.watch import doing
 from penstock.runtime.processes.world import World
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import RankStages, Ready
-from penstock.runtime.stages.call import ModuleCall
 from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation, Means, Metric, MetricSums
@@ -120,7 +120,7 @@ class ForwardRunner:
         self.seed = 1.0
         self._program = program
         divided = worker.tensor.is_divided
-        self._call = worker.tensor.call_of(program) if divided else ModuleCall(program.module)
+        self._call = worker.tensor.call_of(program) if divided else ProgramCall(program.module)
         self._autocast = worker.autocast if worker.autocast_dtype is not None else nullcontext
         self._take_outputs = take_outputs
         self._work = StageInputs((), ())

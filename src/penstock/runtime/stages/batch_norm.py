@@ -199,8 +199,6 @@ def statistics_type(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
-def uses_batch_norm(module: torch.nn.Module) -> bool:
+def uses_batch_norm(stage: StageModule) -> bool:
     """Whether a stage normalises samples over the batch, by modules or by functions."""
-    if any(isinstance(part, BatchNorm) for part in module.modules()):
-        return True
-    return isinstance(module, StageModule) and module.normalises
+    return stage.normalises or any(isinstance(part, BatchNorm) for part in stage.modules())

@@ -14,13 +14,13 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
 from penstock.capture.materialise import check_values, materialise, named_tensors
+from penstock.capture.stage.call import StageCall
 from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.iteration import places_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.processes.world import World
-from penstock.runtime.stages.call import StageCall
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage
 from penstock.runtime.stages.runner import ModuleRunner
 from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of

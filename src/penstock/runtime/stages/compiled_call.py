@@ -27,16 +27,17 @@ from torch import nn
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.record.absent import Absent
+from penstock.capture.record.outside_state import random_state
 from penstock.capture.record.recording import tensors_in
 from penstock.capture.record.units import is_torchs
+from penstock.capture.stage.call import ProgramCall, forwards_put
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.iteration import places_of
 from penstock.runtime.processes.world import World
-from penstock.runtime.stages.call import ProgramCall, forwards_put
-from penstock.runtime.stages.random_stream import forward_state, replayed
+from penstock.runtime.stages.random_stream import replayed
 from penstock.torch_internals import COMPILED_CALL, checkpoint_here, compiler
 
 __all__ = ["CompiledCall", "StageCompiler"]
@@ -77,7 +78,6 @@ class CompiledCall:
     """
 
     def __init__(self, program: StageProgram) -> None:
-        assert isinstance(program.module, StageModule)
         self.program = program
         self._module = program.module
         self._plain = self._beside = ProgramCall(self._module)
@@ -139,7 +139,7 @@ class CompiledCall:
         wanted = [*trained, *(inputs[i] for i in self._grad_inputs)]
         self._module.tell(RunContext(trial=True))
         with (
-            replayed(self._module, forward_state(device)),
+            replayed(self._module, device, random_state(device)),
             torch.enable_grad(),
             within,
             compiling(),

@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage.call import StageCall
 from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.errors import BadInput
 from penstock.plan.plan import Stage
-from penstock.runtime.stages.call import StageCall
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 
 __all__ = ["PartlyRecomputed", "RecomputeRun", "parts_of_stage", "recompute_run"]

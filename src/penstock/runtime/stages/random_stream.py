@@ -8,26 +8,18 @@ would drop the same units. So stages draw from their own stream, seeded by seed 
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import nn
 
+from penstock.capture.record.outside_state import (
+    RandomState,
+    random_state,
+    restore_random_state,
+)
 from penstock.torch_internals import own_buffers
 
-__all__ = [
-    "ForwardState",
-    "RandomState",
-    "RandomStream",
-    "forward_state",
-    "random_state",
-    "replayed",
-    "restore_random_state",
-]
-
-RandomState: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-"""The states of the generators of the CPU and of the device, if it is a GPU."""
+__all__ = ["RandomStream", "replayed"]
 
 
 class RandomStream:
@@ -53,12 +45,12 @@ class RandomStream:
     def drawn(self) -> Iterator[None]:
         """Within, the global generators continue this stream; they are restored afterwards."""
         before = random_state(self._device)
-        restore_random_state(self._device, *self.state)
+        restore_random_state(self._device, self.state)
         try:
             yield
         finally:
             self.state = random_state(self._device)
-            restore_random_state(self._device, *before)
+            restore_random_state(self._device, before)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
@@ -83,42 +75,15 @@ class RandomStream:
         self.state = cpu, None if self.state[1] is None else own
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardState:
-    """The state of the random number generators of CPU and device before a forward."""
-
-    cpu: torch.Tensor
-    device: torch.Tensor | None
-    device_index: torch.device
-
-
-def forward_state(device: torch.device) -> ForwardState:
-    """The state that a forward on ``device`` would start from now."""
-    return ForwardState(*random_state(device), device)
-
-
-def random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The generators' states: of the CPU, and of ``device`` if it is a GPU."""
-    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), own
-
-
-def restore_random_state(device: torch.device, cpu: torch.Tensor, own: torch.Tensor | None) -> None:
-    """Restore what `random_state` returned."""
-    torch.set_rng_state(cpu)
-    if own is not None:
-        torch.cuda.set_rng_state(own, device)
-
-
 @contextmanager
-def replayed(module: nn.Module, before: ForwardState) -> Iterator[None]:
-    """Within, dropout draws the same masks as before, and writes to buffers have no effect.
+def replayed(module: nn.Module, device: torch.device, before: RandomState) -> Iterator[None]:
+    """Within, dropout draws from the state ``before``, and writes to buffers have no effect.
 
     The module gets copies of its buffers. Restoring the old values instead would not work: autograd
     may have saved a buffer for the backward, and rejects one that was written to in between.
     """
-    after = random_state(before.device_index)
-    restore_random_state(before.device_index, before.cpu, before.device)
+    after = random_state(device)
+    restore_random_state(device, before)
     originals: list[tuple[nn.Module, str, torch.Tensor]] = []
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
@@ -129,4 +94,4 @@ def replayed(module: nn.Module, before: ForwardState) -> Iterator[None]:
     finally:
         for part, name, buffer in originals:
             own_buffers(part)[name] = buffer
-        restore_random_state(before.device_index, *after)
+        restore_random_state(device, after)

@@ -1,30 +1,21 @@
-"""Runs one stage on this rank's rows: forward, backward, its two halves, recompute.
-
-Runs autograd's backward without the overhead of its Python functions.
-
-`torch.autograd.backward` and `grad` inspect every argument in Python before they call the engine.
-That takes tens of microseconds, as long as the backward of a small layer. Here the arguments are
-already in the engine's form. If a version of torch lacks that interface, the public functions are
-called.
-"""
+"""Runs one stage on this rank's rows: forward, backward, its two halves, recompute."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
-from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from penstock.capture.deferred_weights import DeferredGradients
+from penstock.capture.deferred_weights import DeferredGradients, run_backward
 from penstock.capture.lengths import LengthsOf
-from penstock.capture.stage.stage_tensors import RunContext, StageModule
+from penstock.capture.record.outside_state import RandomState, random_state
+from penstock.capture.stage.call import ProgramCall, StageCall
+from penstock.capture.stage.stage_tensors import RunContext
 from penstock.capture.stage_program import StageProgram, TensorSpec
-from penstock.runtime.stages.call import ModuleCall, StageCall, stage_call
-from penstock.runtime.stages.random_stream import ForwardState, forward_state, replayed
+from penstock.runtime.stages.random_stream import replayed
 from penstock.schedule.action import ActionKind
-from penstock.torch_internals import run_engine
 
 __all__ = ["LossTerm", "ModuleRunner", "StageInputs", "StageRunner", "Tensors", "Work"]
 
@@ -90,7 +81,7 @@ class Kept:
     inputs: list[torch.Tensor]
     roots: list[GradientEdge | None]
     seed: torch.Tensor | None = None
-    before: ForwardState | None = None
+    before: RandomState | None = None
     deferred: DeferredGradients | None = None
     borrowed: bool = False
 
@@ -102,7 +93,7 @@ class ModuleRunner:
     without rows must take part too. It runs one borrowed row that does not count. Every forward
     runs inside ``around_forward``, which gets this replica's number of rows. ``seed`` multiplies
     the gradient from which every backward of the loss starts. ``call`` is used to call the module
-    in training (``None``: the fastest). ``take_outputs`` gets the micro-batch and the model's
+    in training (``None``: a `ProgramCall`). ``take_outputs`` gets the micro-batch and the model's
     outputs of each forward that has any.
     """
 
@@ -123,10 +114,10 @@ class ModuleRunner:
         self.loss_terms: list[LossTerm] = []
         self._loss_places: list[LossTerm] = []
         self.seed = 1.0
-        self._module: nn.Module = program.module
-        self._training_call = call or stage_call(program.module)
+        self._module = program.module
         # Nothing is compiled, sharded or deferred in evaluation.
-        self._evaluation_call: StageCall = ModuleCall(program.module)
+        self._evaluation_call: StageCall = ProgramCall(program.module)
+        self._training_call = call or self._evaluation_call
         self._call = self._training_call
         self.device = device
         self._autocast = autocast
@@ -135,8 +126,7 @@ class ModuleRunner:
         self._around_last_backward = around_last_backward
         self._plain = autocast is None and around_forward is None
         # A reentrant checkpoint gives no gradients of chosen tensors, which the first half takes.
-        module = program.module
-        self._whole = isinstance(module, StageModule) and module.has_checkpoints(reentrant=True)
+        self._whole = program.module.has_checkpoints(reentrant=True)
         self._grad_inputs = [i for i, spec in enumerate(program.received) if spec.requires_grad]
         self._trains = any(p.requires_grad for p in program.module.parameters())
         self._kept: dict[int, Kept] = {}
@@ -207,7 +197,7 @@ class ModuleRunner:
             with torch.no_grad():
                 return self._run(micro_batch, inputs, Kept(inputs, []))
         if micro_batch in work.recomputed:
-            kept = Kept(inputs, [], before=forward_state(self.device), borrowed=borrowed)
+            kept = Kept(inputs, [], before=random_state(self.device), borrowed=borrowed)
             with torch.no_grad():
                 sent = self._run(micro_batch, inputs, kept)
         else:
@@ -221,7 +211,7 @@ class ModuleRunner:
         kept = self._kept.get(micro_batch)
         if kept is not None and kept.before is not None:
             terms = len(self.loss_terms)
-            with replayed(self._module, kept.before):
+            with replayed(self._module, self.device, kept.before):
                 self._run(micro_batch, kept.inputs, kept)
             del self.loss_terms[terms:]
             kept.before = None
@@ -244,30 +234,12 @@ class ModuleRunner:
         roots, seeds = self._seeds(kept, gradients)
         deferred = kept.deferred
         if roots and deferred is not None and deferred.products:
-            self._first_half(roots, seeds, kept.inputs, deferred)
+            entered = [kept.inputs[i] for i in self._grad_inputs]
+            deferred.first_half(roots, seeds, entered, self._call.others())
         elif roots:
             run_backward(roots, seeds)
         self._kept[micro_batch] = Kept([], [], deferred=deferred)
         return self._input_gradients(kept)
-
-    def _first_half(
-        self,
-        roots: list[GradientEdge],
-        seeds: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        deferred: DeferredGradients,
-    ) -> None:
-        """Compute gradients of inputs, of deferred layers' outputs and of other parameters."""
-        products, others = deferred.products, self._call.others()
-        entered = [inputs[i] for i in self._grad_inputs]
-        wanted = [*entered, *others, *(product.output for product in products)]
-        found = run_backward(roots, seeds, wanted)
-        leaves = len(entered) + len(others)
-        for tensor, gradient in zip(entered, found, strict=False):
-            tensor.grad = gradient
-        deferred.accumulate_now(others, found[len(entered) : leaves])
-        for product, gradient in zip(products, found[leaves:], strict=True):
-            product.gradient, product.output = gradient, None
 
     def backward_weight(self, micro_batch: int) -> Tensors:
         """Compute the weight gradients that the first half has deferred."""
@@ -385,21 +357,3 @@ class _Both:
     def __exit__(self, *reason: object) -> None:
         self._inner.__exit__(*reason)  # type: ignore[arg-type]
         self._outer.__exit__(*reason)  # type: ignore[arg-type]
-
-
-Places: TypeAlias = Sequence[torch.Tensor | GradientEdge]
-
-
-def run_backward(
-    roots: Sequence[GradientEdge], seeds: Sequence[torch.Tensor], places: Places | None = None
-) -> Sequence[torch.Tensor | None]:
-    """The gradients at ``places``; without, those of leaves are accumulated. Frees the graph."""
-    adds, at = places is None, tuple(places or ())
-    if run_engine is not None:
-        given = tuple(roots), tuple(seeds), False, False, at
-        return run_engine(*given, allow_unreachable=True, accumulate_grad=adds)
-    if adds:
-        torch.autograd.backward(list(roots), list(seeds))
-        return ()
-    grad: Any = torch.autograd.grad
-    return grad(list(roots), at, list(seeds), allow_unused=True)

@@ -35,11 +35,11 @@ from penstock.capture.lengths import LengthsOf
 from penstock.capture.materialise import named_tensors
 from penstock.capture.record.absent import VALUES, Absent, absent_like, call_name, writes_first
 from penstock.capture.record.recording import draws
+from penstock.capture.restored import kept_buffers
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.capture.tensor_split import SplitTable, divided_dims
 from penstock.capture.torch_calls import TorchCalls
-from penstock.capture.training_flags import kept_buffers
 from penstock.errors import BadInput
 from penstock.plan.ordering import stage_refusal
 from penstock.plan.plan import Plan
@@ -395,7 +395,7 @@ class TensorShards:
 
     def call_of(self, program: StageProgram) -> ShardedCall:
         """How a stage of this rank's group, or a part of it, is called."""
-        assert self._mesh is not None and isinstance(program.module, StageModule)
+        assert self._mesh is not None
         names = [name for name, _ in program.module.named_parameters()]
         dims = {name: self.dim_of(name) for name in names}
         divided = {name: dim for name, dim in dims.items() if dim is not None}

@@ -17,15 +17,15 @@ import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.record.outside_state import RandomState
+from penstock.capture.restored import kept_buffers
 from penstock.capture.stage_program import StageProgram, TensorSpec
-from penstock.capture.training_flags import kept_buffers
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.plan import Stage
 from penstock.runtime.metrics import NoTerms
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import RankStages
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, RecomputeRun, recompute_run
-from penstock.runtime.stages.random_stream import RandomState
 from penstock.runtime.stages.runner import ModuleRunner, Tensors
 from penstock.runtime.steps.training import Training, Update
 

@@ -15,7 +15,6 @@ of the loss by rows.
 """
 
 import traceback
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,11 +27,10 @@ from torch.nn import functional
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.outside_state import generators_state, restore_generators
+from penstock.capture.record.outside_state import kept_random_state, random_state
+from penstock.capture.restored import kept_attributes
 from penstock.capture.torch_calls import TorchCalls, backward_seen
-from penstock.capture.training_flags import as_trained
 from penstock.errors import BadInput
-from penstock.runtime.stages.random_stream import random_state, restore_random_state
 from penstock.runtime.verify.result import Values
 from penstock.runtime.verify.without_dropout import WithoutDropout
 from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, write_count
@@ -189,9 +187,6 @@ def accumulate(parts: Sequence[MeasuredLoss], scale: float = 1.0) -> float:
     return value
 
 
-CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
-
-
 @dataclass(frozen=True)
 class OwnRun:
     """The ``values`` of the user's module on a batch, by first names in the model.
@@ -258,7 +253,9 @@ def run_own_module(
     with ExitStack() as around:
         around.enter_context(kept_random_state(device))
         around.enter_context(kept_attributes(module))
-        around.enter_context(as_trained(module, module.get_submodule("model")))
+        around.enter_context(graph.program.without_caches())
+        if not graph.model.training:  # what is partly in evaluation mode by choice stays so
+            graph.model.train()
         held = around.enter_context(own_tensors(module, names, values, device, double=double))
         around.enter_context(torch.enable_grad())
         before = random_state(device)
@@ -386,41 +383,6 @@ def results(
     return gradients, buffers
 
 
-@contextmanager
-def kept_attributes(module: nn.Module) -> Iterator[None]:
-    """Within, code may change attributes of modules, also lists and dicts; restored afterwards."""
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    contents: dict[int, tuple[Any, Any]] = {}
-    for part in module.modules():
-        kept.append((part.__dict__, dict(part.__dict__)))
-        for value in part.__dict__.values():
-            if type(value) in CONTAINERS:
-                contents[id(value)] = (value, value.copy())
-    try:
-        yield
-    finally:
-        for attributes, before in kept:
-            attributes.clear()
-            attributes.update(before)
-        for container, before in contents.values():
-            container.clear()
-            if isinstance(container, list):
-                container.extend(before)
-            else:
-                container.update(before)
-
-
-@contextmanager
-def kept_random_state(device: torch.device) -> Iterator[None]:
-    """Within, random numbers may be drawn; all generators are restored afterwards."""
-    states, plain = random_state(device), generators_state()
-    try:
-        yield
-    finally:
-        restore_random_state(device, *states)
-        restore_generators(plain)
-
-
 def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:
     """Whether the states are equal, so no random number was drawn in between."""
     return all(
@@ -454,9 +416,7 @@ class RandomCalls(TorchCalls):
             return func(*args, **kwargs)
         before = random_state(self._device)
         result = func(*args, **kwargs)
-        after = random_state(self._device)
-        pairs = zip(before, after, strict=True)
-        if any(a is not None and b is not None and not torch.equal(a, b) for a, b in pairs):
+        if not same_state(before, random_state(self._device)):
             self.found = f"{getattr(func, '__name__', func)} at {user_line()}"
         return result
 

@@ -8,8 +8,8 @@ from itertools import chain, islice
 import torch
 
 from penstock.capture.batch_part import Leaf
+from penstock.capture.restored import kept_buffers
 from penstock.capture.stage_program import Batch
-from penstock.capture.training_flags import kept_buffers
 from penstock.errors import RunFailed
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.rank import Worker

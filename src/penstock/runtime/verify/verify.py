@@ -26,13 +26,13 @@ from math import inf, isfinite
 import torch
 
 from penstock.capture.batch_part import Leaf
-from penstock.capture.training_flags import kept_buffers
+from penstock.capture.record.outside_state import kept_random_state
+from penstock.capture.restored import kept_buffers
 from penstock.machine import FreeMemory, free_host_memory
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.processes.waiting import gathered
 from penstock.runtime.rank import Worker
-from penstock.runtime.stages.random_stream import random_state, restore_random_state
 from penstock.runtime.verify.own_module import OwnRun, Reference, in_double, run_own_module
 from penstock.runtime.verify.result import (
     NOISE_SHARE,
@@ -107,15 +107,14 @@ def verify_with(
 @contextmanager
 def untouched(worker: Worker) -> Iterator[None]:
     """Within, the pipeline may run; its buffers, gradients and random states are restored."""
-    device, random = worker.world.device, worker.random.state
+    random = worker.random.state
     gradients = worker.buckets.buckets
     tensors = [*(tensor for _, tensor in worker.held.named_buffers()), *(b.flat for b in gradients)]
-    states = random_state(device)
+    states = kept_random_state(worker.world.device)
     try:
-        with worker.graph.untouched_state(), kept_buffers(tensors):
+        with states, worker.graph.untouched_state(), kept_buffers(tensors):
             yield
     finally:
-        restore_random_state(device, *states)
         worker.random.state = random
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import named_tensors, put_tensor
 from penstock.capture.record.absent import Absent
+from penstock.capture.stage.stage_tensors import StageModule
 from penstock.errors import BadInput
 from penstock.runtime.weights.directory import check_architecture, tensors_in
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_into
@@ -177,7 +178,7 @@ def check_tensor(directory: Path, name: str, stored: StoredTensor, own: torch.Te
 
 
 def read_stage(
-    module: nn.Module,
+    module: StageModule,
     sources: Mapping[str, StoredTensor],
     tied_names: Mapping[str, str],
     device: torch.device,

@@ -15,7 +15,6 @@ from torch import nn
 from penstock.capture.deferred_weights import (
     LARGE,
     DeferredGradients,
-    DeferredWeights,
     accumulating_linear,
     deferred_addmm,
     deferred_linear,
@@ -23,7 +22,7 @@ from penstock.capture.deferred_weights import (
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.torch_internals import own_parameters
 
-__all__ = ["ModuleCall", "ProgramCall", "StageCall", "forwards_put", "stage_call"]
+__all__ = ["ProgramCall", "StageCall", "forwards_put"]
 
 
 class StageCall(Protocol):
@@ -45,34 +44,6 @@ class StageCall(Protocol):
     def others(self) -> list[nn.Parameter]:
         """Parameters that get gradients in the first half although ``deferred`` has products."""
         ...
-
-
-class ModuleCall:
-    """Calls any module directly; a mode that intercepts functions defers weight gradients."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def run(
-        self,
-        leaves: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        deferred: DeferredGradients | None = None,
-    ) -> Any:
-        """Call the module, with the mode if gradients are deferred."""
-        if deferred is None:
-            return self._module(*leaves, *inputs)
-        with DeferredWeights(deferred):
-            return self._module(*leaves, *inputs)
-
-    def others(self) -> list[nn.Parameter]:
-        """None: with the mode ``deferred`` has no products."""
-        return []
-
-    def tell(self, context: RunContext) -> None:
-        """Say which run the next one is."""
-        if isinstance(self._module, StageModule):
-            self._module.tell(context)
 
 
 class ProgramCall:
@@ -160,8 +131,3 @@ def forwards_put(forwards: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[Non
     finally:
         for place in put:
             place.pop("forward", None)
-
-
-def stage_call(module: nn.Module) -> StageCall:
-    """The fastest form of calling ``module``."""
-    return ProgramCall(module) if isinstance(module, StageModule) else ModuleCall(module)

@@ -1,0 +1,52 @@
+"""Restores what code may change of a model: attributes of modules, and values of buffers."""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["kept_attributes", "kept_buffers"]
+
+CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
+
+
+@contextmanager
+def kept_attributes(module: nn.Module) -> Iterator[None]:
+    """Within, code may change attributes of modules, also lists and dicts; restored afterwards.
+
+    So are the training modes, and which tensors the modules hold.
+    """
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    contents: dict[int, tuple[Any, Any]] = {}
+    for part in module.modules():
+        kept.append((part.__dict__, dict(part.__dict__)))
+        for value in part.__dict__.values():
+            if type(value) in CONTAINERS:
+                contents[id(value)] = (value, value.copy())
+    try:
+        yield
+    finally:
+        for attributes, before in kept:
+            attributes.clear()
+            attributes.update(before)
+        for container, before in contents.values():
+            container.clear()
+            if isinstance(container, list):
+                container.extend(before)
+            else:
+                container.update(before)
+
+
+@contextmanager
+def kept_buffers(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Restore the values of ``buffers`` on leaving."""
+    values = [(buffer, buffer.clone()) for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in values:
+                buffer.copy_(before)
