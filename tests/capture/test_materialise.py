@@ -17,14 +17,14 @@ def _built(build, batch, cuts, pipeline, seed=3):
     with torch.device("meta"):
         model, _ = build()
     graph = capture_model(model, batch)
-    return model, *_values(graph, cuts, pipeline, model, seed)
+    return model, *_values(graph, cuts, pipeline, seed)
 
 
-def _values(graph, cuts, pipeline, model, seed=3):
+def _values(graph, cuts, pipeline, seed=3):
     programs = pipeline.split(graph, cuts)
     found = {}
     for program in programs:
-        materialise(program, device="cpu", seed=seed, model=model)
+        materialise(program, device="cpu", seed=seed)
         tensors = [*program.module.named_parameters(), *program.module.named_buffers()]
         for name, tensor in tensors:
             assert not tensor.is_meta
@@ -55,7 +55,7 @@ def test_values_are_drawn_as_the_model_itself_would(pipeline):
         model, _ = pipeline.models["llama"]()
     real, batch = pipeline.models["llama"]()
     graph = capture_model(model, batch)
-    _, _, found = _values(graph, [], pipeline, model)
+    _, _, found = _values(graph, [], pipeline)
     for name, buffer in real.named_buffers():
         if name in found:
             torch.testing.assert_close(found[name], buffer)
@@ -95,7 +95,7 @@ def test_in_half_precision_every_tensor_is_drawn_as_the_model_would(build, pipel
     real, batch = build()
     real.to(torch.bfloat16)
     graph = capture_model(model, batch)
-    _, _, found = _values(graph, [], pipeline, model)
+    _, _, found = _values(graph, [], pipeline)
     for name, tensor in [*real.named_parameters(), *real.named_buffers()]:
         assert found[name].dtype == tensor.dtype
         spread = float(tensor.detach().double().std())
@@ -122,7 +122,7 @@ def test_a_chain_on_meta_is_captured_and_given_values(pipeline):
     batch = (torch.randn(3, 4), torch.tensor([0, 1, 2]))
     graph = capture_model(chain, batch)
     assert graph.crossings[0][0].shape == (3, 8)
-    _, programs, _ = _values(graph, [2], pipeline, chain)
+    _, programs, _ = _values(graph, [2], pipeline)
     assert torch.isfinite(pipeline.run_programs(graph, programs, batch).loss)
 
 
@@ -130,7 +130,7 @@ def test_tensors_with_values_keep_them_and_stay_the_models_own(pipeline):
     model, batch = pipeline.models["gpt2"]()
     program = capture_model(model, batch).stage(range(0, 3))
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
-    materialise(program, device="cpu", seed=0, model=model)
+    materialise(program, device="cpu", seed=0)
     own = dict(model.named_parameters())
     for name, parameter in program.module.named_parameters():
         assert parameter is own[name]
@@ -145,7 +145,7 @@ def test_only_what_is_on_meta_gets_new_values():
     batch = torch.randn(6, 4), torch.zeros(6, dtype=torch.long)
     graph = capture_model(net, batch, loss=functional.cross_entropy)
     program = graph.stage(range(len(graph.layer_names)))
-    materialise(program, device="cpu", seed=0, model=net)
+    materialise(program, device="cpu", seed=0)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net[:2].state_dict().items())
     assert not any(parameter.is_meta for parameter in net.parameters())
 
@@ -168,4 +168,4 @@ def test_a_tensor_that_only_the_constructor_sets_is_refused(as_buffer):
     batch = (torch.randn(3, 4), torch.randn(3, 4))
     program = capture_model(model, batch, loss=functional.mse_loss).stage(range(0, 1))
     with pytest.raises(BadInput, match=r"'1\.scale' of Scale .*reset_parameters"):
-        materialise(program, device="cpu", seed=0, model=model)
+        materialise(program, device="cpu", seed=0)

@@ -301,7 +301,7 @@ class LayerGraph:
         return StepValues(
             found,
             self._leaves_behind(acting),
-            lambda leaves: self.call.layout.lengths_of(leaves) if self.lengths else (),
+            self.lengths_of,
             recorded.device,
             adds=adds,
         )
@@ -349,7 +349,7 @@ class LayerGraph:
 
     def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
         """The lengths of a batch."""
-        return self.call.layout.lengths_of(leaves) if self.lengths else ()
+        return self.call.layout.lengths_of(leaves)
 
     # Outputs.
 
@@ -472,7 +472,7 @@ class LayerGraph:
         record, cut = self.recorded.record, self.cut
         first, last = cut.bounds[layers.start], cut.bounds[layers.stop]
         own = record.events[first:last]
-        units = frozenset((e.address[0], e.address[1]) for e in own if e.is_unit)
+        units = frozenset(event.address for event in own if event.is_unit)
         held = {name for event in own for name in event.params}
         held |= {
             use.name
@@ -497,7 +497,7 @@ class LayerGraph:
         """Raise `BadInput` if state that changes with every call is of units of several stages."""
         for unit, place in self.recorded.unit_changes:
             calls = [e for e in self.recorded.record.events if e.is_unit and e.address[0] == unit]
-            own = [event for event in calls if (event.address[0], event.address[1]) in part.units]
+            own = [event for event in calls if event.address in part.units]
             if own and len(own) < len(calls):
                 raise BadInput(
                     f"'{place.path}.{place.key}' changes with every call, and '{unit}' is called "

@@ -15,34 +15,34 @@ import torch
 from torch import nn
 
 from penstock.capture.record.absent import Absent
+from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
-from penstock.torch_internals import holder_of, own_buffers, own_parameters
+from penstock.torch_internals import own_buffers, own_parameters
 
 __all__ = ["check_values", "materialise", "named_tensors", "put_tensor"]
 
 
-def materialise(
-    program: StageProgram, *, device: torch.device | str, seed: int, model: nn.Module
-) -> None:
+def materialise(program: StageProgram, *, device: torch.device | str, seed: int) -> None:
     """Put the stage's parameters and buffers on ``device``, with values for those on meta.
 
     Values come from ``reset_parameters`` of the module that owns the tensor and of the modules
     around it, then from ``_init_weights`` of the model (a convention of Hugging Face and others).
-    Tensors with values keep them and are moved. The stage has the modules
-    of ``model`` itself, whose other tensors stay as they are.
+    Tensors with values keep them and are moved. The stage has the user's own modules, whose other
+    tensors stay as they are.
 
     Raises:
         BadInput: nothing initialises a tensor that is on meta.
     """
     stage, home = program.module, torch.device(device)
+    user = stage.graph.program
     made: dict[int, torch.Tensor] = {}
     named = named_tensors(stage)
-    with torch.random.fork_rng(devices=[]), _all_on_meta(model):
+    with torch.random.fork_rng(devices=[]), _all_on_meta(user):
         for name, tensor in named:
             if tensor.is_meta and id(tensor) not in made:
-                made[id(tensor)] = _initialised(model, name, tensor, seed).to(home)
+                made[id(tensor)] = _initialised(user, name, tensor, seed).to(home)
     for name, tensor in named:
         if id(tensor) in made:
             put_tensor(stage, name, tensor, made[id(tensor)])
@@ -66,9 +66,10 @@ def named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 @contextmanager
-def _all_on_meta(model: nn.Module) -> Iterator[None]:
-    """Within, ``model`` has no real tensors, so that initialisers cannot change them."""
-    holders = [held(part) for part in model.modules() for held in (own_parameters, own_buffers)]
+def _all_on_meta(user: UserProgram) -> Iterator[None]:
+    """Within, the program has no real tensors, so that initialisers cannot change them."""
+    parts = [part for _, part in user.named_modules()]
+    holders = [held(part) for part in parts for held in (own_parameters, own_buffers)]
     before = [dict(holder) for holder in holders]
     try:
         for holder in holders:
@@ -93,23 +94,15 @@ def put_tensor(stage: StageModule, name: str, before: torch.Tensor, value: torch
         own_buffers(stage.get_submodule(path))[last] = value
 
 
-def _initialised(model: nn.Module, name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
-    """A real tensor on the CPU with the initial values of the model's tensor ``name``.
+def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
+    """A real tensor on the CPU with the initial values of the program's tensor ``name``.
 
     Raises:
         BadInput: the model's methods do not set it.
     """
     path, _, last = name.rpartition(".")
-    try:
-        owner = model.get_submodule(path)
-    except AttributeError:
-        owner = None
-    if owner is None or name.startswith("_constants."):
-        raise BadInput(
-            f"tensor {name!r} was made outside of the model's parameters and buffers on the meta "
-            "device, so its values are lost; register it as a buffer, or build the model on the CPU"
-        )
-    results = [_run_initialisers(model, name, like, seed, blank) for blank in _blanks(like)]
+    owner = user.module(path)
+    results = [_run_initialisers(user, name, like, seed, blank) for blank in _blanks(like)]
     if not _is_set(results):
         value = _from_constructor(owner, last, like)
         if value is None:
@@ -134,42 +127,40 @@ def _is_set(results: list[torch.Tensor]) -> bool:
 
 
 def _run_initialisers(
-    model: nn.Module, name: str, like: torch.Tensor, seed: int, blank: float
+    user: UserProgram, name: str, like: torch.Tensor, seed: int, blank: float
 ) -> torch.Tensor:
     """The tensor after all initialisers ran with only it real and everything else on meta."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     value = torch.full(like.shape, blank, dtype=like.dtype, device="cpu")
-    with _in_place_of(model, name, value) as placed, torch.no_grad():
-        for initialise in _initialisers(model, name):
+    with _in_place_of(user, name, value) as placed, torch.no_grad():
+        for initialise in _initialisers(user, name):
             initialise()
         return placed().detach()
 
 
 @contextmanager
 def _in_place_of(
-    model: nn.Module, name: str, value: torch.Tensor
+    user: UserProgram, name: str, value: torch.Tensor
 ) -> Iterator[Callable[[], torch.Tensor]]:
-    """Within, ``model`` has ``value`` as its tensor ``name``; yields a function that reads it."""
-    path, _, last = name.rpartition(".")
-    owner = model.get_submodule(path)
-    holder = holder_of(owner, last)
+    """Within, the tensor ``name`` is ``value``; yields a function that reads it."""
+    holder, last = user.places(name)
     before = holder[last]
     try:
-        is_parameter = holder is own_parameters(owner)
+        is_parameter = isinstance(before, nn.Parameter)
         holder[last] = nn.Parameter(value, requires_grad=False) if is_parameter else value
         yield lambda: holder[last]
     finally:
         holder[last] = before
 
 
-def _initialisers(model: nn.Module, name: str) -> Iterator[Callable[[], object]]:
+def _initialisers(user: UserProgram, name: str) -> Iterator[Callable[[], object]]:
     """The functions that initialise a tensor: the owner's, then those of modules around it.
 
     Then follow the model's ``_init_weights``, and last what peft's LoRA layers do.
     """
     parts = name.split(".")[:-1]
-    around = [model.get_submodule(".".join(parts[:k])) for k in range(len(parts), -1, -1)]
+    around = [user.module(".".join(parts[:k])) for k in range(len(parts), -1, -1)]
     for module in around:
         for method in ("reset_parameters", "_reset_parameters"):
             if callable(reset := getattr(module, method, None)):
@@ -182,7 +173,7 @@ def _initialisers(model: nn.Module, name: str) -> Iterator[Callable[[], object]]
     # Adapter layers come last: one of their matrices starts at zero, whatever others start at.
     for module in around:
         if callable(reset := getattr(module, "reset_lora_parameters", None)):
-            for adapter, settings in getattr(model, "peft_config", {}).items():
+            for adapter, settings in getattr(user.model, "peft_config", {}).items():
                 yield partial(reset, adapter, settings.init_lora_weights)
 
 

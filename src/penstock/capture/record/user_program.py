@@ -84,8 +84,12 @@ class UserProgram:
         *,
         with_loss: bool = True,
         on_output: Callable[[], None] | None = None,
+        instead: LossFunction | None = None,
     ) -> "Returned":
-        """Run model and loss on a batch with these leaves; ``on_output`` is called between them."""
+        """Run model and loss on a batch with these leaves; ``on_output`` is called between them.
+
+        ``instead`` is called in the place of the loss function.
+        """
         output = self._call_model(leaves)
         if on_output is not None:
             on_output()
@@ -98,7 +102,7 @@ class UserProgram:
             found = self.loss.terms(output, target)
             terms = [loss_in_result(term, f"term {n} of loss") for n, term in enumerate(found)]
             return Returned(reduce(add, terms), output, terms)
-        value = self.loss(output, target)
+        value = (instead or self.loss)(output, target)
         return Returned(loss_in_result(value, "the loss function"), output)
 
     def _call_model(self, leaves: Mapping[int, torch.Tensor]) -> Any:

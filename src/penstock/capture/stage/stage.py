@@ -14,7 +14,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cached_property, partial, wraps
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -69,7 +69,7 @@ from penstock.torch_internals import (
     taken_off,
 )
 
-__all__ = ["Costs", "PathChanged", "ProgramPart", "ProgramStage", "StageRun"]
+__all__ = ["Costs", "PathChanged", "ProgramPart", "ProgramStage", "Purpose", "StageRun"]
 
 Costs: TypeAlias = Literal["", "measured", "estimated"]
 """For which costs a stage runs, if it runs for these."""
@@ -110,6 +110,11 @@ class ProgramPart:
     )
     sent: Mapping[int, tuple[Address, Any]] = field(default_factory=dict[int, tuple[Address, Any]])
     answers: Mapping[Address, Any] = field(default_factory=dict[Address, Any])
+
+    @cached_property
+    def paths(self) -> frozenset[str]:
+        """The paths of its units."""
+        return frozenset(path for path, _ in self.units)
 
 
 @dataclass(slots=True)
@@ -260,9 +265,7 @@ class ProgramStage:
         self._make_ways()
         self._containers = list(self._modules_between())
         self._unit_state = [
-            place_of(program, place)
-            for unit, place in recorded.unit_changes
-            if any(unit == path for path, _ in part.units)
+            place_of(program, place) for unit, place in recorded.unit_changes if unit in part.paths
         ]
         self.hold(alone=alone)
         self._reset(StageRun(BatchSize(1)))
@@ -307,6 +310,14 @@ class ProgramStage:
         self._marked = {events[i].address: i for i in self._marks if not events[i].is_unit}
         addresses = {*self._received_slots, *self._sent_slots, *acted, *self._marked}
         addresses |= {*self._answers, *self._random_calls, *self._hooked_elsewhere}
+        # To watch a call takes as long as a layer. One of torch's functions that is the whole loss
+        # is made here instead.
+        self.loss: Callable[..., Any] | None = None
+        if len(addresses) == 1 and addresses == acted and not self.probes:
+            (only,) = addresses
+            if self.record.by_address[only].func is self.program.loss:
+                self.loss = partial(self._loss, only)
+                addresses = set()
         self._watched = addresses
 
     def _make_ways(self) -> None:
@@ -404,16 +415,14 @@ class ProgramStage:
     def _modules_between(self) -> Iterator[tuple[dict[str, Any], str, str]]:
         """Modules between units: whether their calls are this stage's, another's, or of both."""
         part, record = self.part, self.record
-        own = {path for path, _ in part.units}
-        every = {event.address[0] for event in record.events if event.is_unit}
         for path in record.between:
             below = f"{path}." if path else ""
-            inside = {unit for unit in every if unit.startswith(below)}
+            inside = {unit for unit in record.counts if unit.startswith(below)}
             calls = record.hooked.get(path, [])
             if calls:
                 here = [part.first <= first and last <= part.last for first, last in calls]
             else:
-                here = [unit in own for unit in inside]
+                here = [unit in part.paths for unit in inside]
             kind = "both"
             if part.first == 0 and part.last >= len(record.events):
                 kind = "own"
@@ -467,10 +476,9 @@ class ProgramStage:
         program, record, part = self.program, self.record, self.part
         named = list(program.named_parameters())
         held = set(part.held)
-        for path, _ in part.units:
-            prefix = f"{path}."
-            own = program.module(path).named_parameters(remove_duplicate=False)
-            held |= {prefix + name for name, _ in own}
+        for path in part.paths:
+            own = program.module(path).named_parameters(path, remove_duplicate=False)
+            held |= {name for name, _ in own}
         here = {id(parameter) for name, parameter in named if name in held}
         self.held = frozenset(name for name, p in named if id(p) in here)
         read = {name for e in record.events if not e.is_unit for name in e.params}
@@ -496,8 +504,7 @@ class ProgramStage:
                 self._exchanged.append(((place, key), stand_in))
                 self.stand_ins[name] = stand_in
         # Hooks around a unit that is left out may write to its buffers: the old spectral norm's do.
-        own_units = {path for path, _ in part.units}
-        for path in {e.address[0] for e in record.events if e.is_unit} - own_units:
+        for path in record.counts.keys() - part.paths:
             module = program.module(path)
             if forward_hooks(module):
                 for key, buffer in own_buffers(module).items():
@@ -696,6 +703,9 @@ class ProgramStage:
             return call(*args, **kwargs)
         return self.watched_call(call, kind.__name__, args, kwargs)
 
+    def _loss(self, address: Address, *args: Any) -> Any:
+        return self._acted(address, self._actions[address], self.program.loss, args, {})
+
     def _acted(
         self, address: Address, actions: Sequence[LossAction], func: Any, args: Any, kwargs: Any
     ) -> Any:
@@ -759,7 +769,9 @@ class ProgramStage:
     # A run.
 
     def _reset(self, run: StageRun) -> None:
-        self._run, self._sent, self._seen = run, dict[int, torch.Tensor](), dict[Address, int]()
+        self._run = run
+        self._sent: dict[int, torch.Tensor] = {}
+        self._seen: dict[Address, int] = {}
         over = self.record.overwritten
         self.received: Mapping[int, torch.Tensor] = run.received
         if over and run.received:

@@ -13,7 +13,7 @@ from penstock.capture.loss.loss_parts import LossAction
 from penstock.capture.record.absent import Absent, absent_like
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.stage.checked_run import checked
-from penstock.capture.stage.stage import ProgramPart, ProgramStage, StageRun
+from penstock.capture.stage.stage import ProgramPart, ProgramStage, Purpose, StageRun
 from penstock.capture.stage_program import TensorSpec
 from penstock.torch_internals import without_modes
 
@@ -72,72 +72,55 @@ class StageModule(nn.Module):
         outputs: tuple[int, ...],
     ) -> None:
         super().__init__()
-        own: dict[str, Any] = self.__dict__
-        own.update(graph=graph, part=part, inputs=inputs, specs=received)
-        own.update(is_last=is_last, has_loss=has_loss, outputs=outputs)
-        mode = graph.loss_mode if graph.wants != "outputs" else "rows"
-        own["mode"] = mode
-        actions: Mapping[int, Sequence[LossAction]] = {}
-        if mode == "step" or (is_last and mode == "targets"):
-            actions = graph.recorded.parts.actions
-        own["actions"], own["unchecked"] = actions, not graph.costs
+        self.graph, self.part, self.inputs, self.specs = graph, part, inputs, received
+        self.is_last, self.has_loss, self.outputs = is_last, has_loss, outputs
+        self.mode = graph.loss_mode if graph.wants != "outputs" else "rows"
+        record, program = graph.recorded.record, graph.program
         # A stage may end within the loss function.
-        begins_loss = part.last > graph.recorded.record.model_end and graph.wants != "outputs"
-        own["runs_loss"] = has_loss or begins_loss
-        program = graph.program
-        options: Any = {"alone": graph.alone, "purpose": graph.costs or "training"}
-        own["stage"] = ProgramStage(program, graph.recorded, part, actions, graph.state, **options)
-        self.stage.counts_targets = is_last and own["mode"] == "targets"
-        own["context"] = RunContext()
+        begins_loss = part.last > record.model_end and graph.wants != "outputs"
+        self.runs_loss = has_loss or begins_loss
+        self.unchecked = not graph.costs
+        self.stage = self._stage(graph.costs or "training")
+        self.context = RunContext()
         below = tuple(f"{path}." for path in foreign)
-        own["own"] = [
+        self.own = [
             (name, module)
             for name, module in program.named_modules()
             if name not in foreign and not name.startswith(below)
         ]
-        leaves = graph.call.layout.leaves
-        own["missing"] = [index for index in range(len(leaves)) if index not in inputs]
-        own["step_leaf"], own["has_lengths"] = len(leaves), bool(graph.lengths)
-        own["absent_leaves"] = (None, {})
-        overwritten = graph.recorded.record.overwritten
-        own["written"] = [i for i in range(len(leaves)) if i in overwritten]
+        self._step_leaf = count = len(graph.call.layout.leaves)
+        self._missing = [index for index in range(count) if index not in inputs]
+        self._written = [index for index in range(count) if index in record.overwritten]
+        self._absent: tuple[BatchSize | None, dict[int, torch.Tensor]] = (None, {})
 
-    graph: "LayerGraph"
-    part: ProgramPart
-    stage: ProgramStage
-    context: RunContext
-    inputs: tuple[int, ...]
-    specs: tuple[TensorSpec, ...]
-    is_last: bool
-    has_loss: bool
-    outputs: tuple[int, ...]
-    mode: str
-    actions: Mapping[int, Sequence[LossAction]]
-    unchecked: bool
-    runs_loss: bool
-    own: list[tuple[str, nn.Module]]
-    missing: list[int]
-    written: list[int]
-    step_leaf: int
-    has_lengths: bool
-    absent_leaves: tuple[BatchSize | None, dict[int, torch.Tensor]]
+    def _stage(self, purpose: Purpose) -> ProgramStage:
+        """This stage for a purpose; to check, it leaves no block out, so that each call is seen."""
+        graph, counts = self.graph, self.is_last and self.mode == "targets"
+        actions: Mapping[int, Sequence[LossAction]] = {}
+        if counts or self.mode == "step":
+            actions = graph.recorded.parts.actions
+        options: Any = {"alone": graph.alone, "purpose": purpose}
+        given = graph.program, graph.recorded, self.part, actions, graph.state
+        found = ProgramStage(*given, **options)
+        found.counts_targets = counts
+        return found
 
     # A run.
 
     def check_next_run(self) -> None:
         """Compare the calls of the next run with the record, as those of the first."""
-        self.__dict__["unchecked"] = True
+        self.unchecked = True
 
     def tell(self, context: RunContext) -> None:
         """Say which run the next one is."""
-        self.__dict__["context"] = context
+        self.__dict__["context"] = context  # not as a module sets attributes, which takes longer
 
     def own_modules(self) -> list[nn.Module]:
         """All modules within this stage's units."""
         program = self.graph.program
         found = {
             id(module): module
-            for path, _ in self.part.units
+            for path in self.part.paths
             for module in program.module(path).modules()
         }
         return list(found.values())
@@ -169,8 +152,8 @@ class StageModule(nn.Module):
             Absent.home = here  # what is absent seems to be where the rest is
         by_index = dict(zip(self.inputs, leaves, strict=True))
         size = self._size(by_index, received)
-        step_row = by_index.pop(self.step_leaf, None)
-        for index in self.written:
+        step_row = by_index.pop(self._step_leaf, None)
+        for index in self._written:
             if index in by_index:  # forward writes to it, and every stage of the rank reads it
                 by_index[index] = by_index[index].clone()
         by_index |= self._absent_leaves(size)
@@ -188,11 +171,12 @@ class StageModule(nn.Module):
         program, runs_loss = graph.program, self.runs_loss
 
         def call() -> Any:
-            return program.run(by_index, with_loss=runs_loss)
+            return program.run(by_index, with_loss=runs_loss, instead=stage.loss)
 
         if self.unchecked and not graph.state.modes and graph.recorded.has_calls_of(size):
-            self.__dict__["unchecked"] = False
-            stage = self._checking()
+            self.unchecked = False
+            stage = self._stage("checking")
+            stage.share_state(self.stage)
             call = checked(graph, stage, call, by_index)
         if program.configs:
             with program.without_caches():
@@ -216,22 +200,6 @@ class StageModule(nn.Module):
             made = self.run(leaves, given)
         return tuple(tensor.detach() for tensor in made)
 
-    def _checking(self) -> ProgramStage:
-        """A stage like this one that leaves no block out as a whole, so that each call is seen."""
-        stage, graph = self.stage, self.graph
-        found = ProgramStage(
-            graph.program,
-            graph.recorded,
-            self.part,
-            self.actions,
-            graph.state,
-            alone=graph.alone,
-            purpose="checking",
-        )
-        found.counts_targets = stage.counts_targets
-        found.share_state(stage)
-        return found
-
     def _ends(self, stage: ProgramStage, result: Any, run: StageRun) -> list[torch.Tensor]:
         """Loss and weight, and the model's outputs."""
         made, output, _ = result
@@ -254,7 +222,7 @@ class StageModule(nn.Module):
         self, leaves: Mapping[int, torch.Tensor], received: Sequence[torch.Tensor]
     ) -> BatchSize:
         """Samples and lengths of this micro-batch."""
-        lengths = self.graph.call.layout.lengths_of(leaves) if self.has_lengths else ()
+        lengths = self.graph.lengths_of(leaves)
         for leaf in leaves.values():
             return batch_size(leaf.shape[0], lengths)
         for spec, tensor in zip(self.specs, received, strict=True):
@@ -265,18 +233,18 @@ class StageModule(nn.Module):
 
     def _absent_leaves(self, size: BatchSize) -> Mapping[int, torch.Tensor]:
         """Absent tensors for the leaves that this stage does not read."""
-        known, found = self.absent_leaves
+        known, found = self._absent
         if known is size:
             return found
         layout = self.graph.call.layout
         found = {}
-        for index in self.missing:
+        for index in self._missing:
             spec = layout.leaves[index]
             shape = [size.samples, *((spec.rows,) if spec.rows > 1 else ()), *spec.shape[1:]]
             for dim, length in spec.varying:
                 shape[dim] = size.lengths[length]
             found[index] = absent_like(tuple(shape), spec.dtype)
-        self.__dict__["absent_leaves"] = (size, found)
+        self._absent = size, found
         return found
 
     # The module tree, as far as it is this stage's.
@@ -323,9 +291,8 @@ class StageModule(nn.Module):
     @property
     def normalises(self) -> bool:
         """Whether calls of this stage normalise samples over the batch, as modules or functions."""
-        record, own = self.graph.recorded.record, {path for path, _ in self.part.units}
-        units = {event.address[0] for event in record.events if event.is_unit}
-        return any(where in own or where not in units for where in record.norms)
+        record, own = self.graph.recorded.record, self.part.paths
+        return any(where in own or where not in record.counts for where in record.norms)
 
     def train(self, mode: bool = True) -> "StageModule":
         """Nothing: the mode is the whole model's (`LayerGraph.set_training`)."""

@@ -52,15 +52,18 @@ def graph_of(
     Raises:
         BadInput: it is captured, and more is given; or the batch is not like its example.
     """
-    given: dict[str, Any] = {"loss": loss, "dynamic": dynamic, "other_examples": other_examples}
     if isinstance(model, nn.Module):
-        return capture_model(model, batch, granularity=granularity, **given)
-    names = {"dynamic": "dynamic dimensions", "other_examples": "examples"}
-    for name, value in given.items():
-        if value or (name == "loss" and value is not None):
+        options: Any = {"dynamic": dynamic, "other_examples": other_examples}
+        return capture_model(model, batch, loss=loss, granularity=granularity, **options)
+    for name, words, is_given in (
+        ("loss", "loss", loss is not None),
+        ("dynamic", "dynamic dimensions", bool(dynamic)),
+        ("other_examples", "examples", bool(other_examples)),
+    ):
+        if is_given:
             raise BadInput(
-                f"a captured model has its {names.get(name, name)} already, but {name}=... was "
-                f"given too; give it to capture_model only"
+                f"a captured model has its {words} already, but {name}=... was given too; give it "
+                f"to capture_model only"
             )
     return model
 
@@ -173,7 +176,7 @@ def give_values(
     read_stage(module, sources, graph.tied_names, device)
     check_values(program)
     if any(tensor.is_meta for _, tensor in named_tensors(module)):
-        materialise(program, device=device, seed=seed, model=graph.model)
+        materialise(program, device=device, seed=seed)
     else:
         module.to(device)
 

@@ -200,8 +200,7 @@ def parts_of(module: StageModule) -> list[nn.Module]:
         is_one_kernel = is_torchs(part) and next(part.children(), None) is None
         return not is_one_kernel and not any(f"{at}.".startswith(f"{path}.") for at in changing)
 
-    units = sorted({path for path, _ in module.part.units})
-    paths = (*module.stage.own_blocks, *units)
+    paths = (*module.stage.own_blocks, *sorted(module.part.paths))
     return [graph.program.module(path) for path in paths if may_be(path)]
 
 
