@@ -4,20 +4,16 @@ The program gets a stand-in for each of them. It may pass that on, compare it wi
 its class. Any other use is noted and refused.
 """
 
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-
+from penstock.capture.user_lines import line_in_words, line_of_user
 from penstock.errors import BadInput
 
 __all__ = ["StandIn", "UnreadEntry"]
 
-_NOT_THE_USERS = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.__file__)
 _OF_EVERY_CLASS = frozenset(
     [
         *("__new__", "__init__", "__del__", "__init_subclass__", "__subclasshook__"),
@@ -64,7 +60,7 @@ class UnreadEntry:
         kind = type(self.value)
 
         def read(*_: Any, **__: Any) -> Any:
-            self.readers.append(_line_of_user())
+            self.readers.append(line_in_words(line_of_user()))
             raise self.refusal
 
         def attribute(_: Any, name: str) -> Any:
@@ -88,10 +84,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(entry) and not isinstance(entry, str) for entry in value)
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _line_of_user() -> str:
-    frame: Any = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -19,9 +19,9 @@ from penstock.capture.record.recording import (
     ProgramRecording,
     RecordedCall,
     TensorReference,
-    line_in_words,
 )
 from penstock.capture.record.sizes import ValueSizes
+from penstock.capture.user_lines import line_in_words
 from penstock.torch_internals import pytree
 
 __all__ = ["mixing_call"]

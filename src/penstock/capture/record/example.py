@@ -31,7 +31,6 @@ from penstock.capture.record.failures import (
     does_not_run,
     first_line,
     innermost_module,
-    line_of,
     only_whole,
 )
 from penstock.capture.record.model_state import (
@@ -58,11 +57,11 @@ from penstock.capture.record.recording import (
     Made,
     ProgramRecording,
     RecordedCall,
-    line_with_source,
 )
 from penstock.capture.record.sizes import BatchSize, ValueSizes, shapes_of
 from penstock.capture.record.units import Granularity, blocks_around, is_torchs, units_of
 from penstock.capture.record.user_program import Returned, UserProgram
+from penstock.capture.user_lines import line_of, line_with_source
 from penstock.errors import BadInput, CaptureFailed, PenstockError
 from penstock.torch_internals import Norm, eagerly, own_buffers
 

@@ -1,15 +1,14 @@
 """Why a program cannot be recorded, in a line that names the user's line and what to change."""
 
-import sys
 import traceback
 from typing import Any
 
 import torch
 from torch import nn
 
-from penstock.capture.record.recording import line_with_source
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import UserProgram
+from penstock.capture.user_lines import line_of
 from penstock.errors import CaptureFailed
 from penstock.torch_internals import has_global_hooks
 
@@ -19,7 +18,6 @@ __all__ = [
     "does_not_run",
     "first_line",
     "innermost_module",
-    "line_of",
     "only_whole",
 ]
 
@@ -109,15 +107,3 @@ def innermost_module(trace: Any, program: UserProgram) -> str | None:
             if path is not None and path not in program.root_names:
                 found = path
     return found
-
-
-def line_of(trace: Any) -> str:
-    """The innermost line of the user's code in a traceback; empty if there is none."""
-    own = ""
-    package = sys.modules["penstock"].__path__[0]
-    library = torch.__path__[0]
-    for frame, number in traceback.walk_tb(trace):
-        name = frame.f_code.co_filename
-        if not name.startswith((package, library, "<frozen")):
-            own = line_with_source((name, number))
-    return own

@@ -13,15 +13,11 @@ Nothing is replaced: the user's Python runs as it is.
 """
 
 import contextlib
-import linecache
-import os
-import sys
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
@@ -49,6 +45,7 @@ from penstock.capture.record.outside_state import containers_in
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stand_ins import made_up, standing_in
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
+from penstock.capture.user_lines import Line, line_in_words, line_of_user, line_with_source
 from penstock.errors import CaptureFailed
 from penstock.torch_internals import (
     BACKWARD_HOOKS,
@@ -65,7 +62,6 @@ __all__ = [
     "MASK",
     "Address",
     "BlockCall",
-    "Line",
     "Made",
     "ProgramRecording",
     "RecordedCall",
@@ -73,53 +69,10 @@ __all__ = [
     "Value",
     "draws",
     "forwards_replaced",
-    "line_in_words",
-    "line_of_user",
-    "line_with_source",
     "tensors_in",
 ]
 
 Address: TypeAlias = tuple[Any, ...]
-Line: TypeAlias = tuple[str, int]
-
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-_SKIPPED = (
-    os.path.dirname(torch.__file__),
-    *(os.path.join(_OURS, part, "") for part in ("capture", "measure", "rehearse", "runtime")),
-    "<frozen",
-)
-_START = UserProgram.run.__code__
-_is_users: dict[CodeType, bool] = {}
-
-
-def line_of_user(depth: int = 2) -> Line:
-    """The file and line of the user's code (or a library's) that is running.
-
-    Where only torch's own modules are, as in a Sequential, it is ("torch", 0).
-    """
-    frame: Any = sys._getframe(depth)
-    while frame is not None:
-        code = frame.f_code
-        own = _is_users.get(code)
-        if own is None:
-            own = _is_users[code] = not code.co_filename.startswith(_SKIPPED)
-        if own:
-            return code.co_filename, frame.f_lineno
-        if code is _START:
-            break
-        frame = frame.f_back
-    return "torch", 0
-
-
-def line_in_words(line: Line | None) -> str:
-    """``model.py:12``."""
-    return f"{os.path.basename(line[0])}:{line[1]}" if line and line[1] else "a line of torch"
-
-
-def line_with_source(line: Line | None) -> str:
-    """``/home/me/model.py:12 `return a * b` ``, for messages that say what to change."""
-    source = linecache.getline(*line).strip() if line is not None else ""
-    return f"{line[0]}:{line[1]} `{source}`" if line and source else line_in_words(line)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

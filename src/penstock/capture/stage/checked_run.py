@@ -17,11 +17,10 @@ from penstock.capture.record.recording import (
     Address,
     ProgramRecording,
     RecordedCall,
-    line_in_words,
-    line_of_user,
     tensors_in,
 )
 from penstock.capture.stage.stage import PathChanged, ProgramStage
+from penstock.capture.user_lines import line_in_words, line_of_user
 from penstock.errors import BadInput
 from penstock.torch_internals import NoFunctionCalls
 

@@ -34,7 +34,6 @@ from penstock.capture.record.absent import (
     writes_first,
 )
 from penstock.capture.record.example import Recorded
-from penstock.capture.record.failures import line_of
 from penstock.capture.record.outside_state import (
     GeneratorsState,
     RandomState,
@@ -48,14 +47,13 @@ from penstock.capture.record.recording import (
     Address,
     BlockCall,
     Made,
-    line_of_user,
-    line_with_source,
     tensors_in,
 )
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage.kept_state import KeptState, Place, copied, place_of, put, value_at
 from penstock.capture.stage.whole_blocks import numbers_in, units_in, whole_blocks
+from penstock.capture.user_lines import line_of, line_of_user, line_with_source
 from penstock.errors import BadInput
 from penstock.torch_internals import (
     BACKWARD_HOOKS,

@@ -14,11 +14,9 @@ Gradient accumulation over micro-batches weights each mean by its own number of 
 of the loss by rows.
 """
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
@@ -30,6 +28,7 @@ from penstock.capture.record.absent import Absent
 from penstock.capture.record.outside_state import kept_random_state, random_state
 from penstock.capture.restored import kept_attributes
 from penstock.capture.torch_calls import TorchCalls, backward_seen
+from penstock.capture.user_lines import line_in_words, line_of_user
 from penstock.errors import BadInput
 from penstock.runtime.verify.result import Values
 from penstock.runtime.verify.without_dropout import WithoutDropout
@@ -391,9 +390,6 @@ def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tens
     )
 
 
-LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parents[2])
-
-
 def random_call(run: Callable[[], object], device: torch.device) -> str:
     """The first call in ``run()`` that draws random numbers, such as ``rand at model.py:12``."""
     watch = RandomCalls(device)
@@ -417,14 +413,5 @@ class RandomCalls(TorchCalls):
         before = random_state(self._device)
         result = func(*args, **kwargs)
         if not same_state(before, random_state(self._device)):
-            self.found = f"{getattr(func, '__name__', func)} at {user_line()}"
+            self.found = f"{getattr(func, '__name__', func)} at {line_in_words(line_of_user())}"
         return result
-
-
-def user_line() -> str:
-    """``file:line`` of the innermost caller outside torch and Penstock."""
-    for frame in reversed(traceback.extract_stack()):
-        path = Path(frame.filename)
-        if path.exists() and not any(path.is_relative_to(library) for library in LIBRARIES):
-            return f"{frame.filename}:{frame.lineno}"
-    return "a line of torch"
