@@ -166,7 +166,7 @@ def gpt2(dropout: float = 0.0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
         n_embd=16,
         n_head=2,
         vocab_size=VOCABULARY,
-        n_positions=16,
+        n_positions=512,
         resid_pdrop=dropout,
         embd_pdrop=dropout,
         attn_pdrop=dropout,
@@ -192,7 +192,7 @@ def bert(dropout: float = 0.0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
         intermediate_size=32,
         num_attention_heads=2,
         vocab_size=VOCABULARY,
-        max_position_embeddings=32,
+        max_position_embeddings=512,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )

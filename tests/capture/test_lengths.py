@@ -69,58 +69,6 @@ def assert_equal_at(
         assert torch.allclose(own[name], gradient, rtol=1e-9, atol=1e-13), name
 
 
-def gpt2() -> nn.Module:
-    import transformers
-
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            n_layer=2,
-            n_embd=8,
-            n_head=2,
-            vocab_size=VOCABULARY,
-            n_positions=512,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=1,
-            eos_token_id=1,
-        )
-    )
-
-
-def bert() -> nn.Module:
-    import transformers
-
-    return transformers.BertForMaskedLM(
-        transformers.BertConfig(
-            hidden_size=8,
-            intermediate_size=12,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            vocab_size=VOCABULARY,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
-
-
-def t5() -> nn.Module:
-    import transformers
-
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
-            d_model=8,
-            d_kv=4,
-            d_ff=12,
-            num_layers=2,
-            num_heads=2,
-            vocab_size=VOCABULARY,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-        )
-    )
-
-
 ONE_LENGTH: Dynamic = {key: {1: "length"} for key in ("input_ids", "attention_mask", "labels")}
 TWO_LENGTHS: Dynamic = {
     "input_ids": {1: "words"},
@@ -129,19 +77,21 @@ TWO_LENGTHS: Dynamic = {
 }
 
 
-@pytest.mark.parametrize("build", [gpt2, bert])
-def test_language_models_are_captured_once_for_lengths_from_16_to_512(build: Any) -> None:
-    torch.manual_seed(1)
-    model = build().double()
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_language_models_are_captured_once_for_lengths_from_16_to_512(
+    name: str, pipeline: Any
+) -> None:
+    model = pipeline.models[name]()[0].double()
     graph = capture_model(model, padded(4, 24), dynamic=ONE_LENGTH)
     for samples, length in ((4, 24), (3, 16), (1, 512)):
         batch = padded(samples, length)
         assert_equal_at(model, graph, batch, model(**batch).loss)
 
 
-def test_t5_has_a_length_of_its_own_for_what_goes_in_and_for_what_comes_out() -> None:
-    torch.manual_seed(2)
-    model = t5().double()
+def test_t5_has_a_length_of_its_own_for_what_goes_in_and_for_what_comes_out(
+    pipeline: Any,
+) -> None:
+    model = pipeline.models["t5"]()[0].double()
 
     def batch(samples: int, words: int, answers: int) -> dict[str, torch.Tensor]:
         return padded(samples, words) | {"labels": padded(samples, answers)["labels"]}

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -133,23 +134,14 @@ def _run_initialisers(
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     value = torch.full(like.shape, blank, dtype=like.dtype, device="cpu")
-    with _in_place_of(user, name, value) as placed, torch.no_grad():
-        for initialise in _initialisers(user, name):
-            initialise()
-        return placed().detach()
-
-
-@contextmanager
-def _in_place_of(
-    user: UserProgram, name: str, value: torch.Tensor
-) -> Iterator[Callable[[], torch.Tensor]]:
-    """Within, the tensor ``name`` is ``value``; yields a function that reads it."""
     holder, last = user.places(name)
     before = holder[last]
+    holder[last] = nn.Parameter(value, False) if isinstance(before, nn.Parameter) else value
     try:
-        is_parameter = isinstance(before, nn.Parameter)
-        holder[last] = nn.Parameter(value, requires_grad=False) if is_parameter else value
-        yield lambda: holder[last]
+        with torch.no_grad():
+            for initialise in _initialisers(user, name):
+                initialise()
+        return holder[last].detach()
     finally:
         holder[last] = before
 
@@ -167,9 +159,9 @@ def _initialisers(user: UserProgram, name: str) -> Iterator[Callable[[], object]
                 yield reset
                 break
     for index, module in enumerate(around):
-        model_around = next((m for m in around[index:] if _has_init_weights(m)), None)
+        model_around: Any = next((m for m in around[index:] if _has_init_weights(m)), None)
         if model_around is not None:
-            yield _bound(model_around, module)
+            yield partial(model_around._init_weights, module)
     # Adapter layers come last: one of their matrices starts at zero, whatever others start at.
     for module in around:
         if callable(reset := getattr(module, "reset_lora_parameters", None)):
@@ -182,10 +174,6 @@ def _has_init_weights(module: nn.Module) -> bool:
     if not callable(method):
         return False
     return len(inspect.signature(method).parameters) == 1
-
-
-def _bound(model: nn.Module, module: nn.Module) -> Callable[[], object]:
-    return lambda: model._init_weights(module)  # pyright: ignore[reportCallIssue]
 
 
 def _from_constructor(owner: nn.Module, last: str, like: torch.Tensor) -> torch.Tensor | None:

@@ -26,6 +26,7 @@ __all__ = [
     "changed_name",
     "containers_in",
     "contents_in",
+    "device_in_use",
     "generators_state",
     "kept_random_state",
     "random_state",
@@ -63,6 +64,11 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
+
+
+def device_in_use() -> torch.device:
+    """The GPU in use, if any has been; else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
 
 
 def random_state(device: torch.device) -> RandomState:

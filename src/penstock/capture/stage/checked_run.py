@@ -12,7 +12,7 @@ import torch
 
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.example import leaves_as_values
-from penstock.capture.record.outside_state import kept_random_state
+from penstock.capture.record.outside_state import device_in_use, kept_random_state
 from penstock.capture.record.recording import (
     Address,
     ProgramRecording,
@@ -82,7 +82,7 @@ def check_gradients(kind: Any, call: Callable[..., Any], given: tuple[Any, ...],
     too.
     """
     try:
-        with kept_random_state(Absent.home), torch.enable_grad():
+        with kept_random_state(device_in_use()), torch.enable_grad():
             made = [tensor for tensor in tensors_in(call(*given)) if tensor.requires_grad]
             read = [t for t in given if isinstance(t, torch.Tensor) and t.requires_grad]
             zeros = [torch.zeros_like(tensor) for tensor in made]

@@ -37,6 +37,7 @@ from penstock.capture.record.example import Recorded
 from penstock.capture.record.outside_state import (
     GeneratorsState,
     RandomState,
+    device_in_use,
     generators_state,
     random_state,
     restore_generators,
@@ -576,30 +577,12 @@ class ProgramStage:
     def _called_once(self, path: str, calls: Sequence[_Call], way: _Way) -> Callable[..., Any]:
         """`_called_often` for a module with one call in a forward, and for what this stage does."""
         (call,) = calls
-        after, sent, anchor, plain = call.watch, call.sent, call.anchor, way.plain
+        own, after, sent, anchor, plain = call.own, call.watch, call.sent, call.anchor, way.plain
         mark = call.first if call.first in self._marks else None
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if self._running is None or self.inside:
-                return plain(*args, **kwargs)
-            if self._watching:
-                self._unwatch()
-            self._count += 1
-            if mark is not None:
-                self._at_mark(mark)
-            result = plain(*args, **kwargs)
-            if sent:
-                single = isinstance(result, torch.Tensor)
-                self._collect([result] if single else tensors_in(result), sent)
-            if after:
-                self._anchor = anchor
-                self._watch()
-            return result
-
         single = call.template[0] if call.is_single else None
         receives = bool(call.received)
 
-        def leave_out(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: Any, **kwargs: Any) -> Any:
             if self._running is None or self.inside:
                 return plain(*args, **kwargs)
             if self._watching:
@@ -607,7 +590,11 @@ class ProgramStage:
             self._count += 1
             if mark is not None:
                 self._at_mark(mark)
-            if single is None:
+            if own:
+                result = plain(*args, **kwargs)
+                if sent:
+                    self._collect(tensors_in(result), sent)
+            elif single is None:
                 result = self._left_out(call, args, kwargs)
             elif receives:
                 result = self.received[single.what]
@@ -618,7 +605,7 @@ class ProgramStage:
                 self._watch()
             return result
 
-        return run if call.own else leave_out
+        return forward
 
     def _left_out(self, call: _Call, args: Any, kwargs: Any) -> Any:
         """What a unit of another stage returns: what was received, or absent tensors."""
@@ -720,12 +707,13 @@ class ProgramStage:
 
     def _in_stream(self, key: Any, plain: Any, args: Any, kwargs: Any) -> Any:
         """A call that draws, from a stream of its own."""
-        state = random_state(Absent.home)
+        device = device_in_use()
+        state = random_state(device)
         torch.manual_seed(mixed_seed(self._run.seed, self._run.own_seed, key))
         try:
             return plain(*args, **kwargs)
         finally:
-            restore_random_state(Absent.home, state)
+            restore_random_state(device, state)
 
     def _watch(self) -> None:
         """Watch calls, below all modes of the user: each of these takes off the topmost."""
@@ -868,7 +856,7 @@ class ProgramStage:
                 place[0][place[1]] = value
             self._restore(muted)
             if generator is not None:
-                restore_random_state(Absent.home, generator[0])
+                restore_random_state(device_in_use(), generator[0])
                 if generator[1] is not None:
                     restore_generators(generator[1])
         return result
@@ -895,7 +883,7 @@ class ProgramStage:
         draws_python = self.recorded.draws_python
         if self._streams:
             self._run.own_seed = int(torch.empty((), dtype=torch.int64).random_())
-        before = random_state(Absent.home), generators_state() if draws_python else None
+        before = random_state(device_in_use()), generators_state() if draws_python else None
         if self._streams:
             torch.manual_seed(self._run.seed)
         if draws_python:
