@@ -121,7 +121,6 @@ def programs_of(graph: LayerGraph, device: torch.device) -> list[StageProgram]:
         check_values(program)
         if not on_meta:
             program.module.to(device)
-        program.module.train()
     return programs
 
 

@@ -171,14 +171,9 @@ def measure_profile(
             layer_times(programs, (one, more), leaves, n, repeats, settings, watch) for n in sizes
         ]
         notes = watch.warnings()
+        sizes_of = partial(layer_sizes, graph, programs, settings=settings)
         costs = [
-            list(
-                zip(
-                    at,
-                    layer_sizes(graph, programs, resized(leaves, n), settings),
-                    strict=True,
-                )
-            )
+            list(zip(at, sizes_of(resized(leaves, n)), strict=True))
             for n, at in zip(sizes, found, strict=True)
         ]
     own, shared = parameters_of(graph)
@@ -238,12 +233,9 @@ def layer_costs(
 def whole_model(graph: LayerGraph, stages: int) -> list[StageProgram]:
     """The model in so many stages, of about equally many layers."""
     layers = len(graph.layer_names)
-    programs = [
+    return [
         graph.stage(range(i * layers // stages, (i + 1) * layers // stages)) for i in range(stages)
     ]
-    for program in programs:
-        program.module.train()
-    return programs
 
 
 def layer_times(

@@ -173,7 +173,7 @@ class OperatorSeconds(TorchDispatchMode):
         hardware = self._hardware
         peak = hardware.half_flops_per_s if half else hardware.flops_per_s
         computing_s = operations / (peak * hardware.sustained_share * self._share(func))
-        return max(computing_s, self._kernel_s(sum(map(bytes_of, tensors))))
+        return max(computing_s, self._kernel_s(sum(tensor.nbytes for tensor in tensors)))
 
     def _share(self, func: Any) -> float:
         """The share of the peak rate that the best kernel of an operator reaches."""
@@ -202,7 +202,7 @@ class FusedKernel:
             address = storage_id(tensor)
             if address in self._made or address in self._read:
                 continue
-            self.bytes += self._written(address) + bytes_of(tensor)
+            self.bytes += self._written(address) + tensor.nbytes
             self._read[address] = tensor
         for tensor in made:
             # Keeping the tensors prevents a storage's address from being reused while known.
@@ -220,12 +220,7 @@ class FusedKernel:
     def _written(self, address: int) -> int:
         """The bytes of a result that must be written now, because another kernel reads it."""
         tensor = self._unwritten.pop(address, None)
-        return 0 if tensor is None else bytes_of(tensor)
-
-
-def bytes_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor's elements."""
-    return tensor.numel() * tensor.element_size()
+        return 0 if tensor is None else tensor.nbytes
 
 
 def is_fused(func: Any) -> bool:
@@ -316,7 +311,7 @@ def estimate(
         with mode:
             return torch.empty_like(tensor, device=HOME, requires_grad=False)
 
-    with standing_in([whole, *(program.module for program in programs)], without_values):
+    with standing_in([whole], without_values):
         held = [*whole.parameters(), *whole.buffers()]
         return [estimate_batch(programs, held, leaves, target) for leaves in batches]
 
