@@ -72,7 +72,7 @@ class BatchCall:
     def call(self, model: Callable[..., Any], leaves: Mapping[int, torch.Tensor]) -> Any:
         """Call ``model`` on its entries of the batch."""
         inputs = self.inputs.rebuild(leaves)
-        if isinstance(inputs, Mapping):
+        if isinstance(inputs, dict):
             return model(**inputs)
         if isinstance(inputs, list | tuple):
             return model(*inputs)
@@ -83,7 +83,7 @@ class BatchCall:
         if self.targets.structure == ():
             return self.layout.rebuild(leaves)
         targets = self.targets.rebuild(leaves)
-        return targets if isinstance(targets, Mapping) else targets[0]
+        return targets if isinstance(targets, dict) else targets[0]
 
     @property
     def target_leaves(self) -> frozenset[int]:

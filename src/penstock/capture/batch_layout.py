@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -148,7 +149,12 @@ class BatchLayout:
 
         Additional leaves of a step (`penstock.capture.loss.step_values`) are ignored.
         """
-        return fill_slots(self.structure, lambda i: self.leaves[i].as_given(leaves[i]))
+        return self._fill(leaves)
+
+    @cached_property
+    def _fill(self) -> Callable[[Mapping[int, torch.Tensor]], Batch]:
+        """`rebuild`; what can be known before is, since it is called for every micro-batch."""
+        return filling(self.structure, self.leaves)
 
     def part(self, *keys: str | int) -> "BatchLayout":
         """The layout of the entries ``keys`` of a tuple or dict batch; indices stay the same."""
@@ -456,16 +462,26 @@ class KeyedSlots:
     entries: Mapping[str, Any]
 
 
+def filling(structure: Any, leaves: Sequence[LeafSpec]) -> Callable[[Mapping[int, Any]], Any]:
+    """A function that puts tensors, and stand-ins, into the slots of a batch's structure."""
+    if isinstance(structure, Slot):
+        index, leaf = structure.index, leaves[structure.index]
+        return itemgetter(index) if leaf.rows == 1 else lambda given: leaf.as_given(given[index])
+    if isinstance(structure, Mapping):
+        named = {key: filling(entry, leaves) for key, entry in structure.items()}
+        return lambda given: {key: fill(given) for key, fill in named.items()}
+    if isinstance(structure, list | tuple):
+        entries = [filling(entry, leaves) for entry in structure]
+        return lambda given: in_sequence_of(structure, [fill(given) for fill in entries])
+    constant = structure.stand_in if isinstance(structure, UnreadEntry) else structure
+    return lambda _: constant
+
+
 def fill_slots(structure: Any, value_of: Callable[[int], Any]) -> Any:
-    """``structure`` with ``value_of(index)`` in each slot, and stand-ins; constants stay."""
-    kind = type(structure)
-    if kind is Slot:
+    """``structure`` with ``value_of(index)`` in each slot; constants stay."""
+    if isinstance(structure, Slot):
         return value_of(structure.index)
-    if kind is tuple or kind is list:
-        return kind([fill_slots(entry, value_of) for entry in structure])
-    if kind is UnreadEntry:
-        return structure.stand_in
-    if kind is KeyedSlots:
+    if isinstance(structure, KeyedSlots):
         entries = fill_slots(structure.entries, value_of)
         return entries if structure.kind is dict else structure.kind(**entries)
     if isinstance(structure, Mapping):

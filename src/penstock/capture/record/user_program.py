@@ -90,7 +90,7 @@ class UserProgram:
 
         ``instead`` is called in the place of the loss function.
         """
-        output = self._call_model(leaves)
+        output = self.call.call(self.model, leaves)
         if on_output is not None:
             on_output()
         if not with_loss:
@@ -104,34 +104,6 @@ class UserProgram:
             return Returned(reduce(add, terms), output, terms)
         value = (instead or self.loss)(output, target)
         return Returned(loss_in_result(value, "the loss function"), output)
-
-    def _call_model(self, leaves: Mapping[int, torch.Tensor]) -> Any:
-        plain = self._plain_inputs
-        if plain is None:
-            return self.call.call(self.model, leaves)
-        places, names = plain
-        if names:
-            return self.model(**{key: leaves[index] for key, index in names})
-        return self.model(*[leaves[index] for index in places])
-
-    @cached_property
-    def _plain_inputs(self) -> tuple[tuple[int, ...], tuple[tuple[str, int], ...]] | None:
-        """Positions, or names, of the model's arguments if each is a tensor with a row a sample.
-
-        Then the batch's structure need not be built anew for every micro-batch.
-        """
-        layout = self.call.inputs
-        structure: Any = layout.structure
-        if not isinstance(structure, dict | list | tuple) or hasattr(structure, "_fields"):
-            return None
-        paths, indices = layout.paths, layout.indices
-        if len(paths) != len(structure) or any(len(path) != 1 for path in paths):  # pyright: ignore
-            return None
-        if any(layout.leaves[index].rows != 1 for index in indices):
-            return None
-        if isinstance(structure, dict):
-            return (), tuple((str(path[0]), i) for path, i in zip(paths, indices, strict=True))
-        return indices, ()
 
     # The tree of modules.
 
