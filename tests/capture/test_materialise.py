@@ -137,6 +137,25 @@ def test_tensors_with_values_keep_them_and_stay_the_models_own(pipeline):
         assert torch.equal(parameter, before[name])
 
 
+def test_a_loss_module_on_meta_gets_values(pipeline):
+    class Probe(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, hidden, targets):
+            return functional.cross_entropy(self.layer(hidden), targets)
+
+    with torch.device("meta"):
+        net, loss = nn.Sequential(nn.Linear(4, 4)), Probe()
+    batch = torch.randn(6, 4), torch.zeros(6, dtype=torch.long)
+    graph = capture_model(net, batch, loss=loss)
+    _, programs, found = _values(graph, [1], pipeline)
+    assert {"0.weight", "loss.layer.weight"} < set(found)
+    run = pipeline.run_programs(graph, programs, batch)
+    torch.testing.assert_close(run.loss, loss(net(batch[0]), batch[1]))
+
+
 def test_only_what_is_on_meta_gets_new_values():
     """A body with values, and a head that is not made yet."""
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3, device="meta"))
