@@ -620,7 +620,7 @@ class ProgramStage:
             if made.kind == "constant":
                 found.append(made.what)
             elif made.kind == "given":
-                found.append(at_path((args, kwargs), made.what))
+                found.append(pytree.key_get((args, kwargs), made.what))
             elif received and made.what in received:
                 found.append(self.received[made.what])
             else:
@@ -963,18 +963,6 @@ def has_absent(values: Sequence[Any]) -> bool:
 def line_number(place: Address) -> int:
     """The number of the line in the place of a call; files may have other paths on other hosts."""
     return place[2][1]
-
-
-def at_path(value: Any, path: Sequence[Any]) -> Any:
-    """What is at a path of keys in the arguments."""
-    for key in path:
-        if isinstance(key, pytree.SequenceKey):
-            value = value[key.idx]
-        elif isinstance(key, pytree.MappingKey):
-            value = value[key.key]
-        else:
-            value = getattr(value, key.name)
-    return value
 
 
 def filled(result: Any, slots: Mapping[Any, int], received: Mapping[int, torch.Tensor]) -> Any:
