@@ -69,7 +69,7 @@ def test_loss_and_gradients_of_slices_are_those_of_the_users_own_module(name: st
 
 def held(graph, name: str) -> torch.Tensor:
     """A parameter of the captured model."""
-    return graph.program.tensors.parameters[name]
+    return graph.tensors.parameters[name]
 
 
 def test_ranks_replicas_split_backwards_and_several_batches_give_the_same_loss() -> None:

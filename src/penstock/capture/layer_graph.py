@@ -22,7 +22,7 @@ from penstock.capture.record.absent import Absent, give_back, release
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.recording import TensorReference
 from penstock.capture.record.sizes import BatchSize
-from penstock.capture.record.user_program import UserProgram, WholeModule
+from penstock.capture.record.user_program import ProgramTensors, UserProgram, WholeModule
 from penstock.capture.stage.checked_run import in_words
 from penstock.capture.stage.kept_state import KeptState, place_of
 from penstock.capture.stage.stage import Costs, ProgramPart, ProgramStage, StageRun
@@ -81,6 +81,11 @@ class LayerGraph:
     def model(self) -> nn.Module:
         """The user's model."""
         return self.program.model
+
+    @property
+    def tensors(self) -> ProgramTensors:
+        """Parameters and buffers of model and loss by first name."""
+        return self.program.tensors
 
     @property
     def loss(self) -> LossFunction | None:
