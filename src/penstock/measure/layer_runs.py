@@ -73,10 +73,13 @@ class LayerRun:
         """
         module = self.program.module
         module.stage.on_begin = begin
-        with self.settings.precision():
-            if deferred is not None:
-                return ProgramCall(module).run(self.leaves, self.received, deferred)
-            return module.run(self.leaves, self.received)
+        try:
+            with self.settings.precision():
+                if deferred is not None:
+                    return ProgramCall(module).run(self.leaves, self.received, deferred)
+                return module.run(self.leaves, self.received)
+        finally:
+            module.stage.on_begin = None  # it would keep what ``begin`` knows of
 
     def differentiable(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs that gradients start from; of the last layer only the loss."""
