@@ -90,11 +90,8 @@ def without_tf32() -> Iterator[None]:
     Convolutions round to TF32 by default, ten bits of mantissa, and a whole batch is computed by
     other algorithms than a micro-batch: on an H100 a first layer's gradient differed by 0.8 %.
     """
-    backends: tuple[Any, ...] = (
-        torch.backends.cudnn.conv,
-        torch.backends.cudnn.rnn,
-        torch.backends.cuda.matmul,
-    )
+    cudnn: Any = torch.backends.cudnn
+    backends: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul)
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:
