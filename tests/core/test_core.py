@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scripts import ROOT
 
@@ -35,6 +36,23 @@ def test_the_stub_has_the_names_of_the_core() -> None:
         if isinstance(node, ast.ClassDef):
             members = {name for name in vars(getattr(native, node.name)) if name[:2] != "__"}
             assert names_in(node) - {"__init__"} == members, node.name
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        (1 << 4, "an action has no instance"),
+        (2 << 24, "no instance or micro-batch"),
+        (-1 << 24, "no instance or micro-batch"),
+        (6, "only two streams wait"),
+    ],
+)
+def test_words_that_lead_nowhere_are_refused(word: int, why: str) -> None:
+    start, words = np.array([0, 1]), np.array([word])
+    with pytest.raises(ValueError, match=why):
+        native.Orders(start, words, 1, (0,), (1,), 2)
+    with pytest.raises(ValueError, match="must cover all"):
+        native.Orders(np.array([0, 2]), np.array([0]), 1, (0,), (1,), 2)
 
 
 def names_in(node: ast.Module | ast.ClassDef) -> set[str]:
