@@ -79,9 +79,9 @@ void Play::make_replicas(const std::vector<int>& first_device) {
       device.overlaps = times.overlaps;
       device.step_s += times.of(Kind::step);
       any_stands_still_ |= !times.overlaps;
-      const std::size_t row = replicas_.size();
-      replicas_.push_back({&times, number++, segments, static_cast<int>(2 * row),
-                           inputs_each * row * orders_.micro_batches});
+      const std::size_t row = inputs_each * replicas_.size(), each = orders_.micro_batches;
+      replicas_.push_back({&times, number++, segments, 2 * static_cast<int>(replicas_.size()),
+                           {row * each, (row + 1) * each, (row + 2) * each}});
     }
     segments += static_cast<int>(stage.buckets_of_segment.size());
   }
@@ -92,8 +92,7 @@ void Play::make_replicas(const std::vector<int>& first_device) {
   inputs_.assign(inputs_each * replicas_.size() * orders_.micro_batches, 0);
   if (streams_each_ == 2)  // Backwards wait for the forward of their replica.
     for (const Replica& replica : replicas_)
-      std::fill_n(&inputs_[replica.first_input + 2 * orders_.micro_batches],
-                  orders_.micro_batches, 1);
+      std::fill_n(&inputs_[replica.inputs[2]], orders_.micro_batches, 1);
 }
 
 void Play::make_messages() {
@@ -102,9 +101,8 @@ void Play::make_messages() {
   const auto add = [&](double seconds, const Replica& from, const Replica& to, bool forward,
                        bool uses_port) {
     const int receiver = to.device * streams_each_ + (forward ? 0 : streams_each_ - 1);
-    const std::size_t input = to.first_input + (forward ? 0 : orders_.micro_batches);
     senders.emplace_back(from.first_sent + forward, made.size());
-    made.push_back({seconds, from.device, receiver, input, uses_port});
+    made.push_back({seconds, from.device, receiver, to.inputs[!forward], uses_port});
   };
   for (const auto& [producer, consumer, boundary] : parts_.connections) {
     for (const PairTimes& pair : boundary->pairs) {
@@ -120,7 +118,7 @@ void Play::make_messages() {
     for (const int k : sorted[list]) {
       sent_.add(static_cast<int>(messages_.size()));
       messages_.push_back(made[k]);
-      for (int m = 0; m < orders_.micro_batches; ++m) ++inputs_[made[k].first_input + m];
+      for (int m = 0; m < orders_.micro_batches; ++m) ++inputs_[made[k].input + m];
     }
     sent_.end_list();
   }

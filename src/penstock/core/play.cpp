@@ -64,12 +64,12 @@ bool Play::is_over(int number, Action action) const {
 /// the forward of their replica.
 bool Play::has_inputs(const Replica& replica, Action action) const {
   const Kind kind = action.kind();
-  const auto left = [&](int row) {
-    return inputs_[replica.first_input + row * orders_.micro_batches + action.number()];
+  const auto arrived = [&](int row) {
+    return inputs_[replica.inputs[row] + action.number()] == 0;
   };
-  if (kind <= Kind::backward_input && left(kind == Kind::forward ? 0 : 1) > 0) return false;
+  if (kind <= Kind::backward_input && !arrived(kind != Kind::forward)) return false;
   if (streams_each_ == 1 || kind == Kind::forward || kind == Kind::backward_weight) return true;
-  return left(2) == 0;
+  return arrived(2);
 }
 
 /// Seconds of work that each computing device of a host does in a second.
@@ -201,7 +201,7 @@ void Play::end_action(Stream& stream, Action action) {
       for (const int message : sent_[replica.first_sent + goes_forward])
         offer(message, action.number());
     if (goes_forward && streams_each_ == 2)
-      inputs_[replica.first_input + 2 * orders_.micro_batches + action.number()] = 0;
+      inputs_[replica.inputs[2] + action.number()] = 0;
   }
   if (action.updates()) complete_buckets(replica.first_segment + segment);
 }
@@ -268,7 +268,7 @@ void Play::end_transfer(int lane) {
 void Play::arrive(int lane, int item) {
   if (is_message(lane)) {
     const Message& message = messages_[lane];
-    --inputs_[message.first_input + item];
+    --inputs_[message.input + item];
     start_if_ready(message.receiver);
     return;
   }

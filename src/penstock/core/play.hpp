@@ -26,6 +26,7 @@
 // `tests/reference/plain_simulator.py` plays by the same rules in plain Python.
 #pragma once
 
+#include <array>
 #include <span>
 #include <vector>
 
@@ -86,8 +87,8 @@ class Play {
   struct Replica {
     const ReplicaTimes* times;
     int device, first_segment;
-    int first_sent;            // its list in `sent_` after backwards; the next one: after forwards
-    std::size_t first_input;   // its row in `inputs_` for forwards; then backwards, its own forward
+    int first_sent;  // its list in `sent_` after backwards; the next one: after forwards
+    std::array<std::size_t, 3> inputs;  // rows of `inputs_`: forwards, backwards, its own forwards
   };
 
   struct Host {
@@ -99,7 +100,7 @@ class Play {
   struct Message {
     double seconds;
     int sender, receiver;     // a device, and the stream that waits for it
-    std::size_t first_input;  // the row of `inputs_` that it lowers
+    std::size_t input;        // the row of `inputs_` that it lowers
     bool uses_port;
   };
 
