@@ -1,19 +1,15 @@
 // What Python sees of the core; `native.pyi` describes it.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
+#include "bind.hpp"
+
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include "play.hpp"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace penstock {
 namespace {
 
-using Whole = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Whole = Array<std::int64_t, 1>;
 using Hosts = std::vector<int>;
 using Connections = std::vector<std::tuple<int, int, const BoundaryTimes*>>;
 
@@ -106,4 +102,5 @@ NB_MODULE(native, module) {
   module.attr("sources") = PENSTOCK_SOURCES;
   penstock::bind_work(module);
   penstock::bind_play(module);
+  penstock::bind_walk(module);
 }

@@ -1,0 +1,19 @@
+// What the files that bind the core have in common.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace penstock {
+
+/// An array of Python in C order, to read.
+template <class T, std::size_t kDimensions>
+using Array = nb::ndarray<const T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cpu>;
+
+void bind_walk(nb::module_& module);
+
+}  // namespace penstock
