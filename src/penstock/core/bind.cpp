@@ -103,4 +103,5 @@ NB_MODULE(native, module) {
   penstock::bind_work(module);
   penstock::bind_play(module);
   penstock::bind_walk(module);
+  penstock::bind_planners(module);
 }

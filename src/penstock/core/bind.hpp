@@ -14,6 +14,7 @@ namespace penstock {
 template <class T, std::size_t kDimensions>
 using Array = nb::ndarray<const T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cpu>;
 
+void bind_planners(nb::module_& module);
 void bind_walk(nb::module_& module);
 
 }  // namespace penstock

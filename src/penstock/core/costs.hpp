@@ -20,6 +20,7 @@ struct Affine {
   double fixed = 0, each = 0;
 
   double at(double rows) const { return fixed + each * rows; }
+  friend Affine operator+(Affine a, Affine b) { return {a.fixed + b.fixed, a.each + b.each}; }
   friend Affine operator-(Affine a, Affine b) { return {a.fixed - b.fixed, a.each - b.each}; }
 };
 

@@ -1,0 +1,125 @@
+// What Python sees of the planners' dynamic programs; `native.pyi` describes it.
+#include <nanobind/stl/pair.h>
+
+#include "bind.hpp"
+#include "spp.hpp"
+
+namespace penstock {
+namespace {
+
+using Pairs = Array<double, 2>;
+
+std::vector<double> numbers(const auto& array) {
+  return {array.data(), array.data() + array.size()};
+}
+
+std::vector<Affine> affine(const auto& array) {
+  std::vector<Affine> made;
+  const std::size_t count = array.size() / 2;
+  for (std::size_t k = 0; k < count; ++k)
+    made.push_back({array.data()[k], array.data()[count + k]});
+  return made;
+}
+
+void make_group(Group* self, std::vector<ReplicaKind> kinds, double crowding, int replicas,
+                double step_s_per_byte, const std::vector<std::pair<double, double>>& reduces) {
+  new (self) Group{std::move(kinds), crowding, replicas, step_s_per_byte, {}};
+  for (const auto& [latency_s, s_per_byte] : reduces)
+    self->all_reduces.push_back({latency_s, s_per_byte});
+}
+
+void make_costs(GroupCosts* self, const std::vector<Pairs>& sums, const Pairs& parameters,
+                const Pairs& held, const Array<double, 3>& inputs,
+                const std::vector<Pairs>& workspaces, std::vector<Group> groups,
+                const ReduceRules& rules) {
+  const int cuts = static_cast<int>(held.shape(0));
+  new (self) GroupCosts{affine(sums.at(0)),
+                        affine(sums.at(1)),
+                        affine(sums.at(2)),
+                        affine(sums.at(3)),
+                        affine(sums.at(4)),
+                        affine(sums.at(5)),
+                        {cuts, numbers(parameters)},
+                        {cuts, numbers(held)},
+                        {cuts, affine(inputs)},
+                        {},
+                        std::move(groups),
+                        rules};
+  for (const Pairs& workspace : workspaces) self->workspaces.emplace_back(cuts, numbers(workspace));
+}
+
+void make_network(Network* self, std::vector<int> host, int hosts, const Array<double, 1>& latency_s,
+                  const Array<double, 1>& s_per_byte, const Array<std::uint8_t, 1>& uses_port,
+                  const std::vector<std::vector<std::pair<int, int>>>& groups) {
+  const int devices = static_cast<int>(host.size());
+  new (self) Network{devices,
+                     hosts,
+                     std::move(host),
+                     numbers(latency_s),
+                     numbers(s_per_byte),
+                     {uses_port.data(), uses_port.data() + uses_port.size()},
+                     {}};
+  for (const auto& group : groups) {
+    self->groups.emplace_back();
+    for (const auto& [device, rows] : group) self->groups.back().push_back({device, rows});
+  }
+}
+
+void make_question(SppQuestion* self, std::pair<int, int> stages_and_blocks,
+                   std::vector<int> groups, std::vector<int> width, std::vector<int> depths,
+                   int micro_batches, int recompute, bool drains) {
+  new (self) SppQuestion{stages_and_blocks.first,
+                         stages_and_blocks.second,
+                         std::move(groups),
+                         std::move(width),
+                         std::move(depths),
+                         micro_batches,
+                         static_cast<RecomputeChoice>(recompute),
+                         drains};
+}
+
+/// One field of all states, by stages, first cut, first block and number of the first width.
+template <auto field>
+auto column(const SppTable& self) {
+  const SppQuestion& asked = self.asked();
+  const std::size_t blocks = asked.blocks, widths = asked.widths(), cuts = self.cuts();
+  using Value = std::remove_cvref_t<decltype(self.states()[0].*field)>;
+  static_assert(sizeof(Value) == 8 && sizeof(SppState) % 8 == 0);
+  constexpr std::int64_t each = sizeof(SppState) / 8;
+  const std::int64_t by_width = each, by_block = by_width * asked.widths(),
+                     by_cut = by_block * asked.blocks, by_stage = by_cut * self.cuts();
+  return nb::ndarray<nb::numpy, const Value, nb::ndim<4>>(
+      &(self.states()[0].*field), {static_cast<std::size_t>(asked.stages), cuts, blocks, widths},
+      nb::find(self), {by_stage, by_cut, by_block, by_width});
+}
+
+}  // namespace
+
+void bind_planners(nb::module_& module) {
+  nb::class_<ReplicaKind>(module, "ReplicaKind")
+      .def(nb::init<double, double, double, int>(), "rows"_a, "speed"_a, "memory_bytes"_a,
+           "workspace"_a);
+  nb::class_<Group>(module, "DeviceGroup")
+      .def("__init__", make_group, "kinds"_a, "crowding"_a, "replicas"_a, "step_s_per_byte"_a,
+           "all_reduces"_a);
+  nb::class_<GroupCosts>(module, "GroupCosts")
+      .def("__init__", make_costs, "sums"_a, "parameters"_a, "held"_a, "inputs"_a,
+           "workspaces"_a, "groups"_a, "rules"_a);
+  nb::class_<Network>(module, "LinkNetwork")
+      .def("__init__", make_network, "host"_a, "hosts"_a, "latency_s"_a, "s_per_byte"_a,
+           "uses_port"_a, "groups"_a);
+  nb::class_<SppQuestion>(module, "SppQuestion")
+      .def("__init__", make_question, "stages_and_blocks"_a, "groups"_a, "width"_a, "depths"_a,
+           "micro_batches"_a, "recompute"_a, "drains"_a);
+  nb::class_<SppTable>(module, "SppTable")
+      .def(nb::init<const GroupCosts&, const Network&, SppQuestion>(), "costs"_a, "network"_a,
+           "asked"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+      .def_prop_ro("seconds", column<&SppState::seconds>)
+      .def_prop_ro("passed_s", column<&SppState::passed_s>)
+      .def_prop_ro("slowest_s", column<&SppState::slowest_s>)
+      .def_prop_ro("end", column<&SppState::end>)
+      .def_prop_ro("next_number", column<&SppState::next_number>)
+      .def_prop_ro("recompute", column<&SppState::recompute>);
+}
+
+}  // namespace penstock
