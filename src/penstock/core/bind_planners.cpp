@@ -2,6 +2,8 @@
 #include <nanobind/stl/pair.h>
 
 #include "bind.hpp"
+#include "dapple.hpp"
+#include "slowest_stage.hpp"
 #include "spp.hpp"
 
 namespace penstock {
@@ -93,6 +95,51 @@ auto column(const SppTable& self) {
       nb::find(self), {by_stage, by_cut, by_block, by_width});
 }
 
+DapplePlan dapple(const GroupCosts& costs, const Network& network, const DappleQuestion& asked,
+                  double limit_s) {
+  const nb::gil_scoped_release others_may_run;
+  return dapple_plan(costs, network, asked, limit_s);
+}
+
+/// One field of all states, by first block and first cut.
+template <auto field>
+auto row_column(const SlowestStageTable& self) {
+  using Value = std::remove_cvref_t<decltype(self.states()[0].*field)>;
+  constexpr std::int64_t each = sizeof(SlowestStageState) / 8;
+  const std::size_t rows = self.rows(), cuts = self.cuts();
+  return nb::ndarray<nb::numpy, const Value, nb::ndim<2>>(
+      &(self.states()[0].*field), {rows, cuts}, nb::find(self),
+      {each * self.cuts(), each});
+}
+
+void make_slowest_question(SlowestStageQuestion* self, std::vector<int> width,
+                           std::vector<WindowLoad> windows, const Array<double, 1>& crossing_bytes,
+                           int recompute, bool balanced) {
+  const int blocks = static_cast<int>(windows.size() / width.size());
+  new (self) SlowestStageQuestion{blocks,
+                                  std::move(width),
+                                  std::move(windows),
+                                  numbers(crossing_bytes),
+                                  static_cast<RecomputeChoice>(recompute),
+                                  balanced};
+}
+
+void make_dapple_question(DappleQuestion* self, int micro_batches, int size, int recompute,
+                          int most_stages, std::vector<int> depths,
+                          const Array<double, 1>& least_s, std::vector<DappleStep> steps,
+                          std::vector<Occupancy> places) {
+  const int count = static_cast<int>(steps.size());
+  places.push_back({count, 0, 0, 0});
+  new (self) DappleQuestion{micro_batches,
+                            size,
+                            static_cast<RecomputeChoice>(recompute),
+                            most_stages,
+                            std::move(depths),
+                            numbers(least_s),
+                            std::move(steps),
+                            std::move(places)};
+}
+
 }  // namespace
 
 void bind_planners(nb::module_& module) {
@@ -120,6 +167,35 @@ void bind_planners(nb::module_& module) {
       .def_prop_ro("end", column<&SppState::end>)
       .def_prop_ro("next_number", column<&SppState::next_number>)
       .def_prop_ro("recompute", column<&SppState::recompute>);
+  nb::class_<WindowLoad>(module, "WindowLoad")
+      .def(nb::init<int, int, int, double, double, double>(), "group"_a, "depth"_a, "replicas"_a,
+           "before_s_per_byte"_a, "after_s_per_byte"_a, "parameter_s_per_byte"_a);
+  nb::class_<SlowestStageQuestion>(module, "SlowestStageQuestion")
+      .def("__init__", make_slowest_question, "width"_a, "windows"_a, "crossing_bytes"_a,
+           "recompute"_a, "balanced"_a);
+  nb::class_<SlowestStageTable>(module, "SlowestStageTable")
+      .def(nb::init<const GroupCosts&, SlowestStageQuestion>(), "costs"_a, "asked"_a,
+           nb::keep_alive<1, 2>())
+      .def_prop_ro("seconds", row_column<&SlowestStageState::seconds>)
+      .def_prop_ro("end", row_column<&SlowestStageState::end>)
+      .def_prop_ro("number", row_column<&SlowestStageState::number>);
+  nb::class_<DappleStep>(module, "DappleStep")
+      .def(nb::init<int, int>(), "target"_a, "group"_a);
+  nb::class_<Occupancy>(module, "Occupancy")
+      .def(nb::init<int, int, double, double>(), "first_step"_a, "rest_group"_a, "speed_left"_a,
+           "idle"_a);
+  nb::class_<DappleQuestion>(module, "DappleQuestion")
+      .def("__init__", make_dapple_question, "micro_batches"_a, "size"_a, "recompute"_a,
+           "most_stages"_a, "depths"_a, "least_s"_a, "steps"_a, "places"_a);
+  nb::class_<Taken>(module, "DappleTaken")
+      .def_ro("lo", &Taken::cut)
+      .def_ro("place", &Taken::place)
+      .def_ro("step", &Taken::step)
+      .def_ro("end", &Taken::end);
+  nb::class_<DapplePlan>(module, "DapplePlan")
+      .def_ro("seconds", &DapplePlan::seconds)
+      .def_ro("steps", &DapplePlan::steps);
+  module.def("dapple_plan", dapple, "costs"_a, "network"_a, "asked"_a, "limit_s"_a);
 }
 
 }  // namespace penstock
