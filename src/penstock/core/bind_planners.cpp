@@ -11,18 +11,6 @@ namespace {
 
 using Pairs = Array<double, 2>;
 
-std::vector<double> numbers(const auto& array) {
-  return {array.data(), array.data() + array.size()};
-}
-
-std::vector<Affine> affine(const auto& array) {
-  std::vector<Affine> made;
-  const std::size_t count = array.size() / 2;
-  for (std::size_t k = 0; k < count; ++k)
-    made.push_back({array.data()[k], array.data()[count + k]});
-  return made;
-}
-
 void make_group(Group* self, std::vector<ReplicaKind> kinds, double crowding, int replicas,
                 double step_s_per_byte, const std::vector<std::pair<double, double>>& reduces) {
   new (self) Group{std::move(kinds), crowding, replicas, step_s_per_byte, {}};
@@ -101,6 +89,54 @@ DapplePlan dapple(const GroupCosts& costs, const Network& network, const DappleQ
   return dapple_plan(costs, network, asked, limit_s);
 }
 
+std::vector<Column> columns_of(const std::vector<double>& forward_s,
+                               const std::vector<double>& backward_s,
+                               const std::vector<double>& after_s) {
+  std::vector<Column> columns;
+  for (std::size_t k = 0; k < forward_s.size(); ++k)
+    columns.push_back({forward_s.at(k), backward_s.at(k), after_s.at(k)});
+  return columns;
+}
+
+double closed_form_s(const std::vector<double>& forward_s, const std::vector<double>& backward_s,
+                     const std::vector<double>& after_s, int micro_batches) {
+  const std::vector<Column> columns = columns_of(forward_s, backward_s, after_s);
+  return latency_s(columns.data(), static_cast<int>(columns.size()), micro_batches);
+}
+
+int closed_form_pivot(const std::vector<double>& forward_s, const std::vector<double>& backward_s,
+                      int micro_batches) {
+  const std::vector<Column> columns =
+      columns_of(forward_s, backward_s, std::vector<double>(forward_s.size()));
+  return pivot_of(columns.data(), static_cast<int>(columns.size()), micro_batches);
+}
+
+double transfer_s(const Network& network, int sender, int receiver, double fixed, double each) {
+  std::vector<MessageLoad> loads;
+  Transfers(network).loads(sender, receiver, loads);
+  return Transfers::seconds(loads, {fixed, each});
+}
+
+/// A cost of a run of layers on a group, by their numbers.
+template <double (GroupCosts::*cost)(const Group&, Run) const>
+double cost_of(const GroupCosts& self, int group, int lo, int hi) {
+  return (self.*cost)(self.groups.at(group), {lo, hi});
+}
+
+int fit_of(const GroupCosts& self, int group, int lo, int hi, int depth, int recompute) {
+  const auto choice = static_cast<RecomputeChoice>(recompute);
+  return static_cast<int>(self.fit(self.groups.at(group), {lo, hi}, depth, choice));
+}
+
+/// The bytes of the replica that needs most.
+double needed_bytes_of(const GroupCosts& self, int group, int lo, int hi, int depth,
+                       bool recompute) {
+  double most = 0;
+  for (const ReplicaKind& kind : self.groups.at(group).kinds)
+    most = std::max(most, self.needed_bytes(kind, {lo, hi}, depth, recompute));
+  return most;
+}
+
 /// One field of all states, by first block and first cut.
 template <auto field>
 auto row_column(const SlowestStageTable& self) {
@@ -151,7 +187,14 @@ void bind_planners(nb::module_& module) {
            "all_reduces"_a);
   nb::class_<GroupCosts>(module, "GroupCosts")
       .def("__init__", make_costs, "sums"_a, "parameters"_a, "held"_a, "inputs"_a,
-           "workspaces"_a, "groups"_a, "rules"_a);
+           "workspaces"_a, "groups"_a, "rules"_a)
+      .def_prop_ro("cuts", &GroupCosts::cuts)
+      .def("forward_s", cost_of<&GroupCosts::forward_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("backward_s", cost_of<&GroupCosts::backward_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("micro_batch_s", cost_of<&GroupCosts::micro_batch_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("after_s", cost_of<&GroupCosts::after_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("fit", fit_of, "group"_a, "lo"_a, "hi"_a, "depth"_a, "recompute"_a)
+      .def("needed_bytes", needed_bytes_of, "group"_a, "lo"_a, "hi"_a, "depth"_a, "recompute"_a);
   nb::class_<Network>(module, "LinkNetwork")
       .def("__init__", make_network, "host"_a, "hosts"_a, "latency_s"_a, "s_per_byte"_a,
            "uses_port"_a, "groups"_a);
@@ -183,18 +226,22 @@ void bind_planners(nb::module_& module) {
       .def(nb::init<int, int>(), "target"_a, "group"_a);
   nb::class_<Occupancy>(module, "Occupancy")
       .def(nb::init<int, int, double, double>(), "first_step"_a, "rest_group"_a, "speed_left"_a,
-           "idle"_a);
+           "idle"_a)
+      .def_ro("rest_group", &Occupancy::rest_group);
   nb::class_<DappleQuestion>(module, "DappleQuestion")
       .def("__init__", make_dapple_question, "micro_batches"_a, "size"_a, "recompute"_a,
            "most_stages"_a, "depths"_a, "least_s"_a, "steps"_a, "places"_a);
   nb::class_<Taken>(module, "DappleTaken")
       .def_ro("lo", &Taken::cut)
-      .def_ro("place", &Taken::place)
       .def_ro("step", &Taken::step)
       .def_ro("end", &Taken::end);
   nb::class_<DapplePlan>(module, "DapplePlan")
       .def_ro("seconds", &DapplePlan::seconds)
       .def_ro("steps", &DapplePlan::steps);
+  module.def("dapple_latency_s", closed_form_s, "forward_s"_a, "backward_s"_a, "after_s"_a,
+             "micro_batches"_a);
+  module.def("dapple_pivot", closed_form_pivot, "forward_s"_a, "backward_s"_a, "micro_batches"_a);
+  module.def("transfer_s", transfer_s, "network"_a, "sender"_a, "receiver"_a, "fixed"_a, "each"_a);
   module.def("dapple_plan", dapple, "costs"_a, "network"_a, "asked"_a, "limit_s"_a);
 }
 

@@ -9,19 +9,6 @@ using Floats = Array<double, 1>;
 using Pairs = Array<double, 2>;
 using Tables = Array<double, 3>;
 
-std::vector<double> numbers(const auto& array) {
-  return {array.data(), array.data() + array.size()};
-}
-
-/// Costs from an array whose first half has the fixed parts, and whose second half those a row.
-std::vector<Affine> affine(const auto& array) {
-  std::vector<Affine> made;
-  const std::size_t count = array.size() / 2;
-  for (std::size_t k = 0; k < count; ++k)
-    made.push_back({array.data()[k], array.data()[count + k]});
-  return made;
-}
-
 void make_layer_costs(LayerCosts* self, const std::vector<Pairs>& sums, const Pairs& workspace,
                       const Floats& parameters, const Pairs& run_parameters, const Pairs& held,
                       const Tables& inputs, double step_s_per_byte) {

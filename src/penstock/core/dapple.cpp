@@ -3,9 +3,7 @@
 #include <algorithm>
 
 namespace penstock {
-namespace {
 
-/// The stage with the fewest bubbles in the steady phase (`dapple.latency.pivot_of`).
 int pivot_of(const Column* columns, int count, int micro_batches) {
   const int steady = micro_batches - 1;
   int pivot = count - 1;
@@ -21,8 +19,6 @@ int pivot_of(const Column* columns, int count, int micro_batches) {
   }
   return pivot;
 }
-
-}  // namespace
 
 double latency_s(const Column* columns, int count, int micro_batches) {
   const int pivot = pivot_of(columns, count, micro_batches);

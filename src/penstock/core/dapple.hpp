@@ -49,6 +49,9 @@ struct Column {
   double both_s() const { return forward_s + backward_s; }
 };
 
+/// The stage with the fewest bubbles in the steady phase; see `dapple.latency.pivot_of`.
+int pivot_of(const Column* columns, int count, int micro_batches);
+
 /// DAPPLE's closed form; see `penstock.planners.dapple.latency.latency_s`.
 double latency_s(const Column* columns, int count, int micro_batches);
 

@@ -263,3 +263,224 @@ def random_walk(costs: SearchCosts, start: Layout, walk: WalkPlan) -> list[Found
 
     They are sorted by size of micro-batches and number of stages.
     """
+
+class ReplicaKind:
+    """Replicas of a group that are alike; ``workspace`` is the number of their table."""
+
+    def __init__(self, rows: float, speed: float, memory_bytes: float, workspace: int) -> None: ...
+
+class DeviceGroup:
+    """The devices of a stage; ``all_reduces`` has latency and seconds a byte of each algorithm."""
+
+    def __init__(
+        self,
+        kinds: Sequence[ReplicaKind],
+        crowding: float,
+        replicas: int,
+        step_s_per_byte: float,
+        all_reduces: Sequence[tuple[float, float]],
+    ) -> None: ...
+
+class GroupCosts:
+    """The costs of runs of layers on groups of devices (`penstock.plan.cost`).
+
+    A stage is the number of a group, with the run of layers between the cuts ``lo`` and ``hi``.
+    """
+
+    def __init__(
+        self,
+        sums: Sequence[npt.NDArray[np.float64]],
+        parameters: npt.NDArray[np.float64],
+        held: npt.NDArray[np.float64],
+        inputs: npt.NDArray[np.float64],
+        workspaces: Sequence[npt.NDArray[np.float64]],
+        groups: Sequence[DeviceGroup],
+        rules: ReduceRules,
+    ) -> None:
+        """``sums``: forward, backward, saved bytes and norms up to each cut; then bytes that cross
+        it, of activations and of gradients. ``workspaces`` has a table for each number of rows."""
+    @property
+    def cuts(self) -> int: ...
+    def forward_s(self, group: int, lo: int, hi: int) -> float:
+        """Seconds of one forward on the slowest replica."""
+    def backward_s(self, group: int, lo: int, hi: int) -> float:
+        """Seconds of one full backward on the slowest replica, without recompute."""
+    def micro_batch_s(self, group: int, lo: int, hi: int) -> float:
+        """Seconds of both on the slowest replica."""
+    def after_s(self, group: int, lo: int, hi: int) -> float:
+        """Seconds after a stage's last backward: gradient all-reduce and optimizer step."""
+    def fit(self, group: int, lo: int, hi: int, depth: int, recompute: int) -> int:
+        """-1 if a stage does not fit, 0 if it keeps its activations, 1 if it recomputes them.
+
+        ``recompute``: 0 where memory asks for it, 1 always, 2 never.
+        """
+    def needed_bytes(self, group: int, lo: int, hi: int, depth: int, recompute: bool) -> float:
+        """Peak bytes of the replica that needs most, with ``depth`` micro-batches in flight."""
+
+class LinkNetwork:
+    """Links from each device (row) to each device; devices and rows of each group."""
+
+    def __init__(
+        self,
+        host: Sequence[int],
+        hosts: int,
+        latency_s: npt.NDArray[np.float64],
+        s_per_byte: npt.NDArray[np.float64],
+        uses_port: npt.NDArray[np.uint8],
+        groups: Sequence[Sequence[tuple[int, int]]],
+    ) -> None: ...
+
+class SppQuestion:
+    """What the table of `penstock.planners.spp.partition` is filled for.
+
+    A window of the line is ``position * widths + number``, its group in ``groups``, -1 where the
+    line ends before it does; ``depths[k]`` are the micro-batches in flight of a stage with ``k``
+    stages from itself to the end.
+    """
+
+    def __init__(
+        self,
+        stages_and_blocks: tuple[int, int],
+        groups: Sequence[int],
+        width: Sequence[int],
+        depths: Sequence[int],
+        micro_batches: int,
+        recompute: int,
+        drains: bool,
+    ) -> None: ...
+
+class SppTable:
+    """The best plan of each state: stages, first cut, first block and number of the first width."""
+
+    def __init__(self, costs: GroupCosts, network: LinkNetwork, asked: SppQuestion) -> None: ...
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """The least objective; infinite where there is no plan. Then the others say nothing."""
+    @property
+    def passed_s(self) -> npt.NDArray[np.float64]:
+        """Until one micro-batch has passed all stages and channels."""
+    @property
+    def slowest_s(self) -> npt.NDArray[np.float64]:
+        """The slowest stage or channel."""
+    @property
+    def end(self) -> npt.NDArray[np.int64]:
+        """The cut where the first stage ends."""
+    @property
+    def next_number(self) -> npt.NDArray[np.int64]:
+        """The number of the width of the window behind it."""
+    @property
+    def recompute(self) -> npt.NDArray[np.int64]:
+        """Whether the first stage recomputes."""
+
+class WindowLoad:
+    """The load of a stage on a window (`penstock.planners.slowest_stage.Loads`); group -1: none."""
+
+    def __init__(
+        self,
+        group: int,
+        depth: int,
+        replicas: int,
+        before_s_per_byte: float,
+        after_s_per_byte: float,
+        parameter_s_per_byte: float,
+    ) -> None: ...
+
+class SlowestStageQuestion:
+    """A line of windows, position after position, and the bytes at each cut.
+
+    Of equally good ends, the most ``balanced`` one is taken, or else the first.
+    """
+
+    def __init__(
+        self,
+        width: Sequence[int],
+        windows: Sequence[WindowLoad],
+        crossing_bytes: npt.NDArray[np.float64],
+        recompute: int,
+        balanced: bool,
+    ) -> None: ...
+
+class SlowestStageTable:
+    """For each first block and first cut: the least slowest stage; the first stage's end, width."""
+
+    def __init__(self, costs: GroupCosts, asked: SlowestStageQuestion) -> None: ...
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]: ...
+    @property
+    def end(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def number(self) -> npt.NDArray[np.int64]: ...
+
+class DappleStep:
+    """A step to another set of devices in use; group -1: it takes more than there are rows."""
+
+    def __init__(self, target: int, group: int) -> None: ...
+
+class Occupancy:
+    """A set of devices in use: its first step, and the last stage on the devices left."""
+
+    def __init__(
+        self, first_step: int, rest_group: int, speed_left: float, idle: float
+    ) -> None: ...
+    @property
+    def rest_group(self) -> int: ...
+
+class DappleQuestion:
+    """The inputs of DAPPLE's search (`penstock.planners.dapple.dapple.Search`)."""
+
+    def __init__(
+        self,
+        micro_batches: int,
+        size: int,
+        recompute: int,
+        most_stages: int,
+        depths: Sequence[int],
+        least_s: npt.NDArray[np.float64],
+        steps: Sequence[DappleStep],
+        places: Sequence[Occupancy],
+    ) -> None: ...
+
+class DappleTaken:
+    """A stage that a search chose: its layers and its step."""
+
+    @property
+    def lo(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+
+class DapplePlan:
+    """The best plan; without steps there is none."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def steps(self) -> list[DappleTaken]: ...
+
+def dapple_plan(
+    costs: GroupCosts, network: LinkNetwork, asked: DappleQuestion, limit_s: float
+) -> DapplePlan:
+    """The best plan of several stages whose closed form is below ``limit_s``, without the lock.
+
+    The devices of step ``n`` send as group ``n`` and receive as group ``steps + n``. The last stage
+    behind occupancy ``n`` is group ``2 * steps + n``.
+    """
+
+def dapple_latency_s(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    after_s: Sequence[float],
+    micro_batches: int,
+) -> float:
+    """DAPPLE's closed form (`penstock.planners.dapple.latency.latency_s`)."""
+
+def dapple_pivot(
+    forward_s: Sequence[float], backward_s: Sequence[float], micro_batches: int
+) -> int:
+    """The stage with the fewest bubbles in the steady phase."""
+
+def transfer_s(
+    network: LinkNetwork, sender: int, receiver: int, fixed: float, each: float
+) -> float:
+    """Seconds of a transfer of so many bytes, fixed and for each row."""
