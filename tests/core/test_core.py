@@ -96,3 +96,13 @@ def test_what_a_build_lacks_is_said_in_one_sentence(change: str, wanted: str) ->
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if "no C++20" not in line]
     assert line.startswith("penstock has a compiled core") and wanted in line
+
+
+def test_what_is_kept_to_the_end_of_a_process_is_not_complained_about() -> None:
+    program = (
+        "import sys\n"
+        "from penstock.core.native import HostRules\n"
+        "sys.kept = HostRules(1, False, False)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -98,6 +98,7 @@ void bind_play(nb::module_& module) {
 }  // namespace penstock
 
 NB_MODULE(native, module) {
+  nb::set_leak_warnings(false);  // Caches of Python live until the process ends.
   module.attr("version") = PENSTOCK_VERSION;
   module.attr("sources") = PENSTOCK_SOURCES;
   penstock::bind_work(module);
