@@ -3,6 +3,7 @@
     python benchmarks/models.py [--heads causal,vision] [--only NAME ...] [--sample N] [--again]
     python benchmarks/models.py --families    # one model of each family of torchvision and timm
     python benchmarks/models.py --torch       # torch's own front end on the best-known models
+    python benchmarks/models.py --device cuda --jobs 16 --out FILE    # model and batch on a GPU
     python benchmarks/models.py --page        # renew the tables of docs/benchmarks/models.md
 
 Every architecture that the installed transformers registers for the heads is built as a tiny
@@ -22,9 +23,11 @@ import resource
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Lock
 from time import perf_counter, strftime
 from typing import Any
 
@@ -43,6 +46,8 @@ PAGE = HERE.parent.parent / "docs" / "benchmarks" / "models.md"
 CPU_LIMIT_S = 120
 WALL_LIMIT_S = 480
 MEMORY_LIMIT_BYTES = 10 << 30
+STARTS = Lock()
+"""Held while a process is forked: libraries refuse a fork beside another."""
 
 
 def commit() -> str:
@@ -55,13 +60,14 @@ def commit() -> str:
     return found + ("+" if changed else "")
 
 
-def judge_apart(name: str, head: str) -> dict[str, Any]:
+def judge_apart(name: str, head: str, device: str) -> dict[str, Any]:
     """The row of an architecture, from a process of its own that is ended at the limits."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_judge_here, args=(name, head, sender))
+    child = context.Process(target=_judge_here, args=(name, head, device, sender))
     start_s = perf_counter()
-    child.start()
+    with STARTS:
+        child.start()
     sender.close()
     row: dict[str, Any] = {"name": name, "head": head}
     try:
@@ -79,22 +85,23 @@ def judge_apart(name: str, head: str) -> dict[str, Any]:
     return row | {"wall_s": round(perf_counter() - start_s, 1)}
 
 
-def _judge_here(name: str, head: str, sender: Connection) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+def _judge_here(name: str, head: str, device: str, sender: Connection) -> None:
+    if device == "cpu":  # a GPU's driver reserves far more addresses than it uses
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
     resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_LIMIT_S, used + CPU_LIMIT_S + 5))
     sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     start_s = perf_counter()
     try:
         if head in ("torchvision", "timm"):
-            row = judge_family(name, head)
+            row = judge_family(name, head, device)
         elif head.startswith("torch: "):
             found = head.removeprefix("torch: ")
             row = judge_torch_front_end(
                 getattr(transformers, name), dict(registered())[name], found
             )
         else:
-            row = judge(getattr(transformers, name), head)
+            row = judge(getattr(transformers, name), head, device)
     except Exception as error:
         row = {"outcome": outcome_of(error), "reason": f"{type(error).__name__}: {error}"[:400]}
     sender.send(row | {"judged_s": round(perf_counter() - start_s, 2)})
@@ -144,14 +151,26 @@ def chosen(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     return pairs[:: max(1, len(pairs) // arguments.sample)] if arguments.sample else pairs
 
 
-def run(pairs: Sequence[tuple[str, str]], out: Path, key: str, *, most: int, again: bool) -> int:
+def judged(
+    pairs: Sequence[tuple[str, str]], device: str, jobs: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and rows as they come, with ``jobs`` processes at a time."""
+    with ThreadPoolExecutor(jobs) as pool:
+        made = {pool.submit(judge_apart, name, head, device): name for name, head in pairs}
+        for one in as_completed(made):
+            yield made[one], one.result()
+
+
+def run(
+    pairs: Sequence[tuple[str, str]], out: Path, key: str, arguments: argparse.Namespace
+) -> int:
     """Judge what is not there yet; how many are left."""
     rows = {row["name"]: row for row in load(out).get(key, [])}
-    code, date = commit(), strftime("%Y-%m-%d")
+    again, most = arguments.again or bool(arguments.only), arguments.most
+    made = {"commit": commit(), "date": strftime("%Y-%m-%d"), "torch": torch.__version__}
     wanted = [(name, head) for name, head in pairs if again or name not in rows]
-    for name, head in wanted[:most]:
-        row = judge_apart(name, head) | {"commit": code, "date": date, "torch": torch.__version__}
-        rows[name] = row
+    for name, row in judged(wanted[:most], arguments.device, arguments.jobs):
+        rows[name] = row | made
         save(out, key, rows)
         said = row.get("outcome") or row.get("as_they_come")
         reason = row.get("reason", "")[:150]
@@ -170,9 +189,10 @@ def main() -> int:
     parser.add_argument("--families", action="store_true", help="torchvision and timm instead")
     parser.add_argument("--torch", action="store_true", help="torch's own front end instead")
     parser.add_argument("--page", action="store_true", help="write the tables of the page only")
+    parser.add_argument("--device", default="cpu", help="where models run: cpu or cuda")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="models at a time")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     arguments = parser.parse_args()
-    again = arguments.again or bool(arguments.only)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     if arguments.page:
@@ -180,7 +200,7 @@ def main() -> int:
         PAGE.write_text(page)
         return 0
     key = "torch" if arguments.torch else "rows"
-    left = run(chosen(arguments), arguments.out, key, most=arguments.most, again=again)
+    left = run(chosen(arguments), arguments.out, key, arguments)
     return 1 if left else 0
 
 

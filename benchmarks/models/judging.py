@@ -69,14 +69,14 @@ def made_model(model_class: Any, head: str) -> nn.Module:
     return model.train()
 
 
-def judge(model_class: Any, head: str) -> dict[str, Any]:
-    """The row of one architecture."""
+def judge(model_class: Any, head: str, device: str = "cpu") -> dict[str, Any]:
+    """The row of one architecture, on a device."""
     row: dict[str, Any] = {"name": model_class.__name__, "head": head}
     try:
         model = made_model(model_class, head)
     except Exception as error:
         return row | {"outcome": "does not run eagerly", "reason": told(error)}
-    found = _runnable(model, head)
+    found = _runnable(model, head, device)
     if isinstance(found, str):
         return row | {"outcome": "does not run eagerly", "reason": found}
     model, attempt, dtype = found
@@ -91,8 +91,8 @@ def judge(model_class: Any, head: str) -> dict[str, Any]:
     return row
 
 
-def judge_family(name: str, library: str) -> dict[str, Any]:
-    """The row of a family of torchvision or timm."""
+def judge_family(name: str, library: str, device: str = "cpu") -> dict[str, Any]:
+    """The row of a family of torchvision or timm, on a device."""
     from families import family_batches, family_loss, family_model
 
     row: dict[str, Any] = {"name": name, "head": library}
@@ -103,7 +103,8 @@ def judge_family(name: str, library: str) -> dict[str, Any]:
     reasons: list[str] = []
     for pictures, target in family_batches(model, name):
         for dtype in (torch.float64, torch.float32):
-            typed, batch = copy.deepcopy(model).to(dtype), (pictures.to(dtype), target)
+            typed = copy.deepcopy(model).to(device, dtype)
+            batch = pictures.to(device, dtype), target.to(device)
             try:
                 run_plain(typed, batch, family_loss)
             except Exception as error:
@@ -126,14 +127,17 @@ def judge_torch_front_end(model_class: Any, head: str, penstock: str) -> dict[st
     return {"name": model_class.__name__} | judge_torch(found[0], found[1].batch, penstock)
 
 
-def _runnable(model: nn.Module, head: str) -> tuple[nn.Module, Attempt, torch.dtype] | str:
+def _runnable(
+    model: nn.Module, head: str, device: str = "cpu"
+) -> tuple[nn.Module, Attempt, torch.dtype] | str:
     """The model in the widest type that it runs in, with a batch that it runs on."""
     reasons: list[str] = []
     for attempt in attempts(model, head):
         for dtype in (torch.float64, torch.float32):
-            typed = copy.deepcopy(model).to(dtype)
+            typed = copy.deepcopy(model).to(device, dtype)
             batch = {
-                k: v.to(dtype) if v.is_floating_point() else v for k, v in attempt.batch.items()
+                k: v.to(device, dtype if v.is_floating_point() else v.dtype)
+                for k, v in attempt.batch.items()
             }
             try:
                 plain = run_plain(typed, batch)

@@ -733,7 +733,8 @@ def copies_run(model: nn.Module, plain: nn.Module) -> None:
     from penstock.capture.record.absent import Absent, NeedsValues
 
     own = copy.deepcopy(model)
-    x, y = inputs()
+    device = next(plain.parameters()).device
+    x, y = (tensor.to(device) for tensor in inputs())
     if any(type(p) is Absent for p in own.parameters()):
         try:
             float(model(x, y))

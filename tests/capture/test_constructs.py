@@ -29,15 +29,20 @@ def reference(case: Case, plain: Any, x: torch.Tensor, y: torch.Tensor) -> None:
         start += size
 
 
-def run(case: Case, way: str) -> list[float]:
+def run(case: Case, way: str, device: str = "cpu") -> list[float]:
     """The largest error of the gradients in each step."""
     torch.manual_seed(0)
-    model = case.make().double().train()
+    model = case.make().double().train().to(device)
     plain = copy.deepcopy(model)
-    before = case.before or (lambda model, step: None)
+    made = case.before or (lambda model, step: None)
+
+    def before(model: Any, step: int) -> None:
+        with torch.device(device):  # of the tensors and modules that it makes
+            made(model, step)
+
     before(model, -1)
     before(plain, -1)
-    x, y = inputs()
+    x, y = (tensor.to(device) for tensor in inputs())
     own = StagedRun(
         model, (x.clone(), y.clone()), way=way, cuts=case.cuts, granularity="block", **case.options
     )

@@ -74,6 +74,30 @@ RIGHT: dict[str, tuple[torch.Tensor, Loss]] = {
         lambda o, y: torch.where(y.sum() > 3, o.square().mean(), o.abs().mean()),
     ),
     "clipped gains": (NUMBERS[:, 0], clipped),
+    "targets normalised over the batch": (
+        NUMBERS,
+        lambda o, y: functional.mse_loss(o, (y - y.mean(0)) / y.std(0)),
+    ),
+    "targets between 0 and 1": (
+        NUMBERS,
+        lambda o, y: functional.smooth_l1_loss(o, (y - y.min()) / (y.max() - y.min())),
+    ),
+    "targets less a number": (NUMBERS, lambda o, y: functional.l1_loss(o, y - y.mean().item())),
+    "targets times the rows": (NUMBERS, lambda o, y: functional.mse_loss(o, y * len(y))),
+    "classes weighted by their counts": (
+        WORDS.clamp(min=0),
+        lambda o, y: functional.cross_entropy(o, y, 1 / (1.0 + y.bincount(minlength=5)).double()),
+    ),
+    "flags weighted by their counts": (
+        FLAGS,
+        lambda o, y: functional.binary_cross_entropy_with_logits(
+            o, y, pos_weight=(1 - y).sum(0) / (1 + y.sum(0))
+        ),
+    ),
+    "squares over what is kept": (
+        KEPT,
+        lambda o, y: functional.mse_loss(o.sum(1)[y > 0], torch.ones(int((y > 0).sum())).double()),
+    ),
 }
 
 
@@ -126,10 +150,13 @@ TOLD: dict[str, Loss] = {
         lambda o, y: functional.mse_loss(o, y) + functional.relu(1 - o.std(0)).mean()
     ),
     "a distance from the mean sample": lambda o, y: (o - o.mean(0)).square().mean(),
+    "ranks of targets": lambda o, y: functional.mse_loss(o, 1.0 * y.argsort(0).argsort(0)),
+    "targets of other samples": lambda o, y: functional.mse_loss(o, y.flip(0) + y.roll(1, 0)),
+    "weights that add up to 1": lambda o, y: ((o - y).square() * y.softmax(0)).sum(),
 }
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_statistics_of_activations_are_told(name: str) -> None:
+def test_what_takes_samples_together_is_told(name: str) -> None:
     own = StagedRun(network(), (inputs(), NUMBERS), loss=TOLD[name])
     assert own.last.mixing.startswith("it mixes samples (")

@@ -1,5 +1,6 @@
 """Python code that goes by values, samples and sizes: right for every batch, as in the module."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
+from penstock.capture.record.absent import Absent
 from penstock.errors import BadInput, CaptureFailed
 
 WIDTH, PATCHES = 6, 8
@@ -320,3 +322,26 @@ def test_capture_changes_neither_buffers_nor_random_state() -> None:
     capture_model(model, batch, loss=functional.cross_entropy)
     assert model.layers[0].seen == 0
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class OnItsDevice(nn.Module):
+    """Makes positions where its hidden state is; its targets are normalised over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 1)
+        self.register_buffer("table", torch.randn(WIDTH, dtype=torch.float64))
+
+    def forward(self, x: Any, target: Any) -> Any:
+        hidden = torch.tanh(self.first(x))
+        positions = torch.arange(WIDTH).to(hidden.device)
+        made = self.second(hidden + self.table[positions])
+        wanted = (target - target.mean()) / target.std()
+        return SimpleNamespace(loss=functional.mse_loss(made[:, 0], wanted))
+
+
+def test_an_absent_tensor_is_on_the_device_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where values of the whole step are found before any stage has run."""
+    monkeypatch.setattr(Absent, "home", torch.device("cuda"))
+    batch = {"x": values(6)[0], "target": torch.randn(6, dtype=torch.float64)}
+    assert_pipeline_equals_plain(OnItsDevice().double(), batch)

@@ -1,5 +1,6 @@
 """A measured profile says what the layers really cost."""
 
+import gc
 import weakref
 from collections import OrderedDict
 from types import SimpleNamespace
@@ -272,3 +273,24 @@ def test_layers_of_the_same_work_have_the_same_times() -> None:
     assert len(times) == 1
     others = {x.forward_s for x in profile.layers if x.parameter_bytes} - {linear[0].forward_s}
     assert len(others) == 2
+
+
+def test_nothing_that_layers_save_is_left_for_the_garbage_collector() -> None:
+    """On a GPU it would take the memory of a micro-batch until Python happens to collect."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    batch = (torch.randn(4, 8), torch.randn(4, 1))
+    graph = capture_model(model, batch, loss=nn.MSELoss())
+
+    def living() -> int:
+        tensors = (thing for thing in gc.get_objects() if type(thing) is torch.Tensor)
+        return sum(tensor.device.type == "cpu" for tensor in tensors)
+
+    gc.collect()
+    gc.disable()
+    try:
+        measure_profile(graph, batch, batch_sizes=(2, 4), repeats=1)
+        left = living()
+        gc.collect()
+        assert left == living()
+    finally:
+        gc.enable()

@@ -1,6 +1,7 @@
 """What the worker processes of the matrix run: case after case, against one process."""
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput, PenstockError, RunFailed
 from penstock.runtime.pipeline import Pipeline
+
+DEVICE = torch.device(os.environ.get("PENSTOCK_TEST_DEVICE", "cpu"))
+"""Where all ranks run: the tests on a GPU set the variable."""
 
 LAYERS = 13
 SHORT_ROWS = 7
@@ -127,6 +131,7 @@ def captured(name: str, precise: bool) -> tuple[Subject, LayerGraph]:
     """A subject and its graph, in float64 or as it is."""
     torch.manual_seed(0)
     subject = (OWN_SUBJECTS | SUBJECTS)[name]()
+    subject.model.to(DEVICE)
     if precise:
         subject.model.double()
     subject.model.train()
@@ -135,7 +140,12 @@ def captured(name: str, precise: bool) -> tuple[Subject, LayerGraph]:
 
 def batch_of(subject: Subject, rows: int, precise: bool) -> Any:
     """A batch in the precision of the model."""
-    batch = subject.batch(rows)
+    made = subject.batch(rows)
+    batch = (
+        {name: tensor.to(DEVICE) for name, tensor in made.items()}
+        if isinstance(made, dict)
+        else tuple(tensor.to(DEVICE) for tensor in made)
+    )
     if precise:
         return batch
     if isinstance(batch, dict):
@@ -173,7 +183,7 @@ def play_alone(
         rows = cut[-1].stop
         batch = batch_of(subject, rows, not autocast)
         optimizer.zero_grad()
-        loss_sum = torch.zeros((), dtype=torch.float64)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=DEVICE)
         for part in cut:
             with surroundings(autocast):
                 loss = subject.whole_loss(whole, sliced(batch, part))
@@ -197,7 +207,7 @@ def play_alone(
 
 
 def surroundings(autocast: bool) -> AbstractContextManager[object]:
-    return torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
+    return torch.autocast(DEVICE.type, torch.bfloat16) if autocast else nullcontext()
 
 
 def wrong_in(case: Case) -> list[str]:
@@ -215,6 +225,7 @@ def wrong_in(case: Case) -> list[str]:
         transport=case.transport,
         autocast=None if precise else torch.bfloat16,
         timeout_s=60,
+        device=DEVICE,
         verify="off",
     ) as pipe:
         # The graph's own tensors are trained: they must start anew in every case.
@@ -224,7 +235,7 @@ def wrong_in(case: Case) -> list[str]:
         ]
         for rows, expected in zip(sizes, expected_steps(case, subject, cuts), strict=True):
             metrics = pipe.step(batch_of(subject, rows, precise))
-            found = torch.tensor(metrics.loss, dtype=torch.float64)
+            found = torch.tensor(metrics.loss, dtype=torch.float64, device=DEVICE)
             wrong += [f"{rows} rows: {what}" for what in compared(case, pipe, found, expected)]
         with torch.no_grad():
             for name, tensor in pipe._worker.held.named_tensors().items():

@@ -18,6 +18,7 @@ from torch.nn import functional
 from penstock.capture.chain import Chain
 from penstock.capture.stage_program import TensorSpec
 from penstock.errors import PenstockError
+from penstock.plan.plan import Plan, Stage
 from penstock.runtime.callbacks import Closing, Event
 from penstock.runtime.evaluation.inference import RankOutputs
 from penstock.runtime.pipeline import Pipeline
@@ -87,6 +88,52 @@ def settled(files: int) -> dict[str, int]:
     while (found := held())["files"] > files and time.monotonic() < end:
         time.sleep(0.02)
     return found
+
+
+def threads_of_gloo() -> int:
+    """How many threads of this process work for process groups."""
+    tasks = Path("/proc/self/task").iterdir()
+    return sum((task / "comm").read_text() == "pt_gloo_runloop\n" for task in tasks)
+
+
+def threads_ended() -> dict[str, tuple[int, int, str]]:
+    """Gloo's threads while a pipeline is open and when it is closed, and what it then refuses."""
+    two, replicas = (1, 1), (2,)
+    groups = Plan((Stage(range(3), (0,), (4,)),), 3, 4, "1f1b", tensor_groups=((0, 1),))
+    tables = {"loss": functional.mse_loss, "tensor_parallel": {"0": "colwise", "2": "rowwise"}}
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    cases: dict[str, tuple[nn.Module, Plan, dict[str, Any]]] = {
+        "shared memory": (model(), plan_of(4, two), {}),
+        "messages": (model(), plan_of(4, two), {"transport": "process-groups"}),
+        "norm": (model(norm=True), plan_of(4, replicas), {"transport": "process-groups"}),
+        "shards of state": (model(), plan_of(4, replicas), {"shard_optimizer": True}),
+        "no flush": (model(), plan_of(4, replicas, "pipedream"), {}),
+        "tensor groups": (plain, groups, tables),
+    }
+    found: dict[str, tuple[int, int, str]] = {}
+    closed: list[Pipeline] = []
+    for name, (module, plan, options) in cases.items():
+        before = threads_of_gloo()
+        with Pipeline(module, plan, BATCH, optimizer=SGD, timeout_s=30, **options) as pipe:
+            pipe.step(BATCH)
+            opened = threads_of_gloo()
+        closed.append(pipe)
+        found[name] = opened - before, threads_of_gloo() - before, outcome(pipe.model_state_dict)
+    return found
+
+
+def left_while_waited_for() -> float:
+    """How long rank 0 takes to leave while its thread of Gloo waits for rank 1."""
+    world = join_world("cpu", 30.0)
+    store = dist.distributed_c10d._get_default_store()
+    if world.rank == 0:
+        dist.all_reduce(torch.zeros(1), group=world.control, async_op=True)
+    started_s = time.monotonic()
+    if world.rank:
+        store.get("rank 0 has left")
+    world.leave()
+    store.set("rank 0 has left", "")
+    return time.monotonic() - started_s
 
 
 def no_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -344,6 +391,8 @@ def lives(count: int) -> dict[str, Any]:
     # The first pipeline loads and opens what stays for the process.
     two_at_once("shared-memory")
     return {
+        "threads": threads_ended(),
+        "left": left_while_waited_for(),
         "two at once": two_at_once("shared-memory") + two_at_once("process-groups"),
         "failed": {t: failed_pipelines(t, count) for t in ("shared-memory", "process-groups")},
         "callback": callback_that_raises(),

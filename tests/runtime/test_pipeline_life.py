@@ -59,6 +59,18 @@ def test_two_pipelines_of_a_process_are_closed_in_any_order(
     assert [seen["two at once"] for seen in found] == [[], []]
 
 
+def test_no_thread_of_gloo_outlives_a_pipeline(found: tuple[dict[str, Any], ...]) -> None:
+    """One that frees tensors when Python ends would abort the process."""
+    for seen in found:
+        for name, (opened, left, refused) in seen["threads"].items():
+            assert opened > 0 == left, f"{name}: {opened} threads, then {left}"
+            assert refused.startswith("RunFailed: the pipeline was closed"), f"{name}: {refused}"
+
+
+def test_a_rank_leaves_although_its_thread_of_gloo_waits(found: tuple[dict[str, Any], ...]) -> None:
+    assert found[0]["left"] < 20
+
+
 def test_a_callback_that_raises_at_closing_keeps_nothing_from_closing(
     found: tuple[dict[str, Any], ...],
 ) -> None:

@@ -96,7 +96,7 @@ ScheduleNames: TypeAlias = Annotated[
     ),
 ]
 Device: TypeAlias = Annotated[
-    Literal["cpu", "cuda"], Option(help="Where the layers run (cuda is untested).")
+    Literal["cpu", "cuda"], Option(help="Where the layers run (cuda: one GPU).")
 ]
 MayLose: TypeAlias = Annotated[
     int,

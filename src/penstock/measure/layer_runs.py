@@ -67,8 +67,12 @@ class LayerRun:
         module = self.program.module
         if isinstance(module, StageModule):
             module.stage.on_begin = begin
-        with self.settings.precision():
-            return module(*self.leaves, *self.received)
+        try:
+            with self.settings.precision():
+                return module(*self.leaves, *self.received)
+        finally:
+            if isinstance(module, StageModule):  # it would keep what ``begin`` knows of
+                module.stage.on_begin = None
 
     def differentiable(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs that gradients start from; of the last layer only the loss."""

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
@@ -11,7 +10,7 @@ from penstock.capture.stage_program import StageProgram
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import holders_of_parameters
 from penstock.runtime.gradients.sharding import owners_of_parameters
-from penstock.runtime.processes.world import World
+from penstock.runtime.processes.world import Groups, World
 from penstock.runtime.stages.tensor_shards import TensorShards, copy_values
 
 __all__ = ["Holdings"]
@@ -95,9 +94,7 @@ class Holdings:
             return False
         return self.owners.get(name, holders[0]) == self._rank
 
-    def share_first_values(
-        self, groups: Mapping[tuple[int, ...], dist.ProcessGroup], world: World
-    ) -> None:
+    def share_first_values(self, groups: Groups, world: World) -> None:
         """Copy the values of each tensor from its first holder to the other holders.
 
         Otherwise scripts that do not seed would train replicas with different weights unnoticed.

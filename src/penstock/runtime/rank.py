@@ -90,10 +90,10 @@ class Worker:
         self.random = RandomStream(world.device, settings.seed, max(plan.device_of(world.rank), 0))
         self.means: Means = {}
         self._closed = self._released = False
-        self._abort, self._disconnect = ExitStack(), ExitStack()
+        self._abort, self.disconnect = ExitStack(), ExitStack()
         self.failures = Failures(world, self._abort.close)
         with ExitStack() as undo, self.failures.shared():
-            undo.push(self._disconnect)
+            undo.push(self.disconnect)
             self._connect(programs, settings, also_crossed, compiler)
             undo.pop_all()
         WATCH.phase = BUILT
@@ -110,7 +110,7 @@ class Worker:
         self.tensor = world.agreed(
             lambda: TensorShards(graph, plan, world, settings.tensor_parallel)
         )
-        for closing in (self._abort, self._disconnect):
+        for closing in (self._abort, self.disconnect):
             closing.callback(self.tensor.leave)
         world.agreed(lambda: self.tensor.divide(programs))
         self.held = Holdings(
@@ -134,10 +134,11 @@ class Worker:
         self.transport = open_transport(world, settings.transport, ever)
         if self.transport is not None:
             self._abort.callback(self.transport.abort)
-            self._disconnect.callback(self.transport.close)
+            self.disconnect.callback(self.transport.close)
         self.numbers = RankNumbers(self.transport, self.clock, len(plan.ranks))
         self.buckets = self._buckets(programs)
-        self._disconnect.callback(self.buckets.close)
+        for let_go in (self.buckets.close, self.groups.clear, self._norm_groups.clear):
+            self.disconnect.callback(let_go)
         self._share_sums()
         # Only the ranks that hold a stage can check it, so errors must reach the others.
         runners = world.agreed(
@@ -248,7 +249,7 @@ class Worker:
         devices = self.plan.device_groups[place.group]
         if devices not in self._norm_groups or not uses_batch_norm(program.module):
             return None
-        return SynchronisedBatchNorm(self._norm_groups[devices], place.replica, len(devices))
+        return SynchronisedBatchNorm(self._norm_groups, devices, place.replica)
 
     def share_values(self) -> None:
         """After the optimizer's step, send the parameters stepped here to ranks that did not."""
@@ -417,7 +418,7 @@ class Worker:
             WATCH.closed(self.transport.position)
         self.failures.first = self.failures.first or "it was closed"
         try:
-            self._disconnect.close()
+            self.disconnect.close()
         finally:
             self.world.leave()
 

@@ -18,10 +18,12 @@ from torch import distributed
 
 from penstock.errors import BadInput, Stalled
 from penstock.runtime.processes.world import join_world
+from penstock.torch_internals import default_store
 
 __all__ = [
     "add_ranks",
     "collective_after_a_death",
+    "end_while_gloo_frees",
     "fail",
     "fail_without_a_folder",
     "parent_and_variable",
@@ -104,6 +106,41 @@ def collective_after_a_death(victim: int) -> None:
     if distributed.get_rank() == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     distributed.all_reduce(torch.zeros(1))
+
+
+KEPT: list[object] = []
+"""Lives until Python ends, as the variables of a script do."""
+
+
+class SlowToFree:
+    """Takes a second to be freed, asks for Python's lock all that time; says when that begins."""
+
+    def __init__(self, begun: threading.Event) -> None:
+        self._begun = begun
+
+    def __del__(self) -> None:
+        self._begun.set()
+        end_s = time.monotonic() + 1.0
+        while time.monotonic() < end_s:
+            time.sleep(0.001)
+
+
+def end_while_gloo_frees() -> None:
+    """Leave and end while rank 0's thread of Gloo frees a tensor that nothing else refers to."""
+    KEPT.append(world := join_world("cpu", 60.0))
+    store, tensor = default_store(), torch.zeros(1)
+    if world.rank:
+        store.get("rank 0 has begun")
+        distributed.all_reduce(tensor, group=world.control)
+    else:
+        freeing = threading.Event()
+        tensor.slow = SlowToFree(freeing)  # pyright: ignore[reportAttributeAccessIssue]
+        distributed.all_reduce(tensor, group=world.control, async_op=True)
+        del tensor
+        store.set("rank 0 has begun", "")
+        assert freeing.wait(30.0)
+    world.leave()
+    sys.exit()  # not os._exit, with which Python would not be ended
 
 
 def listening_addresses() -> tuple[list[str], list[str]]:

@@ -290,3 +290,23 @@ def test_another_value_is_refused() -> None:
         every: dict[str, Any] = {name: -1}
         with pytest.raises(BadInput, match=f"{name} is -1; it must be a number of steps, or 0"):
             Pipeline(graph, one_rank(graph), batch(), **every)
+
+
+def test_no_tf32_is_used_in_a_step_that_is_compared() -> None:
+    usual, seen = torch.backends.cudnn.conv.fp32_precision, list[str]()
+    assert usual != "ieee"
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    example = torch.randn(4, 6), torch.arange(4) % 3
+    graph = capture_model(model, example, loss=functional.cross_entropy)
+    note: Any = lambda *_: seen.append(torch.backends.cudnn.conv.fp32_precision)  # noqa: E731
+    model[0].register_forward_hook(note)
+    plan = Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "1f1b")
+    with Pipeline(graph, plan, example, optimizer=descend) as pipe:
+        pipe.step(example)
+        assert pipe.verified is not None and pipe.verified.equal
+        # Two micro-batches, and the whole batch.
+        assert seen[-3:] == ["ieee"] * 3
+        pipe.step(example)
+        assert seen[-2:] == [usual] * 2
+        pipe.verify(example)
+        assert seen[-3:] == ["ieee"] * 3

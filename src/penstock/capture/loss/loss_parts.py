@@ -320,7 +320,7 @@ class _Walk:
                 self.has_sums = True
         elif name in _MEANS:
             if kwargs.get("reduction", "mean") in ("mean", "batchmean"):
-                self.act(number, LossAction("rows"))
+                self._mean(number, mixed[0])
             else:
                 self.has_sums = True
         elif name == "mean" and mixed[0].value in self.record.decided:
@@ -330,8 +330,7 @@ class _Walk:
                 f"{REMEDY}"
             )
         elif name == "mean":
-            by_rows = self.sizes.is_proportional(mixed[0].value)  # pyright: ignore
-            self.act(number, LossAction("rows" if by_rows else "count"))
+            self._mean(number, mixed[0])
         elif name in _SUMS:
             self.has_sums = True
         else:
@@ -344,8 +343,15 @@ class _Walk:
                 )
             self._mix(f"'{name}' at {where} is neither a mean nor a sum over samples")
             self.act(number, LossAction("rows"))
+        for entry in pytree.tree_leaves(event.args):  # targets and weights, too
+            self._whole_statistics(entry)
         for entry in mixed:
             self._before_reduction(entry.value)  # pyright: ignore[reportArgumentType]
+
+    def _mean(self, number: int, mixed: TensorReference) -> None:
+        """A mean over numbers in proportion to the samples, or over as many as the data decide."""
+        by_rows = self.sizes.is_proportional(mixed.value)  # pyright: ignore[reportArgumentType]
+        self.act(number, LossAction("rows" if by_rows else "count"))
 
     def _before_reduction(self, value: int) -> None:
         """Factors before a sum, as in ``(x / mask.sum()).sum()``, and statistics in them."""
@@ -394,9 +400,15 @@ class _Walk:
                 continue
             self._statistics.add(own.value)
             number, event = self.record.values[own.value].maker, self._event(own.value)
-            if self.sizes.has_samples(own.value):
-                todo += pytree.tree_leaves(event.args) if event.args is not None else []
-            elif own.value in self._sampled:
+            if self.sizes.has_samples(own.value) and event.args is not None:
+                leaves = pytree.tree_leaves(event.args)
+                computes = event.address[1] in ARITHMETIC
+                for position, given in enumerate(leaves if computes else ()):
+                    is_number = not isinstance(given, TensorReference)
+                    if is_number and self._is_whole(event, position, given):
+                        self.act(number, LossAction("whole", position))
+                todo += leaves
+            elif own.value in self._sampled and not self.sizes.has_samples(own.value):
                 self.act(number, LossAction("result"))
 
 

@@ -10,7 +10,7 @@ over samples mixes nothing if it is only added up, and a number of the batch tha
 reads is that of the whole step (`penstock.capture.loss.loss_parts`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import torch
 
@@ -52,6 +52,8 @@ def mixing_call(
     """
     walk = _Search(record, others, sizes)
     needed = record.behind([record.values[loss].maker])
+    units = [number for number in needed if record.events[number].is_unit]
+    walk.of_loss = needed - record.behind(units)
     for number, event in enumerate(record.events):
         if number in needed and event.func is not torch.autograd.grad:
             found = walk.unit(number, event) if event.is_unit else walk.call(number, event)
@@ -65,8 +67,10 @@ class _Search:
 
     ``statistics`` are values without samples that are made of several samples' activations, and
     ``counts`` of several samples of the batch alone. ``tainted`` have samples and are made of
-    these.
+    these. ``of_loss`` are the calls that no module follows.
     """
+
+    of_loss: Set[int] = frozenset()
 
     def __init__(
         self, record: ProgramRecording, others: Sequence[ProgramRecording], sizes: ValueSizes
@@ -102,7 +106,7 @@ class _Search:
         """A call between modules."""
         name, reads = str(event.address[1]), event.reads
         rows = [value for value in reads if self._samples(value)]
-        if event.depends and self._is_along_samples(name, event):
+        if (event.depends or number in self.of_loss) and self._is_along_samples(name, event):
             return f"'{name}' along the samples"
         for value in self._made(number, event):
             dims = self._samples(value)

@@ -282,10 +282,8 @@ class ProgramStage:
                 table.setdefault(address, {})[slot] = value
         acted = {
             events[i].address
-            for i, own in actions.items()
-            if self.probes
-            or part.first <= i < part.last
-            or any(action.kind == "result" for action in own)
+            for i in actions
+            if self.probes or part.first <= i < part.last or not events[i].depends
         }
         self._answers = part.answers
         if self.probes or self.costs == "estimated":

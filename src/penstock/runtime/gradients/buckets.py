@@ -16,7 +16,7 @@ from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
 from penstock.runtime.gradients.sharding import flat_parameters
 from penstock.runtime.processes.waiting import await_work
-from penstock.runtime.processes.world import World
+from penstock.runtime.processes.world import Groups, World
 
 __all__ = [
     "GradientBucket",
@@ -204,7 +204,7 @@ class GradientBuckets:
         parameters: Mapping[int, Mapping[str, nn.Parameter]],
         stages: Mapping[str, tuple[int, ...]],
         holders: Mapping[str, tuple[int, ...]],
-        groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+        groups: Groups,
         clock: Clock,
         owners: Mapping[str, int] | None = None,
         size_of: Callable[[nn.Parameter], float] = attrgetter("nbytes"),
@@ -227,7 +227,7 @@ class GradientBuckets:
                 bucket = make_bucket(*kind, part, stage)
                 bucket.expected = sum(p in used for used in self._used.values() for p in part)
                 if bucket.holders in groups:
-                    bucket.sum = GroupSum(bucket, groups[bucket.holders], world)
+                    bucket.sum = GroupSum(bucket, groups, world)
                     if sharded:
                         bucket.values = flat_parameters(part)
                 self.buckets.append(bucket)
@@ -337,15 +337,18 @@ class GradientBuckets:
 
 
 class GroupSum:
-    """An all-reduce of one bucket, or a reduce to its owner; see `GradientSum`."""
+    """An all-reduce of one bucket, or a reduce to its owner; see `GradientSum`.
 
-    def __init__(self, bucket: GradientBucket, group: dist.ProcessGroup, world: World) -> None:
-        self._bucket, self._group, self._world = bucket, group, world
+    The group of the holders is in ``groups`` until it is destroyed.
+    """
+
+    def __init__(self, bucket: GradientBucket, groups: Groups, world: World) -> None:
+        self._bucket, self._groups, self._world = bucket, groups, world
         self._work: dist.Work | None = None
 
     def start(self) -> None:
         """Start the operation, which runs in the background."""
-        bucket, group = self._bucket, self._group
+        bucket, group = self._bucket, self._groups[self._bucket.holders]
         # Gloo cannot reduce CUDA tensors to one rank, so all ranks get the sum.
         to_all = bucket.flat.is_cuda and self._world.backend == "gloo"
         if bucket.values is None or to_all:

@@ -9,13 +9,14 @@ sender and on all receivers, so that none of them waits for it.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Thread
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,9 +29,12 @@ from penstock.runtime.removed import check_variables
 from penstock.runtime.serialization import from_bytes, to_bytes
 from penstock.torch_internals import default_store
 
-__all__ = ["World", "join_world", "make_default_group"]
+__all__ = ["Groups", "World", "join_world", "make_default_group"]
 
 T = TypeVar("T")
+
+Groups: TypeAlias = Mapping[tuple[int, ...], dist.ProcessGroup]
+"""Process groups by their ranks."""
 
 DEFAULT_GROUPS = count()
 """Numbers the default groups created here, equally on every rank."""
@@ -38,14 +42,17 @@ DEFAULT_GROUPS = count()
 USERS: Counter[dist.ProcessGroup] = Counter()
 """How many worlds use a default group that `join_world` has created; the last destroys it."""
 
+LET_GO_WITHIN_S = 2.0
+"""So long `let_go` waits, since a thread of Gloo ends only when its peers send or end."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class World:
     """This process and the others of its run.
 
-    ``control`` is a Gloo group of all ranks (``None``: this process is alone). ``hosts`` and
-    ``devices`` give for each rank where it runs. `leave` destroys ``groups``, and ``default_group``
-    with the last world that uses it (``None``: the default group is the caller's).
+    ``hosts`` and ``devices`` give for each rank where it runs. `leave` destroys ``groups``, of
+    which the first is `control`, and ``default_group`` with the last world that uses it (``None``:
+    the default group is the caller's).
     """
 
     rank: int
@@ -53,10 +60,20 @@ class World:
     device: torch.device
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
-    control: dist.ProcessGroup | None
     default_group: dist.ProcessGroup | None
     timeout_s: float
     groups: list[dist.ProcessGroup] = field(default_factory=list)
+
+    @property
+    def control(self) -> dist.ProcessGroup | None:
+        """A Gloo group of all ranks; ``None``: this process is alone.
+
+        Raises:
+            RunFailed: this process has left.
+        """
+        if self.size > 1 and not self.groups:
+            raise RunFailed("the pipeline was closed, and cannot do this; do it before close()")
+        return self.groups[0] if self.groups else None
 
     @property
     def one_host(self) -> bool:
@@ -159,18 +176,23 @@ class World:
 
     def leave(self) -> None:
         """Destroy all groups that were created here; peers may still be in their last operation."""
-        if not self.groups:
-            return
-        for group in [*self.groups]:
+        if self.groups:
+            let_go(self._destroyed())
+
+    def _destroyed(self) -> list[dist.ProcessGroup]:
+        """All groups, of which torch knows no more."""
+        found = [*self.groups]
+        for group in found:
             self.abandon(group)
-        default = self.default_group
-        if default is None:
-            return
-        USERS[default] -= 1
-        if not USERS[default]:
-            del USERS[default]
-            if dist.group.WORLD is default:
-                dist.destroy_process_group()
+        default, self.default_group = self.default_group, None
+        if default is not None:
+            USERS[default] -= 1
+            if not USERS[default]:
+                del USERS[default]
+                if dist.group.WORLD is default:
+                    dist.destroy_process_group()
+            found.append(default)
+        return found
 
     def abandon(self, group: dist.ProcessGroup) -> None:
         """Destroy one of ``groups``, although others may still wait in it."""
@@ -184,6 +206,17 @@ class World:
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.gather(None)
+
+
+def let_go(groups: list[dist.ProcessGroup]) -> None:
+    """Empty the list, which ends the threads of groups that nothing else refers to.
+
+    A thread of Gloo may have to take Python's lock to free the tensors of its last operation. If it
+    does so while Python ends, the process aborts.
+    """
+    ending = Thread(target=groups.clear, name="penstock-let-go", daemon=True)
+    ending.start()
+    ending.join(LET_GO_WITHIN_S)
 
 
 def join_world(device: torch.device | str | None, timeout_s: float) -> World:
@@ -216,18 +249,15 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     if chosen.type == "cuda":
         chosen = torch.device("cuda", chosen.index or 0)
         torch.cuda.set_device(chosen)
-    control = None
+    groups: list[dist.ProcessGroup] = []
     if not alone:
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=RARE_LIMIT_S))
-        assert isinstance(group, dist.ProcessGroup)  # the group contains all ranks
-        control = group
-    here = World(rank, size, chosen, (), (), control, default, timeout_s)
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=RARE_LIMIT_S))
+        assert isinstance(control, dist.ProcessGroup)  # the group contains all ranks
+        groups.append(control)
+    here = World(rank, size, chosen, (), (), default, timeout_s, groups)
     places = here.gather((host_identity(), str(chosen)))
-    hosts, devices = zip(*places, strict=True)
-    joined = World(rank, size, chosen, hosts, devices, control, default, timeout_s)
-    if control is not None:
-        joined.groups.append(control)
-    return joined
+    here.hosts, here.devices = zip(*places, strict=True)
+    return here
 
 
 def make_default_group(backend: str = "gloo") -> None:

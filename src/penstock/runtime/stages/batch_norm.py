@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS, TorchCalls
+from penstock.runtime.processes.world import Groups
 from penstock.torch_internals import BatchNorm
 
 __all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
@@ -23,14 +24,14 @@ __all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
 class SynchronisedBatchNorm(TorchCalls):
     """While active, batch normalisation in training uses statistics of all replicas.
 
-    With ``counting`` false this rank's rows are borrowed: it takes part but does not contribute.
+    This rank is number ``replica`` of ``ranks``, whose group is in ``groups`` until it ends. With
+    ``counting`` false this rank's rows are borrowed: it takes part but does not contribute.
     """
 
-    def __init__(self, group: dist.ProcessGroup, replica: int, replicas: int) -> None:
+    def __init__(self, groups: Groups, ranks: tuple[int, ...], replica: int) -> None:
         super().__init__()
-        self._group = group
+        self._groups, self._ranks = groups, ranks
         self._replica = replica
-        self._replicas = replicas
         self._counting = True
 
     def counting(self, rows: int) -> "SynchronisedBatchNorm":
@@ -63,7 +64,7 @@ class SynchronisedBatchNorm(TorchCalls):
     def _statistics(self, x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Mean, biased variance and number of values of each channel over all replicas."""
         channels = x.shape[1]
-        table = x.new_zeros(self._replicas, 2 * channels + 1, dtype=statistics_type(x.dtype))
+        table = x.new_zeros(len(self._ranks), 2 * channels + 1, dtype=statistics_type(x.dtype))
         if count:
             mean, variance = torch.batch_norm_update_stats(x.to(table.dtype), None, None, 0.0)
             own = table[self._replica]
@@ -78,7 +79,7 @@ class SynchronisedBatchNorm(TorchCalls):
 
     def sum_over_replicas(self, table: torch.Tensor) -> None:
         """Sum ``table`` over the replicas in place; all get the same bits."""
-        dist.all_reduce(table, group=self._group)
+        dist.all_reduce(table, group=self._groups[self._ranks])
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,19 +333,22 @@ def joined(
 def open_transport(
     world: World, choice: TransportChoice, outgoing_by_rank: Sequence[Sequence[Message]]
 ) -> Transport | None:
-    """Open the best transport: shared memory between CPU ranks of one host, else process groups.
+    """Open the best transport: process groups, or shared memory between ranks of one host.
+
+    The latter serves ranks on CPUs and ranks that share a GPU, whose messages go through the CPU.
 
     ``outgoing_by_rank[rank]`` are the messages that a rank sends in a full iteration. Returns
     ``None`` if there is only one rank.
 
     Raises:
-        BadInput: shared memory is requested but not possible.
+        BadInput: shared memory is requested but not possible, or ranks that share a GPU are not to
+            use it.
     """
     if world.size == 1:
         return None
-    on_cpu = all(device == "cpu" for device in world.devices)
+    by_gloo = world.backend == "gloo"
     possible = supported() and world.one_host
-    if choice == "shared-memory" or (choice == "auto" and possible and on_cpu):
+    if choice == "shared-memory" or (choice == "auto" and possible and by_gloo):
         by_sender = {
             sender: [m for m in outgoing_by_rank[sender] if m.receiver == world.rank]
             for sender in range(world.size)
@@ -359,6 +362,11 @@ def open_transport(
                 "transport 'shared-memory' needs all ranks in one Linux container on x86-64, able "
                 "to open one another's /proc/<pid>/fd; use transport 'process-groups'"
             )
+    if by_gloo and any(device != "cpu" for device in world.devices):
+        raise BadInput(
+            f"ranks share {world.device}, whose memory Gloo cannot send; use transport "
+            f"'shared-memory' on one host, or a GPU for each rank"
+        )
     every = (m for messages in outgoing_by_rank for m in messages)
     # Stages of one rank need no transport between them.
     pairs = {(m.sender, m.receiver) for m in every if m.sender != m.receiver}

@@ -168,14 +168,14 @@ class GroupTransport:
 
     def abort(self) -> None:
         """Close the connections; operations of peers then raise an error."""
-        for group in dict.fromkeys((*self._groups.values(), self._sums)):
-            if group is not None:
-                self._world.abandon(group)
+        for group in dict.fromkeys(self._groups.values()):
+            self._world.abandon(group)
         self.close()
 
     def close(self) -> None:
         """Let go of everything that keeps a connection open; the world destroys its groups."""
         self._groups.clear()
+        self._sums = None
         for waiting in (self._waiting, self._posted, self._sending):
             waiting.clear()
 

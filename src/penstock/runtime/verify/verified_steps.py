@@ -27,6 +27,7 @@ from penstock.runtime.verify.verify import (
     obstacle,
     reference_of,
     verify_with,
+    without_tf32,
 )
 
 __all__ = ["VerifiedSteps", "say"]
@@ -89,6 +90,7 @@ class VerifiedSteps:
             others = every - 1 - (self._training.steps + 1) % every if every else None
             yield self.due, chain([batch], islice(left, others))
 
+    @without_tf32()
     def flushed(self, batches: Batches) -> StepMetrics:
         """Take a step and compare it, with a schedule that drains after every batch.
 

@@ -124,7 +124,8 @@ class InProcessPipeline:
             stage_optimizer(parameters, optimizer, learning_rate_schedule, clip_norm)
             for parameters in owned
         ]
-        self._runners = [ModuleRunner(program, torch.device("cpu")) for program in self._programs]
+        device = self._graph.recorded.device
+        self._runners = [ModuleRunner(program, device) for program in self._programs]
         rule = order_of(plan).weights
         self._endless = endless_order(plan) if rule.micro_batches_per_update else None
         self._stages: list[VersionedStage] = []

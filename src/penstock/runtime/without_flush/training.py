@@ -98,7 +98,7 @@ class OwnStage:
         self._worker, self._training, self._order = worker, training, order
         self._optimizer, self._buckets = training.optimizer, worker.buckets
         self._place = place = worker.places[0]
-        self._group = worker.groups.get(worker.plan.device_groups[place.group])
+        self._replicas = worker.plan.device_groups[place.group]
         self._gradient_norm = 0.0
         self._stage = VersionedStage(
             place.stage,
@@ -152,10 +152,11 @@ class OwnStage:
 
     def _total_weight(self, weight: float) -> float:
         """The number of loss terms of a micro-batch over all replicas."""
-        if self._group is None:
+        group = self._worker.groups.get(self._replicas)
+        if group is None:
             return weight
         total = torch.tensor([weight], dtype=torch.float64, device=self._worker.world.device)
-        dist.all_reduce(total, group=self._group)
+        dist.all_reduce(total, group=group)
         return float(total)
 
     def _change_weights(self) -> None:
@@ -229,6 +230,7 @@ class EndlessTraining:
         self._batches = 0
         self._fed: deque[Fed] = deque()
         self._sums = worker.world.new_group(range(worker.world.size), "gloo")
+        worker.disconnect.callback(delattr, self, "_sums")
         self.own: OwnStage | NoStage = NoStage()
         if worker.places:
             self.own = OwnStage(worker, training, order, measure_every)
