@@ -14,6 +14,7 @@ SOURCE = Path(penstock.__file__).parent
 ROOT = SOURCE.parent.parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 PURE = (
+    "core",
     "cluster",
     "profile",
     "schedule",

@@ -10,10 +10,8 @@ from time import process_time
 
 from pipelines import Case, pipeline_of
 
-from penstock.kernels import compiled
 from penstock.simulate.catalogue import Catalogue
-from penstock.simulate.compiled import state_of
-from penstock.simulate.event_loop import play_to_the_end
+from penstock.simulate.compiled import iteration_s
 from penstock.simulate.orders import orders_of_plan
 
 __all__ = ["LARGE", "SMALL", "LargeRun", "run_apart"]
@@ -39,7 +37,7 @@ class LargeRun:
     name: str
     compute_actions: int
     order_s: float
-    arrays_s: float
+    parts_s: float
     engine_s: float
     actions_per_s: float
     peak_bytes: int
@@ -48,10 +46,10 @@ class LargeRun:
 
 
 def measure(case: Case) -> LargeRun:
-    """Order, arrays, event loop, after a small run that loads compiled code."""
+    """Order, parts, engine, after a small run that imports everything."""
     play(SMALL)
     before = peak_bytes()
-    times, actions, iteration_s = play(case)
+    times, actions, end_s = play(case)
     return LargeRun(
         case.name,
         actions,
@@ -59,7 +57,7 @@ def measure(case: Case) -> LargeRun:
         actions / times[-1],
         peak_bytes(),
         before,
-        iteration_s,
+        end_s,
     )
 
 
@@ -70,13 +68,13 @@ def play(case: Case) -> tuple[tuple[float, float, float], int, float]:
     orders = orders_of_plan(pipeline.plan)
     clock.append(process_time())
     catalogue = Catalogue(pipeline.problem.profile, pipeline.problem.cluster)
-    state = state_of(catalogue.parts_of(pipeline.plan, orders.instances), orders)
+    parts = catalogue.parts_of(pipeline.plan, orders.instances)
     clock.append(process_time())
-    iteration_s = compiled(play_to_the_end)(state)
+    end_s = iteration_s(parts, orders)
     clock.append(process_time())
     actions = 2 * case.stages * case.replicas * case.micro_batches
     steps = (clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2])
-    return steps, actions, iteration_s
+    return steps, actions, end_s
 
 
 def peak_bytes() -> int:

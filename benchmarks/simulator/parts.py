@@ -39,8 +39,8 @@ def large() -> tuple[list[LargeRun], list[str]]:
     """One large cluster."""
     r = run_apart()
     rows = [
-        f"{r.name}: {r.compute_actions} actions, order {r.order_s:.2f} s, arrays "
-        f"{r.arrays_s:.2f} s, engine {r.engine_s:.2f} s ({r.actions_per_s / 1e6:.2f} million "
+        f"{r.name}: {r.compute_actions} actions, order {r.order_s:.2f} s, parts "
+        f"{r.parts_s:.2f} s, engine {r.engine_s:.2f} s ({r.actions_per_s / 1e6:.2f} million "
         f"actions a second), at most {r.peak_bytes / 2**20:.0f} MiB "
         f"({r.peak_bytes_before / 2**20:.0f} before)"
     ]
@@ -113,7 +113,7 @@ def summary_words(document: dict[str, Any]) -> list[str]:
     """What all pages say of the speed."""
     speeds = [row["engine_actions_per_s"] / 1e6 for row in document["playing"]]
     (large,) = document["large"]
-    parts = (f"{large[key]:.2f} s" for key in ("order_s", "arrays_s", "engine_s"))
+    parts = (f"{large[key]:.2f} s" for key in ("order_s", "parts_s", "engine_s"))
     plain = [
         row["engine_actions_per_s"] / row["plain_actions_per_s"] for row in document["playing"]
     ]
@@ -131,7 +131,7 @@ def summary_words(document: dict[str, Any]) -> list[str]:
         f"{max(writing):.0f} ns an action",
         f"{min(speeds[:-1]):.1f} to {max(speeds[:-1]):.1f} million actions a second",
         f"{speeds[-1]:.1f} million where 16 devices share 4 cores",
-        "order {}, arrays {}, engine {}".format(*parts)
+        "order {}, parts {}, engine {}".format(*parts)
         + f" ({large['actions_per_s'] / 1e6:.1f} million actions a second)",
         f"at most {large['peak_bytes'] / 2**20:.0f} MiB",
     ]

@@ -6,11 +6,9 @@ from pathlib import Path
 
 from pipelines import Case, median_s, pipeline_of, plan_of
 
-from penstock.kernels import compiled
 from penstock.plan.ordering import order_of
 from penstock.simulate.catalogue import Catalogue, workload_of
-from penstock.simulate.compiled import state_of
-from penstock.simulate.event_loop import play_to_the_end
+from penstock.simulate.compiled import iteration_s
 from penstock.simulate.orders import orders_of_plan
 from penstock.simulate.score import make_score
 
@@ -80,7 +78,7 @@ class Played:
 
 @dataclass(frozen=True)
 class Scored:
-    """Milliseconds of a score: the event loop alone, and all of it by what was scored before."""
+    """Milliseconds of a score: the engine alone, and all of it by what was scored before."""
 
     name: str
     engine_ms: float
@@ -90,19 +88,17 @@ class Scored:
 
 
 def engine_s(case: Case, repeats: int) -> float:
-    """Seconds of the event loop alone, on arrays made before."""
+    """Seconds of the engine alone, on parts made before."""
     pipeline = pipeline_of(case)
     orders = orders_of_plan(pipeline.plan)
     catalogue = Catalogue(pipeline.problem.profile, pipeline.problem.cluster)
     parts = catalogue.parts_of(pipeline.plan, orders.instances)
-    warm, *made = (state_of(parts, orders) for _ in range(repeats + 1))
-    play = compiled(play_to_the_end)
-    play(warm)
-    return median_s([lambda a=a: play(a) for a in made])
+    iteration_s(parts, orders)
+    return median_s([lambda: iteration_s(parts, orders)] * repeats)
 
 
 def play_case(case: Case) -> Played:
-    """Both engines on one pipeline, after a first play that loads compiled code."""
+    """Both engines on one pipeline, after a first play that converts the parts."""
     pipeline = pipeline_of(case)
     problem = pipeline.problem
     workload = workload_of(pipeline.plan, problem.profile, problem.cluster, order_of(pipeline.plan))

@@ -6,7 +6,6 @@ needs no torch does not load it. Packages have nouns for names (`penstock.plan`)
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
     from penstock.runtime.weights.pretrained import Weights
     from penstock.runtime.without_flush.in_process import InProcessPipeline
     from penstock.simulate.simulation import simulate_plan
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Affine",
@@ -159,8 +160,6 @@ MODULE_OF = {name: module for module, names in PLACES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        return version("penstock")
     if name not in MODULE_OF:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
     value = getattr(import_module(MODULE_OF[name]), name)

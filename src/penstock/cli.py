@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from penstock import __version__
 from penstock.command_line import (
     bridge_commands,
     cluster_commands,
@@ -40,9 +41,7 @@ app = typer.Typer(
 def print_version(asked: bool) -> None:
     """Print the version and end, if asked."""
     if asked:
-        from importlib.metadata import version
-
-        print(f"penstock {version('penstock')}")
+        print(f"penstock {__version__}")
         raise typer.Exit
 
 

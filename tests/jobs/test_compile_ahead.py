@@ -8,7 +8,7 @@ PLAN = """
 from penstock.cluster.toml_file import find_cluster
 from penstock.jobs.plan_job import planners_compiled_beside
 from penstock.kernels import is_on_disk, when_compiling
-from penstock.planners.dapple.kernel import explore
+from penstock.planners.pipedream.pipedream import partition
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
@@ -19,7 +19,7 @@ problem = planning_problem(find_profile("bert-48"), find_cluster("dapple-c"), 16
 with planners_compiled_beside():
     for planner in STARTING_PLANNERS.values():
         planner(problem, lambda plan: 1.0)
-print(is_on_disk(explore), names)
+print(is_on_disk(partition), names)
 """
 
 
@@ -40,15 +40,15 @@ def test_another_process_compiles_the_planners_where_they_are_not_on_disk(tmp_pa
 import time
 from penstock.jobs.plan_job import planners_compiled_beside
 from penstock.kernels import is_on_disk
-from penstock.planners.dapple.kernel import explore
+from penstock.planners.pipedream.pipedream import partition
 
-assert not is_on_disk(explore)
+assert not is_on_disk(partition)
 with planners_compiled_beside():
     for _ in range(600):
-        if is_on_disk(explore):
+        if is_on_disk(partition):
             break
         time.sleep(0.1)
-print(is_on_disk(explore))
+print(is_on_disk(partition))
 """
     environment = {**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path)}
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""The rules of `penstock.simulate.event_loop` in plain Python: a reference for that engine."""
+"""The rules of the core's engine (`core/play.hpp`) in plain Python: a reference for it."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

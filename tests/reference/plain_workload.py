@@ -1,6 +1,6 @@
 """What a workload occupies, as the plain simulator and the tests of engines read it.
 
-The wires, ports and streams of `penstock.simulate.assembly`, written anew over `Workload`.
+The wires, ports and streams of the core (`core/assembly.cpp`), written anew over `Workload`.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ class PlainWorkload(Workload):
 
     @property
     def host_slots(self) -> tuple[int, ...]:
-        """See `penstock.simulate.workload.Parts`."""
-        return self.parts.host_slots
+        """How many devices of each host compute at full speed at once; 0: all."""
+        return tuple(host.full_speed_devices for host in self.parts.hosts)
 
     @cached_property
     def hosts(self) -> tuple[int, ...]:
@@ -119,25 +119,25 @@ class PlainWorkload(Workload):
         """The resource number of each separate link, by the positions of sender and receiver."""
         made: dict[tuple[int, int], tuple[int]] = {}
         first = 2 * self.group_starts[-1] + 2 * len(self.host_slots)
-        for host, separate in enumerate(self.parts.separate_links):
-            if separate:
+        for host, rules in enumerate(self.parts.hosts):
+            if rules.separate_links:
                 held = [position for position, own in enumerate(self.hosts) if own == host]
                 for (i, source), (j, target) in product(enumerate(held), repeat=2):
-                    ends = sorted((i, j)) if self.parts.half_duplex[host] else (i, j)
+                    ends = sorted((i, j)) if rules.half_duplex else (i, j)
                     made[source, target] = (first + len(held) * ends[0] + ends[1],)
                 first += len(held) ** 2
         return made
 
     def receive_engine(self, position: int) -> int:
         """The resource number of a device's receive engine."""
-        half = self.parts.half_duplex[self.hosts[position]]
+        half = self.parts.hosts[self.hosts[position]].half_duplex
         return position if half else self.group_starts[-1] + position
 
     def port_numbers(self, ports: Ports) -> tuple[int, ...]:
         """Resource numbers of ports."""
         first, hosts = 2 * self.group_starts[-1], len(self.host_slots)
         outgoing = [first + host for host in ports.outgoing]
-        half = self.parts.half_duplex
+        half = [rules.half_duplex for rules in self.parts.hosts]
         incoming = [first + host + (0 if half[host] else hosts) for host in ports.incoming]
         return (*outgoing, *incoming)
 
@@ -163,4 +163,4 @@ class PlainWorkload(Workload):
 
     def talks_at_once(self, position: int) -> bool:
         """Whether a device may run several transfers while it computes nothing."""
-        return self.parts.separate_links[self.hosts[position]]
+        return self.parts.hosts[self.hosts[position]].separate_links

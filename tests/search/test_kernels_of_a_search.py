@@ -23,5 +23,5 @@ for function, kernel in kernels.items():
 def test_a_search_asks_for_every_loop_with_one_combination_of_types():
     ended = subprocess.run([sys.executable, "-c", PLAN], capture_output=True, text=True, check=True)
     times = dict(line.split() for line in ended.stdout.splitlines())
-    assert {"explore", "play_wishes", "number_through", "play_to_the_end"} <= set(times)
+    assert "play_wishes" in times
     assert {name: count for name, count in times.items() if count != "1"} == {}

@@ -7,15 +7,27 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from bound_strategies import bound_problems
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_strategies import problems
 
 from penstock.bounds.lower_bound import plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.collectives import all_reduce_s
+from penstock.core import native
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.even_loads import evenly_loaded_plans, layout_of, search_arrays
-from penstock.search.plan_load import LoadKind, load_s
+from penstock.search.even_loads import (
+    KINDS,
+    LoadKind,
+    evenly_loaded_plans,
+    layout_of,
+    load_question,
+    search_costs,
+    walked,
+)
 from penstock.simulate.score import make_score
 
 MEGABYTE = 1_000_000
@@ -42,8 +54,9 @@ def plan_on(*devices: int, micro_batches: int = 16) -> Plan:
 def load_of(
     asked: PlanningProblem, plan: Plan, power: float = 0.0, *, steady: bool = False
 ) -> float:
-    arrays, kind = search_arrays(asked), LoadKind(power, steady)
-    return load_s(arrays, layout_of(asked, plan), 1, asked.global_batch, 1, kind)
+    question = load_question(asked, LoadKind(power, steady))
+    layout, size = layout_of(asked, plan), plan.micro_batch_size
+    return native.load_s(search_costs(asked), layout, size, question)
 
 
 def test_a_device_that_computes_all_the_time_is_the_load():
@@ -107,8 +120,7 @@ def test_all_reduces_take_turns_on_ports_wherever_a_stage_leaves_its_host(
     stages = tuple(Stage(range(s, s + 1), group, (1, 1, 1)) for s, group in enumerate(groups))
     plan = Plan(stages, 4, 3, "1f1b")
     reduced_s = all_reduce_s(asked.cluster, groups[0], 20 * MEGABYTE)
-    arrays, layout = search_arrays(asked), layout_of(asked, plan)
-    seconds = load_s(arrays, layout, 3, 12, 1, LoadKind(0.0, False))
+    seconds = load_of(asked, plan)
     assert 2 * reduced_s <= seconds <= make_score(asked)(plan) * 1.01
 
 
@@ -138,8 +150,7 @@ def test_at_a_steady_pace_no_all_reduce_starts_before_the_last_micro_batches() -
 
     def load(stages: tuple[Stage, ...], layers: tuple[LayerCost, ...], *, steady: bool) -> float:
         made = replace(asked, profile=replace(asked.profile, layers=layers))
-        layout = layout_of(made, Plan(stages, 6, 3, "1f1b"))
-        return load_s(search_arrays(made), layout, 3, 18, 1, LoadKind(0.0, steady))
+        return load_of(made, Plan(stages, 6, 3, "1f1b"), steady=steady)
 
     first = (Stage(range(3), *wide), Stage(range(3, 4), *narrow))
     # The narrow stage computes 72 s, from 3 s on. Its last gradient still goes back.
@@ -159,6 +170,24 @@ def test_a_stage_that_fits_nowhere_has_no_load():
     asked = problem(1.0)
     host = Host("small", (Device("d", 1.0),) * 6, 1e9)
     assert load_of(replace(asked, cluster=Cluster("small", (host,))), plan_on(0, 1)) == np.inf
+
+
+@settings(max_examples=40, deadline=None)
+@given(asked=st.one_of(problems(), bound_problems()), kind=st.sampled_from(KINDS))
+def test_a_walk_costs_only_what_changes_and_its_loads_are_those_of_whole_plans(
+    asked: PlanningProblem, kind: LoadKind
+) -> None:
+    start, question = start_of(asked), load_question(asked, kind)
+    for found in walked(asked, start, kind, 300, 0):
+        seconds = native.load_s(search_costs(asked), found.layout, found.size, question)
+        assert seconds == found.seconds
+
+
+def start_of(asked: PlanningProblem) -> Plan:
+    """All layers on the first device."""
+    size = asked.micro_batch_sizes[0]
+    stage = Stage(range(len(asked.profile.layers)), (0,), (size,))
+    return Plan((stage,), asked.global_batch // size, size, asked.schedules[0])
 
 
 def test_walks_find_the_chain_of_fast_links():

@@ -1,6 +1,5 @@
 """The costs that walks compare, against the plain cost model and the simulator."""
 
-import numpy as np
 import pytest
 from bound_strategies import bound_problems
 from hypothesis import assume, given, settings
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 from planning_strategies import problems
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.core import native
 from penstock.plan.cost import (
     backward_s,
     device_memory_bytes,
@@ -18,8 +18,7 @@ from penstock.plan.cost import (
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.search.even_loads import search_arrays
-from penstock.search.stage_costs import cost_of_stage, depths_that_fit, rows_of
+from penstock.search.even_loads import search_costs
 from penstock.simulate.simulation import simulate_plan
 
 ROUNDING = 1e-9
@@ -33,29 +32,21 @@ def drawn_group(problem: PlanningProblem, data: st.DataObject) -> tuple[tuple[in
     return tuple(order[: data.draw(st.integers(1, min(size, len(order))))]), size
 
 
-def compiled_rows(problem: PlanningProblem, devices: tuple[int, ...], size: int) -> np.ndarray:
-    rows = np.zeros(len(devices), dtype=np.int64)
-    rows_of(search_arrays(problem), np.array(devices), 0, len(devices), size, rows)
-    return rows
-
-
 @settings(max_examples=60, deadline=None)
 @given(problem=st.one_of(problems(), bound_problems()), data=st.data())
 def test_rows_seconds_and_memory_are_those_of_the_plain_model(
     problem: PlanningProblem, data: st.DataObject
 ) -> None:
     (devices, size), layers = drawn_group(problem, data), len(problem.profile.layers)
-    rows = compiled_rows(problem, devices, size)
-    assert tuple(rows) == rows_by_speed(problem.cluster, devices, size)
+    costs, rows = search_costs(problem), rows_by_speed(problem.cluster, devices, size)
+    assert tuple(native.rows_of(costs, devices, size)) == rows
     lo = data.draw(st.integers(0, layers - 1))
     hi = data.draw(st.integers(lo + 1, layers))
-    arrays, stage = search_arrays(problem), Stage(range(lo, hi), devices, tuple(map(int, rows)))
-    place = (arrays, np.array(devices), 0, len(devices))
-    found = cost_of_stage(*place, lo, hi, rows, np.zeros((2, 2)))
+    stage = Stage(range(lo, hi), devices, rows)
+    found = native.stage_cost(costs, devices, lo, hi, size, DEPTHS)
     plain = forward_s(problem, stage), backward_s(problem, stage)
-    assert found[:2] == pytest.approx(plain, rel=ROUNDING)
-    deepest = depths_that_fit(*place, rows, lo, hi, DEPTHS)
-    for recompute, depth in zip((False, True), deepest, strict=True):
+    assert (found.forward_s, found.backward_s) == pytest.approx(plain, rel=ROUNDING)
+    for recompute, depth in ((False, found.kept), (True, found.leaner)):
         fitting = [
             depth
             for depth in range(1, DEPTHS + 1)
@@ -78,15 +69,12 @@ def test_a_stage_alone_takes_what_the_simulator_says(
     assume(not any(host.full_speed_devices for host in problem.cluster.hosts))
     # Between explicit links the simulator finds the best order of a ring.
     assume(not problem.cluster.links)
-    rows = compiled_rows(problem, devices, size)
-    place = (search_arrays(problem), np.array(devices), 0, len(devices))
-    seconds = cost_of_stage(*place, 0, layers, rows, np.zeros((2, 2)))
     micro_batches = problem.global_batch // size
-    stage = Stage(range(layers), devices, tuple(map(int, rows)))
+    cost = native.stage_cost(search_costs(problem), devices, 0, layers, size, micro_batches)
+    stage = Stage(range(layers), devices, rows_by_speed(problem.cluster, devices, size))
     plan = Plan((stage,), micro_batches, size, "1f1b")
     iteration_s = simulate_plan(plan, problem.profile, problem.cluster).iteration_s
-    forward, backward, after_s = seconds
-    expected_s = micro_batches * (forward + backward) + after_s
+    expected_s = micro_batches * (cost.forward_s + cost.backward_s) + cost.after_s
     assert iteration_s <= expected_s * (1 + ROUNDING)
     # One replica may be slowest in forwards, and another in backwards.
     speeds = [problem.cluster.devices[device].speed for device in devices]
@@ -101,9 +89,8 @@ def test_the_optimizer_step_takes_longer_where_replicas_share_cores() -> None:
     host = Host("host", (Device("device", 1e9),) * 2, 1e12, full_speed_devices=1)
     problem = PlanningProblem(profile, Cluster("one", (host,)), 2, (2,))
     stage = Stage(range(1), (0, 1), (1, 1))
-    costs = cost_of_stage(
-        search_arrays(problem), np.array([0, 1]), 0, 2, 0, 1, np.array([1, 1]), np.zeros((2, 2))
-    )
+    cost = native.stage_cost(search_costs(problem), (0, 1), 0, 1, 2, 1)
     played = simulate_plan(Plan((stage,), 1, 2, "1f1b"), profile, problem.cluster)
-    assert sum(costs) == pytest.approx(played.iteration_s) == pytest.approx(2 * (3 + 5))
-    assert costs[2] == pytest.approx(tail_s(problem, stage)) == pytest.approx(2 * 5)
+    whole_s = cost.forward_s + cost.backward_s + cost.after_s
+    assert whole_s == pytest.approx(played.iteration_s) == pytest.approx(2 * (3 + 5))
+    assert cost.after_s == pytest.approx(tail_s(problem, stage)) == pytest.approx(2 * 5)

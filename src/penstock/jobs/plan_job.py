@@ -25,10 +25,7 @@ from penstock.plan.in_words import parallel_words
 from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, PlanningProblem
-from penstock.planners.dapple.dapple import dapple
-from penstock.planners.dapple.kernel import explore
-from penstock.planners.gpipe import gpipe
-from penstock.planners.pipedream.pipedream import pipedream
+from penstock.planners.pipedream.pipedream import partition, pipedream
 from penstock.planners.spp.spp import spp
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import schedules_named
@@ -193,7 +190,7 @@ def planners_compiled_beside() -> Generator[None]:
     Machine code travels through the cache of `penstock.kernels`. Where that cannot be written, or
     the other process is too slow, this process compiles for itself.
     """
-    if is_on_disk(explore):
+    if is_on_disk(partition):
         yield
         return
     quiet = subprocess.DEVNULL
@@ -209,7 +206,7 @@ def planners_compiled_beside() -> Generator[None]:
 def compile_planners() -> None:
     """Run each planner with a loop of its own on a small problem, which compiles the loop."""
     problem = PlanningProblem(find_profile("vgg-16"), find_cluster("dapple-b"), 64, (16,))
-    for planner in (dapple, spp, pipedream, gpipe):
+    for planner in (spp, pipedream):
         planner(problem, lambda plan: 1.0)
 
 

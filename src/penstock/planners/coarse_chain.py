@@ -6,8 +6,9 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from penstock.core.native import GroupCosts, LinkNetwork
 from penstock.plan.cost import rows_by_speed
-from penstock.plan.cost_tables import ChainCosts, Costs, Network
+from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.run_tables import Integers, at, crossing_table
 from penstock.planners.choice import Candidate
@@ -189,8 +190,8 @@ class LineWindows:
     groups: Integers
     devices: Sequence[tuple[int, ...]]
     slices: Sequence[tuple[int, ...]]
-    costs: Costs
-    network: Network
+    costs: GroupCosts
+    network: LinkNetwork
 
 
 def windows_of(chain: ChainCosts, line: DeviceLine, micro_batch_size: int) -> LineWindows:

@@ -108,9 +108,9 @@ def seconds_per_byte(
 ) -> tuple[float, float, float]:
     """Seconds per byte on the links before and behind a window, and of its parameters once."""
     first, last = position * line.block, (position + width) * line.block - 1
-    links, order = chain.links.s_per_byte.reshape((chain.links.devices,) * 2), line.order
-    before = links[order[first - 1], order[first]] if first > 0 else 0.0
-    after = links[order[last], order[last + 1]] if last + 1 < len(order) else 0.0
+    links, order = chain.s_per_byte, line.order
+    before = float(links[order[first - 1], order[first]]) if first > 0 else 0.0
+    after = float(links[order[last], order[last + 1]]) if last + 1 < len(order) else 0.0
     replicas = width * line.block
     inside = np.array(order[first : last + 1])
     slowest = float(links[inside[:-1], inside[1:]].max(initial=0.0))

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs
+from penstock.core.native import HostRules
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.schedule import Schedule
@@ -52,9 +53,10 @@ class Catalogue:
         skips = [edge for edge in profile.edges if edge.consumer - edge.producer > 1]
         self.producers = np.array([edge.producer for edge in skips], dtype=np.int64)
         self.consumers = np.array([edge.consumer for edge in skips], dtype=np.int64)
-        self.host_slots = tuple(host.full_speed_devices for host in cluster.hosts)
-        self.half_duplex = tuple(host.half_duplex for host in cluster.hosts)
-        self.separate_links = tuple(host.separate_links for host in cluster.hosts)
+        self.hosts = tuple(
+            HostRules(host.full_speed_devices, host.half_duplex, host.separate_links)
+            for host in cluster.hosts
+        )
         self.numbers = count()
         self.stages = Recent[object, StageWork](MOST_SECONDS, weight_of_stage)
         self.boundaries = Recent[object, Boundary](MOST_PAIRS, weight_of_boundary)
@@ -74,8 +76,7 @@ class Catalogue:
             copies = len(plan.stages)
             ends += [(copies + producer, copies + consumer) for producer, consumer in ends]
         boundaries = tuple((p, c, self.boundary(stages[p], stages[c])) for p, c in ends)
-        hosts = (self.host_slots, self.half_duplex, self.separate_links)
-        return Parts(stages, boundaries, ties, *hosts)
+        return Parts(stages, boundaries, ties, self.hosts)
 
     def stage(self, stage: Stage, use: StageUse) -> StageWork:
         """The work of one instance of a stage."""

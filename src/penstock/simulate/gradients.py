@@ -3,10 +3,12 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import BUCKET_BYTES, AllReduceCost, all_reduce_costs
+from penstock.core.native import TieTimes
 from penstock.profile.model_profile import SharedParameter
 from penstock.simulate.layer_sums import LayerSums
 
@@ -17,6 +19,7 @@ __all__ = [
     "bytes_of_own",
     "gradient_cuts",
     "group_ports",
+    "seconds_of_buckets",
     "share_of",
     "shares_of_stage",
     "tied_parameters",
@@ -44,7 +47,7 @@ class GradientShare:
     bytes: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TiedGroup:
     """Parameters that several instances hold; complete with the last segment of each.
 
@@ -54,6 +57,17 @@ class TiedGroup:
     stages: tuple[int, ...]
     shares: tuple[GradientShare, ...]
     ports: Ports
+
+    @cached_property
+    def times(self) -> TieTimes:
+        """The same for the core's engine."""
+        seconds = seconds_of_buckets(self.shares)
+        return TieTimes(self.stages, seconds, self.ports.outgoing, self.ports.incoming)
+
+
+def seconds_of_buckets(shares: Sequence[GradientShare]) -> list[float]:
+    """The seconds of every bucket, one after the other."""
+    return [share.seconds for share in shares for _ in range(share.buckets)]
 
 
 def gradient_cuts(layers: range, sums: LayerSums) -> Iterator[tuple[int, int]]:

@@ -1,5 +1,12 @@
 """The orders of a schedule as one flat array of words, and what else scoring needs of them.
 
+A word is an action as one integer, as the core's engine reads it. From the lowest bit on it has the
+kind (3 bits), whether the action makes the last gradients before an update (1), the instance (20)
+and the micro-batch. A STEP, a WAIT and a HOLD are words too. In a STEP the micro-batch only tells
+the iteration. In a WAIT, which waits for a step, it is the number of that step. A HOLD precedes a
+forward that runs beside backwards; there it is how many words the other stream may have left when
+the forward starts.
+
 Orders of the early-backward family are valid by construction: depths never grow downstream and
 respect every limit (a property test checks them with `penstock.schedule.validate`). So their words
 are written directly. Orders of all other schedules are made as actions and validated first.
@@ -7,43 +14,40 @@ are written directly. Orders of all other schedules are made as actions and vali
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.native import Orders
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
-from penstock.schedule.action import KIND_CODES
+from penstock.schedule.action import ACTION_KINDS, KIND_CODES
 from penstock.schedule.order import Order
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.warm_up import warm_up_depths
 from penstock.simulate.instances import Instances, StageUse, instances_of, updating
-from penstock.simulate.layout import (
-    HOLD,
-    INSTANCE_SHIFT,
-    KIND_MASK,
-    MICRO_SHIFT,
-    STEP,
-    UPDATES,
-    WAIT,
-)
 from penstock.simulate.memory import held_while
 from penstock.simulate.stage_memory import Held, Holding
 
-__all__ = ["FlatOrders", "flatten", "orders_of_plan"]
+__all__ = ["KIND_MASK", "MICRO_SHIFT", "STEP", "FlatOrders", "flatten", "orders_of_plan"]
 
 Whole: TypeAlias = npt.NDArray[np.int64]
+
+STEP = len(ACTION_KINDS)
+WAIT, HOLD = STEP + 1, STEP + 2
+
+KIND_MASK, UPDATES, INSTANCE_SHIFT, MICRO_SHIFT = 7, 8, 4, 24
 
 FORWARD, BACKWARD, RECOMPUTE = KIND_CODES["F"], KIND_CODES["B"], KIND_CODES["R"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class FlatOrders:
-    """The words of every compute stream (`penstock.simulate.layout`), group after group.
+    """The words of every compute stream, group after group.
 
     ``words[start[k] : start[k + 1]]`` are those of stream ``k``; each group has ``streams_each``.
     ``held[group]`` are the states of memory of the group, as of `memory.held_while`.
@@ -62,6 +66,14 @@ class FlatOrders:
     def streams_each(self) -> int:
         """The number of compute streams of a device."""
         return 2 if self.concurrent else 1
+
+    @cached_property
+    def in_core(self) -> Orders:
+        """The same for the core's engine."""
+        instances = self.instances
+        rounds = [rounds * self.iterations for rounds in instances.rounds]
+        each, micro_batches = self.streams_each, self.micro_batches
+        return Orders(self.start, self.words, each, instances.groups, rounds, micro_batches)
 
 
 def orders_of_plan(plan: Plan) -> FlatOrders:

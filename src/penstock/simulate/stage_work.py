@@ -7,15 +7,19 @@ from itertools import pairwise
 from operator import add
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.cluster.cluster import Cluster, Device
 from penstock.cluster.collectives import norm_sums_s
+from penstock.core.native import ReplicaTimes, StageTimes
 from penstock.plan.plan import Stage
 from penstock.profile.model_profile import Affine, Edge, first_of_each_tensor
 from penstock.schedule.action import ACTION_KINDS, ActionKind
-from penstock.simulate.gradients import GradientShare, Ports, group_ports, shares_of_stage
+from penstock.simulate.gradients import (
+    GradientShare,
+    Ports,
+    group_ports,
+    seconds_of_buckets,
+    shares_of_stage,
+)
 from penstock.simulate.instances import StageUse
 from penstock.simulate.layer_sums import LayerSums
 from penstock.simulate.stage_memory import StageMemory, stage_memory
@@ -93,25 +97,17 @@ class StageWork:
     ports: Ports
 
     @cached_property
-    def whole(self) -> npt.NDArray[np.int64]:
-        """The integers, as `penstock.simulate.assembly` reads them."""
+    def times(self) -> StageTimes:
+        """The same for the core's engine."""
         buckets = [0] * len(self.segment_layers)
         for share in self.shares:
             buckets[share.segment] += share.buckets
-        outgoing, incoming = self.ports.outgoing, self.ports.incoming
-        counts = (len(self.devices), len(buckets), sum(buckets), len(outgoing), len(incoming))
-        lists = (*self.hosts, *self.overlaps, *buckets, *outgoing, *incoming)
-        return np.array([*counts, *lists], dtype=np.int64)
-
-    @cached_property
-    def real(self) -> npt.NDArray[np.float64]:
-        """The seconds, as `penstock.simulate.assembly` reads them."""
-        actions = [
-            seconds for r in self.replicas for seconds in (*map(r.seconds, ACTION_KINDS), r.step_s)
+        replicas = [
+            ReplicaTimes(host, overlaps, [*map(r.seconds, ACTION_KINDS), r.step_s], r.segments_s)
+            for host, overlaps, r in zip(self.hosts, self.overlaps, self.replicas, strict=True)
         ]
-        segments = [seconds for r in self.replicas for seconds in r.segments_s]
-        buckets = [share.seconds for share in self.shares for _ in range(share.buckets)]
-        return np.array([*actions, *segments, *buckets], dtype=np.float64)
+        seconds = seconds_of_buckets(self.shares)
+        return StageTimes(replicas, buckets, seconds, self.ports.outgoing, self.ports.incoming)
 
 
 def stage_work(

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.cluster.cluster import Cluster
+from penstock.core.native import BoundaryTimes, PairTimes
 from penstock.plan.row_split import row_overlaps
 from penstock.profile.model_profile import Edge, first_of_each_tensor
 from penstock.simulate.layer_sums import LayerSums
@@ -49,23 +50,22 @@ class Boundary:
     pairs: tuple[Pair, ...]
 
     @cached_property
-    def whole(self) -> Whole:
-        """The integers, as `penstock.simulate.assembly` reads them."""
-        return np.array(
-            [len(self.pairs)]
-            + [
-                number
+    def times(self) -> BoundaryTimes:
+        """The same for the core's engine."""
+        return BoundaryTimes(
+            [
+                PairTimes(
+                    p.sender,
+                    p.receiver,
+                    p.forward_s,
+                    p.backward_s,
+                    p.returns,
+                    p.port_down,
+                    p.port_up,
+                )
                 for p in self.pairs
-                for number in (p.sender, p.receiver, p.returns, p.port_down, p.port_up)
-            ],
-            dtype=np.int64,
+            ]
         )
-
-    @cached_property
-    def real(self) -> npt.NDArray[np.float64]:
-        """The seconds, as `penstock.simulate.assembly` reads them."""
-        seconds = [second for p in self.pairs for second in (p.forward_s, p.backward_s)]
-        return np.array(seconds, dtype=np.float64)
 
 
 @dataclass(slots=True)

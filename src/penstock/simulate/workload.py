@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
+from penstock.core.native import HostRules, PartTimes
 from penstock.schedule.schedule import Schedule
 from penstock.simulate.gradients import GradientShare, Ports, TiedGroup
 from penstock.simulate.instances import Instances
@@ -37,17 +38,20 @@ class Parts:
     """The work of a plan without its order.
 
     ``stages`` are instances. Each of ``boundaries`` has its producer and consumer instance first.
-    ``ties`` are sorted by their instances. ``host_slots[host]`` is how many devices of the host
-    compute at full speed at once (0: all). For ``half_duplex`` and ``separate_links`` see
-    `penstock.cluster.cluster.Host`.
+    ``ties`` are sorted by their instances.
     """
 
     stages: tuple[StageWork, ...]
     boundaries: tuple[tuple[int, int, Boundary], ...]
     ties: tuple[TiedGroup, ...]
-    host_slots: tuple[int, ...]
-    half_duplex: tuple[bool, ...]
-    separate_links: tuple[bool, ...]
+    hosts: tuple[HostRules, ...]
+
+    @property
+    def times(self) -> PartTimes:
+        """The same for the core's engine."""
+        stages = tuple([stage.times for stage in self.stages])
+        boundaries = tuple([(p, c, boundary.times) for p, c, boundary in self.boundaries])
+        return PartTimes(stages, boundaries, tuple([tie.times for tie in self.ties]), self.hosts)
 
 
 @dataclass(frozen=True, slots=True)

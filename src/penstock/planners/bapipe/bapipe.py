@@ -6,10 +6,10 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from penstock.cluster.cluster import Cluster
+from penstock.core.native import GroupCosts
 from penstock.errors import Infeasible
-from penstock.plan.compiled_cost import needed_bytes
 from penstock.plan.cost import depth_function
-from penstock.plan.cost_tables import ChainCosts, Costs, whole_chain
+from penstock.plan.cost_tables import ChainCosts, whole_chain
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
@@ -192,11 +192,12 @@ class StraightPipeline:
 
     def needed_bytes(self, stages: int, stage: int, lo: int, hi: int) -> float:
         """Peak memory of a stage (`penstock.plan.cost.device_memory_bytes`)."""
-        return needed_bytes(self.costs, stage, lo, hi, self.depth(stages, stage), self.recompute)
+        depth = self.depth(stages, stage)
+        return self.costs.needed_bytes(stage, lo, hi, depth, self.recompute)
 
     @cached_property
-    def costs(self) -> Costs:
-        """What layers cost on each accelerator, which is a group and a kind of its own."""
+    def costs(self) -> GroupCosts:
+        """What layers cost on each accelerator, which is a group of its own."""
         rows = [(self.micro_batch_size,)] * len(self.devices)
         return self.chain.costs([(device,) for device in self.devices], rows)
 

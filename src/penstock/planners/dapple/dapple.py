@@ -6,30 +6,33 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from math import inf
 
-import numpy as np
-
-from penstock.plan.compiled_cost import (
+from penstock.core.native import (
+    DappleQuestion,
+    DappleStep,
+    DappleTaken,
+    GroupCosts,
+    LinkNetwork,
+    Occupancy,
+    dapple_plan,
+)
+from penstock.plan.cost import depth_function
+from penstock.plan.cost_tables import (
     FULL,
     RECOMPUTE_MODES,
     RECOMPUTES,
-    all_reduce_and_step_s,
-    backward_s,
-    forward_s,
-    recomputes,
+    ChainCosts,
+    whole_chain,
 )
-from penstock.plan.cost import depth_function
-from penstock.plan.cost_tables import ChainCosts, Costs, Network, whole_chain
 from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.run_tables import prefix_sums
+from penstock.plan.run_tables import Floats, prefix_sums
 from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
 from penstock.planners.dapple.groups import Groups
-from penstock.planners.dapple.kernel import SearchInputs, explored
 from penstock.planners.dapple.latency import latency_s
 from penstock.planners.dapple.placement import occupancies
-from penstock.planners.dapple.steps import Steps, costs_of_groups, network_of_steps, steps_of
+from penstock.planners.dapple.steps import costs_of_groups, network_of_steps, steps_of
 
 __all__ = ["dapple", "dapple_candidates"]
 
@@ -143,64 +146,74 @@ class Found:
 
 @dataclass(frozen=True)
 class Search:
-    """One search: a micro-batch size, a set of devices, the depths of a schedule."""
+    """One search: a micro-batch size, a set of devices, the depths of a schedule.
+
+    ``depths[k]`` are the micro-batches in flight of a stage with ``k`` stages from itself to the
+    end. ``least_s`` are sums up to each cut of the least seconds of a row in each layer.
+    """
 
     groups: Groups
-    costs: Costs
-    network: Network
-    steps: Steps
-    inputs: SearchInputs
+    costs: GroupCosts
+    network: LinkNetwork
+    steps: list[DappleStep]
+    occupancies: list[Occupancy]
+    size: int
+    micro_batches: int
+    recompute: int
+    most_stages: int
+    depths: list[int]
+    least_s: Floats
 
     def one_stage(self) -> list[Found]:
         """Data parallelism."""
-        costs, inputs, run = self.costs, self.inputs, (0, self.costs.cuts - 1)
-        group, depth = int(self.steps.rest_group[0]), int(inputs.depths[1])
-        does = recomputes(costs, group, *run, depth, inputs.recompute)
+        costs, group, depth = self.costs, self.occupancies[0].rest_group, self.depths[1]
+        place = (group, 0, costs.cuts - 1)
+        does = costs.fit(*place, depth, self.recompute)
         if does == FULL:
             return []
-        forward, backward = forward_s(costs, group, *run), backward_s(costs, group, *run)
+        forward, backward = costs.forward_s(*place), costs.backward_s(*place)
         if does == RECOMPUTES and depth > 1:
             backward += forward
-        tail = all_reduce_and_step_s(costs, group, *run)
-        seconds = latency_s([forward], [backward], [tail], 1, inputs.micro_batches)
-        return [Found(self.rest_of(0, 0, {}), inputs.size, float(seconds))]
+        tail = costs.after_s(*place)
+        seconds = latency_s([forward], [backward], [tail], 1, self.micro_batches)
+        return [Found(self.rest_of(0, 0, {}), self.size, seconds)]
 
     def pipeline(self, limit_s: float, most_stages: int = MOST_STAGES) -> list[Found]:
         """The best plan of several stages, if one has a closed form below ``limit_s``."""
-        inputs = self.inputs._replace(most_stages=min(most_stages, self.inputs.most_stages))
-        if inputs.most_stages < 2:
+        most_stages = min(most_stages, self.most_stages)
+        if most_stages < 2:
             return []
-        best, memo = explored(self.costs, self.network, self.steps, inputs, limit_s)
-        cut, place, step, end = (
-            int(entry[0]) for entry in (best.cut, best.place, best.step, best.end)
+        asked = DappleQuestion(
+            self.micro_batches,
+            self.size,
+            self.recompute,
+            most_stages,
+            self.depths,
+            self.least_s,
+            self.steps,
+            self.occupancies,
         )
-        if cut < 0:
-            return []
-        taken = [(cut, end, step)]
-        while cut > 0:
-            state = cut, place
-            cut, place, step = int(memo.cut[state]), int(memo.place[state]), int(memo.step[state])
-            taken.append((cut, taken[-1][0], step))
-        return [Found(self.stages(taken[::-1]), inputs.size, float(best.seconds[0]))]
+        best = dapple_plan(self.costs, self.network, asked, limit_s)
+        return [Found(self.stages(best.steps), self.size, best.seconds)] if best.steps else []
 
-    def stages(self, taken: list[tuple[int, int, int]]) -> tuple[Assignment, ...]:
-        """Stages of (first layer, end, step) on real devices, and the last stage."""
+    def stages(self, taken: Sequence[DappleTaken]) -> tuple[Assignment, ...]:
+        """The stages of steps on real devices, and the last stage."""
         stages: list[Assignment] = []
         places = self.groups.places
         # States renumber equal servers. These are the real devices by their number in a state:
         real = {d: d for server in places.servers for d in server}
-        for lo, hi, step in taken:
-            devices = self.groups.receivers[step]
-            slices = self.groups.slices(devices, self.inputs.size)
-            stages.append((range(lo, hi), tuple(real[d] for d in devices), slices))
-            real = renumbered(real, places.servers, places.steps[step].servers)
-        behind = places.steps[taken[-1][2]].target
-        return (*stages, *self.rest_of(taken[-1][1], behind, real))
+        for each in taken:
+            devices = self.groups.receivers[each.step]
+            slices = self.groups.slices(devices, self.size)
+            stages.append((range(each.lo, each.end), tuple(real[d] for d in devices), slices))
+            real = renumbered(real, places.servers, places.steps[each.step].servers)
+        behind = places.steps[taken[-1].step].target
+        return (*stages, *self.rest_of(taken[-1].end, behind, real))
 
     def rest_of(self, lo: int, occupancy: int, real: dict[int, int]) -> tuple[Assignment, ...]:
         """The last stage."""
-        devices = self.groups.rest(occupancy, self.inputs.size)
-        slices = self.groups.slices(devices, self.inputs.size)
+        devices = self.groups.rest(occupancy, self.size)
+        slices = self.groups.slices(devices, self.size)
         last = self.costs.cuts - 1
         return ((range(lo, last), tuple(real.get(d, d) for d in devices), slices),)
 
@@ -219,26 +232,24 @@ def renumbered(
 def search_of(chain: ChainCosts, groups: Groups, size: int, schedule: str) -> Search:
     """The search for one micro-batch size."""
     problem, layers = chain.problem, chain.problem.profile.layers
-    steps = steps_of(groups, size)
+    steps, occupied = steps_of(groups, size)
     devices = sum(len(server) for server in groups.places.servers)
     most = min(devices, len(layers), MOST_STAGES if devices <= 64 else 24)
     most = min(most, problem.max_stages or most)
     largest, depth = max(problem.micro_batch_sizes), depth_function(schedule)
     micro_batches = problem.global_batch // size
     work = [layer.forward_s + layer.backward_s for layer in layers]
-    inputs = SearchInputs(
-        micro_batches=micro_batches,
+    return Search(
+        groups=groups,
+        costs=costs_of_groups(chain, groups, size),
+        network=network_of_steps(chain, groups, size),
+        steps=steps,
+        occupancies=occupied,
         size=size,
+        micro_batches=micro_batches,
         recompute=RECOMPUTE_MODES[problem.recompute],
         most_stages=most,
-        depths=np.array([0, *(depth(k, micro_batches) for k in range(1, most + 1))]),
+        depths=[0, *(depth(k, micro_batches) for k in range(1, most + 1))],
         # Any slice of a stage costs at least so much for each of its rows.
         least_s=prefix_sums(max(0.0, min(w.at(1), w.at(largest) / largest)) for w in work),
-    )
-    return Search(
-        groups,
-        costs_of_groups(chain, groups, size),
-        network_of_steps(chain, groups, size),
-        steps,
-        inputs,
     )

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from penstock.core.native import dapple_latency_s, dapple_pivot
+
 __all__ = ["latency_s", "pivot_of"]
 
 
@@ -19,17 +21,7 @@ def pivot_of(
     >>> pivot_of([2.0, 1.0, 1.0], [4.0, 2.0, 2.0], 3, micro_batches=8)
     0
     """
-    steady = micro_batches - 1
-    pivot = stages - 1
-    between_s = 0.0
-    for stage in range(stages - 2, -1, -1):
-        own_s = forward_s[stage] + backward_s[stage]
-        pivot_s = forward_s[pivot] + backward_s[pivot]
-        if steady * own_s > steady * pivot_s + between_s:
-            pivot, between_s = stage, 0.0
-        else:
-            between_s += own_s
-    return pivot
+    return dapple_pivot(forward_s[:stages], backward_s[:stages], micro_batches)
 
 
 def latency_s(
@@ -61,22 +53,5 @@ def latency_s(
     >>> latency_s([1.0, 0.5, 1.0], [2.0, 0.5, 2.0], [0.0, 0.0, 4.0], 3, micro_batches=4)
     17.5
     """
-    pivot = pivot_of(forward_s, backward_s, stages, micro_batches)
-    warm_up_s = 0.0
-    for stage in range(pivot + 1):
-        warm_up_s += forward_s[stage]
-    ended_s = 0.0
-    ending_s = 0.0
-    for stage in range(pivot, -1, -1):
-        ended_s += backward_s[stage]
-        ending_s = max(ending_s, ended_s + tail_s[stage])
-    started_s = 0.0
-    round_trip_s = 0.0
-    for stage in range(pivot + 1, stages):
-        ending_s = max(ending_s, tail_s[stage] - started_s)
-        started_s += backward_s[stage]
-        round_trip_s += forward_s[stage] + backward_s[stage]
-    ahead = min(stages - pivot, micro_batches) - 1
-    gap_s = max(0.0, round_trip_s - ahead * forward_s[pivot])
-    steady_s = (micro_batches - 1) * (forward_s[pivot] + backward_s[pivot])
-    return warm_up_s + gap_s + steady_s + ending_s
+    parts = (forward_s[:stages], backward_s[:stages], tail_s[:stages])
+    return dapple_latency_s(*parts, micro_batches)

@@ -19,7 +19,7 @@ from penstock.plan.run_tables import Floats, Integers, RunTables, at, run_tables
 from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
 
-__all__ = ["Level", "levels_of", "pipedream", "pipedream_candidates"]
+__all__ = ["Level", "levels_of", "partition", "pipedream", "pipedream_candidates"]
 
 
 @dataclass(frozen=True, slots=True)

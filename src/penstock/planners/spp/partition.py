@@ -4,16 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-import numpy as np
-
-from penstock.plan.compiled_cost import RECOMPUTE_MODES, RECOMPUTES
+from penstock.core.native import SppQuestion, SppTable
 from penstock.plan.cost import depth_function
-from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.cost_tables import RECOMPUTE_MODES, RECOMPUTES, ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.run_tables import Floats
 from penstock.planners.choice import Candidate
 from penstock.planners.coarse_chain import DeviceLine, LineWindows, windows_of
-from penstock.planners.spp.kernel import Table, TableInputs, filled, table_for
 
 __all__ = ["PartitionTable", "partition"]
 
@@ -63,18 +60,16 @@ def partition(
     micro_batches = problem.global_batch // micro_batch_size
     depth = depth_function(schedule)
     windows = windows_of(chain, line, micro_batch_size)
-    inputs = TableInputs(
-        stages=most_stages + 1,
-        blocks=line.blocks,
-        widths=len(line.widths),
-        groups=windows.groups,
-        width=np.array(line.widths, dtype=np.int64),
-        depths=np.array([0, *(depth(k, micro_batches) for k in range(1, most_stages + 1))]),
+    asked = SppQuestion(
+        stages_and_blocks=(most_stages + 1, line.blocks),
+        groups=windows.groups.ravel().tolist(),
+        width=line.widths,
+        depths=[0, *(depth(k, micro_batches) for k in range(1, most_stages + 1))],
         micro_batches=micro_batches,
         recompute=RECOMPUTE_MODES[problem.recompute],
         drains=drains,
     )
-    table = filled(table_for(inputs, len(chain.cuts)), windows.costs, windows.network, inputs)
+    table = SppTable(windows.costs, windows.network, asked)
     return PartitionTable(chain, windows, micro_batch_size, schedule, table)
 
 
@@ -86,7 +81,7 @@ class PartitionTable:
     windows: LineWindows
     micro_batch_size: int
     schedule: str
-    table: Table
+    table: SppTable
 
     def workloads(self) -> Floats:
         """The least objective by number of stages and first block in use."""

@@ -1,14 +1,13 @@
-"""The cost model that planners compile, against the plain one, figure by figure."""
+"""The cost model of planners in the core, against the plain one, figure by figure."""
 
 from itertools import combinations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
 
-from penstock.plan import compiled_cost
+from penstock.core.native import transfer_s
 from penstock.plan.cost import (
     backward_s,
     device_memory_bytes,
@@ -45,22 +44,20 @@ def test_a_stage_costs_what_the_plain_model_says(
         for number, (group, rows) in enumerate(zip(groups, slices, strict=True)):
             stage = Stage(range(lo, hi), group, rows)
             plain = [f(problem, stage) for f in (forward_s, backward_s, micro_batch_s, tail_s)]
+            place = (number, lo, hi)
             found = [
-                compiled_cost.forward_s(costs, number, lo, hi),
-                compiled_cost.backward_s(costs, number, lo, hi),
-                compiled_cost.micro_batch_s(costs, number, lo, hi),
-                compiled_cost.all_reduce_and_step_s(costs, number, lo, hi),
+                costs.forward_s(*place),
+                costs.backward_s(*place),
+                costs.micro_batch_s(*place),
+                costs.after_s(*place),
             ]
             assert found == pytest.approx(plain, rel=ROUNDING)
-            needed = {
+            needed = max(
                 device_memory_bytes(problem, range(lo, hi), n, in_flight=depth, recompute=recompute)
                 for n in rows
-            }
-            kinds = range(costs.first_kind[number], costs.first_kind[number + 1])
-            here = {
-                compiled_cost.needed_bytes(costs, kind, lo, hi, depth, recompute) for kind in kinds
-            }
-            assert sorted(here) == pytest.approx(sorted(needed), rel=ROUNDING)
+            )
+            here = costs.needed_bytes(*place, depth, recompute)
+            assert here == pytest.approx(needed, rel=ROUNDING)
 
 
 @settings(max_examples=30, deadline=None)
@@ -73,8 +70,6 @@ def test_a_transfer_takes_what_the_plain_model_says(problem: PlanningProblem, da
     slices = [rows_by_speed(problem.cluster, group, size) for group in groups]
     chain = whole_chain(problem)
     network = chain.network(groups, slices)
-    busy = np.zeros(compiled_cost.LOAD_TERMS * compiled_cost.resources(network))
-    loads = np.zeros(compiled_cost.LOAD_TERMS * compiled_cost.MOST_LOADS)
     for cut in range(1, chain.layers):
         sender, receiver = (
             Stage(layers, group, rows)
@@ -87,6 +82,5 @@ def test_a_transfer_takes_what_the_plain_model_says(problem: PlanningProblem, da
             (0, 1, chain.runs.down, moved.forward_s),
             (1, 0, chain.runs.up, moved.backward_s),
         ):
-            kept = compiled_cost.transfer_loads(network, one, other, busy, loads, 0)
-            found = compiled_cost.load_s(loads, 0, kept, *sizes[:, cut])
+            found = transfer_s(network, one, other, *sizes[:, cut])
             assert found == pytest.approx(expected, rel=ROUNDING)

@@ -1,0 +1,248 @@
+// What Python sees of the planners' dynamic programs; `native.pyi` describes it.
+#include <nanobind/stl/pair.h>
+
+#include "bind.hpp"
+#include "dapple.hpp"
+#include "slowest_stage.hpp"
+#include "spp.hpp"
+
+namespace penstock {
+namespace {
+
+using Pairs = Array<double, 2>;
+
+void make_group(Group* self, std::vector<ReplicaKind> kinds, double crowding, int replicas,
+                double step_s_per_byte, const std::vector<std::pair<double, double>>& reduces) {
+  new (self) Group{std::move(kinds), crowding, replicas, step_s_per_byte, {}};
+  for (const auto& [latency_s, s_per_byte] : reduces)
+    self->all_reduces.push_back({latency_s, s_per_byte});
+}
+
+void make_costs(GroupCosts* self, const std::vector<Pairs>& sums, const Pairs& parameters,
+                const Pairs& held, const Array<double, 3>& inputs,
+                const std::vector<Pairs>& workspaces, std::vector<Group> groups,
+                const ReduceRules& rules) {
+  const int cuts = static_cast<int>(held.shape(0));
+  new (self) GroupCosts{affine(sums.at(0)),
+                        affine(sums.at(1)),
+                        affine(sums.at(2)),
+                        affine(sums.at(3)),
+                        affine(sums.at(4)),
+                        affine(sums.at(5)),
+                        {cuts, numbers(parameters)},
+                        {cuts, numbers(held)},
+                        {cuts, affine(inputs)},
+                        {},
+                        std::move(groups),
+                        rules};
+  for (const Pairs& workspace : workspaces) self->workspaces.emplace_back(cuts, numbers(workspace));
+}
+
+void make_network(Network* self, std::vector<int> host, int hosts, const Array<double, 1>& latency_s,
+                  const Array<double, 1>& s_per_byte, const Array<std::uint8_t, 1>& uses_port,
+                  const std::vector<std::vector<std::pair<int, int>>>& groups) {
+  const int devices = static_cast<int>(host.size());
+  new (self) Network{devices,
+                     hosts,
+                     std::move(host),
+                     numbers(latency_s),
+                     numbers(s_per_byte),
+                     {uses_port.data(), uses_port.data() + uses_port.size()},
+                     {}};
+  for (const auto& group : groups) {
+    self->groups.emplace_back();
+    for (const auto& [device, rows] : group) self->groups.back().push_back({device, rows});
+  }
+}
+
+void make_question(SppQuestion* self, std::pair<int, int> stages_and_blocks,
+                   std::vector<int> groups, std::vector<int> width, std::vector<int> depths,
+                   int micro_batches, int recompute, bool drains) {
+  new (self) SppQuestion{stages_and_blocks.first,
+                         stages_and_blocks.second,
+                         std::move(groups),
+                         std::move(width),
+                         std::move(depths),
+                         micro_batches,
+                         static_cast<RecomputeChoice>(recompute),
+                         drains};
+}
+
+/// One field of all states, by stages, first cut, first block and number of the first width.
+template <auto field>
+auto column(const SppTable& self) {
+  const SppQuestion& asked = self.asked();
+  const std::size_t blocks = asked.blocks, widths = asked.widths(), cuts = self.cuts();
+  using Value = std::remove_cvref_t<decltype(self.states()[0].*field)>;
+  static_assert(sizeof(Value) == 8 && sizeof(SppState) % 8 == 0);
+  constexpr std::int64_t each = sizeof(SppState) / 8;
+  const std::int64_t by_width = each, by_block = by_width * asked.widths(),
+                     by_cut = by_block * asked.blocks, by_stage = by_cut * self.cuts();
+  return nb::ndarray<nb::numpy, const Value, nb::ndim<4>>(
+      &(self.states()[0].*field), {static_cast<std::size_t>(asked.stages), cuts, blocks, widths},
+      nb::find(self), {by_stage, by_cut, by_block, by_width});
+}
+
+DapplePlan dapple(const GroupCosts& costs, const Network& network, const DappleQuestion& asked,
+                  double limit_s) {
+  const nb::gil_scoped_release others_may_run;
+  return dapple_plan(costs, network, asked, limit_s);
+}
+
+std::vector<Column> columns_of(const std::vector<double>& forward_s,
+                               const std::vector<double>& backward_s,
+                               const std::vector<double>& after_s) {
+  std::vector<Column> columns;
+  for (std::size_t k = 0; k < forward_s.size(); ++k)
+    columns.push_back({forward_s.at(k), backward_s.at(k), after_s.at(k)});
+  return columns;
+}
+
+double closed_form_s(const std::vector<double>& forward_s, const std::vector<double>& backward_s,
+                     const std::vector<double>& after_s, int micro_batches) {
+  const std::vector<Column> columns = columns_of(forward_s, backward_s, after_s);
+  return latency_s(columns.data(), static_cast<int>(columns.size()), micro_batches);
+}
+
+int closed_form_pivot(const std::vector<double>& forward_s, const std::vector<double>& backward_s,
+                      int micro_batches) {
+  const std::vector<Column> columns =
+      columns_of(forward_s, backward_s, std::vector<double>(forward_s.size()));
+  return pivot_of(columns.data(), static_cast<int>(columns.size()), micro_batches);
+}
+
+double transfer_s(const Network& network, int sender, int receiver, double fixed, double each) {
+  std::vector<MessageLoad> loads;
+  Transfers(network).loads(sender, receiver, loads);
+  return Transfers::seconds(loads, {fixed, each});
+}
+
+/// A cost of a run of layers on a group, by their numbers.
+template <double (GroupCosts::*cost)(const Group&, Run) const>
+double cost_of(const GroupCosts& self, int group, int lo, int hi) {
+  return (self.*cost)(self.groups.at(group), {lo, hi});
+}
+
+int fit_of(const GroupCosts& self, int group, int lo, int hi, int depth, int recompute) {
+  const auto choice = static_cast<RecomputeChoice>(recompute);
+  return static_cast<int>(self.fit(self.groups.at(group), {lo, hi}, depth, choice));
+}
+
+/// The bytes of the replica that needs most.
+double needed_bytes_of(const GroupCosts& self, int group, int lo, int hi, int depth,
+                       bool recompute) {
+  double most = 0;
+  for (const ReplicaKind& kind : self.groups.at(group).kinds)
+    most = std::max(most, self.needed_bytes(kind, {lo, hi}, depth, recompute));
+  return most;
+}
+
+/// One field of all states, by first block and first cut.
+template <auto field>
+auto row_column(const SlowestStageTable& self) {
+  using Value = std::remove_cvref_t<decltype(self.states()[0].*field)>;
+  constexpr std::int64_t each = sizeof(SlowestStageState) / 8;
+  const std::size_t rows = self.rows(), cuts = self.cuts();
+  return nb::ndarray<nb::numpy, const Value, nb::ndim<2>>(
+      &(self.states()[0].*field), {rows, cuts}, nb::find(self),
+      {each * self.cuts(), each});
+}
+
+void make_slowest_question(SlowestStageQuestion* self, std::vector<int> width,
+                           std::vector<WindowLoad> windows, const Array<double, 1>& crossing_bytes,
+                           int recompute, bool balanced) {
+  const int blocks = static_cast<int>(windows.size() / width.size());
+  new (self) SlowestStageQuestion{blocks,
+                                  std::move(width),
+                                  std::move(windows),
+                                  numbers(crossing_bytes),
+                                  static_cast<RecomputeChoice>(recompute),
+                                  balanced};
+}
+
+void make_dapple_question(DappleQuestion* self, int micro_batches, int size, int recompute,
+                          int most_stages, std::vector<int> depths,
+                          const Array<double, 1>& least_s, std::vector<DappleStep> steps,
+                          std::vector<Occupancy> places) {
+  const int count = static_cast<int>(steps.size());
+  places.push_back({count, 0, 0, 0});
+  new (self) DappleQuestion{micro_batches,
+                            size,
+                            static_cast<RecomputeChoice>(recompute),
+                            most_stages,
+                            std::move(depths),
+                            numbers(least_s),
+                            std::move(steps),
+                            std::move(places)};
+}
+
+}  // namespace
+
+void bind_planners(nb::module_& module) {
+  nb::class_<ReplicaKind>(module, "ReplicaKind")
+      .def(nb::init<double, double, double, int>(), "rows"_a, "speed"_a, "memory_bytes"_a,
+           "workspace"_a);
+  nb::class_<Group>(module, "DeviceGroup")
+      .def("__init__", make_group, "kinds"_a, "crowding"_a, "replicas"_a, "step_s_per_byte"_a,
+           "all_reduces"_a);
+  nb::class_<GroupCosts>(module, "GroupCosts")
+      .def("__init__", make_costs, "sums"_a, "parameters"_a, "held"_a, "inputs"_a,
+           "workspaces"_a, "groups"_a, "rules"_a)
+      .def_prop_ro("cuts", &GroupCosts::cuts)
+      .def("forward_s", cost_of<&GroupCosts::forward_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("backward_s", cost_of<&GroupCosts::backward_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("micro_batch_s", cost_of<&GroupCosts::micro_batch_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("after_s", cost_of<&GroupCosts::after_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("fit", fit_of, "group"_a, "lo"_a, "hi"_a, "depth"_a, "recompute"_a)
+      .def("needed_bytes", needed_bytes_of, "group"_a, "lo"_a, "hi"_a, "depth"_a, "recompute"_a);
+  nb::class_<Network>(module, "LinkNetwork")
+      .def("__init__", make_network, "host"_a, "hosts"_a, "latency_s"_a, "s_per_byte"_a,
+           "uses_port"_a, "groups"_a);
+  nb::class_<SppQuestion>(module, "SppQuestion")
+      .def("__init__", make_question, "stages_and_blocks"_a, "groups"_a, "width"_a, "depths"_a,
+           "micro_batches"_a, "recompute"_a, "drains"_a);
+  nb::class_<SppTable>(module, "SppTable")
+      .def(nb::init<const GroupCosts&, const Network&, SppQuestion>(), "costs"_a, "network"_a,
+           "asked"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+      .def_prop_ro("seconds", column<&SppState::seconds>)
+      .def_prop_ro("passed_s", column<&SppState::passed_s>)
+      .def_prop_ro("slowest_s", column<&SppState::slowest_s>)
+      .def_prop_ro("end", column<&SppState::end>)
+      .def_prop_ro("next_number", column<&SppState::next_number>)
+      .def_prop_ro("recompute", column<&SppState::recompute>);
+  nb::class_<WindowLoad>(module, "WindowLoad")
+      .def(nb::init<int, int, int, double, double, double>(), "group"_a, "depth"_a, "replicas"_a,
+           "before_s_per_byte"_a, "after_s_per_byte"_a, "parameter_s_per_byte"_a);
+  nb::class_<SlowestStageQuestion>(module, "SlowestStageQuestion")
+      .def("__init__", make_slowest_question, "width"_a, "windows"_a, "crossing_bytes"_a,
+           "recompute"_a, "balanced"_a);
+  nb::class_<SlowestStageTable>(module, "SlowestStageTable")
+      .def(nb::init<const GroupCosts&, SlowestStageQuestion>(), "costs"_a, "asked"_a,
+           nb::keep_alive<1, 2>())
+      .def_prop_ro("seconds", row_column<&SlowestStageState::seconds>)
+      .def_prop_ro("end", row_column<&SlowestStageState::end>)
+      .def_prop_ro("number", row_column<&SlowestStageState::number>);
+  nb::class_<DappleStep>(module, "DappleStep")
+      .def(nb::init<int, int>(), "target"_a, "group"_a);
+  nb::class_<Occupancy>(module, "Occupancy")
+      .def(nb::init<int, int, double, double>(), "first_step"_a, "rest_group"_a, "speed_left"_a,
+           "idle"_a)
+      .def_ro("rest_group", &Occupancy::rest_group);
+  nb::class_<DappleQuestion>(module, "DappleQuestion")
+      .def("__init__", make_dapple_question, "micro_batches"_a, "size"_a, "recompute"_a,
+           "most_stages"_a, "depths"_a, "least_s"_a, "steps"_a, "places"_a);
+  nb::class_<Taken>(module, "DappleTaken")
+      .def_ro("lo", &Taken::cut)
+      .def_ro("step", &Taken::step)
+      .def_ro("end", &Taken::end);
+  nb::class_<DapplePlan>(module, "DapplePlan")
+      .def_ro("seconds", &DapplePlan::seconds)
+      .def_ro("steps", &DapplePlan::steps);
+  module.def("dapple_latency_s", closed_form_s, "forward_s"_a, "backward_s"_a, "after_s"_a,
+             "micro_batches"_a);
+  module.def("dapple_pivot", closed_form_pivot, "forward_s"_a, "backward_s"_a, "micro_batches"_a);
+  module.def("transfer_s", transfer_s, "network"_a, "sender"_a, "receiver"_a, "fixed"_a, "each"_a);
+  module.def("dapple_plan", dapple, "costs"_a, "network"_a, "asked"_a, "limit_s"_a);
+}
+
+}  // namespace penstock

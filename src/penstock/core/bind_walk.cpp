@@ -1,0 +1,118 @@
+// What Python sees of costs, loads and walks; `native.pyi` describes it.
+#include "bind.hpp"
+#include "walk.hpp"
+
+namespace penstock {
+namespace {
+
+using Floats = Array<double, 1>;
+using Pairs = Array<double, 2>;
+using Tables = Array<double, 3>;
+
+void make_layer_costs(LayerCosts* self, const std::vector<Pairs>& sums, const Pairs& workspace,
+                      const Floats& parameters, const Pairs& run_parameters, const Pairs& held,
+                      const Tables& inputs, double step_s_per_byte) {
+  const int cuts = static_cast<int>(held.shape(0));
+  new (self) LayerCosts{affine(sums.at(0)),
+                        affine(sums.at(1)),
+                        affine(sums.at(2)),
+                        affine(sums.at(3)),
+                        affine(workspace),
+                        numbers(parameters),
+                        {cuts, numbers(run_parameters)},
+                        {cuts, numbers(held)},
+                        {cuts, affine(inputs)},
+                        step_s_per_byte};
+}
+
+void make_links(Links* self, const Pairs& bytes_per_s, const Pairs& both_ways_bytes_per_s,
+                const Pairs& latency_s, const Array<std::uint8_t, 2>& uses_port) {
+  new (self) Links{bytes_per_s.data(), both_ways_bytes_per_s.data(), latency_s.data(),
+                   uses_port.data(), static_cast<int>(latency_s.shape(0))};
+}
+
+void make_costs(SearchCosts* self, const LayerCosts& layers, const Array<std::int64_t, 2>& edges,
+                const Pairs& edge_bytes, std::vector<Machine> devices,
+                std::vector<HostRules> hosts, const Links& links, const ReduceRules& rules) {
+  new (self) SearchCosts{layers, {}, std::move(devices), std::move(hosts), links, rules};
+  for (std::size_t k = 0; k < edges.shape(1); ++k) {
+    const auto end = [&](int row) { return static_cast<int>(edges(row, k)); };
+    self->tensors.push_back({end(0), end(1), end(2), {edge_bytes(0, k), edge_bytes(1, k)},
+                             {edge_bytes(2, k), edge_bytes(3, k)}});
+  }
+}
+
+void make_question(LoadQuestion* self, int batch, int recompute, double power, bool steady) {
+  new (self) LoadQuestion{batch, static_cast<RecomputeMode>(recompute), {power, steady}};
+}
+
+double load_s(const SearchCosts& costs, const Layout& layout, int size, LoadQuestion asked) {
+  return PlanLoad(costs, asked).seconds(layout, size);
+}
+
+StageCost stage_cost(const SearchCosts& costs, const std::vector<int>& devices, int lo, int hi,
+                     int size, int micro_batches) {
+  std::vector<int> rows(devices.size());
+  return StageCosts(costs).of(devices, rows, {lo, hi}, size, micro_batches);
+}
+
+std::vector<int> rows_of(const SearchCosts& costs, const std::vector<int>& devices, int size) {
+  std::vector<int> rows(devices.size());
+  StageCosts(costs).split_rows(devices, rows, size);
+  return rows;
+}
+
+void bind_costs(nb::module_& module) {
+  nb::class_<LayerCosts>(module, "LayerCosts")
+      .def("__init__", make_layer_costs, "sums"_a, "workspace"_a, "parameters"_a,
+           "run_parameters"_a, "held"_a, "inputs"_a, "step_s_per_byte"_a);
+  nb::class_<Machine>(module, "Machine")
+      .def(nb::init<double, double, int>(), "speed"_a, "memory_bytes"_a, "host"_a);
+  // Links and whatever has them point to the arrays.
+  nb::class_<Links>(module, "Links")
+      .def("__init__", make_links, "bytes_per_s"_a, "both_ways_bytes_per_s"_a, "latency_s"_a,
+           "uses_port"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 5>());
+  nb::class_<ReduceRules>(module, "ReduceRules")
+      .def(nb::init<double, double, double>(), "bucket_bytes"_a, "statistic_bytes"_a,
+           "statistics_s"_a);
+  nb::class_<SearchCosts>(module, "SearchCosts")
+      .def("__init__", make_costs, "layers"_a, "edges"_a, "edge_bytes"_a, "devices"_a, "hosts"_a,
+           "links"_a, "rules"_a, nb::keep_alive<1, 7>());
+  nb::class_<StageCost>(module, "StageCost")
+      .def_ro("forward_s", &StageCost::forward_s)
+      .def_ro("backward_s", &StageCost::backward_s)
+      .def_ro("after_s", &StageCost::after_s)
+      .def_ro("kept", &StageCost::kept)
+      .def_ro("leaner", &StageCost::leaner);
+}
+
+}  // namespace
+
+void bind_walk(nb::module_& module) {
+  bind_costs(module);
+  nb::class_<Layout>(module, "Layout")
+      .def(nb::init<std::vector<int>, std::vector<int>, std::vector<int>, int>(), "order"_a,
+           "cuts"_a, "starts"_a, "stages"_a)
+      .def_ro("order", &Layout::order)
+      .def_ro("cuts", &Layout::cuts)
+      .def_ro("starts", &Layout::starts)
+      .def_ro("stages", &Layout::stages);
+  nb::class_<LoadQuestion>(module, "LoadQuestion")
+      .def("__init__", make_question, "batch"_a, "recompute"_a, "power"_a, "steady"_a);
+  nb::class_<WalkPlan>(module, "WalkPlan")
+      .def(nb::init<std::vector<int>, int, LoadQuestion, double, int, std::uint32_t>(), "sizes"_a,
+           "first"_a, "asked"_a, "heat"_a, "steps"_a, "seed"_a);
+  nb::class_<Found>(module, "Found")
+      .def_ro("seconds", &Found::seconds)
+      .def_ro("size", &Found::size)
+      .def_ro("layout", &Found::layout);
+  module.def("stage_cost", stage_cost, "costs"_a, "devices"_a, "lo"_a, "hi"_a, "size"_a,
+             "micro_batches"_a);
+  module.def("rows_of", rows_of, "costs"_a, "devices"_a, "size"_a);
+  module.def("load_s", load_s, "costs"_a, "layout"_a, "size"_a, "asked"_a);
+  module.def("random_walk", random_walk, "costs"_a, "start"_a, "walk"_a,
+             nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace penstock

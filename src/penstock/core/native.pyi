@@ -1,0 +1,486 @@
+"""The compiled core: C++ in the files beside this one, bound in `bind.cpp`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+version: str
+"""The version of the package that it was built for."""
+
+sources: str
+"""The digest of the C++ files that it was built from (`penstock.core.digest`)."""
+
+class ReplicaTimes:
+    """The seconds of a replica of a stage (`penstock.simulate.stage_work.ReplicaWork`)."""
+
+    def __init__(
+        self, host: int, overlaps: bool, seconds: Sequence[float], segments_s: Sequence[float]
+    ) -> None:
+        """``seconds`` are those of each kind of action, then of the optimizer step."""
+
+class StageTimes:
+    """An instance of a stage (`penstock.simulate.stage_work.StageWork`)."""
+
+    def __init__(
+        self,
+        replicas: Sequence[ReplicaTimes],
+        buckets_of_segment: Sequence[int],
+        buckets_s: Sequence[float],
+        outgoing: Sequence[int],
+        incoming: Sequence[int],
+    ) -> None: ...
+
+class PairTimes:
+    """The messages between two replicas (`penstock.simulate.transfers.Pair`)."""
+
+    def __init__(
+        self,
+        sender: int,
+        receiver: int,
+        forward_s: float,
+        backward_s: float,
+        returns: bool,
+        forward_uses_port: bool,
+        backward_uses_port: bool,
+    ) -> None: ...
+
+class BoundaryTimes:
+    """The messages between two stages (`penstock.simulate.transfers.Boundary`)."""
+
+    def __init__(self, pairs: Sequence[PairTimes]) -> None: ...
+
+class TieTimes:
+    """Parameters of several instances (`penstock.simulate.gradients.TiedGroup`)."""
+
+    def __init__(
+        self,
+        instances: Sequence[int],
+        buckets_s: Sequence[float],
+        outgoing: Sequence[int],
+        incoming: Sequence[int],
+    ) -> None: ...
+
+class HostRules:
+    """How the devices of a host share it (`penstock.cluster.cluster.Host`)."""
+
+    def __init__(
+        self, full_speed_devices: int, half_duplex: bool, separate_links: bool
+    ) -> None: ...
+    @property
+    def full_speed_devices(self) -> int:
+        """How many compute at full speed at once; 0: all."""
+    @property
+    def half_duplex(self) -> bool: ...
+    @property
+    def separate_links(self) -> bool: ...
+
+class PartTimes:
+    """The work of a plan without its order (`penstock.simulate.workload.Parts`)."""
+
+    def __init__(
+        self,
+        stages: tuple[StageTimes, ...],
+        connections: tuple[tuple[int, int, BoundaryTimes], ...],
+        ties: tuple[TieTimes, ...],
+        hosts: tuple[HostRules, ...],
+    ) -> None: ...
+
+class Orders:
+    """The orders of all streams (`penstock.simulate.orders.FlatOrders`).
+
+    ``rounds`` and ``micro_batches`` are those of all iterations together.
+    """
+
+    def __init__(
+        self,
+        start: npt.NDArray[np.int64],
+        words: npt.NDArray[np.int64],
+        streams_each: int,
+        groups: Sequence[int],
+        rounds: Sequence[int],
+        micro_batches: int,
+    ) -> None:
+        """Raises ValueError if an action has no instance or micro-batch that exists."""
+
+class Spans:
+    """When everything of a play started and ended: rows of two times in seconds."""
+
+    @property
+    def actions(self) -> npt.NDArray[np.float64]:
+        """Those of every word, stream after stream."""
+    @property
+    def items(self) -> npt.NDArray[np.float64]:
+        """Every micro-batch of each message, then the buckets of each reduction in each round."""
+    @property
+    def end_s(self) -> float: ...
+
+def iteration_s(parts: PartTimes, orders: Orders) -> float:
+    """Seconds of all iterations, by the rules in `play.hpp`; it ends at a deadlock."""
+
+def play(parts: PartTimes, orders: Orders) -> Spans:
+    """The same, with all spans."""
+
+class LayerCosts:
+    """The costs of layers and of runs of them (`penstock.plan.run_tables.RunTables`)."""
+
+    def __init__(
+        self,
+        sums: Sequence[npt.NDArray[np.float64]],
+        workspace: npt.NDArray[np.float64],
+        parameters: npt.NDArray[np.float64],
+        run_parameters: npt.NDArray[np.float64],
+        held: npt.NDArray[np.float64],
+        inputs: npt.NDArray[np.float64],
+        step_s_per_byte: float,
+    ) -> None:
+        """``sums`` are those of forward, backward, saved bytes and norms, up to each cut.
+
+        Affine costs have two rows: the fixed part, and the part for each sample. ``workspace`` and
+        ``parameters`` are those of each layer.
+        """
+
+class Machine:
+    """A device (`penstock.cluster.cluster.Device`)."""
+
+    def __init__(self, speed: float, memory_bytes: float, host: int) -> None: ...
+
+class Links:
+    """The links from each device (row) to each device (column)."""
+
+    def __init__(
+        self,
+        bytes_per_s: npt.NDArray[np.float64],
+        both_ways_bytes_per_s: npt.NDArray[np.float64],
+        latency_s: npt.NDArray[np.float64],
+        uses_port: npt.NDArray[np.uint8],
+    ) -> None: ...
+
+class ReduceRules:
+    """Sizes that `penstock.cluster.collectives` defines."""
+
+    def __init__(
+        self, bucket_bytes: float, statistic_bytes: float, statistics_s: float
+    ) -> None: ...
+
+class SearchCosts:
+    """A profile on a cluster (`penstock.search.even_loads.search_costs`)."""
+
+    def __init__(
+        self,
+        layers: LayerCosts,
+        edges: npt.NDArray[np.int64],
+        edge_bytes: npt.NDArray[np.float64],
+        devices: Sequence[Machine],
+        hosts: Sequence[HostRules],
+        links: Links,
+        rules: ReduceRules,
+    ) -> None: ...
+
+class StageCost:
+    """Seconds of a stage for a micro-batch on its slowest replica, and its memory."""
+
+    @property
+    def forward_s(self) -> float: ...
+    @property
+    def backward_s(self) -> float: ...
+    @property
+    def after_s(self) -> float:
+        """After the last backward: the rest of the all-reduce, and the optimizer step."""
+    @property
+    def kept(self) -> int:
+        """The most micro-batches in flight that fit without recompute; 0 for none."""
+    @property
+    def leaner(self) -> int:
+        """The same with recompute."""
+
+class Layout:
+    """The layers and devices of stages, as cuts of the layers and of an order of devices.
+
+    cuts    0        c1            c2      layers       layers c1..c2-1 are stage 1
+    starts  0        p1            p2                   on devices order[p1] .. order[p2 - 1]
+    """
+
+    def __init__(
+        self, order: Sequence[int], cuts: Sequence[int], starts: Sequence[int], stages: int
+    ) -> None:
+        """``cuts`` and ``starts`` have one entry more than the most stages that there may be."""
+    @property
+    def order(self) -> list[int]: ...
+    @property
+    def cuts(self) -> list[int]: ...
+    @property
+    def starts(self) -> list[int]: ...
+    @property
+    def stages(self) -> int: ...
+
+class LoadQuestion:
+    """What the load of a plan is asked for (`plan_load.hpp`)."""
+
+    def __init__(self, batch: int, recompute: int, power: float, steady: bool) -> None:
+        """``batch``: samples of an iteration; recompute 0 never, 1 where it is faster, 2 always."""
+
+class WalkPlan:
+    """A random walk of ``steps`` plans.
+
+    ``sizes`` are those of micro-batches, and ``first`` is the index of the start's. At first, plans
+    that are slower by about the share ``heat`` are accepted.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        first: int,
+        asked: LoadQuestion,
+        heat: float,
+        steps: int,
+        seed: int,
+    ) -> None: ...
+
+class Found:
+    """The best plan with one size of micro-batches and one number of stages."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def layout(self) -> Layout: ...
+
+def stage_cost(
+    costs: SearchCosts, devices: Sequence[int], lo: int, hi: int, size: int, micro_batches: int
+) -> StageCost:
+    """The cost of layers ``lo`` to ``hi - 1`` on some devices."""
+
+def rows_of(costs: SearchCosts, devices: Sequence[int], size: int) -> list[int]:
+    """Rows of each replica in proportion to speed."""
+
+def load_s(costs: SearchCosts, layout: Layout, size: int, asked: LoadQuestion) -> float:
+    """Seconds of a plan if work never waited for a busy resource; infinite if it does not fit."""
+
+def random_walk(costs: SearchCosts, start: Layout, walk: WalkPlan) -> list[Found]:
+    """The best plans on a random walk by simulated annealing, without Python's lock.
+
+    They are sorted by size of micro-batches and number of stages.
+    """
+
+class ReplicaKind:
+    """Replicas of a group that are alike; ``workspace`` is the number of their table."""
+
+    def __init__(self, rows: float, speed: float, memory_bytes: float, workspace: int) -> None: ...
+
+class DeviceGroup:
+    """The devices of a stage; ``all_reduces`` has latency and seconds a byte of each algorithm."""
+
+    def __init__(
+        self,
+        kinds: Sequence[ReplicaKind],
+        crowding: float,
+        replicas: int,
+        step_s_per_byte: float,
+        all_reduces: Sequence[tuple[float, float]],
+    ) -> None: ...
+
+class GroupCosts:
+    """The costs of runs of layers on groups of devices (`penstock.plan.cost`).
+
+    A stage is the number of a group, with the run of layers between the cuts ``lo`` and ``hi``.
+    """
+
+    def __init__(
+        self,
+        sums: Sequence[npt.NDArray[np.float64]],
+        parameters: npt.NDArray[np.float64],
+        held: npt.NDArray[np.float64],
+        inputs: npt.NDArray[np.float64],
+        workspaces: Sequence[npt.NDArray[np.float64]],
+        groups: Sequence[DeviceGroup],
+        rules: ReduceRules,
+    ) -> None:
+        """``sums``: forward, backward, saved bytes and norms up to each cut; then bytes that cross
+        it, of activations and of gradients. ``workspaces`` has a table for each number of rows."""
+    @property
+    def cuts(self) -> int: ...
+    def forward_s(self, group: int, lo: int, hi: int) -> float:
+        """Seconds of one forward on the slowest replica."""
+    def backward_s(self, group: int, lo: int, hi: int) -> float:
+        """Seconds of one full backward on the slowest replica, without recompute."""
+    def micro_batch_s(self, group: int, lo: int, hi: int) -> float:
+        """Seconds of both on the slowest replica."""
+    def after_s(self, group: int, lo: int, hi: int) -> float:
+        """Seconds after a stage's last backward: gradient all-reduce and optimizer step."""
+    def fit(self, group: int, lo: int, hi: int, depth: int, recompute: int) -> int:
+        """-1 if a stage does not fit, 0 if it keeps its activations, 1 if it recomputes them.
+
+        ``recompute``: 0 where memory asks for it, 1 always, 2 never.
+        """
+    def needed_bytes(self, group: int, lo: int, hi: int, depth: int, recompute: bool) -> float:
+        """Peak bytes of the replica that needs most, with ``depth`` micro-batches in flight."""
+
+class LinkNetwork:
+    """Links from each device (row) to each device; devices and rows of each group."""
+
+    def __init__(
+        self,
+        host: Sequence[int],
+        hosts: int,
+        latency_s: npt.NDArray[np.float64],
+        s_per_byte: npt.NDArray[np.float64],
+        uses_port: npt.NDArray[np.uint8],
+        groups: Sequence[Sequence[tuple[int, int]]],
+    ) -> None: ...
+
+class SppQuestion:
+    """What the table of `penstock.planners.spp.partition` is filled for.
+
+    A window of the line is ``position * widths + number``, its group in ``groups``, -1 where the
+    line ends before it does; ``depths[k]`` are the micro-batches in flight of a stage with ``k``
+    stages from itself to the end.
+    """
+
+    def __init__(
+        self,
+        stages_and_blocks: tuple[int, int],
+        groups: Sequence[int],
+        width: Sequence[int],
+        depths: Sequence[int],
+        micro_batches: int,
+        recompute: int,
+        drains: bool,
+    ) -> None: ...
+
+class SppTable:
+    """The best plan of each state: stages, first cut, first block and number of the first width."""
+
+    def __init__(self, costs: GroupCosts, network: LinkNetwork, asked: SppQuestion) -> None: ...
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """The least objective; infinite where there is no plan. Then the others say nothing."""
+    @property
+    def passed_s(self) -> npt.NDArray[np.float64]:
+        """Until one micro-batch has passed all stages and channels."""
+    @property
+    def slowest_s(self) -> npt.NDArray[np.float64]:
+        """The slowest stage or channel."""
+    @property
+    def end(self) -> npt.NDArray[np.int64]:
+        """The cut where the first stage ends."""
+    @property
+    def next_number(self) -> npt.NDArray[np.int64]:
+        """The number of the width of the window behind it."""
+    @property
+    def recompute(self) -> npt.NDArray[np.int64]:
+        """Whether the first stage recomputes."""
+
+class WindowLoad:
+    """The load of a stage on a window (`penstock.planners.slowest_stage.Loads`); group -1: none."""
+
+    def __init__(
+        self,
+        group: int,
+        depth: int,
+        replicas: int,
+        before_s_per_byte: float,
+        after_s_per_byte: float,
+        parameter_s_per_byte: float,
+    ) -> None: ...
+
+class SlowestStageQuestion:
+    """A line of windows, position after position, and the bytes at each cut.
+
+    Of equally good ends, the most ``balanced`` one is taken, or else the first.
+    """
+
+    def __init__(
+        self,
+        width: Sequence[int],
+        windows: Sequence[WindowLoad],
+        crossing_bytes: npt.NDArray[np.float64],
+        recompute: int,
+        balanced: bool,
+    ) -> None: ...
+
+class SlowestStageTable:
+    """For each first block and first cut: the least slowest stage; the first stage's end, width."""
+
+    def __init__(self, costs: GroupCosts, asked: SlowestStageQuestion) -> None: ...
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]: ...
+    @property
+    def end(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def number(self) -> npt.NDArray[np.int64]: ...
+
+class DappleStep:
+    """A step to another set of devices in use; group -1: it takes more than there are rows."""
+
+    def __init__(self, target: int, group: int) -> None: ...
+
+class Occupancy:
+    """A set of devices in use: its first step, and the last stage on the devices left."""
+
+    def __init__(
+        self, first_step: int, rest_group: int, speed_left: float, idle: float
+    ) -> None: ...
+    @property
+    def rest_group(self) -> int: ...
+
+class DappleQuestion:
+    """The inputs of DAPPLE's search (`penstock.planners.dapple.dapple.Search`)."""
+
+    def __init__(
+        self,
+        micro_batches: int,
+        size: int,
+        recompute: int,
+        most_stages: int,
+        depths: Sequence[int],
+        least_s: npt.NDArray[np.float64],
+        steps: Sequence[DappleStep],
+        places: Sequence[Occupancy],
+    ) -> None: ...
+
+class DappleTaken:
+    """A stage that a search chose: its layers and its step."""
+
+    @property
+    def lo(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+
+class DapplePlan:
+    """The best plan; without steps there is none."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def steps(self) -> list[DappleTaken]: ...
+
+def dapple_plan(
+    costs: GroupCosts, network: LinkNetwork, asked: DappleQuestion, limit_s: float
+) -> DapplePlan:
+    """The best plan of several stages whose closed form is below ``limit_s``, without the lock.
+
+    The devices of step ``n`` send as group ``n`` and receive as group ``steps + n``. The last stage
+    behind occupancy ``n`` is group ``2 * steps + n``.
+    """
+
+def dapple_latency_s(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    after_s: Sequence[float],
+    micro_batches: int,
+) -> float:
+    """DAPPLE's closed form (`penstock.planners.dapple.latency.latency_s`)."""
+
+def dapple_pivot(
+    forward_s: Sequence[float], backward_s: Sequence[float], micro_batches: int
+) -> int:
+    """The stage with the fewest bubbles in the steady phase."""
+
+def transfer_s(
+    network: LinkNetwork, sender: int, receiver: int, fixed: float, each: float
+) -> float:
+    """Seconds of a transfer of so many bytes, fixed and for each row."""
