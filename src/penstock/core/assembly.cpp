@@ -185,7 +185,8 @@ int Play::receive_engine(int device) const {
 }
 
 int Play::incoming_port(int host) const {
-  return first_port_ + host + (parts_.hosts[host].half_duplex ? 0 : static_cast<int>(hosts_.size()));
+  const int incoming = parts_.hosts[host].half_duplex ? 0 : static_cast<int>(hosts_.size());
+  return first_port_ + host + incoming;
 }
 
 /// Number the send engines, receive engines, outgoing ports, incoming ports, links and streams; say

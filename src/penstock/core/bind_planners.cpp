@@ -38,8 +38,9 @@ void make_costs(GroupCosts* self, const std::vector<Pairs>& sums, const Pairs& p
   for (const Pairs& workspace : workspaces) self->workspaces.emplace_back(cuts, numbers(workspace));
 }
 
-void make_network(Network* self, std::vector<int> host, int hosts, const Array<double, 1>& latency_s,
-                  const Array<double, 1>& s_per_byte, const Array<std::uint8_t, 1>& uses_port,
+void make_network(Network* self, std::vector<int> host, int hosts,
+                  const Array<double, 1>& latency_s, const Array<double, 1>& s_per_byte,
+                  const Array<std::uint8_t, 1>& uses_port,
                   const std::vector<std::vector<std::pair<int, int>>>& groups) {
   const int devices = static_cast<int>(host.size());
   new (self) Network{devices,

@@ -87,9 +87,11 @@ void Play::advance(Host& host, int change) {
 /// Move the ends of all work on a host to its present rate.
 void Play::retime(const Host& host) {
   const double rate_now = rate(host);
-  for (const int stream : host.streams)
-    if (computes(stream))
-      events_.set(stream, now_s_ + std::max(0.0, streams_[stream].finish - host.progress) / rate_now);
+  for (const int stream : host.streams) {
+    if (!computes(stream)) continue;
+    const double left = std::max(0.0, streams_[stream].finish - host.progress);
+    events_.set(stream, now_s_ + left / rate_now);
+  }
 }
 
 /// Begin a piece of work; what shares the device or the slots of its host slows down.

@@ -10,8 +10,8 @@
 
 namespace penstock {
 
-/// A walk of `steps` plans. `sizes` are those of micro-batches; `first` is the index of the start's.
-/// At first, plans that are slower by about the share `heat` are accepted.
+/// A walk of `steps` plans. `sizes` are those of micro-batches; `first` is the index of the
+/// start's. At first, plans that are slower by about the share `heat` are accepted.
 struct WalkPlan {
   std::vector<int> sizes;
   int first;
