@@ -1,7 +1,6 @@
 """Fixtures that several rooms share: a small problem, a run of it on disk, the command line."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,12 +12,10 @@ import pytest
 from penstock import cli
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import write_cluster
-from penstock.kernels import KeptCode
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.even_loads import random_walk
 from penstock.simulate.simulation import simulate_plan
 from penstock.timeline.json_file import write_timeline
 from penstock.timeline.metrics import iteration_s
@@ -31,35 +28,6 @@ IN_WORKERS = (
     "torch.utils.tensorboard",
 )
 """What worker processes of tests need besides; the first takes each of them more than a second."""
-
-
-COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
-COMPARE = ("compare", "bert-48", "--cluster", "dapple-a", "--batch", "64", "--explain", "--quiet")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Before all tests: compile the planners' loops beside the first ones, which need none.
-
-    Each of the two processes that run the tests would compile them, for a minute or more.
-    """
-    config = session.config
-    shares = bool(getattr(config.option, "numprocesses", 0)) and not config.option.collectonly
-    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    if shares and is_whole and not KeptCode(random_walk).directory.exists():
-        program = "from penstock.cli import main; main()"
-        config.stash[COMPILING] = subprocess.Popen(
-            [sys.executable, "-c", program, *COMPARE],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The compiling process ends with the tests."""
-    compiling = session.config.stash.get(COMPILING, None)
-    if compiling is not None:
-        compiling.kill()
-        compiling.wait()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
