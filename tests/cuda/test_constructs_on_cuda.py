@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore")]
 @pytest.mark.parametrize("way", ["together", "ranks"])
 @pytest.mark.parametrize("name", CASES)
 def test_stages_are_the_users_module(name: str, way: str) -> None:
-    case, device = CASES[name], os.environ["PENSTOCK_TEST_DEVICE"]
+    case, device = CASES[name], os.environ.get("PENSTOCK_TEST_DEVICE", "cuda")
     if case.outcome == "right":
         assert max(run(case, way, device)) < 1e-9
         return

@@ -26,7 +26,7 @@ from penstock.simulate.simulation import simulate_plan
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore")]
 
-DEVICE = torch.device(os.environ.get("PENSTOCK_TEST_DEVICE", "cpu"))
+DEVICE = torch.device(os.environ.get("PENSTOCK_TEST_DEVICE", "cuda"))
 ROWS, MICRO_BATCHES = 4, 4
 WIDTH, WORDS = (512, 256) if DEVICE.type == "cuda" else (64, 32)
 BATCH = ROWS * MICRO_BATCHES

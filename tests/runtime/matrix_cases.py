@@ -1,7 +1,6 @@
 """What the worker processes of the matrix run: case after case, against one process."""
 
 import copy
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput, PenstockError, RunFailed
 from penstock.runtime.pipeline import Pipeline
 
-DEVICE = torch.device(os.environ.get("PENSTOCK_TEST_DEVICE", "cpu"))
-"""Where all ranks run: the tests on a GPU set the variable."""
+DEVICE = torch.device("cpu")
+"""Where all ranks run; `play` sets it."""
 
 LAYERS = 13
 SHORT_ROWS = 7
@@ -268,8 +267,10 @@ def compared(case: Case, pipe: Pipeline, loss: torch.Tensor, expected: Expected)
     return wrong
 
 
-def play(cases: Sequence[Case]) -> dict[Case, list[str]]:
+def play(cases: Sequence[Case], device: str = "cpu") -> dict[Case, list[str]]:
     """What is wrong in each case, on this rank; every worker plays all cases."""
+    global DEVICE
+    DEVICE = torch.device(device)
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     found: dict[Case, list[str]] = {}
