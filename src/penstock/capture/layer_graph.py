@@ -289,7 +289,7 @@ class LayerGraph:
         )
 
         def found(leaves: Mapping[int, torch.Tensor], size: BatchSize) -> Any:
-            Absent.home = next((leaf.device for leaf in leaves.values()), recorded.device)
+            Absent.claim(recorded.device)
 
             def call() -> Any:
                 return self.program.run(leaves)

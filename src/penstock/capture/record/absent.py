@@ -89,6 +89,12 @@ class Absent(torch.Tensor):
             made.is_unknown = True
         return made
 
+    @staticmethod
+    def claim(device: torch.device) -> None:
+        """Absent tensors seem to be where the rest is, from now on; tensors on meta are nowhere."""
+        if device != Absent.home and device.type != "meta":  # each write slows look-ups in a class
+            Absent.home = device
+
     @property
     def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.is_unknown:

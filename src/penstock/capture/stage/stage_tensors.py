@@ -147,9 +147,7 @@ class StageModule(nn.Module):
             return self._run_with_gradients(leaves, received)
         if graph.state.starts_training:
             graph.start_training()
-        here = (leaves or received)[0].device
-        if here != Absent.home and here.type != "meta":
-            Absent.home = here  # what is absent seems to be where the rest is
+        Absent.claim((leaves or received)[0].device)
         by_index = dict(zip(self.inputs, leaves, strict=True))
         size = self._size(by_index, received)
         step_row = by_index.pop(self._step_leaf, None)
