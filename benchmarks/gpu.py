@@ -173,7 +173,7 @@ def of_run(
     prediction = simulate_plan(plan, profile, cluster)
     options: dict[str, Any] = {"autocast": subject.autocast, "device": DEVICE}
     optimizer = lambda parameters: AdamW(parameters, lr=1e-5, fused=True)  # noqa: E731
-    spans, peaks = list[float](), list[float]()
+    spans: list[float] = []
     with Pipeline(graph, plan, batch, optimizer=optimizer, verify="off", **options) as pipe:
         for _ in range(3):
             pipe.step(batch)
@@ -185,12 +185,11 @@ def of_run(
             spans.append(perf_counter() - start_s)
         with pipe.measuring_memory() as memory:
             pipe.step(batch)
-        peaks.append(memory.peak_bytes)
         pipe.close(gather=True)
     return {
         "step_s": statistics.median(spans),
         "predicted_s": prediction.iteration_s,
-        "peak_bytes": peaks[0],
+        "peak_bytes": memory.peak_bytes,
         "predicted_bytes": prediction.peak_memory_bytes[0],
     }
 

@@ -1,6 +1,5 @@
 """A pipeline on one GPU: right in every precision, resumed exactly, no waits of the host."""
 
-import os
 import subprocess
 import sys
 import warnings
@@ -10,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import gpu_device
 import pytest
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from penstock.simulate.simulation import simulate_plan
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore")]
 
-DEVICE = torch.device(os.environ.get("PENSTOCK_TEST_DEVICE", "cuda"))
+DEVICE = torch.device(gpu_device.DEVICE)
 ROWS, MICRO_BATCHES = 4, 4
 WIDTH, WORDS = (512, 256) if DEVICE.type == "cuda" else (64, 32)
 BATCH = ROWS * MICRO_BATCHES

@@ -3,11 +3,11 @@
 Their messages go through memory that they share, and their sums over Gloo.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from gpu_device import DEVICE
 from runtime.matrix_cases import play
 from runtime.matrix_plans import Case, torchrun_cases
 
@@ -19,8 +19,7 @@ MODELS = ("gpt2", "llama", "t5", "convolutions", "resnet")
 
 
 def wrong_in(cases: Sequence[Any], ranks: int) -> dict[str, list[str]]:
-    device = os.environ.get("PENSTOCK_TEST_DEVICE", "cuda")
-    results = launch_workers(play, (tuple(cases), device), workers=ranks, threads=1)
+    results = launch_workers(play, (tuple(cases), DEVICE), workers=ranks, threads=1)
     return {
         str(case): [what for found in results for what in found[case]][:5]
         for case in cases
