@@ -37,6 +37,8 @@ def drawn_group(problem: PlanningProblem, data: st.DataObject) -> tuple[tuple[in
 def test_rows_seconds_and_memory_are_those_of_the_plain_model(
     problem: PlanningProblem, data: st.DataObject
 ) -> None:
+    # Between explicit links, walks take a group's devices in their order, and not in the best one.
+    assume(not (problem.cluster.links and problem.profile.has_norms))
     (devices, size), layers = drawn_group(problem, data), len(problem.profile.layers)
     costs, rows = search_costs(problem), rows_by_speed(problem.cluster, devices, size)
     assert tuple(native.rows_of(costs, devices, size)) == rows
