@@ -4,9 +4,9 @@ from time import perf_counter
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
-from penstock.plan.problem import MEMORY_RESERVE, RecomputeChoice
+from penstock.plan.problem import MEMORY_RESERVE
 from penstock.planning.answers import TimeLimit, find_plan
-from penstock.planning.planning_problem import planning_problem
+from penstock.planning.planning_problem import AskedRecompute, planning_problem
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
 
@@ -21,7 +21,7 @@ def plan_pipeline(
     planner: str = "search",
     micro_batch_size: int = 0,
     schedule: str = "auto",
-    recompute: RecomputeChoice = "auto",
+    recompute: AskedRecompute = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,
     memory_reserve: float = MEMORY_RESERVE,
@@ -30,7 +30,8 @@ def plan_pipeline(
     """The best plan that a planner finds for training ``profile`` on ``cluster``.
 
     ``batch`` is the number of samples of an iteration. ``micro_batch_size`` 0 tries every divisor
-    of it. `penstock.planning.planning_problem.schedules_named` explains ``schedule``.
+    of it. `penstock.planning.planning_problem` explains ``schedule`` (`schedules_named`) and
+    ``recompute`` (`planning_problem`).
     ``max_stages`` 0 allows any number of stages. ``optimizer_bytes_per_parameter_byte`` is the
     state of the optimizer, 2 for Adam. ``memory_reserve`` is the share of each device's memory that
     the plan leaves free.

@@ -82,8 +82,12 @@ MemoryReserve: TypeAlias = Annotated[
     Option(metavar="R", help="Share of each device's memory that the plan leaves free."),
 ]
 Recompute: TypeAlias = Annotated[
-    Literal["auto", "on", "off"],
-    Option(help="Activation checkpointing: where needed, everywhere, or nowhere."),
+    Literal["auto", "stage", "on", "blocks", "off"],
+    Option(
+        help="Activation checkpointing. 'auto': where needed, of whole stages or by block; "
+        "'stage': where needed, of whole stages; 'on': of every whole stage; 'blocks': by block, "
+        "on every stage; 'off': none."
+    ),
 ]
 ScheduleNames: TypeAlias = Annotated[
     str,

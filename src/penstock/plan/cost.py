@@ -31,6 +31,7 @@ __all__ = [
     "forward_s",
     "input_bytes",
     "leanest_schedule",
+    "memory_of_rows",
     "micro_batch_s",
     "norms_s",
     "peak_memory_bytes",
@@ -107,19 +108,19 @@ def forward_s(problem: PlanningProblem, stage: Stage) -> float:
 
 
 def backward_s(problem: PlanningProblem, stage: Stage) -> float:
-    """Seconds of one full backward on the slowest replica, without recompute."""
+    """Seconds of one full backward on the slowest replica, with recompute only if by block."""
     _, shared_s = norms_s(problem, stage)
-    seconds = partial(problem.profile.backward_s, stage.layers)
+    seconds = partial(problem.profile_of(stage).backward_s, stage.layers)
     return slowest_s(problem, stage, seconds, shared_s)
 
 
 def micro_batch_s(problem: PlanningProblem, stage: Stage) -> float:
-    """Seconds of a forward and a full backward on the slowest replica, without recompute.
+    """Seconds of a forward and a full backward on the slowest replica, as `backward_s`.
 
     It may be less than the slowest forward plus the slowest backward, because different replicas
     may be slowest in the two.
     """
-    profile, run = problem.profile, stage.layers
+    profile, run = problem.profile_of(stage), stage.layers
     return slowest_s(
         problem,
         stage,
@@ -135,7 +136,8 @@ def norms_s(problem: PlanningProblem, stage: Stage) -> tuple[float, float]:
     layers = problem.profile.layers[stage.layers.start : stage.layers.stop]
     norms = sum(layer.norms for layer in layers)
     channels = sum(layer.norm_channels for layer in layers)
-    return norm_sums_s(problem.cluster, stage.devices, norms, channels)
+    there_s, back_s = norm_sums_s(problem.cluster, stage.devices, norms, channels)
+    return there_s, back_s + (there_s if stage.by_block else 0.0)
 
 
 def slowest_s(
@@ -199,15 +201,23 @@ def known_transfers(_: PlanningProblem) -> dict[tuple[object, ...], Transfer]:
 
 
 def device_memory_bytes(
-    problem: PlanningProblem, layers: range, rows: int, *, in_flight: int, recompute: bool
+    problem: PlanningProblem,
+    layers: range,
+    rows: int,
+    *,
+    in_flight: int,
+    recompute: bool = False,
+    by_block: bool = False,
 ) -> float:
     """Peak bytes of a device that holds ``layers`` and computes ``rows`` rows of a micro-batch.
 
     parameters + gradients + optimizer state + buffers + workspace of the hungriest layer
       + in flight * saved                                     (all kept, or only one in flight)
       + (in flight - 1) * stage inputs + max(saved, inputs)   (recompute)
+
+    With ``by_block`` a layer saves what it reads (`ModelProfile.by_block`).
     """
-    profile = problem.profile
+    profile = problem.profile.by_block if by_block else problem.profile
     held = state_bytes(problem, layers)
     held += max(profile.layers[i].workspace_bytes.at(rows) for i in layers)
     saved = profile.saved_bytes(layers, rows)
@@ -231,15 +241,23 @@ def input_bytes(problem: PlanningProblem, layers: range, rows: int) -> float:
 
 def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
     """Peak bytes of every device of ``plan``, in the order of ``plan.devices``."""
-    peaks: list[float] = []
-    for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True):
-        peaks += [
-            device_memory_bytes(
-                problem, stage.layers, rows, in_flight=in_flight, recompute=stage.recompute
-            )
-            for rows in stage.slices
-        ]
-    return tuple(peaks)
+    return tuple(
+        memory_of_rows(problem, stage, rows, in_flight)
+        for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True)
+        for rows in stage.slices
+    )
+
+
+def memory_of_rows(problem: PlanningProblem, stage: Stage, rows: int, in_flight: int) -> float:
+    """`device_memory_bytes` of a replica of ``stage`` that computes so many rows."""
+    return device_memory_bytes(
+        problem,
+        stage.layers,
+        rows,
+        in_flight=in_flight,
+        recompute=stage.recompute,
+        by_block=stage.by_block,
+    )
 
 
 def depths_of(plan: Plan) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from penstock.core.native import (
     ReplicaKind,
 )
 from penstock.plan.cost import crowding
-from penstock.plan.problem import PlanningProblem
+from penstock.plan.problem import PlanningProblem, in_blocks
 from penstock.plan.run_tables import Floats, RunTables, run_tables, workspace_table
 from penstock.profile.model_profile import Affine
 
@@ -56,6 +56,11 @@ class ChainCosts:
     def runs(self) -> RunTables:
         """The tables of the profile."""
         return run_tables(self.problem, self.cuts)
+
+    @cached_property
+    def by_block(self) -> "ChainCosts":
+        """The same where all stages recompute by block."""
+        return ChainCosts(in_blocks(self.problem), self.cuts)
 
     @property
     def layers(self) -> int:

@@ -110,8 +110,9 @@ def stages_on(plan: Plan, devices: tuple[int, ...]) -> list[Stage]:
 def working_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
     """Bytes that a replica needs while it computes, beside those kept of each micro-batch."""
     rows = stage.slices[replica]
-    workspace = max(problem.profile.layers[i].workspace_bytes.at(rows) for i in stage.layers)
-    recomputed = problem.profile.saved_bytes(stage.layers, rows) if stage.recompute else 0.0
+    profile = problem.profile_of(stage)
+    workspace = max(profile.layers[i].workspace_bytes.at(rows) for i in stage.layers)
+    recomputed = profile.saved_bytes(stage.layers, rows) if stage.recompute else 0.0
     return workspace + recomputed
 
 
@@ -120,4 +121,4 @@ def kept_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
     rows = stage.slices[replica]
     if stage.recompute:
         return input_bytes(problem, stage.layers, rows)
-    return problem.profile.saved_bytes(stage.layers, rows)
+    return problem.profile_of(stage).saved_bytes(stage.layers, rows)

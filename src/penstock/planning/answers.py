@@ -1,20 +1,30 @@
 """A planner's answer: a plan, found within a time limit where one is given."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 
 from penstock.cluster.cluster import with_boundless_memory
-from penstock.errors import Infeasible
-from penstock.plan.infeasible import infeasible
-from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem, Score
+from penstock.errors import BadInput, Infeasible
+from penstock.plan.fitted_plan import with_needed_recompute
+from penstock.plan.infeasible import ONE_STAGE_PLANNERS, infeasible
+from penstock.plan.plan import Plan, with_recompute
+from penstock.plan.problem import PlanningProblem, Score, in_blocks
 from penstock.planning.planning_problem import member_named
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
 from penstock.search.search import PLANNERS, STARTING_PLANNERS, search_steps
-from penstock.search.simulated_plans import SearchStep
+from penstock.search.simulated_plans import SearchStep, SimulatedPlans, climb
 from penstock.simulate.score import make_score
+from penstock.simulate.simulation import simulate_plan
+
+NEARLY_FULL = 0.5
+"""From this share of a device's memory on, a plan counts as limited by it: a micro-batch more, or
+one twice as large, might not fit."""
+
+ACTIONS_FOR_MIXED = 600_000
+"""Simulated actions for moves among plans of which some stages recompute by block."""
 
 __all__ = ["TimeLimit", "find_plan", "score_until"]
 
@@ -37,6 +47,10 @@ def find_plan(
 ) -> Plan:
     """What the planner of that name answers.
 
+    Where stages may recompute by block, plans that do so on all stages are tried if nothing else
+    fits. For `search`, and for plans of one stage, they are also tried if memory is nearly full.
+    `search` then lets each stage recompute as it can.
+
     After the time limit the best plan so far is the answer. At least one plan that fits is found,
     however long that takes. ``on_step`` is called with every step.
 
@@ -48,6 +62,89 @@ def find_plan(
         Infeasible: nothing fits; the message says what would.
     """
     member_named(PLANNERS, planner, "planner")
+    if problem.blocks == "always":
+        return by_block(problem, planner, score, limit, on_step)
+    start_s, found, refusal = limit.clock() if limit else 0.0, list[Plan](), None
+    try:
+        found.append(kept_or_whole(problem, planner, score, limit, on_step))
+    except Infeasible as error:
+        refusal = error
+    if not problem.allows_blocks or (found and not may_gain(problem, planner, found[0], score)):
+        if refusal:
+            raise refusal
+        return found[0]
+    if limit:
+        limit = replace(limit, seconds=max(0.0, start_s + limit.seconds - limit.clock()))
+    with suppress(Infeasible, BadInput):
+        found.append(by_block(problem, planner, score, limit, on_step))
+    if not found:
+        raise refusal or infeasible(problem, planner)
+    simulated = SimulatedPlans(problem, score)
+    for plan in found:
+        simulated.simulate(plan)
+        if FAMILIES[plan.schedule].is_planned:
+            simulated.simulate(with_needed_recompute(problem, plan))
+    if planner == "search" and simulated.best and not limit:
+        climb(simulated, simulated.best, simulated.best_s, ACTIONS_FOR_MIXED)
+    best = simulated.best or found[0]
+    return replace(best, planner=planner)
+
+
+def may_gain(problem: PlanningProblem, planner: str, plan: Plan, score: Score) -> bool:
+    """Whether plans that recompute by block may be faster than ``plan``.
+
+    They can be if memory limits it, and their compute alone would not take longer.
+    """
+    if planner not in ("search", *ONE_STAGE_PLANNERS):
+        return False
+    layers, speeds = problem.profile.by_block.layers, problem.cluster.devices
+    each_s = sum(layer.forward_s.per_sample + layer.backward_s.per_sample for layer in layers)
+    least_s = problem.global_batch * each_s / sum(device.speed for device in speeds)
+    recomputes = any(stage.recompute for stage in plan.stages)
+    return least_s < score(plan) and (recomputes or is_full(problem, plan))
+
+
+def is_full(problem: PlanningProblem, plan: Plan) -> bool:
+    """Whether a device has less than `NEARLY_FULL` of its memory left."""
+    prediction = simulate_plan(
+        plan,
+        problem.profile,
+        problem.cluster,
+        optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
+        with_timeline=False,
+    )
+    peaks = zip(prediction.peak_memory_bytes, problem.cluster.devices, strict=True)
+    return any(peak > NEARLY_FULL * device.memory_bytes for peak, device in peaks)
+
+
+def by_block(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    limit: TimeLimit | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """The plan of a planner in which all stages recompute by block (`in_blocks`)."""
+
+    def meant(plan: Plan) -> Plan:
+        return with_recompute(plan, False, by_block=True)
+
+    def shown(step: SearchStep) -> None:
+        if on_step:
+            on_step(replace(step, plan=meant(step.plan) if step.plan else None))
+
+    blocks = in_blocks(problem)
+    return meant(kept_or_whole(blocks, planner, lambda plan: score(meant(plan)), limit, shown))
+
+
+def kept_or_whole(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    limit: TimeLimit | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """The answer of a planner without recompute by block; see `find_plan`."""
     others = [name for name in problem.schedules if not FAMILIES[name].is_planned]
     if planner == "search" or not others:
         return searched_plan(problem, planner, score, limit, on_step)

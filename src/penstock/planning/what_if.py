@@ -309,9 +309,13 @@ def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
         return plan
     if rounds == 1 and not plan.placement:
         return plan
-    recomputing = {stage.devices for stage in plan.stages if stage.recompute}
+    recomputing = {stage.devices: (stage.recompute, stage.by_block) for stage in plan.stages}
     cut = recut(problem, plan, style, rounds)
-    stages = tuple(replace(s, recompute=s.devices in recomputing) for s in cut.stages)
+    ways = [recomputing[stage.devices] for stage in cut.stages]
+    stages = tuple(
+        replace(stage, recompute=whole, by_block=by_block)
+        for stage, (whole, by_block) in zip(cut.stages, ways, strict=True)
+    )
     return replace(cut, stages=stages)
 
 
