@@ -84,11 +84,10 @@ def planner_too_narrow(problem: PlanningProblem, planner: str, fitting: Plan) ->
 
 def relaxations(problem: PlanningProblem) -> Iterator[Allowance]:
     """Each single change that a user could allow, the smallest of its kind first."""
+    freer = replace(problem, recompute="auto", blocks="allowed")
     if problem.recompute == "off":
-        freer = replace(problem, recompute="auto", blocks="allowed")
         yield Allowance("recompute", "allow recompute", freer)
-    elif problem.blocks == "no":
-        freer = replace(problem, blocks="allowed")
+    elif freer != problem:
         yield Allowance("recompute", "allow recompute by block (--recompute auto)", freer)
     if "1f1b" not in problem.schedules:
         yield Allowance("schedule", "allow schedule '1f1b'", replace(problem, schedules=("1f1b",)))

@@ -88,7 +88,8 @@ class PlanningProblem:
     @property
     def allows_blocks(self) -> bool:
         """Whether a stage may recompute by block, or not, under some schedule."""
-        return self.blocks == "allowed" and not all(map(blocks_refusal, self.schedules))
+        may = self.recompute == "auto" and self.blocks == "allowed"
+        return may and not all(map(blocks_refusal, self.schedules))
 
     def profile_of(self, stage: Stage) -> ModelProfile:
         """The costs of the layers of a stage, which depend on whether it recomputes by block."""
