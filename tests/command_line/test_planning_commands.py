@@ -41,6 +41,7 @@ PLAN_KEYS = {
     "planning_s",
     "speedup_over_one_device",
     "speedup_over_data_parallel",
+    "rivals",
 }
 
 

@@ -278,6 +278,7 @@ def line_text(line: ComparedLine) -> str:
 def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
     """The fastest plan, the lower bound that all gaps refer to, and what proves it."""
     from penstock.planning.assessment import PlannedPipeline
+    from penstock.planning.rivals import rivals_line
     from penstock.words import seconds_text
 
     planned = lines[0].comparison.outcome
@@ -286,7 +287,8 @@ def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
     argument = f": {planned.bound.argument}" if planned.bound.argument else ""
     covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
     bound = f"no plan takes less than {seconds_text(planned.lower_bound_s)}{covers}{argument}"
-    return [line_text(lines[0]), bound, *reserve_lines(planned.memory_reserve), ""]
+    rivals = rivals_line(planned.baselines.rivals)
+    return [line_text(lines[0]), bound, rivals, *reserve_lines(planned.memory_reserve), ""]
 
 
 def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:

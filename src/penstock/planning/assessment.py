@@ -1,5 +1,6 @@
 """What is predicted of a plan, beside a proven bound and the times without a pipeline."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -13,24 +14,28 @@ from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assumed_split import AssumedSplit, assumed_split
+from penstock.planning.rivals import PLAIN, Rival, best_rival, rivals_of
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
-
-PLAIN = "1f1b"
-"""The schedule of plans of one stage, for which all synchronous schedules are the same."""
 
 
 @dataclass(frozen=True)
 class Baselines:
     """Seconds of an iteration without a pipeline; infinite where memory does not allow it.
 
-    One device counts as if its memory were enough, because all plans are compared with it.
+    One device counts as if its memory were enough, because all plans are compared with it. The
+    ``rivals`` are data parallelism in several kinds, the plain one first.
     """
 
     one_device_s: float
-    data_parallel_s: float
+    rivals: tuple[Rival, ...] = ()
+
+    @property
+    def data_parallel_s(self) -> float:
+        """Data parallelism that keeps all activations."""
+        return self.rivals[0].iteration_s if self.rivals else inf
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,16 @@ class PlannedPipeline:
 
     @property
     def speedup_over_data_parallel(self) -> float:
-        """How many times faster than the best data parallelism; infinite where that cannot run."""
+        """How many times faster than plain data parallelism; infinite where that cannot run."""
         return self.baselines.data_parallel_s / self.prediction.iteration_s
+
+    def rival_words(self) -> str:
+        """How the plan compares with plain data parallelism, and with the best of its kinds."""
+        plain, best = self.speedup_over_data_parallel, best_rival(self.baselines.rivals)
+        words = f"{plain:.2f}x data parallelism" if plain < inf else "data parallelism does not fit"
+        if best and best != self.baselines.rivals[0]:
+            words += f", {best.iteration_s / self.prediction.iteration_s:.2f}x {best}"
+        return words
 
     def to_json(self, planning_s: float) -> dict[str, Json]:
         """The keys that the command line documents; an infinite value becomes null."""
@@ -103,6 +116,7 @@ class PlannedPipeline:
             "planning_s": planning_s,
             "speedup_over_one_device": finite(self.speedup_over_one_device),
             "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
+            "rivals": [rival.to_json() for rival in self.baselines.rivals],
             **(lengths if by_length else {}),
             **({"assumed_split": self.assumed_split.to_json()} if self.assumed_split else {}),
         }
@@ -117,24 +131,15 @@ def baselines_of(problem: PlanningProblem, score: Score) -> Baselines:
     """What the same problem takes on one device and with data parallelism alone."""
     return Baselines(
         one_device_s=one_device_s(problem, score),
-        data_parallel_s=baseline_s(problem, "data-parallel", score),
+        rivals=rivals_of(problem, score),
     )
-
-
-def baseline_s(problem: PlanningProblem, planner: str, score: Score) -> float:
-    """The score of a planner's plan of one stage; infinite where it finds none."""
-    plain = replace(problem, schedules=(PLAIN,))
-    try:
-        return score(find_plan(plain, planner, score))
-    except Infeasible:
-        return inf
 
 
 def one_device_s(problem: PlanningProblem, score: Score) -> float:
     """Seconds on the fastest device; where its memory is too small, as if it were not."""
-    seconds = baseline_s(problem, "single-device", score)
-    if seconds < inf:
-        return seconds
+    plain = replace(problem, schedules=(PLAIN,), recompute="off")
+    with suppress(Infeasible):
+        return score(find_plan(plain, "single-device", score))
     speeds = [device.speed for device in problem.cluster.devices]
     size = max(problem.micro_batch_sizes)
     layers = range(len(problem.profile.layers))
