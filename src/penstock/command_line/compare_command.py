@@ -14,6 +14,7 @@ from penstock.command_line.options import (
     MaxStages,
     MemoryReserve,
     MicroBatch,
+    Optimizer,
     Out,
     ProfileBatch,
     ProfilePath,
@@ -57,6 +58,7 @@ def compare(
     ] = "",
     schedules: ForcedSchedules = "auto",
     recompute: Recompute = "auto",
+    optimizer: Optimizer = "adamw",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,
     time_limit: Annotated[
@@ -77,20 +79,16 @@ def compare(
     -o writes the result as JSON.
     """
     collect_garbage_rarely()
-    from penstock.document import check_place
+    from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
     from penstock.planning.planning_problem import planning_problem
-    from penstock.report.compare_picture import check_picture_path, write_picture
+    from penstock.report.compare_picture import write_picture
     from penstock.report.tables import NarrowTable, comparison_table, refusal_lines
 
     terminal = Terminal(as_json, quiet)
-    check_picture_path(picture)
-    if out.endswith((".csv", ".html", ".svg")):
-        raise BadInput(f"-o '{out}' would hold JSON, whatever its ending says; name a .json file")
-    for place in filter(None, (out, picture)):
-        check_place(place)
+    check_places(out, picture)
     inputs = PlanInputs(profile, cluster, profile_batch)
     problem = planning_problem(
         inputs.read_profile(),
@@ -98,6 +96,7 @@ def compare(
         batch,
         micro_batch_size=micro_batch,
         recompute=recompute,
+        optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,
     )
@@ -124,6 +123,18 @@ def compare(
         drawn = [line.drawn for line in lines if line.drawn]
         write_picture(picture, drawn, picture_head(lines, problem), words)
         terminal.note(f"wrote {picture}")
+
+
+def check_places(out: str, picture: str) -> None:
+    """Raise `BadInput` unless both files can be written, and hold what their names say."""
+    from penstock.document import check_place
+    from penstock.report.compare_picture import check_picture_path
+
+    check_picture_path(picture)
+    if out.endswith((".csv", ".html", ".svg")):
+        raise BadInput(f"-o '{out}' would hold JSON, whatever its ending says; name a .json file")
+    for place in filter(None, (out, picture)):
+        check_place(place)
 
 
 @dataclass(frozen=True, slots=True)

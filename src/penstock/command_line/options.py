@@ -15,6 +15,7 @@ __all__ = [
     "MemoryReserve",
     "MicroBatch",
     "NoVerify",
+    "Optimizer",
     "Out",
     "PlanPath",
     "PlansCluster",
@@ -80,6 +81,14 @@ MaxStages: TypeAlias = Annotated[
 MemoryReserve: TypeAlias = Annotated[
     float,
     Option(metavar="R", help="Share of each device's memory that the plan leaves free."),
+]
+Optimizer: TypeAlias = Annotated[
+    str,
+    Option(
+        metavar="NAME",
+        help="What the optimizer keeps: adamw, adamw-fp32, adamw8bit, sgd, or its bytes of state "
+        "for each byte of parameters.",
+    ),
 ]
 Recompute: TypeAlias = Annotated[
     Literal["auto", "stage", "on", "blocks", "off"],

@@ -46,7 +46,8 @@ class PlannedPipeline:
     Where batches have different lengths, ``prediction`` and the bound are for the mean costs, and
     ``by_length`` has the prediction of each length. ``memory_reserve`` is the share of each
     device's memory that the plan had to leave free. ``assumed_split`` is given where the plan
-    splits backwards and the profile does not.
+    splits backwards and the profile does not. ``optimizer_state`` are the bytes that the optimizer
+    keeps for each byte of parameters.
     """
 
     plan: Plan
@@ -57,6 +58,7 @@ class PlannedPipeline:
     by_length: tuple[LengthPrediction, ...] = ()
     memory_reserve: float = 0.0
     assumed_split: AssumedSplit | None = None
+    optimizer_state: float = 2.0
 
     @property
     def lower_bound_s(self) -> float:
@@ -113,6 +115,7 @@ class PlannedPipeline:
             "peak_memory_bytes": list(self.prediction.peak_memory_bytes),
             "fits": self.prediction.fits,
             "memory_reserve": self.memory_reserve,
+            "optimizer_bytes_per_parameter_byte": self.optimizer_state,
             "planning_s": planning_s,
             "speedup_over_one_device": finite(self.speedup_over_one_device),
             "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
@@ -173,4 +176,5 @@ def assess_plan(
         predict_lengths(problem.profile, lambda profile: simulate(profile).iteration_s),
         problem.memory_reserve,
         assumed_split(problem, plan, prediction.iteration_s),
+        problem.optimizer_bytes_per_parameter_byte,
     )

@@ -155,7 +155,11 @@ def synchronous_schedules() -> tuple[str, ...]:
 
 
 def problem_of_plan(
-    plan: Plan, profile: ModelProfile, cluster: Cluster, memory_reserve: float = 0.0
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory_reserve: float = 0.0,
+    optimizer_state: float = 2.0,
 ) -> PlanningProblem:
     """The problem that ``plan`` solves: any micro-batch size, the schedules of its planner.
 
@@ -166,7 +170,12 @@ def problem_of_plan(
     """
     check_plan_fits_inputs(plan, profile, cluster)
     problem = planning_problem(
-        profile, cluster, plan.global_batch, planner=plan.planner, memory_reserve=memory_reserve
+        profile,
+        cluster,
+        plan.global_batch,
+        planner=plan.planner,
+        memory_reserve=memory_reserve,
+        optimizer_bytes_per_parameter_byte=optimizer_state,
     )
     # The bound of the problem must hold for the plan.
     return replace(problem, schedules=tuple(dict.fromkeys((*problem.schedules, plan.schedule))))

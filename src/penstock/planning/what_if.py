@@ -383,16 +383,19 @@ def play(
     iterations: int = 1,
     optimizer_sync: OptimizerSync = "before",
     memory_reserve: float = 0.0,
+    optimizer_state: float = 2.0,
 ) -> PlayedPlan:
     """Simulate one iteration of a plan on a cluster, and ``iterations`` in a row if more than one.
 
     ``optimizer_sync`` is that of `simulate_plan`, for several iterations. The plan fits if it
-    leaves ``memory_reserve`` free. Its tensor groups are the devices of the result.
+    leaves ``memory_reserve`` free, with ``optimizer_state`` bytes for each byte of parameters. Its
+    tensor groups are the devices of the result.
 
     Raises:
         BadInput: the plan does not fit the profile or the cluster, or its schedule refuses it.
     """
-    problem = problem_of_plan(replace(plan, tensor_groups=()), profile, cluster, memory_reserve)
+    bare = replace(plan, tensor_groups=())
+    problem = problem_of_plan(bare, profile, cluster, memory_reserve, optimizer_state)
     baselines = baselines_of(problem, make_score(problem))
     plan, problem = on_groups(plan, problem)
     groups, plan = plan.tensor_groups, replace(plan, tensor_groups=())
@@ -419,5 +422,12 @@ def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:
     cluster = changed_cluster(before.problem.cluster, changes)
     problem = replace(before.problem, cluster=cluster)
     plan = changed_plan(problem, before.planned.plan, changes)
-    costs, reserve = problem.profile, problem.memory_reserve
-    return play(plan, costs, cluster, before.iterations, before.optimizer_sync, reserve)
+    return play(
+        plan,
+        problem.profile,
+        cluster,
+        before.iterations,
+        before.optimizer_sync,
+        problem.memory_reserve,
+        problem.optimizer_bytes_per_parameter_byte,
+    )
