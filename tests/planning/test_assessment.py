@@ -10,6 +10,7 @@ from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.planners.spp.bound import spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assessment import Baselines, assess_plan, baselines_of
+from penstock.planning.fsdp import fsdp_price
 from penstock.planning.planning_problem import planning_problem, problem_of_plan
 from penstock.planning.rivals import best_rival, rivals_line
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -121,7 +122,7 @@ def test_a_plan_is_compared_with_data_parallelism_of_every_kind() -> None:
     cluster = Cluster("c", (Host("h", (Device("gpu", 400e6),) * 4, 1e9),))
     problem = planning_problem(profile, cluster, 4, memory_reserve=0.0)
     score = make_score(problem)
-    plain, by_block, zero = baselines_of(problem, score).rivals
+    plain, by_block, zero, fsdp = baselines_of(problem, score).rivals
     assert (plain.iteration_s, plain.to_json()["peak_memory_bytes"]) == (inf, None)
 
     whole = Plan((Stage(range(8), (0, 1, 2, 3), (1,) * 4),), 1, 4, "1f1b")
@@ -135,6 +136,17 @@ def test_a_plan_is_compared_with_data_parallelism_of_every_kind() -> None:
         f"without a pipeline: data parallelism does not fit; {seconds_text(zero.iteration_s)} by "
         f"ZeRO-1 (360 MB)"
     )
+
+    priced = fsdp_price(problem, 4)
+    assert (fsdp.iteration_s, fsdp.peak_memory_bytes) == (
+        priced.iteration_s,
+        priced.peak_memory_bytes,
+    )
+    # FSDP hides a little more, but not enough to be called faster.
+    assert fsdp.iteration_s < zero.iteration_s < fsdp.iteration_s * 1.002
+    assert best_rival((plain, by_block, zero, fsdp)) == zero
+    slower = replace(zero, iteration_s=zero.iteration_s * 1.01)
+    assert best_rival((plain, by_block, slower, fsdp)) == fsdp
 
     plan = find_plan(problem, "search", score)
     words = assess_plan(plan, problem, baselines_of(problem, score)).rival_words()

@@ -10,9 +10,10 @@ from math import inf
 from penstock.document import Json
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.planners.data_parallel import one_stage_candidates
 from penstock.planning.answers import find_plan
+from penstock.planning.fsdp import fsdp_price
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 from penstock.words import seconds_text, size_text
@@ -48,9 +49,9 @@ class Rival:
 
 
 def best_rival(rivals: tuple[Rival, ...]) -> Rival | None:
-    """The fastest that fits, the plainest of equally fast ones; None where none fits."""
-    best = min(rivals, key=lambda rival: rival.iteration_s, default=None)
-    return best if best and best.iteration_s < inf else None
+    """The plainest that is about as fast as the fastest; None where none fits."""
+    limit_s = min((rival.iteration_s for rival in rivals), default=inf) * (1 + AS_FAST)
+    return next((rival for rival in rivals if rival.iteration_s <= limit_s < inf), None)
 
 
 def rivals_line(rivals: Iterable[Rival]) -> str:
@@ -65,11 +66,12 @@ def rivals_line(rivals: Iterable[Rival]) -> str:
 
 
 def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
-    """Data parallelism in three kinds, each at its best, whatever recompute the problem allows.
+    """Data parallelism in four kinds, each at its best, whatever recompute the problem allows.
 
     The first two are the plans of `penstock.planners.data_parallel` that keep all activations, and
     that recompute by block. With ZeRO-1 all devices also divide the optimizer's state, and may do
-    either; as many bytes are sent as without (`penstock.runtime.gradients.sharding`).
+    either; as many bytes are sent as without (`penstock.runtime.gradients.sharding`). FSDP, which
+    may do either too, has the price of `penstock.planning.fsdp`.
     """
     plain = replace(problem, schedules=(PLAIN,), recompute="off", blocks="no")
     by_block = replace(plain, blocks="always")
@@ -80,7 +82,24 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
         planned(plain, score, "data parallelism"),
         planned(by_block, score, "data parallelism by block"),
         fastest(divided, on_all_devices(divided), "ZeRO-1"),
+        fsdp(problem),
     )
+
+
+def fsdp(problem: PlanningProblem) -> Rival:
+    """FSDP on all devices, if there are several, with the best micro-batches."""
+    devices = len(problem.cluster.devices)
+    prices = [
+        fsdp_price(problem, size, by_block=by_block)
+        for size in problem.micro_batch_sizes
+        for by_block in (False, True)
+        if size >= devices > 1
+    ]
+    fitting = [price for price in prices if price.fits]
+    if not fitting:
+        return Rival("FSDP")
+    best = min(fitting, key=lambda price: price.iteration_s)
+    return Rival("FSDP", best.iteration_s, best.peak_memory_bytes)
 
 
 def planned(problem: PlanningProblem, score: Score, name: str) -> Rival:
