@@ -35,8 +35,8 @@ def unit_times(orders: Sequence[Sequence[Action]], shape: PipelineShape) -> dict
     >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> shape = PipelineShape(stages=2, micro_batches=2)
     >>> times = unit_times(one_f_one_b(shape).orders, shape)
-    >>> " ".join(f"{action}@{time}" for action, time in times.items())
-    '0F0@0 0F1@1 1F0@1 1B0@2 0B0@3 1F1@3 1B1@4 0B1@5'
+    >>> " ".join(f"{action}@{times[action]}" for action in sorted(times, key=times.__getitem__))
+    '0F0@0 0F1@1 1F0@1 1B0@2 1F1@3 0B0@3 1B1@4 0B1@5'
     """
     contained = {action for order in orders for action in order}
     times: dict[Action, int] = {}
