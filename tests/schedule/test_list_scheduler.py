@@ -31,7 +31,8 @@ def test_no_policy_deadlocks_or_exceeds_a_limit(
         keys = np.random.default_rng(seed).uniform(0, 30, wishes.keys.shape)
         wishes = wishes._replace(keys=keys)
     order, end_s = list_order(arrays, wishes, np.inf)
-    assert list_order(arrays, wishes, end_s)[1] == np.inf
+    # A play that may end in time is not given up.
+    assert list_order(arrays, wishes, end_s + 1e-6)[1] == end_s
     schedule = schedule_of(order, arrays, shape)
     validate(schedule, shape)
     # The clock starts everything as soon as the order allows; a policy may have waited.
