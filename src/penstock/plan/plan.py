@@ -101,12 +101,12 @@ class Plan:
         """Samples of one iteration."""
         return self.micro_batches * self.micro_batch_size
 
-    @property
+    @cached_property
     def devices(self) -> tuple[int, ...]:
         """Every device in use, once, in order of stage and replica."""
         return tuple(device for group in self.device_groups for device in group)
 
-    @property
+    @cached_property
     def device_groups(self) -> tuple[tuple[int, ...], ...]:
         """The different sets of devices, in order of their first stage."""
         return tuple(dict.fromkeys(stage.devices for stage in self.stages))
@@ -124,7 +124,7 @@ class Plan:
         """The device to which ``rank`` belongs; -1 if the plan does not use the rank."""
         return next((d for d in self.devices if rank in self.ranks_of(d)), -1)
 
-    @property
+    @cached_property
     def placement(self) -> tuple[int, ...]:
         """The device group of every stage; empty where each stage has its own."""
         groups = {devices: group for group, devices in enumerate(self.device_groups)}
@@ -163,6 +163,11 @@ class Plan:
 
     def shape(self) -> PipelineShape:
         """The shape of this plan, from which a schedule makes an order."""
+        return self.known_shape
+
+    @cached_property
+    def known_shape(self) -> PipelineShape:
+        """The shape, made once."""
         return PipelineShape(
             stages=len(self.stages),
             micro_batches=self.micro_batches,

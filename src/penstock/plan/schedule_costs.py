@@ -2,14 +2,7 @@
 
 from dataclasses import replace
 
-from penstock.plan.cost import (
-    backward_s,
-    forward_s,
-    input_bytes,
-    slowest_s,
-    state_bytes,
-    transfer,
-)
+from penstock.plan.cost import run_costs, stage_seconds, transfer
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
@@ -45,19 +38,15 @@ def with_costs(problem: PlanningProblem, plan: Plan) -> Plan:
 
 def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int) -> StageCost:
     """The costs of a micro-batch on stage ``index``; its bytes are those on one replica."""
-    stage, layers = plan.stages[index], problem.profile.layers
-    weight_s = slowest_s(
-        problem,
-        stage,
-        lambda rows: sum(layers[i].backward_weight_s.at(rows) for i in stage.layers),
-    )
+    stage = plan.stages[index]
+    seconds = stage_seconds(problem, stage)
     transfer_s = 0.0
     if index + 1 < len(plan.stages) and plan.stages[index + 1].devices != stage.devices:
         transfer_s = transfer(problem, stage, plan.stages[index + 1]).round_trip_s / 2
     return StageCost(
-        forward_s=forward_s(problem, stage),
-        input_backward_s=max(0.0, backward_s(problem, stage) - weight_s),
-        weight_backward_s=weight_s,
+        forward_s=seconds.forward_s,
+        input_backward_s=max(0.0, seconds.backward_s - seconds.weight_s),
+        weight_backward_s=seconds.weight_s,
         transfer_s=transfer_s,
         saved_bytes=kept_bytes(problem, stage, replica),
     )
@@ -82,7 +71,7 @@ def least_room(
     The bytes of a micro-batch are those that all stages of the group save of it.
     """
     stages = stages_on(plan, devices)
-    state = sum(state_bytes(problem, stage.layers) for stage in stages)
+    state = sum(run_costs(problem, s.layers, s.slices[0]).state_bytes for s in stages)
     # Replicas with as much memory and as many rows have as much room.
     kinds: dict[tuple[float, tuple[int, ...]], int] = {}
     for replica, device in enumerate(devices):
@@ -109,15 +98,11 @@ def stages_on(plan: Plan, devices: tuple[int, ...]) -> list[Stage]:
 
 def working_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
     """Bytes that a replica needs while it computes, beside those kept of each micro-batch."""
-    rows = stage.slices[replica]
-    workspace = max(problem.profile.layers[i].workspace_bytes.at(rows) for i in stage.layers)
-    recomputed = problem.profile.saved_bytes(stage.layers, rows) if stage.recompute else 0.0
-    return workspace + recomputed
+    run = run_costs(problem, stage.layers, stage.slices[replica])
+    return run.workspace_bytes + (run.saved_bytes if stage.recompute else 0.0)
 
 
 def kept_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
     """Bytes that a replica keeps of each micro-batch in flight."""
-    rows = stage.slices[replica]
-    if stage.recompute:
-        return input_bytes(problem, stage.layers, rows)
-    return problem.profile.saved_bytes(stage.layers, rows)
+    run = run_costs(problem, stage.layers, stage.slices[replica])
+    return run.input_bytes if stage.recompute else run.saved_bytes
