@@ -212,14 +212,26 @@ def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transf
     up = (receiver.devices, receiver.slices, sender.devices, sender.slices)
 
     def computed() -> Transfer:
-        activations = crossing_bytes(problem.profile, cut, lambda edge: edge.bytes)
-        gradients = crossing_bytes(problem.profile, cut, lambda edge: edge.gradient_bytes)
+        activations, gradients = known_crossings(problem)[cut]
         return Transfer(
             forward_s=split_concat_s(cluster, *down, activations.at),
             backward_s=split_concat_s(cluster, *up, gradients.at),
         )
 
     return recalled(known_transfers(problem), (cut, *down), computed)
+
+
+@remembered
+def known_crossings(problem: PlanningProblem) -> list[tuple[Affine, Affine]]:
+    """Bytes of activations and of gradients that cross each cut."""
+    profile = problem.profile
+    return [
+        (
+            crossing_bytes(profile, cut, lambda edge: edge.bytes),
+            crossing_bytes(profile, cut, lambda edge: edge.gradient_bytes),
+        )
+        for cut in range(len(profile.layers) + 1)
+    ]
 
 
 @remembered

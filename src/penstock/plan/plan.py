@@ -211,18 +211,21 @@ def check_plan(plan: Plan) -> None:
         )
     expected_start = 0
     for index, stage in enumerate(plan.stages):
-        if stage.layers.start != expected_start or len(stage.layers) < 1 or stage.layers.step != 1:
+        layers = stage.layers
+        if layers.start != expected_start or layers.stop <= expected_start or layers.step != 1:
             raise BadInput(
-                f"stage {index} holds layers [{stage.layers.start}, {stage.layers.stop}); it must "
+                f"stage {index} holds layers [{layers.start}, {layers.stop}); it must "
                 f"start at layer {expected_start} and hold at least one"
             )
-        expected_start = stage.layers.stop
+        expected_start = layers.stop
         named = stage.recompute_layers
-        if named and (list(named) != sorted(set(named)) or not set(named) <= set(stage.layers)):
+        if named and (list(named) != sorted(set(named)) or not set(named) <= set(layers)):
             raise BadInput(
                 f"stage {index} recomputes layers {list(named)}; name layers of its own, "
-                f"{stage.layers.start} to {stage.layers.stop - 1}, each once and in order"
+                f"{layers.start} to {layers.stop - 1}, each once and in order"
             )
+        if len(stage.devices) == 1 and stage.slices == (plan.micro_batch_size,):
+            continue
         if not stage.devices or len(stage.slices) != len(stage.devices):
             raise BadInput(
                 f"stage {index} has {len(stage.devices)} devices and {len(stage.slices)} slices; "
