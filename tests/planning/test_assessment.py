@@ -152,4 +152,7 @@ def test_a_plan_is_compared_with_data_parallelism_of_every_kind() -> None:
     words = assess_plan(plan, problem, baselines_of(problem, score)).rival_words()
     factor = zero.iteration_s / score(plan)
     assert words == f"data parallelism does not fit, {factor:.2f}x ZeRO-1 (360 MB)"
+    faster = Baselines(1.0, (plain, replace(fsdp, iteration_s=0.5 * score(plan))))
+    words = assess_plan(plan, problem, faster).rival_words()
+    assert words == "data parallelism does not fit, 0.50x FSDP (280 MB), which is faster"
     assert best_rival(()) is None

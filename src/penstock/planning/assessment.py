@@ -10,7 +10,7 @@ from penstock.document import Json
 from penstock.errors import Infeasible
 from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
-from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assumed_split import AssumedSplit, assumed_split
@@ -90,7 +90,9 @@ class PlannedPipeline:
         plain, best = self.speedup_over_data_parallel, best_rival(self.baselines.rivals)
         words = f"{plain:.2f}x data parallelism" if plain < inf else "data parallelism does not fit"
         if best and best != self.baselines.rivals[0]:
-            words += f", {best.iteration_s / self.prediction.iteration_s:.2f}x {best}"
+            factor = best.iteration_s / self.prediction.iteration_s
+            words += f", {factor:.2f}x {best}"
+            words += ", which is faster" if factor < 1 - AS_FAST else ""
         return words
 
     def to_json(self, planning_s: float) -> dict[str, Json]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from penstock.cluster.collectives import all_reduce_s
-from penstock.plan.cost import crowding, rows_by_speed, state_bytes
+from penstock.plan.cost import RunCosts, crowding, rows_by_speed, run_costs
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import ModelProfile
 
@@ -77,9 +77,10 @@ def fsdp_price(
     step_s = profile.step_s_per_byte * sum(sizes) * crowded / slowest / len(devices)
     passed_s = played_s(gathers_s, scatters_s, forwards_s, backwards_s, count)
     compute_s = count * (sum(forwards_s) + sum(backwards_s))
-    needed = [device_bytes(problem, profile, n, sizes, len(devices)) for n in sorted(set(rows))]
+    run = run_costs(problem, range(len(sizes)), max(rows), by_block)
+    needed = device_bytes(run, sizes, len(devices))
     limit = min(device.memory_bytes for device in cluster.devices)
-    return FsdpPrice(passed_s + step_s, passed_s - compute_s, max(needed), max(needed) <= limit)
+    return FsdpPrice(passed_s + step_s, passed_s - compute_s, needed, needed <= limit)
 
 
 def whole_bytes(profile: ModelProfile) -> list[float]:
@@ -121,16 +122,7 @@ def played_s(
     return max(now_s, free_s)
 
 
-def device_bytes(
-    problem: PlanningProblem,
-    profile: ModelProfile,
-    rows: int,
-    sizes: Sequence[float],
-    devices: int,
-) -> float:
+def device_bytes(run: RunCosts, sizes: Sequence[float], devices: int) -> float:
     """Peak bytes of a device: its share, two whole layers and their gradients, activations."""
-    layers = range(len(sizes))
     largest = max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
-    held = state_bytes(problem, layers) / devices + 2 * largest
-    workspace = max(layer.workspace_bytes.at(rows) for layer in profile.layers)
-    return held + profile.saved_bytes(layers, rows) + workspace
+    return run.state_bytes / devices + 2 * largest + run.saved_bytes + run.workspace_bytes
