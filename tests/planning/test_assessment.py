@@ -151,8 +151,12 @@ def test_a_plan_is_compared_with_data_parallelism_of_every_kind() -> None:
     plan = find_plan(problem, "search", score)
     words = assess_plan(plan, problem, baselines_of(problem, score)).rival_words()
     factor = zero.iteration_s / score(plan)
-    assert words == f"data parallelism does not fit, {factor:.2f}x ZeRO-1 (360 MB)"
-    faster = Baselines(1.0, (plain, replace(fsdp, iteration_s=0.5 * score(plan))))
-    words = assess_plan(plan, problem, faster).rival_words()
-    assert words == "data parallelism does not fit, 0.50x FSDP (280 MB), which is faster"
+    # A batch of four rows is too small for a pipeline.
+    assert factor < 0.9
+    assert words == (
+        f"data parallelism does not fit, {factor:.2f}x ZeRO-1 (360 MB), which is faster"
+    )
+    slow = Baselines(1.0, (plain, replace(zero, iteration_s=2 * score(plan))))
+    words = assess_plan(plan, problem, slow).rival_words()
+    assert words == "data parallelism does not fit, 2.00x ZeRO-1 (360 MB)"
     assert best_rival(()) is None
