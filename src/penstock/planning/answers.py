@@ -16,8 +16,7 @@ from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
 from penstock.search.search import PLANNERS, STARTING_PLANNERS, search_steps
 from penstock.search.simulated_plans import SearchStep, SimulatedPlans, climb
-from penstock.simulate.score import make_score
-from penstock.simulate.simulation import simulate_plan
+from penstock.simulate.score import make_score, predict_plan
 
 NEARLY_FULL = 0.5
 """From this share of a device's memory on, a plan counts as limited by it: a micro-batch more, or
@@ -106,13 +105,7 @@ def may_gain(problem: PlanningProblem, planner: str, plan: Plan, score: Score) -
 
 def is_full(problem: PlanningProblem, plan: Plan) -> bool:
     """Whether a device has less than `NEARLY_FULL` of its memory left."""
-    prediction = simulate_plan(
-        plan,
-        problem.profile,
-        problem.cluster,
-        optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-        with_timeline=False,
-    )
+    prediction = predict_plan(problem, plan, with_timeline=False)
     peaks = zip(prediction.peak_memory_bytes, problem.cluster.devices, strict=True)
     return any(peak > NEARLY_FULL * device.memory_bytes for peak, device in peaks)
 

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 
 from penstock.bounds.lower_bound import LowerBound, gap, lower_bound
@@ -15,7 +14,9 @@ from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assumed_split import AssumedSplit, assumed_split
 from penstock.planning.rivals import PLAIN, Rival, best_rival, rivals_of
+from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
+from penstock.simulate.score import predict_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
@@ -162,20 +163,18 @@ def assess_plan(
     plan: Plan, problem: PlanningProblem, baselines: Baselines, bound: LowerBound | None = None
 ) -> PlannedPipeline:
     """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
-    simulate = partial(
-        simulate_plan,
-        plan,
-        cluster=problem.cluster,
-        optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-    )
-    prediction = simulate(problem.profile)
+
+    def of_length(profile: ModelProfile) -> float:
+        return predict_plan(replace(problem, profile=profile), plan).iteration_s
+
+    prediction = predict_plan(problem, plan)
     return PlannedPipeline(
         plan,
         prediction,
         bound or lower_bound(problem),
         baselines,
         spp_bound_s(problem, plan) if is_spp_order(plan) else inf,
-        predict_lengths(problem.profile, lambda profile: simulate(profile).iteration_s),
+        predict_lengths(problem.profile, of_length),
         problem.memory_reserve,
         assumed_split(problem, plan, prediction.iteration_s),
         problem.optimizer_bytes_per_parameter_byte,

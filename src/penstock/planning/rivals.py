@@ -14,8 +14,7 @@ from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.planners.data_parallel import one_stage_candidates
 from penstock.planning.answers import find_plan
 from penstock.planning.fsdp import fsdp_price
-from penstock.simulate.score import make_score
-from penstock.simulate.simulation import simulate_plan
+from penstock.simulate.score import make_score, predict_plan
 from penstock.words import seconds_text, size_text
 
 __all__ = ["PLAIN", "Rival", "best_rival", "rivals_line", "rivals_of"]
@@ -127,11 +126,5 @@ def fastest(problem: PlanningProblem, plans: Iterable[Plan], name: str) -> Rival
     seconds, plan = min(scored, key=lambda one: one[0], default=(inf, None))
     if plan is None or seconds == inf:
         return Rival(name)
-    prediction = simulate_plan(
-        plan,
-        problem.profile,
-        problem.cluster,
-        optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-        with_timeline=False,
-    )
+    prediction = predict_plan(problem, plan, with_timeline=False)
     return Rival(name, seconds, max(prediction.peak_memory_bytes))

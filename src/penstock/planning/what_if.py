@@ -24,8 +24,8 @@ from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
 from penstock.schedule.weight_rule import OptimizerSync
 from penstock.search.skeletons import recut
-from penstock.simulate.score import make_score
-from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.simulate.score import make_score, predict_plan
+from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Timeline
 
 __all__ = [
@@ -402,14 +402,7 @@ def play(
     planned = assess_plan(plan, problem, baselines)
     repeated = None
     if iterations > 1:
-        repeated = simulate_plan(
-            plan,
-            problem.profile,
-            problem.cluster,
-            optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-            iterations=iterations,
-            optimizer_sync=optimizer_sync,
-        )
+        repeated = predict_plan(problem, plan, iterations=iterations, optimizer_sync=optimizer_sync)
     return PlayedPlan(problem, planned, iterations, repeated, optimizer_sync, groups)
 
 
