@@ -43,7 +43,7 @@ void make_costs(SearchCosts* self, const LayerCosts& layers, const Array<std::in
 }
 
 void make_question(LoadQuestion* self, int batch, int recompute, double power, bool steady) {
-  new (self) LoadQuestion{batch, static_cast<RecomputeMode>(recompute), {power, steady}};
+  new (self) LoadQuestion{batch, static_cast<RecomputeMode>(recompute), {static_cast<int>(power), steady}};
 }
 
 double load_s(const SearchCosts& costs, const Layout& layout, int size, LoadQuestion asked) {
