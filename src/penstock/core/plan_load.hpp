@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "costs.hpp"
+#include "stage_costs.hpp"
 
 namespace penstock {
 
