@@ -145,11 +145,17 @@ def one_device_s(problem: PlanningProblem, score: Score) -> float:
         schedule=PLAIN,
         planner="single-device",
     )
-    return simulate_plan(whole, problem.profile, problem.cluster).iteration_s
+    prediction = simulate_plan(whole, problem.profile, problem.cluster, with_timeline=False)
+    return prediction.iteration_s
 
 
 def assess_plan(
-    plan: Plan, problem: PlanningProblem, baselines: Baselines, bound: LowerBound | None = None
+    plan: Plan,
+    problem: PlanningProblem,
+    baselines: Baselines,
+    bound: LowerBound | None = None,
+    *,
+    with_timeline: bool = True,
 ) -> PlannedPipeline:
     """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
     simulate = partial(
@@ -158,14 +164,16 @@ def assess_plan(
         cluster=problem.cluster,
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
     )
-    prediction = simulate(problem.profile)
+    prediction = simulate(problem.profile, with_timeline=with_timeline)
     return PlannedPipeline(
         plan,
         prediction,
         bound or lower_bound(problem),
         baselines,
         spp_bound_s(problem, plan) if is_spp_order(plan) else inf,
-        predict_lengths(problem.profile, lambda profile: simulate(profile).iteration_s),
+        predict_lengths(
+            problem.profile, lambda profile: simulate(profile, with_timeline=False).iteration_s
+        ),
         problem.memory_reserve,
         assumed_split(problem, plan, prediction.iteration_s),
     )
