@@ -162,7 +162,12 @@ MODULE_OF = {name: module for module, names in PLACES.items() for name in names}
 def __getattr__(name: str) -> object:
     if name not in MODULE_OF:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
-    value = getattr(import_module(MODULE_OF[name]), name)
+    try:
+        value = getattr(import_module(MODULE_OF[name]), name)
+    except ModuleNotFoundError as error:
+        from penstock.errors import missing_for_training
+
+        raise ModuleNotFoundError(missing_for_training(error) or error, name=error.name) from error
     globals()[name] = value
     return value
 

@@ -25,8 +25,12 @@ __all__ = [
     "SaidByAnotherRank",
     "Stalled",
     "WorkerLost",
+    "missing_for_training",
     "shortened",
 ]
+
+TRAINING_PACKAGES = ("torch", "safetensors", "tensorboard")
+"""What the extra ``train`` installs; planning needs none of them."""
 
 
 SHORTEST_CUT = 40
@@ -116,3 +120,11 @@ class SaidByAnotherRank(PenstockError):
 
 class Stalled(RunFailed):
     """A wait exceeded its bound; the message says which rank waited for which action of whom."""
+
+
+def missing_for_training(error: BaseException) -> str:
+    """What to install where an import failed because Penstock only plans here; else nothing."""
+    name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+    if not name or name.partition(".")[0] not in TRAINING_PACKAGES:
+        return ""
+    return f"this needs '{name}', which only planning does without; install penstock[train]"

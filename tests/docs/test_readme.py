@@ -46,11 +46,20 @@ def test_every_planner_and_schedule_is_named_in_the_readme() -> None:
         assert f"`{name}`" in README
 
 
+def test_planning_alone_installs_no_torch_and_the_tests_all_of_training() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert not [name for name in project["dependencies"] if name.startswith("torch")]
+    assert "torch>=2.11" in extras["train"]
+    assert all("penstock[train]" in extras[extra] for extra in ("test", "examples"))
+    assert "'.[train]'" in set_up_commands()[0]
+
+
 def test_every_dependency_has_a_known_good_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["test"], *extras["examples"], *extras["docs"]]
-    names = {re.split(r"[<>=\[ ]", requirement)[0] for requirement in wanted}
+    wanted = [*project["dependencies"], *(each for extra in extras.values() for each in extra)]
+    names = {re.split(r"[<>=\[ ]", requirement)[0] for requirement in wanted} - {"penstock"}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     known = {line.partition("==")[0] for line in lines if "==" in line}
     assert names <= known

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 from typer import TyperException
 
 from penstock.command_line.removed_options import REMOVED_OPTIONS
-from penstock.errors import BadInput, PenstockError, RunFailed, SaidByAnotherRank, shortened
+from penstock.errors import (
+    BadInput,
+    PenstockError,
+    RunFailed,
+    SaidByAnotherRank,
+    missing_for_training,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -111,6 +118,8 @@ def print_error(error: BaseException) -> int:
             code = BadInput.exit_code
         case KeyboardInterrupt():
             message, code = "interrupted", INTERRUPTED
+        case ModuleNotFoundError() if told := missing_for_training(error):
+            message, code = told, BadInput.exit_code
         case _:
             place = save_traceback(error)
             problem = shortened(f"{type(error).__name__}: {one_line(error)}", LONGEST_LINE // 2)
