@@ -16,6 +16,7 @@ __all__ = [
     "MicroBatch",
     "NoVerify",
     "Out",
+    "Pins",
     "PlanPath",
     "PlansCluster",
     "PlansProfile",
@@ -128,5 +129,14 @@ TensorParallel: TypeAlias = Annotated[
         metavar="SIZES",
         help="Also try tensor groups of so many devices of a host, such as 2,4; the profile must "
         "say what they divide.",
+    ),
+]
+Pins: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        "--pin",
+        metavar="PIN",
+        help="Fix a part of the plan, such as 'lm_head: alone', 'stages: 4' or "
+        "'blocks.0: stage 0'; or a TOML file with the table [pins]. Repeatable.",
     ),
 ]

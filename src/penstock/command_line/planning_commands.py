@@ -14,6 +14,7 @@ from penstock.command_line.options import (
     MemoryReserve,
     MicroBatch,
     Out,
+    Pins,
     ProfileBatch,
     ProfilePath,
     Quiet,
@@ -50,6 +51,7 @@ def plan(
     explain: Annotated[
         bool, Option("--explain", help="Say which resource limits the plan.")
     ] = False,
+    pin: Pins = None,
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -58,6 +60,7 @@ def plan(
     collect_garbage_rarely()
     from penstock.bounds.lower_bound import lower_bound
     from penstock.document import check_place
+    from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import assess_plan, baselines_of
@@ -83,6 +86,7 @@ def plan(
         recompute=recompute,
         max_stages=max_stages,
         memory_reserve=memory_reserve,
+        pins=read_pins(pin or ()),
     )
     terminal.note(other_kinds_words(costs, machines))
     sizes = sizes_of(tensor_parallel)

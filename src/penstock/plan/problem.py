@@ -9,6 +9,7 @@ from weakref import ref
 
 from penstock.cluster.cluster import Cluster, with_memory_reserve
 from penstock.errors import BadInput
+from penstock.plan.pins import Pin
 from penstock.plan.plan import MOST_MICRO_BATCHES, Plan
 from penstock.profile.model_profile import ModelProfile
 
@@ -54,6 +55,7 @@ class PlanningProblem:
     - ``memory_reserve``: the share of each device's memory that plans leave free. The devices of
       ``cluster`` then have so much less.
     - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.search`).
+    - ``pins``: parts of the plan that are fixed. The score of a plan that breaks one is infinite.
 
     Raises:
         BadInput: a device of the profile's own kind with another speed than 1, a batch below 1, a
@@ -71,6 +73,7 @@ class PlanningProblem:
     max_stages: int = 0
     memory_reserve: float = 0.0
     as_fast: float = 0.0
+    pins: tuple[Pin, ...] = ()
 
     @property
     def recompute_choices(self) -> tuple[bool, ...]:

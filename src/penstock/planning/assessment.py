@@ -14,6 +14,7 @@ from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assumed_split import AssumedSplit, assumed_split
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
+from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
@@ -114,7 +115,10 @@ def finite(value: float) -> float | None:
 
 
 def baselines_of(problem: PlanningProblem, score: Score) -> Baselines:
-    """What the same problem takes on one device and with data parallelism alone."""
+    """What the same problem takes on one device and with data parallelism alone, without pins."""
+    if problem.pins:
+        problem = replace(problem, pins=())
+        score = make_score(problem)
     return Baselines(
         one_device_s=one_device_s(problem, score),
         data_parallel_s=baseline_s(problem, "data-parallel", score),
