@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.plan.json_file import read_plan, write_plan
     from penstock.plan.plan import Plan, Stage
     from penstock.plan.problem import PlanningProblem
+    from penstock.planning.hardware_choice import choose_cluster, plan_on_clusters
     from penstock.profile.find import find_profile
     from penstock.profile.json_file import read_profile, write_profile
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -88,6 +89,7 @@ __all__ = [
     "StepMetrics",
     "Weights",
     "capture_model",
+    "choose_cluster",
     "estimate_profile",
     "find_cluster",
     "find_dynamic",
@@ -95,6 +97,7 @@ __all__ = [
     "launch_workers",
     "measure_profile",
     "plan_for_ranks",
+    "plan_on_clusters",
     "plan_pipeline",
     "read_cluster",
     "read_plan",
@@ -134,6 +137,7 @@ PLACES = {
     "penstock.plan.json_file": ("read_plan", "write_plan"),
     "penstock.plan.plan": ("Plan", "Stage"),
     "penstock.plan.problem": ("PlanningProblem",),
+    "penstock.planning.hardware_choice": ("choose_cluster", "plan_on_clusters"),
     "penstock.profile.find": ("find_profile",),
     "penstock.profile.json_file": ("read_profile", "write_profile"),
     "penstock.profile.model_profile": ("Affine", "Edge", "LayerCost", "ModelProfile"),

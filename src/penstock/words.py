@@ -10,6 +10,7 @@ __all__ = [
     "rate_text",
     "seconds_text",
     "size_text",
+    "three_digits",
 ]
 
 

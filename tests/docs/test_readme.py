@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.command_line import (
     bridge_commands,
+    choose_command,
     cluster_commands,
     compare_command,
     job_commands,
@@ -84,6 +85,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
             rehearse_command,
             simulate_command,
             compare_command,
+            choose_command,
         )
         for name in module.__all__
     }
@@ -94,7 +96,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
     arguments = {"job", "run_directory", "layout"}
     words = {"target": "to", "source": "from"}
     for name, function in commands.items():
-        positional = arguments | ({"profile"} if name in ("plan", "compare") else set())
+        positional = arguments | ({"profile"} if name in ("plan", "compare", "choose") else set())
         positional |= {"plan"} if name in ("simulate", "rehearse", "export") else set()
         for option in set(function.__annotations__) - shared - positional:
             word = words.get(option, option)

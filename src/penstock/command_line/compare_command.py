@@ -270,6 +270,7 @@ def row_of(found: "Comparison") -> "ComparisonRow":
         speedup_over_data_parallel=outcome.speedup_over_data_parallel,
         spp_bound_s=outcome.spp_bound_s,
         planning_s=found.planning_s,
+        throughput=outcome.throughput,
     )
 
 

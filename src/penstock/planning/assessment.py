@@ -10,6 +10,7 @@ from penstock.errors import Infeasible
 from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.throughput import NOT_KNOWN, Throughput, throughput_of
 from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assumed_split import AssumedSplit, assumed_split
@@ -42,7 +43,8 @@ class PlannedPipeline:
     Where batches have different lengths, ``prediction`` and the bound are for the mean costs, and
     ``by_length`` has the prediction of each length. ``memory_reserve`` is the share of each
     device's memory that the plan had to leave free. ``assumed_split`` is given where the plan
-    splits backwards and the profile does not.
+    splits backwards and the profile does not. ``throughput`` is what it trains each second, by the
+    mean over lengths.
     """
 
     plan: Plan
@@ -53,6 +55,7 @@ class PlannedPipeline:
     by_length: tuple[LengthPrediction, ...] = ()
     memory_reserve: float = 0.0
     assumed_split: AssumedSplit | None = None
+    throughput: Throughput = NOT_KNOWN
 
     @property
     def lower_bound_s(self) -> float:
@@ -102,6 +105,7 @@ class PlannedPipeline:
             "fits": self.prediction.fits,
             "memory_reserve": self.memory_reserve,
             "planning_s": planning_s,
+            **self.throughput.to_json(),
             "speedup_over_one_device": finite(self.speedup_over_one_device),
             "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
             **(lengths if by_length else {}),
@@ -163,13 +167,16 @@ def assess_plan(
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
     )
     prediction = simulate(problem.profile)
+    by_length = predict_lengths(problem.profile, lambda profile: simulate(profile).iteration_s)
+    mean_s = expected_s(by_length) if by_length else prediction.iteration_s
     return PlannedPipeline(
         plan,
         prediction,
         bound or lower_bound(problem),
         baselines,
         spp_bound_s(problem, plan) if is_spp_order(plan) else inf,
-        predict_lengths(problem.profile, lambda profile: simulate(profile).iteration_s),
+        by_length,
         problem.memory_reserve,
         assumed_split(problem, plan, prediction.iteration_s),
+        throughput_of(problem.profile, problem.cluster, plan.devices, plan.global_batch, mean_s),
     )
