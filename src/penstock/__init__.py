@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.ask_planner import plan_pipeline
+    from penstock.ask_planner import compare_planners, plan_pipeline
     from penstock.capture.batch_part import BatchPart
     from penstock.capture.capture import capture_model
     from penstock.capture.chain import Chain
@@ -90,6 +90,7 @@ __all__ = [
     "Weights",
     "capture_model",
     "choose_cluster",
+    "compare_planners",
     "estimate_profile",
     "find_cluster",
     "find_dynamic",
@@ -114,7 +115,7 @@ __all__ = [
 ]
 
 PLACES = {
-    "penstock.ask_planner": ("plan_pipeline",),
+    "penstock.ask_planner": ("compare_planners", "plan_pipeline"),
     "penstock.capture.batch_part": ("BatchPart",),
     "penstock.capture.chain": ("Chain",),
     "penstock.capture.found_lengths": ("find_dynamic",),

@@ -4,6 +4,7 @@ PenstockError
   + BadInput               2   what the user gave cannot be used
     x CaptureFailed        2   the model cannot be captured; names the line and the way out
   x Infeasible             3   no plan satisfies the limits
+  x PluginFailed           4   a planner or schedule from outside raised, or returned something else
   + RunFailed              4   a run started and could not go on
     x LossNotFinite        4   the loss became NaN or infinite
     x ReplicasDiffer       4   copies of a weight that must be equal are not
@@ -20,6 +21,7 @@ __all__ = [
     "Infeasible",
     "LossNotFinite",
     "PenstockError",
+    "PluginFailed",
     "ReplicasDiffer",
     "RunFailed",
     "SaidByAnotherRank",
@@ -81,6 +83,10 @@ class Infeasible(PenstockError):
     """No plan satisfies the limits; the message says what would."""
 
     exit_code = 3
+
+
+class PluginFailed(PenstockError):
+    """A planner or schedule from outside raised, or returned what is no plan or schedule."""
 
 
 class RunFailed(PenstockError):

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from penstock.command_line.options import AsJson, Batch, Out, ProfileBatch, ProfilePath, Quiet
+from penstock.command_line.options import (
+    AsJson,
+    Batch,
+    Csv,
+    Out,
+    Plugins,
+    ProfileBatch,
+    ProfilePath,
+    Quiet,
+)
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import BadInput
 
@@ -30,6 +39,8 @@ def choose(
     ] = 0.0,
     planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
     profile_batch: ProfileBatch = 0,
+    plugin: Plugins = None,
+    csv: Csv = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -47,8 +58,8 @@ def choose(
     from penstock.report.tables import NarrowTable
 
     terminal = Terminal(as_json, quiet)
-    if out:
-        check_place(out)
+    for place in filter(None, (out, csv)):
+        check_place(place)
     if bool(tokens) == bool(samples) or not names_in(clusters):
         raise BadInput("say how long to train, by --tokens or --samples, on which --clusters")
     costs = find_profile(profile, profile_batch or None)
@@ -66,6 +77,7 @@ def choose(
         "clusters": [choice.to_json() for choice in found],
     }
     terminal.save(values, out)
+    terminal.save_csv((choice.to_json() for choice in found), csv)
     limit = f" within {within:g} h" if within else ""
     terminal.show(
         values,

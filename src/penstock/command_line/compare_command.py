@@ -11,11 +11,13 @@ from penstock.command_line.options import (
     AsJson,
     Batch,
     ClusterName,
+    Csv,
     MaxStages,
     MemoryReserve,
     MicroBatch,
     Out,
     Pins,
+    Plugins,
     ProfileBatch,
     ProfilePath,
     Quiet,
@@ -70,6 +72,8 @@ def compare(
         str, Option(metavar="PATH", help="Draw all plans: an .svg file, or an .html page.")
     ] = "",
     pin: Pins = None,
+    plugin: Plugins = None,
+    csv: Csv = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -88,7 +92,7 @@ def compare(
     from penstock.report.tables import NarrowTable, comparison_table, refusal_lines
 
     terminal = Terminal(as_json, quiet)
-    check_places(out, picture)
+    check_places(out, picture, csv)
     inputs = PlanInputs(profile, cluster, profile_batch)
     problem = planning_problem(
         inputs.read_profile(),
@@ -116,6 +120,7 @@ def compare(
     if explain:
         values["why"] = reasons_of(lines)
     terminal.save(values, out)
+    terminal.save_csv((line.to_json(with_explanation=False) for line in lines), csv)
     rows = [line.row for line in lines]
     shown, table = words if explain else [], NarrowTable(comparison_table(rows), keys=2)
     terminal.show(values, *bound_lines(lines), table, *refusal_lines(rows), *shown)
@@ -125,15 +130,17 @@ def compare(
         terminal.note(f"wrote {picture}")
 
 
-def check_places(out: str, picture: str) -> None:
+def check_places(out: str, picture: str, csv: str) -> None:
     """Raise `BadInput` for places that cannot be written to, or whose endings mislead."""
     from penstock.document import check_place
     from penstock.report.compare_picture import check_picture_path
 
     check_picture_path(picture)
     if out.endswith((".csv", ".html", ".svg")):
-        raise BadInput(f"-o '{out}' would hold JSON, whatever its ending says; name a .json file")
-    for place in filter(None, (out, picture)):
+        raise BadInput(
+            f"-o '{out}' would hold JSON, whatever its ending says; name a .json file, or --csv"
+        )
+    for place in filter(None, (out, picture, csv)):
         check_place(place)
 
 

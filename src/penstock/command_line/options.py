@@ -8,6 +8,7 @@ __all__ = [
     "AsJson",
     "Batch",
     "ClusterName",
+    "Csv",
     "Device",
     "JobName",
     "MaxStages",
@@ -20,6 +21,7 @@ __all__ = [
     "PlanPath",
     "PlansCluster",
     "PlansProfile",
+    "Plugins",
     "ProfileBatch",
     "ProfilePath",
     "Quiet",
@@ -138,5 +140,28 @@ Pins: TypeAlias = Annotated[
         metavar="PIN",
         help="Fix a part of the plan, such as 'lm_head: alone', 'stages: 4' or "
         "'blocks.0: stage 0'; or a TOML file with the table [pins]. Repeatable.",
+    ),
+]
+Csv: TypeAlias = Annotated[
+    str, Option("--csv", metavar="PATH", help="Write the rows of the answer as CSV, too.")
+]
+
+
+def load_plugins(paths: list[str] | None) -> list[str] | None:
+    """Add the planners and schedules of Python files before names are looked up."""
+    if paths:
+        from penstock.planning import plugins
+
+        plugins.load_plugins(paths)
+    return paths
+
+
+Plugins: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        "--plugin",
+        metavar="FILE.py",
+        callback=load_plugins,
+        help="A file with further planners or schedules, in PLANNERS and SCHEDULES. Repeatable.",
     ),
 ]

@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,6 +96,14 @@ class Terminal:
             from penstock.document import write_text
 
             write_text(path, json.dumps(values, indent=2) + "\n")
+            self.note(f"wrote {path}")
+
+    def save_csv(self, rows: Iterable[Mapping[str, object]], path: str) -> None:
+        """Write ``rows`` as CSV to ``path``, unless that is empty."""
+        if path:
+            from penstock.document import csv_text, write_text
+
+            write_text(path, csv_text(list(rows)))
             self.note(f"wrote {path}")
 
 

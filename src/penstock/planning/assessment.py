@@ -7,6 +7,7 @@ from math import inf
 from penstock.bounds.lower_bound import LowerBound, gap, lower_bound
 from penstock.document import Json
 from penstock.errors import Infeasible
+from penstock.plan.in_words import plan_html, plan_words
 from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
@@ -35,7 +36,7 @@ class Baselines:
     data_parallel_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlannedPipeline:
     """A plan with what the simulator predicts of it.
 
@@ -56,6 +57,12 @@ class PlannedPipeline:
     memory_reserve: float = 0.0
     assumed_split: AssumedSplit | None = None
     throughput: Throughput = NOT_KNOWN
+
+    def __repr__(self) -> str:
+        return f"PlannedPipeline({plan_words(self.plan)}: {self.prediction!r}, {self.throughput})"
+
+    def _repr_html_(self) -> str:
+        return plan_html(self.plan, f"{plan_words(self.plan)}: {self.prediction!r}")
 
     @property
     def lower_bound_s(self) -> float:

@@ -16,13 +16,16 @@ from penstock.simulate.score import make_score
 __all__ = ["ClusterChoice", "choose_cluster", "plan_on_clusters", "samples_of"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClusterChoice:
     """What a training of so many ``samples`` takes on a cluster; infinite where no plan fits."""
 
     cluster: Cluster
     outcome: PlannedPipeline | Infeasible
     samples: float
+
+    def __repr__(self) -> str:
+        return f"ClusterChoice('{self.cluster.name}', {self.hours:.3g} h, price {self.price:.4g})"
 
     @property
     def hours(self) -> float:

@@ -26,6 +26,7 @@ from penstock.simulate.simulation import check_plan_fits_inputs
 __all__ = [
     "AUTO",
     "SETS",
+    "check_schedule",
     "member_named",
     "planning_problem",
     "problem_of_plan",
@@ -54,6 +55,10 @@ def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
         BadInput: no member has the name; the message says which was probably meant, or what to use
             instead of a schedule that is made no longer.
     """
+    if name not in registry and thing == "planner":
+        from penstock.planning.plugins import add_installed
+
+        add_installed()
     if name in registry:
         return registry[name]
     if thing == "schedule":
@@ -154,9 +159,16 @@ def schedules_named(schedule: str, planner: str = "", *, norms: bool = False) ->
             run = [one for one in every if one not in left_out]
             found += [one for one in run if name != WHOLE or not FAMILIES[one].splits]
         else:
-            member_named(dict.fromkeys((*SETS, *FAMILIES)), name, "schedule")
+            check_schedule(name)
             found.append(name)
     return tuple(dict.fromkeys(found))
+
+
+def check_schedule(name: str) -> None:
+    """Raise `BadInput` unless a schedule, or one of `SETS`, has the name."""
+    # Asked first, so that schedules of other packages are found.
+    if name not in FAMILIES:
+        member_named(dict.fromkeys((*SETS, *FAMILIES)), name, "schedule")
 
 
 def synchronous_schedules() -> tuple[str, ...]:
