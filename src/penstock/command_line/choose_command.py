@@ -45,7 +45,7 @@ def choose(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Plan PROFILE for several clusters; the cheapest in time is named.
+    """Name the cheapest of several clusters to train PROFILE on.
 
     -o writes the result as JSON.
     """
@@ -60,7 +60,8 @@ def choose(
     terminal = Terminal(as_json, quiet)
     for place in filter(None, (out, csv)):
         check_place(place)
-    if bool(tokens) == bool(samples) or not names_in(clusters):
+    asked = [amount for amount in (tokens, samples) if amount]
+    if len(asked) != 1 or not asked[0] < inf or not names_in(clusters):
         raise BadInput("say how long to train, by --tokens or --samples, on which --clusters")
     costs = find_profile(profile, profile_batch or None)
     found = plan_on_clusters(
@@ -71,7 +72,7 @@ def choose(
         planner=planner,
         on_cluster=lambda name: terminal.note(f"planning for {name}"),
     )
-    chosen = choose_cluster(found, within or inf)
+    chosen = choose_cluster(found, within if within > 0 else inf)
     values: dict[str, object] = {
         "chosen": chosen.cluster.name,
         "clusters": [choice.to_json() for choice in found],
