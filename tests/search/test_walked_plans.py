@@ -10,8 +10,8 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.planning_problem import schedules_named
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.search.judge import judge_of
 from penstock.search.search import simulate_other_orders
-from penstock.search.simulated_plans import SimulatedPlans
 from penstock.search.walked_plans import quick_s, simulate_walked
 from penstock.simulate.score import make_score
 
@@ -38,10 +38,8 @@ def plan_of(*widths: int) -> Plan:
 
 
 def quick(asked: PlanningProblem, plan: Plan, split: tuple[str, ...] = ()) -> float:
-    score = make_score(replace(asked, schedules=(*asked.schedules, *split)))
-    simulated = SimulatedPlans(replace(asked, schedules=(*asked.schedules, *split)), score)
-    own = SimulatedPlans(asked, score, simulated.seconds)
-    return quick_s(own, simulated, plan, split)
+    every = replace(asked, schedules=(*asked.schedules, *split))
+    return quick_s(judge_of(every, make_score(every)), plan, split)
 
 
 def test_a_plan_without_room_for_depth_is_tried_with_recompute() -> None:
@@ -59,21 +57,22 @@ def test_a_plan_is_tried_under_a_schedule_with_split_backwards() -> None:
 
 def test_the_fastest_plan_of_a_walk_is_found_and_simulated_at_other_depths() -> None:
     asked = problem(messages=10.0)
-    simulated = SimulatedPlans(asked, make_score(asked))
+    judge = judge_of(asked, make_score(asked))
     plans = [plan_of(1, 3), plan_of(2, 2), plan_of(3, 1)]
-    simulate_walked(simulated, simulated, plans, (), 0)
-    assert simulated.best is not None
-    assert [len(stage.layers) for stage in simulated.best.stages] == [2, 2]
-    tried = {plan.in_flight_limit for plan in simulated.seconds if len(plan.stages[0].layers) == 2}
+    simulate_walked(judge, plans, (), 0)
+    _, best = judge.best_of(asked.schedules)
+    assert best is not None
+    assert [len(stage.layers) for stage in best.stages] == [2, 2]
+    tried = {plan.in_flight_limit for plan in judge.seconds if len(plan.stages[0].layers) == 2}
     assert {(), (8, 4), (3, 1)} <= tried
 
 
 @pytest.mark.parametrize("widths", [(2, 2), (1, 3)])
 def test_the_best_plan_gets_every_order_that_is_searched_for(widths: tuple[int, ...]) -> None:
     asked = replace(problem(messages=10.0), schedules=schedules_named("1f1b,list,zero-bubble"))
-    simulated = SimulatedPlans(asked, make_score(asked))
+    judge = judge_of(asked, make_score(asked))
     plan = plan_of(*widths)
-    before_s = simulated.simulate(plan)
-    simulate_other_orders(simulated)
-    assert simulated.best_s < before_s
-    assert {one.schedule for one in simulated.seconds} == {"1f1b", "list", "zero-bubble"}
+    before_s = judge.simulate(plan)
+    simulate_other_orders(judge)
+    assert judge.best_s < before_s
+    assert {one.schedule for one in judge.seconds} == {"1f1b", "list", "zero-bubble"}

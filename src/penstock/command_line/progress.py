@@ -13,7 +13,7 @@ from penstock.kernels import when_compiling
 from penstock.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from penstock.search.simulated_plans import SearchStep
+    from penstock.search.judge import SearchStep
 
 __all__ = ["PlanningProgress", "planning_progress", "say_when_compiling"]
 

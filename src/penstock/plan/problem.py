@@ -53,7 +53,7 @@ class PlanningProblem:
     - ``max_stages``: the most stages; 0 for no bound.
     - ``memory_reserve``: the share of each device's memory that plans leave free. The devices of
       ``cluster`` then have so much less.
-    - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.search`).
+    - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.preference`).
 
     Raises:
         BadInput: a device of the profile's own kind with another speed than 1, a batch below 1, a

@@ -14,7 +14,7 @@ from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines
 from penstock.planning.planning_problem import AUTO, SETS, member_named, schedules_named
 from penstock.schedule.registry import FAMILIES
 from penstock.search.search import PLANNERS
-from penstock.search.simulated_plans import SearchStep
+from penstock.search.judge import SearchStep
 from penstock.simulate.score import make_score
 
 __all__ = [

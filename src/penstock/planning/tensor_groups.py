@@ -22,7 +22,7 @@ from penstock.plan.plan import MOST_RANKS, Plan, rank_pairs
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile, TensorParallelCosts
-from penstock.search.simulated_plans import SearchStep
+from penstock.search.judge import SearchStep
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 from penstock.timeline.timeline import Event, MemorySample, Timeline

@@ -11,7 +11,7 @@ from penstock.plan.cost import depths_of
 from penstock.plan.plan import Plan, with_recompute
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.search.families import adapted_to
-from penstock.search.simulated_plans import MAKING_A_PLAN, SimulatedPlans, actions_of
+from penstock.search.judge import MAKING_A_PLAN, Judge, actions_of
 
 __all__ = ["deeper_variants", "moved_in_flight", "simulate_walked", "walked_depths"]
 
@@ -28,41 +28,31 @@ FASTEST = 6
 """How many plans are tried under more orders."""
 
 
-def simulate_walked(
-    own: SimulatedPlans,
-    simulated: SimulatedPlans,
-    plans: Iterable[Plan],
-    split: Sequence[str],
-    seed: int,
-) -> None:
+def simulate_walked(judge: Judge, plans: Iterable[Plan], split: Sequence[str], seed: int) -> None:
     """Simulate the plans of walks, the fastest of them also at other depths (`simulate_depths`).
 
-    Each is simulated with early backwards under ``own``, and under ``split``, schedules with one
-    stage a device and split backwards.
+    Each is simulated with early backwards, and under ``split``, schedules with one stage a device
+    and split backwards.
     """
     seconds, actions = dict[Plan, float](), ACTIONS
     for plan in plans:
         if actions > 0:
-            seconds[plan] = quick_s(own, simulated, plan, split)
+            seconds[plan] = quick_s(judge, plan, split)
             actions -= sum(actions_of(replace(plan, schedule=name)) for name in split)
             actions -= actions_of(plan)
     fastest = sorted((plan for plan in seconds if seconds[plan] < inf), key=seconds.__getitem__)
-    simulate_depths(own, fastest[:FASTEST], seed)
+    simulate_depths(judge, fastest[:FASTEST], seed)
 
 
-def quick_s(
-    own: SimulatedPlans, simulated: SimulatedPlans, plan: Plan, split: Sequence[str]
-) -> float:
+def quick_s(judge: Judge, plan: Plan, split: Sequence[str]) -> float:
     """The least seconds of a plan under a few orders; with and without recompute."""
-    problem, least_s = own.problem, inf
+    problem, least_s = judge.problem, inf
     for recompute in problem.recompute_choices:
         same = with_recompute(plan, recompute)
         early = at_depth(same, QUICK_DEPTH) if "early-backward" in problem.schedules else same
-        orders = [(own, early)]
-        orders += [(simulated, adapted_to(problem, same, name)) for name in split]
-        for known, order in orders:
-            if known.may_be_faster(order, NEAR * simulated.best_s):
-                least_s = min(least_s, known.simulate(order))
+        for order in (early, *(adapted_to(problem, same, name) for name in split)):
+            if judge.may_be_faster(order, NEAR * judge.best_s):
+                least_s = min(least_s, judge.simulate(order))
     return least_s
 
 
@@ -86,23 +76,23 @@ RECOMPUTE, ANOTHER_MOVE, MOST_OF_A_DEPTH = 0.1, 0.5, 0.5
 simulated; and the largest share by which a depth changes."""
 
 
-def simulate_depths(simulated: SimulatedPlans, plans: Iterable[Plan], seed: int) -> None:
+def simulate_depths(judge: Judge, plans: Iterable[Plan], seed: int) -> None:
     """Simulate variants of plans: schedules, depths and recompute.
 
     A random walk from the fastest variant changes depths and recompute further.
     """
-    problem, found, found_s = simulated.problem, None, inf
+    problem, found, found_s = judge.problem, None, inf
     for plan in plans:
         for variant in deeper_variants(problem, plan):
-            if simulated.may_be_faster(variant, found_s):
-                seconds = simulated.simulate(variant)
+            if judge.may_be_faster(variant, found_s):
+                seconds = judge.simulate(variant)
                 if seconds < found_s:
                     found, found_s = variant, seconds
     if found is not None:
         generator = default_rng([len(problem.profile.layers), seed])
         size = len(problem.cluster.devices) * len(problem.profile.layers)
         actions = ACTIONS_WALKED * min(1.0, size / WALKED)
-        simulated.simulate(walked_depths(problem, simulated.score, found, generator, actions))
+        judge.simulate(walked_depths(problem, judge.score, found, generator, actions))
 
 
 def walked_depths(
@@ -112,8 +102,8 @@ def walked_depths(
 
     Simulated annealing (Kirkpatrick et al., Science 1983) of ``score``. A slower plan is accepted
     with probability ``exp(-slowdown / heat)``. The heat falls evenly while ``actions`` forwards and
-    backwards are simulated. The random number is drawn first, so a plan whose proven bound is too
-    slow for it is not simulated. The answer is ``start`` itself where the problem leaves no choice
+    backwards are judge. The random number is drawn first, so a plan whose proven bound is too
+    slow for it is not judge. The answer is ``start`` itself where the problem leaves no choice
     of depths, or where it does not fit.
     """
     current = replace(start, schedule="early-backward", in_flight_limit=depths_of(start))
