@@ -162,5 +162,5 @@ def test_a_schedule_that_planners_do_not_know_is_named_with_what_would_fit() -> 
         micro_batch_sizes=(1,),
         schedules=("chimera",),
     )
-    with pytest.raises(Infeasible, match="under schedule chimera, though 2 stages .* '1f1b'"):
+    with pytest.raises(Infeasible, match=r"under schedule chimera, though 2 stages .* '1f1b'"):
         PLANNERS["search"](problem, make_score(problem))

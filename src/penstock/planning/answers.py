@@ -12,8 +12,8 @@ from penstock.plan.problem import PlanningProblem, Score
 from penstock.planning.planning_problem import member_named
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
-from penstock.search.search import PLANNERS, STARTING_PLANNERS, search_steps
 from penstock.search.judge import SearchStep
+from penstock.search.search import PLANNERS, STARTING_PLANNERS, search_steps
 from penstock.simulate.score import make_score
 
 __all__ = ["TimeLimit", "find_plan", "score_until"]

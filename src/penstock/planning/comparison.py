@@ -13,8 +13,8 @@ from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.planning_problem import AUTO, SETS, member_named, schedules_named
 from penstock.schedule.registry import FAMILIES
-from penstock.search.search import PLANNERS
 from penstock.search.judge import SearchStep
+from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
 __all__ = [

@@ -14,9 +14,7 @@ from penstock.search.judge import Judge, actions_of
 __all__ = ["climb", "moves"]
 
 
-def climb(
-    judge: Judge, plan: Plan, seconds: float, actions: float
-) -> tuple[Plan, float]:
+def climb(judge: Judge, plan: Plan, seconds: float, actions: float) -> tuple[Plan, float]:
     """Move on to each faster neighbour until there is none, or ``actions`` are spent.
 
     Cuts move under the order that was made for the plan before, so most orders need not be made. An
