@@ -29,7 +29,7 @@ from penstock.planners.pipedream.pipedream import partition, pipedream
 from penstock.planners.spp.spp import spp
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import schedules_named
-from penstock.planning.tensor_groups import on_groups, on_ranks, planned_in_groups, without_groups
+from penstock.planning.tensor_groups import on_groups, on_ranks, without_groups
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.conflicts import check_conflicts, uses_of
@@ -98,7 +98,7 @@ def new_plan(
     problem = training_problem(job, request, profile, cluster)
     sizes = job.tensor_parallel.ranks
     with planners_compiled_beside():
-        return planned_in_groups(problem, request.planner, make_score(problem), sizes, limit)[0]
+        return find_plan(problem, request.planner, make_score(problem), sizes=sizes, limit=limit)
 
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:

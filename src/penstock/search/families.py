@@ -32,6 +32,7 @@ ACTIONS_FOR_SKELETONS = 600_000
 ACTIONS_FOR_MOVES = 600_000
 """The same for the moves from each start."""
 
+FIRST_STARTS, ACTIONS_FOR_FIRST_MOVES, FAR = 12, 60_000, 1.5
 STARTS = 3
 """How many plans of different placements are improved by moves."""
 
@@ -59,10 +60,19 @@ def family_steps(
                 if load_s(adapted) < judge.best_s:
                     leaders.append((judge.simulate(adapted), adapted))
     leaders.sort(key=lambda one: one[0])
-    for seconds, plan in leaders[:STARTS]:
-        if seconds < inf:
+    for most, actions in ((FIRST_STARTS, ACTIONS_FOR_FIRST_MOVES), (STARTS, ACTIONS_FOR_MOVES)):
+        near = dict[object, tuple[float, Plan]]()
+        for seconds, plan in leaders:
+            if seconds < FAR * judge.best_s:
+                near.setdefault(
+                    (plan.device_groups, plan.placement, plan.mirrored), (seconds, plan)
+                )
+        leaders = list[tuple[float, Plan]]()
+        for seconds, plan in [*near.values()][:most]:
             yield judge.step(f"moves under {plan.schedule}")
-            climb(judge, plan, seconds, ACTIONS_FOR_MOVES)
+            end, end_s = climb(judge, plan, seconds, actions)
+            leaders.append((end_s, end))
+        leaders.sort(key=lambda one: one[0])
     yield judge.step("schedule families")
 
 

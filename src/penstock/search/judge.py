@@ -10,7 +10,15 @@ from penstock.plan.problem import PlanningProblem, Score, score_of
 from penstock.schedule.registry import FAMILIES
 from penstock.search.skeletons import load_s
 
-__all__ = ["MAKING_A_PLAN", "Judge", "SearchStep", "actions_of", "judge_of"]
+__all__ = [
+    "ITS_DEVICE",
+    "LEADING",
+    "MAKING_A_PLAN",
+    "Judge",
+    "SearchStep",
+    "actions_of",
+    "judge_of",
+]
 
 
 @dataclass(frozen=True, slots=True)

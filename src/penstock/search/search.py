@@ -2,7 +2,10 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
+
+from numpy.random import default_rng
 
 from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.errors import Infeasible
@@ -10,16 +13,21 @@ from penstock.plan.fitted_plan import plan_fits
 from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
+from penstock.plan.schedule_costs import priced
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.schedule.registry import FAMILIES
 from penstock.search.even_loads import evenly_loaded_plans
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import adapted_to, family_steps, plain_families
-from penstock.search.judge import MAKING_A_PLAN, Judge, SearchStep, actions_of, judge_of
+from penstock.search.judge import LEADING, MAKING_A_PLAN, Judge, SearchStep, actions_of, judge_of
 from penstock.search.neighbours import climb
 from penstock.search.preference import preferred
-from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
-from penstock.search.walked_plans import simulate_walked
+from penstock.search.skeletons import (
+    placed_so,
+    skeletons,
+    skeletons_of_plans,
+)
+from penstock.search.walked_plans import moved_cut, simulate_walked, walked
 
 __all__ = ["PLANNERS", "STARTING_PLANNERS", "search_from", "search_steps"]
 
@@ -96,6 +104,7 @@ def search_steps(
         plans = [*judge.leading(known), *judge.leading(split), *planned]
         further = skeletons_of_plans(judge.problem, plain, list(dict.fromkeys(plans)))
         yield from family_steps(judge, further, others)
+    yield from improve_leaders(judge, planned)
     simulate_other_orders(judge)
     allowed = dict(judge.fastest(problem.schedules))
     answer = judge.step("done")
@@ -103,6 +112,76 @@ def search_steps(
         plan, seconds = preferred(problem, allowed, score)
         answer = SearchStep("done", replace(plan, planner="search"), seconds)
     yield answer
+
+
+ALMOST = 1.05
+"""How many times as long as the best plan one may take whose neighbours are tried at the end."""
+
+ACTIONS_FOR_CUTS = 400_000
+ACTIONS_AT_THE_END = 3_000_000
+"""Simulated actions spent on these neighbours."""
+
+
+def improve_leaders(judge: Judge, planned: Sequence[Plan]) -> Iterator[SearchStep]:
+    """Climb from the best plans of every schedule and placement, and try them under the others.
+
+    The best plan of one schedule alone is among them, or near.
+    """
+    climbed, adapted, generator = set[Plan](), set[object](), default_rng(0)
+    actions = float(ACTIONS_AT_THE_END)
+    while actions > 0:
+        almost = [plan for plan, s in judge.fastest(judge.allowed) if s < ALMOST * judge.best_s]
+        plain = [plan for plan in almost if not FAMILIES[plan.schedule].is_searched]
+        for plan in [*planned, *with_own_stages(plain), *with_own_stages(almost)]:
+            for name in alike(judge.allowed, plan):
+                if (plan.stages, name) not in adapted:
+                    adapted.add((plan.stages, name))
+                    yield judge.step(f"schedule {name}")
+                    actions -= simulated_at(judge, plan, name)
+        first = dict[object, Plan]()
+        for plan in almost:
+            first.setdefault(plan.schedule, plan)
+            searched = FAMILIES[plan.schedule].is_searched
+            first.setdefault((*map(len, plan.device_groups), plan.placement, searched), plan)
+        plan = next((plan for plan in first.values() if plan not in climbed), None)
+        if plan is None:
+            return
+        climbed.add(plan)
+        yield judge.step(f"moves under {plan.schedule}")
+        known = len(judge.seconds)
+        climb(judge, plan, judge.simulate(plan), min(actions, ACTIONS_FOR_MORE_MOVES))
+        actions -= actions_of(plan) * (len(judge.seconds) - known)
+        if len(plan.stages) > 1 and (*map(len, plan.device_groups), plan.placement) not in adapted:
+            adapted.add((*map(len, plan.device_groups), plan.placement))
+            move = partial(moved_cut, generator=generator)
+            end = walked(plan, move, judge.simulate, lambda plan: 0.0, generator, ACTIONS_FOR_CUTS)
+            actions -= ACTIONS_FOR_CUTS
+            judge.simulate(priced(judge.problem, end))
+
+
+def with_own_stages(plans: Sequence[Plan]) -> list[Plan]:
+    """The first plans that differ in their stages."""
+    found = dict[object, Plan]()
+    for plan in plans:
+        found.setdefault(plan.stages, plan)
+    return list(found.values())[:LEADING]
+
+
+def simulated_at(judge: Judge, plan: Plan, schedule: str) -> int:
+    """Try a plan under a schedule; the actions that were simulated."""
+    other = adapted_to(judge.problem, plan, schedule)
+    if other in judge.seconds or not judge.may_be_faster(other, judge.best_s):
+        return MAKING_A_PLAN
+    judge.simulate(other)
+    return actions_of(other)
+
+
+def alike(allowed: Sequence[str], plan: Plan) -> list[str]:
+    """The other schedules that a plan may have, with its placement."""
+    rounds = len(plan.stages) // len(plan.device_groups)
+    names = placed_so(allowed, FAMILIES[plan.schedule].placement, rounds)
+    searched = [name for name in allowed if FAMILIES[name].is_searched]
+    return [name for name in (*names, *searched) if name != plan.schedule]
 
 
 def simulate_other_orders(judge: Judge) -> None:
