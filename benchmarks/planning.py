@@ -152,8 +152,9 @@ def ask_random(seed: int, count: int, jobs: int, out: Path) -> int:
     with ProcessPoolExecutor(jobs) as pool:
         for row in pool.map(partial(random_row, seed), range(count)):
             rows.append(row)
-            found = {"seed": seed, "machine": machine(), "rows": rows}
-            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            lines = ",\n".join(map(json.dumps, rows))
+            head = f'"seed": {seed}, "machine": {json.dumps(machine())}'
+            out.write_text(f'{{{head}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
             print(random_words(row), flush=True)
     print("\n".join(random_table(rows)))
     return int(any(" BEHIND " in random_words(row) for row in rows))

@@ -208,7 +208,7 @@ def random_row(seed: int, number: int) -> dict[str, Any]:
     planners = [answer(asked, name, score, limit) for name in STARTING_PLANNERS]
     bound_s = lower_bound_s(problem)
     return row | {
-        "gap": gap(first["seconds"], bound_s) if first["seconds"] < inf else None,
+        "gap": gap(first["seconds"], bound_s) if first["seconds"] else None,
         "alone": dict(zip(names, alone, strict=True)),
         "planners": dict(zip(STARTING_PLANNERS, planners, strict=True)),
         "cpu_s": process_time() - start_s,
@@ -234,36 +234,29 @@ def answer(
     score: Callable[[Plan], float],
     limit: TimeLimit | None = None,
 ) -> dict[str, Any]:
-    """What a planner finds; infinite seconds where nothing fits."""
-    start_s, plan, seconds = process_time(), None, inf
+    """What a planner finds; no seconds where nothing fits."""
+    start_s = process_time()
     try:
         plan = find_plan(problem, planner, score, limit=limit)
-        seconds = score(plan)
     except Infeasible:
-        pass
-    stages = [f"{len(stage.layers)}x{stage.replicas}" for stage in plan.stages] if plan else []
-    return {
-        "seconds": seconds,
-        "schedule": plan.schedule if plan else "",
-        "stages": ":".join(stages),
-        "micro_batches": plan.micro_batches if plan else 0,
-        "cpu_s": process_time() - start_s,
-    }
+        return {"seconds": None, "schedule": "", "cpu_s": process_time() - start_s}
+    cpu_s = process_time() - start_s
+    return {"seconds": score(plan), "schedule": plan.schedule, "cpu_s": cpu_s}
 
 
 def behind(row: dict[str, Any], others: str) -> tuple[float, str]:
     """By which share `search` is behind the best of the ``others``, and the name of that one."""
-    name, best = min(row[others].items(), key=lambda one: one[1]["seconds"])
-    if best["seconds"] == inf:
+    name, best = min(row[others].items(), key=lambda one: one[1]["seconds"] or inf)
+    if not best["seconds"]:
         return 0.0, ""
-    return row["search"]["seconds"] / best["seconds"] - 1, name
+    return (row["search"]["seconds"] or inf) / best["seconds"] - 1, name
 
 
 def random_words(row: dict[str, Any]) -> str:
     """A row in a line."""
     found = row["search"]
     where = f"{row['number']:2} {row['model']}, {row['cluster']}, batch {row['batch']}"
-    if found["seconds"] == inf:
+    if found["seconds"] is None:
         return f"{where:<50} no plan"
     words = (
         f"{where:<50} {1e3 * found['seconds']:9.2f} ms  {found['schedule']:<15} "
@@ -279,7 +272,7 @@ def random_words(row: dict[str, Any]) -> str:
 
 def random_table(rows: list[dict[str, Any]]) -> list[str]:
     """What the rows say together, and a line for each on which `search` is behind."""
-    solved = [row for row in rows if row["search"]["seconds"] < inf]
+    solved = [row for row in rows if row["search"]["seconds"]]
     gaps = [row["gap"] for row in solved]
     spent = [row["search"]["cpu_s"] for row in rows]
     planners, alone = (

@@ -33,8 +33,11 @@ ACTIONS_FOR_MOVES = 600_000
 """The same for the moves from each start."""
 
 FIRST_STARTS, ACTIONS_FOR_FIRST_MOVES, FAR = 12, 60_000, 1.5
+"""How many plans of different placements are improved by few moves, with so many actions each; and
+how many times as long as the best plan they may take before."""
+
 STARTS = 3
-"""How many plans of different placements are improved by moves."""
+"""How many of them are then improved by more."""
 
 ADAPTED = 6
 """How many of the fastest plans, and of those with the least load, get an order that is searched

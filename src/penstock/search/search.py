@@ -48,6 +48,14 @@ ROUNDS_OF_LOADS = ((0.02, False), (0.02, False), (WIDE_GAP, True))
 """Rounds of random walks to evenly loaded plans: the gap from which each is made, and whether it
 may start at a plan with split backwards."""
 
+ALMOST = 1.05
+"""How many times as long as the best plan one may take whose neighbours are tried at the end. Like
+the next two it was chosen on five random problems on which the search was behind itself or a
+planner, not tuned on them."""
+
+ACTIONS_AT_THE_END, ACTIONS_FOR_CUTS = 3_000_000, 400_000
+"""Simulated actions spent on these neighbours, at most two seconds; and on each walk over cuts."""
+
 TIGHTER = (0.75, 0.5)
 """Shares of the memory for which a new order of the best plan is tried."""
 
@@ -82,8 +90,10 @@ def search_steps(
        the same score. Then further plans with one stage a device
        (`straight_steps`), unless their proven bound is not below the best time.
     3. The devices and layers of the best plans of 2, under the schedules of 1.
-    4. Every order that is searched for, of the best plan (`simulate_other_orders`).
-    5. Of all plans that are about as fast as the best, the one that people would choose, perhaps on
+    4. Moves, other schedules and other cuts of the best plans of each schedule and each placement
+       (`improve_leaders`).
+    5. Every order that is searched for, of the best plan (`simulate_other_orders`).
+    6. Of all plans that are about as fast as the best, the one that people would choose, perhaps on
        other devices of the same kinds (`preferred`).
 
     The last step has no plan where nothing fits.
@@ -114,18 +124,12 @@ def search_steps(
     yield answer
 
 
-ALMOST = 1.05
-"""How many times as long as the best plan one may take whose neighbours are tried at the end."""
-
-ACTIONS_FOR_CUTS = 400_000
-ACTIONS_AT_THE_END = 3_000_000
-"""Simulated actions spent on these neighbours."""
-
-
 def improve_leaders(judge: Judge, planned: Sequence[Plan]) -> Iterator[SearchStep]:
-    """Climb from the best plans of every schedule and placement, and try them under the others.
+    """Improve the best plans of each schedule and of each placement on groups of equal sizes.
 
-    The best plan of one schedule alone is among them, or near.
+    As long as there is a new one: the plans of the planners and the fastest ones are tried under
+    every schedule that takes their stages; moves are tried, and other cuts by a random walk, once
+    for each placement. So the answer is seldom behind that for one of the schedules alone.
     """
     climbed, adapted, generator = set[Plan](), set[object](), default_rng(0)
     actions = float(ACTIONS_AT_THE_END)
@@ -141,8 +145,8 @@ def improve_leaders(judge: Judge, planned: Sequence[Plan]) -> Iterator[SearchSte
         first = dict[object, Plan]()
         for plan in almost:
             first.setdefault(plan.schedule, plan)
-            searched = FAMILIES[plan.schedule].is_searched
-            first.setdefault((*map(len, plan.device_groups), plan.placement, searched), plan)
+            # Under an order that is searched for, only cuts move.
+            first.setdefault((*placed(plan), FAMILIES[plan.schedule].is_searched), plan)
         plan = next((plan for plan in first.values() if plan not in climbed), None)
         if plan is None:
             return
@@ -151,12 +155,17 @@ def improve_leaders(judge: Judge, planned: Sequence[Plan]) -> Iterator[SearchSte
         known = len(judge.seconds)
         climb(judge, plan, judge.simulate(plan), min(actions, ACTIONS_FOR_MORE_MOVES))
         actions -= actions_of(plan) * (len(judge.seconds) - known)
-        if len(plan.stages) > 1 and (*map(len, plan.device_groups), plan.placement) not in adapted:
-            adapted.add((*map(len, plan.device_groups), plan.placement))
+        if len(plan.stages) > 1 and placed(plan) not in adapted:
+            adapted.add(placed(plan))
             move = partial(moved_cut, generator=generator)
             end = walked(plan, move, judge.simulate, lambda plan: 0.0, generator, ACTIONS_FOR_CUTS)
             actions -= ACTIONS_FOR_CUTS
             judge.simulate(priced(judge.problem, end))
+
+
+def placed(plan: Plan) -> tuple[object, ...]:
+    """The sizes of a plan's sets of devices, and which stages they hold."""
+    return *map(len, plan.device_groups), plan.placement
 
 
 def with_own_stages(plans: Sequence[Plan]) -> list[Plan]:
