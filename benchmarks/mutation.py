@@ -9,8 +9,7 @@ mutant that no test fails on has survived, and wants looking at; so does one on 
 failed after `CPU_LIMIT_S` seconds of computing.
 
 The sample is drawn by its seed alone: every place in the sources where a mistake can be made is as
-likely as every other, but no more than `KERNELS` lie in files of compiled loops, which numba
-compiles anew for each mutant.
+likely as every other.
 """
 
 import argparse
@@ -32,11 +31,7 @@ from signal import SIGKILL, SIGXCPU
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("schedule", "simulate", "planners", "bounds")
-KERNELS = 5
 CPU_LIMIT_S = 30
-CACHE = Path(tempfile.gettempdir()) / "penstock-mutants"
-"""Machine code of all kernels, of the mutants too; kept from run to run."""
-IN_KERNELS = ("penstock.kernels", "machine code", "numba")
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -138,18 +133,11 @@ def mutants_of(path: Path) -> list[Mutant]:
 
 
 def drawn(count: int, seed: int) -> list[Mutant]:
-    """The sample: as many, wherever they lie, with few in files of compiled loops."""
+    """The sample: as many, wherever they lie."""
     files = [f for name in PACKAGES for f in sorted((ROOT / "src/penstock" / name).rglob("*.py"))]
     every = [mutant for path in files for mutant in mutants_of(path)]
     random.Random(seed).shuffle(every)
-    kept: list[Mutant] = []
-    kernels = 0
-    for mutant in every:
-        kernel = any(word in (ROOT / mutant.file).read_text("utf-8") for word in IN_KERNELS)
-        kernels += kernel
-        if not kernel or kernels <= KERNELS:
-            kept.append(mutant)
-    return kept[:count]
+    return every[:count]
 
 
 def with_mistake(text: str, mutant: Mutant) -> str:
@@ -185,7 +173,6 @@ def judged(mutant: Mutant, place: Path) -> Verdict:
     environment = os.environ | {
         "PYTHONPATH": str(place / "src"),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PENSTOCK_CACHE_DIR": str(CACHE),
         "OMP_NUM_THREADS": "1",
     }
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -63,11 +63,10 @@ INTERNALS = SOURCE / "torch_internals.py"
 
 PRIVATE_OF_OTHERS = {
     *("_exit", "_getframe", "_fields"),
-    *("_cache", "_rebuild", "_reduce", "_data_layout", "_module_pass_manager"),
     *("_forkserver", "_preload_modules"),
     "_init_weights",
 }
-"""Names in the source that are private and not torch's: Python's, numba's, a user's model's."""
+"""Names in the source that are private and not torch's: Python's, a user's model's."""
 
 NAMES_THAT_SAY_NOTHING = {"base", "common", "core", "helpers", "misc", "tools", "util", "utils"}
 

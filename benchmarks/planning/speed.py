@@ -1,8 +1,7 @@
 """Whole processes of ``penstock plan``: wall and CPU seconds, and the most memory in use.
 
-Run by ``benchmarks/planning.py --speed``. The first command runs once, from an empty cache of
-compiled code. Each other command runs twice; the second counts, whose compiled code comes from the
-cache. The limits are for CPU seconds, because other work may share the machine.
+Run by ``benchmarks/planning.py --speed``. The limits are for CPU seconds, because other work may
+share the machine.
 """
 
 import json
@@ -29,12 +28,11 @@ GIVE_UP_S = 900.0
 
 @dataclass(frozen=True)
 class SpeedCase:
-    """A command with the most CPU seconds that it may take; ``cold``: from an empty cache."""
+    """A command with the most CPU seconds that it may take."""
 
     name: str
     arguments: tuple[str, ...]
     budget_s: float
-    cold: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,6 @@ def speed_cases(folder: Path) -> list[SpeedCase]:
     four = f"{folder}/four.toml"
     write_cluster(Cluster("four", (Host("host", (Device("H100", 80 * GB),) * 4, 1e9),)), four)
     return [
-        SpeedCase("bert-48 on 16 devices, search, empty cache", bert, 20.0, cold=True),
         SpeedCase("bert-48 on 16 devices, dapple", (*bert, "--planner", "dapple"), 1.0),
         SpeedCase("bert-48 on 16 devices, search", bert, 5.0),
         SpeedCase("gnmt-16 on 16", ("gnmt-16", "--cluster", "dapple-a", "--batch", "1024"), 15.0),
@@ -149,17 +146,14 @@ def timed(case: SpeedCase) -> Speed:
     command = [sys.executable, "-c", program, "plan", *case.arguments, "--quiet", "--json"]
     # Python's own byte code is kept between processes too, as it is for everybody.
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    with tempfile.TemporaryDirectory() as empty:
-        if case.cold:
-            variables["PENSTOCK_CACHE_DIR"] = empty
-        start_s = perf_counter()
-        # Not subprocess.run: only wait4 tells what this one child has used.
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=variables)
-        stopper = threading.Timer(GIVE_UP_S, child.kill)
-        stopper.start()
-        _, status, usage = os.wait4(child.pid, 0)
-        stopper.cancel()
-        wall_s = perf_counter() - start_s
+    start_s = perf_counter()
+    # Not subprocess.run: only wait4 tells what this one child has used.
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=variables)
+    stopper = threading.Timer(GIVE_UP_S, child.kill)
+    stopper.start()
+    _, status, usage = os.wait4(child.pid, 0)
+    stopper.cancel()
+    wall_s = perf_counter() - start_s
     child.returncode = os.waitstatus_to_exitcode(status)
     return Speed(
         case.name,
@@ -177,7 +171,7 @@ def measure_speed(out: Path, machine: dict[str, object], only: str = "") -> int:
 
     Cases that are not timed now keep their rows, each of which has its own machine and date.
     """
-    machine |= {name: version(name) for name in ("numba", "numpy", "typer")}
+    machine |= {name: version(name) for name in ("numpy", "typer")}
     rows: dict[str, dict[str, Any]] = {}
     if out.exists():
         rows = {row["name"]: row for row in json.loads(out.read_text())["speeds"]}
@@ -187,8 +181,6 @@ def measure_speed(out: Path, machine: dict[str, object], only: str = "") -> int:
         for case in cases:
             if only not in case.name:
                 continue
-            if not case.cold:
-                timed(case)
             speed = timed(case)
             failed = failed or speed.exit_code != 0
             rows[case.name] = asdict(speed) | {"machine": machine}

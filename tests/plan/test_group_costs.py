@@ -9,12 +9,9 @@ from planning_strategies import problems
 
 from penstock.core.native import transfer_s
 from penstock.plan.cost import (
-    backward_s,
     device_memory_bytes,
-    forward_s,
-    micro_batch_s,
     rows_by_speed,
-    tail_s,
+    stage_seconds,
     transfer,
 )
 from penstock.plan.cost_tables import whole_chain
@@ -43,7 +40,7 @@ def test_a_stage_costs_what_the_plain_model_says(
     for lo, hi in combinations(chain.cuts, 2):
         for number, (group, rows) in enumerate(zip(groups, slices, strict=True)):
             stage = Stage(range(lo, hi), group, rows)
-            plain = [f(problem, stage) for f in (forward_s, backward_s, micro_batch_s, tail_s)]
+            plain = stage_seconds(problem, stage)
             place = (number, lo, hi)
             found = [
                 costs.forward_s(*place),
@@ -51,7 +48,8 @@ def test_a_stage_costs_what_the_plain_model_says(
                 costs.micro_batch_s(*place),
                 costs.after_s(*place),
             ]
-            assert found == pytest.approx(plain, rel=ROUNDING)
+            expected = [plain.forward_s, plain.backward_s, plain.whole_s, plain.after_s]
+            assert found == pytest.approx(expected, rel=ROUNDING)
             needed = max(
                 device_memory_bytes(problem, range(lo, hi), n, in_flight=depth, recompute=recompute)
                 for n in rows

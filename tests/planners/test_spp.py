@@ -19,7 +19,7 @@ from penstock.plan.cost import (
     crowding,
     depths_of,
     peak_memory_bytes,
-    tail_s,
+    stage_seconds,
     transfer,
 )
 from penstock.plan.cost_tables import whole_chain
@@ -156,7 +156,7 @@ def workload_of(problem: PlanningProblem, plan: Plan) -> float:
         )
         waits_s = waits_for_statistics_s(problem, stage, forwards)
         busy_s = crowding(problem.cluster, stage.devices) * (longest_s + waits_s)
-        found.append(plan.micro_batches * busy_s + tail_s(problem, stage))
+        found.append(plan.micro_batches * busy_s + stage_seconds(problem, stage).after_s)
         if index + 1 < len(plan.stages):
             moved = transfer(problem, stage, plan.stages[index + 1])
             found.append(plan.micro_batches * moved.round_trip_s)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from penstock.plan.cost import backward_s, depths_of, forward_s, rows_by_speed, tail_s, transfer
+from penstock.plan.cost import depths_of, rows_by_speed, stage_seconds, transfer
 from penstock.plan.fitted_plan import Assignment, fitted_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
@@ -76,9 +76,10 @@ def plan_latency_s(problem: PlanningProblem, plan: Plan) -> float:
             backward.append(moves[index - 1].backward_s)
             tail.append(0.0)
         again = stage.recompute and depths[index] > 1
-        forward.append(forward_s(problem, stage))
-        backward.append(backward_s(problem, stage) + (forward[-1] if again else 0.0))
-        tail.append(tail_s(problem, stage))
+        seconds = stage_seconds(problem, stage)
+        forward.append(seconds.forward_s)
+        backward.append(seconds.backward_s + (seconds.forward_s if again else 0.0))
+        tail.append(seconds.after_s)
     return slides_s(forward, backward, tail, plan.micro_batches)
 
 

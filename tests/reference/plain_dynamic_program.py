@@ -6,10 +6,8 @@ from math import inf
 from penstock.plan.cost import (
     depth_function,
     device_memory_bytes,
-    forward_s,
-    micro_batch_s,
     rows_by_speed,
-    tail_s,
+    stage_seconds,
     transfer,
 )
 from penstock.plan.plan import Stage
@@ -45,12 +43,16 @@ def plain_best_s(
 
     def busy_s(stage: Stage, in_flight: int) -> float:
         """Seconds of one micro-batch; infinite where it does not fit."""
-        kept_s = micro_batch_s(problem, stage)
+        seconds = stage_seconds(problem, stage)
         if problem.recompute != "on" and fits(stage, in_flight, recompute=False):
-            return kept_s
+            return seconds.whole_s
         if problem.recompute != "off" and fits(stage, in_flight, recompute=True):
-            return kept_s + (forward_s(problem, stage) if in_flight > 1 else 0.0)
+            return seconds.whole_s + (seconds.forward_s if in_flight > 1 else 0.0)
         return inf
+
+    def after_s(stage: Stage) -> float:
+        """Seconds after the last backward of a stage."""
+        return stage_seconds(problem, stage).after_s
 
     @cache
     def best(k: int, lo: int, position: int, replicas: int) -> float:
@@ -60,7 +62,7 @@ def plain_best_s(
         in_flight = depth(k, micro_batches)
         if k == 1:
             last = stage_of(range(lo, layers), position, replicas)
-            return micro_batches * busy_s(last, in_flight) + tail_s(problem, last)
+            return micro_batches * busy_s(last, in_flight) + after_s(last)
         return min(
             (
                 joined(stage_of(range(lo, hi), position, replicas), k, next_replicas)
@@ -79,7 +81,7 @@ def plain_best_s(
             problem, stage, stage_of(range(stage.layers.stop, layers), behind, next_replicas)
         )
         return max(
-            micro_batches * busy + tail_s(problem, stage),
+            micro_batches * busy + after_s(stage),
             micro_batches * moved.busier_s,
             busy + moved.round_trip_s + best(k - 1, stage.layers.stop, behind, next_replicas),
         )

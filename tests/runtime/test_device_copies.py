@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.transport.test_send_window import boundaries_of
+from runtime.transport.stream_model import boundaries_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.capture.batch_part import PartialLeaf

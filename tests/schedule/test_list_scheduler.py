@@ -11,8 +11,7 @@ from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s
 from penstock.schedule.families.early_backward import deep_early_backward, one_f_one_b
 from penstock.schedule.searched.automatic_zero_bubble import fitting_schedules
-from penstock.schedule.searched.list_arrays import arrays_of, quick_bound_s
-from penstock.schedule.searched.list_loop import list_order
+from penstock.schedule.searched.list_arrays import arrays_of, list_order, quick_bound_s
 from penstock.schedule.searched.list_scheduler import HANDCRAFTED, list_schedule
 from penstock.schedule.searched.list_search import CHOICES, Draws, drawn, schedule_of, wishes_of
 from penstock.schedule.shape import PipelineShape, StageCost
@@ -32,6 +31,8 @@ def test_no_policy_deadlocks_or_exceeds_a_limit(
         keys = np.random.default_rng(seed).uniform(0, 30, wishes.keys.shape)
         wishes = wishes._replace(keys=keys)
     order, end_s = list_order(arrays, wishes, np.inf)
+    # A play that may end in time is not given up.
+    assert list_order(arrays, wishes, end_s + 1e-6)[1] == end_s
     schedule = schedule_of(order, arrays, shape)
     validate(schedule, shape)
     # The clock starts everything as soon as the order allows; a policy may have waited.

@@ -14,7 +14,6 @@ from schedule_strategies import per_stage_costs
 from penstock.errors import BadInput
 from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes, times_of
-from penstock.schedule.families import zero_bubble_loop, zero_bubble_order
 from penstock.schedule.families.v_schedules import v_half, v_min, zb_v
 from penstock.schedule.shape import PipelineShape, StageCost, folded
 from penstock.schedule.validate import validate
@@ -152,14 +151,3 @@ def test_it_says_what_does_not_fit(name: str) -> None:
         FAMILIES[name](PipelineShape(4, 3, placement=(1, 0, 0, 1)))
     with pytest.raises(BadInput, match=rf"'{name}' .* two stages a group"):
         FAMILIES[name](PipelineShape(6, 3, placement=folded(2, rounds=3)))
-
-
-def test_compiled_loops_give_the_same_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = [on_v(p, 7, StageCost(1.0, 1.3, 0.8, 0.1)) for p in (1, 3, 4)]
-    monkeypatch.setattr(zero_bubble_order, "FEW_STEPS", 0)
-    compiled = [family(shape) for family in FAMILIES.values() for shape in shapes]
-    as_they_are = zero_bubble_loop.loop
-    monkeypatch.setattr(
-        zero_bubble_order, "loop", lambda name, compiled: as_they_are(name, compiled=False)
-    )
-    assert [family(shape) for family in FAMILIES.values() for shape in shapes] == compiled

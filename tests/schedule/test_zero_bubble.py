@@ -10,7 +10,6 @@ from schedule_strategies import per_stage_costs
 from penstock.errors import BadInput
 from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, times_of
-from penstock.schedule.families import zero_bubble_loop, zero_bubble_order
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.families.zero_bubble_handcrafted import zb_h1, zb_h2
 from penstock.schedule.schedule import Schedule
@@ -134,14 +133,3 @@ def test_it_says_what_does_not_fit() -> None:
         zb_h2(PipelineShape(2, 3, in_flight_limit=(0, 2)))
     with pytest.raises(BadInput, match=r"'zb-h1' .* straight placement"):
         zb_h1(PipelineShape(4, 3, placement=(0, 1, 1, 0)))
-
-
-def test_compiled_loops_give_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = PipelineShape(4, 9, costs=tuple(StageCost(1.0, 1.0 + s / 3, 0.8) for s in range(4)))
-    monkeypatch.setattr(zero_bubble_order, "FEW_STEPS", 0)
-    compiled = [family(shape) for family in FAMILIES.values()]
-    as_they_are = zero_bubble_loop.loop
-    monkeypatch.setattr(
-        zero_bubble_order, "loop", lambda name, compiled: as_they_are(name, compiled=False)
-    )
-    assert [family(shape) for family in FAMILIES.values()] == compiled

@@ -230,7 +230,7 @@ from penstock.simulate.score import make_score
 signal.signal(signal.SIGINT, signal.default_int_handler)
 problem = PlanningProblem(find_profile("vgg-16"), find_cluster("dapple-b"), 64, (8,))
 start = data_parallel(problem, make_score(problem))
-evenly_loaded_plans(problem, start, 0)  # the loop is compiled
+evenly_loaded_plans(problem, start, 0)  # what it imports is there
 threading.Timer(0.05, _thread.interrupt_main).start()
 try:
     while True:

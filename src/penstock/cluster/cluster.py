@@ -104,6 +104,12 @@ class Cluster:
         return tuple(index for index, host in enumerate(self.hosts) for _ in host.devices)
 
     @cached_property
+    def slowing_hosts(self) -> dict[int, int]:
+        """The hosts that not all devices compute on at full speed, and how many do."""
+        full = {index: host.full_speed_devices for index, host in enumerate(self.hosts)}
+        return {index: devices for index, devices in full.items() if devices}
+
+    @cached_property
     def special_links(self) -> dict[tuple[int, int], Link]:
         """The explicit links by (source, target)."""
         return {(link.source, link.target): link for link in self.links}

@@ -18,7 +18,6 @@ from penstock.command_line.options import (
     Replan,
     Workers,
 )
-from penstock.command_line.progress import say_when_compiling
 from penstock.command_line.terminal import Terminal
 from penstock.errors import RunFailed
 from penstock.waiting import notice_if_long
@@ -119,7 +118,6 @@ def train(
     terminal = Terminal(as_json, quiet or started.rank > 0)
     for folder in filter(None, (out, save_weights) if started.ranks == 1 else ()):
         check_folder(folder)
-    say_when_compiling(terminal.note)
     with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
         from penstock.jobs.train import TrainRequest, train_job

@@ -4,25 +4,22 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from math import inf
-from threading import Event, Thread, Timer
+from threading import Event, Thread
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from penstock.command_line.terminal import Terminal
-from penstock.kernels import when_compiling
 from penstock.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from penstock.search.judge import SearchStep
 
-__all__ = ["PlanningProgress", "planning_progress", "say_when_compiling"]
+__all__ = ["PlanningProgress", "planning_progress"]
 
 SECONDS_BETWEEN_LINES = 2.0
 """Least seconds between lines if standard error is not a terminal."""
 
 REFRESHES_PER_S = 5
-
-COMPILING = "compiling inner loops: once on this machine, up to half a minute for a first plan"
 
 
 class PlanningProgress:
@@ -43,7 +40,6 @@ class PlanningProgress:
 @contextmanager
 def planning_progress(terminal: Terminal) -> Generator[PlanningProgress]:
     """Progress during the block; silent if the terminal is quiet."""
-    say_when_compiling(terminal.note)
     if terminal.quiet:
         yield PlanningProgress(ignore, ignore)
     elif sys.stderr.isatty():
@@ -79,19 +75,6 @@ def at_times(note: Callable[[str], None], clock: Callable[[], float]) -> Callabl
             note(f"{now_s - start_s:5.0f} s  {words}")
 
     return show
-
-
-def say_when_compiling(note: Callable[[str], None]) -> None:
-    """Let ``note`` print, once, that loops are being compiled, if that takes a while."""
-    started: list[Timer] = []
-
-    def begin(_: str) -> None:
-        if not started:
-            started.append(Timer(PATIENCE_S, note, (COMPILING,)))
-            started[0].daemon = True
-            started[0].start()
-
-    when_compiling(begin)
 
 
 @contextmanager

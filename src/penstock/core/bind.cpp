@@ -103,6 +103,7 @@ NB_MODULE(native, module) {
   module.attr("sources") = PENSTOCK_SOURCES;
   penstock::bind_work(module);
   penstock::bind_play(module);
+  penstock::bind_orders(module);
   penstock::bind_walk(module);
   penstock::bind_planners(module);
 }

@@ -29,6 +29,7 @@ std::vector<Affine> affine(const auto& array) {
   return made;
 }
 
+void bind_orders(nb::module_& module);
 void bind_planners(nb::module_& module);
 void bind_walk(nb::module_& module);
 

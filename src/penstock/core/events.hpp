@@ -19,6 +19,7 @@ class Events {
 
   bool empty() const { return next_s() == std::numeric_limits<double>::infinity(); }
   double next_s() const { return time_s_[kRoot]; }
+  double of(int source) const { return time_s_[first_leaf_ + source]; }
 
   /// Set the next event of `source`, instead of any earlier setting.
   void set(int source, double time_s) {

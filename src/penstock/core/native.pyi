@@ -484,3 +484,113 @@ def transfer_s(
     network: LinkNetwork, sender: int, receiver: int, fixed: float, each: float
 ) -> float:
     """Seconds of a transfer of so many bytes, fixed and for each row."""
+
+class IdealPipe:
+    """A pipeline whose transfers never wait; ``seconds`` by kind of action and stage."""
+
+    def __init__(
+        self,
+        stages: int,
+        micro_batches: int,
+        seconds: npt.NDArray[np.float64],
+        transfer_s: npt.NDArray[np.float64],
+    ) -> None: ...
+
+class HeldLimits:
+    """What device groups may hold: ``most`` micro-batches until their W, over all their stages.
+
+    By stage: its group, micro-batches in flight, and bytes of a micro-batch from F on and between I
+    and W. ``memory`` are the bytes of each group.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        group: Sequence[int],
+        in_flight: Sequence[int],
+        saved: Sequence[float],
+        kept: Sequence[float],
+        memory: Sequence[float],
+    ) -> None: ...
+
+class ListPipe:
+    """A pipeline over places (`penstock.schedule.searched.list_arrays.ScheduleArrays`).
+
+    ``counts`` has rows of the group, the micro-batches and the in-flight limit of each place;
+    ``costs`` the seconds of F, I and W, of F again and of a transfer, then the bytes of a
+    micro-batch from F on and between I and W. By group: ``limit_bytes`` and ``work_s``.
+    """
+
+    def __init__(
+        self,
+        stages: int,
+        indices: int,
+        is_split: bool,
+        counts: npt.NDArray[np.int64],
+        costs: npt.NDArray[np.float64],
+        limit_bytes: npt.NDArray[np.float64],
+        work_s: npt.NDArray[np.float64],
+    ) -> None: ...
+
+def play_orders(
+    pipe: IdealPipe,
+    first: Sequence[int],
+    actions: npt.NDArray[np.int64],
+    start_s: npt.NDArray[np.float64],
+) -> list[int]:
+    """Write the start of every action that can be played; return where each order stops.
+
+    Order ``k`` is ``actions[first[k] : first[k + 1]]``. An action is ``(kind * stages + stage) *
+    micro_batches + micro_batch``, with kinds as `penstock.schedule.action` codes them.
+    """
+
+def fill_gaps(
+    pipe: IdealPipe,
+    limits: HeldLimits,
+    first: Sequence[int],
+    actions: npt.NDArray[np.int64],
+    slack_s: float,
+    out: npt.NDArray[np.int64],
+) -> float:
+    """Write orders of F and I with W where these delay nothing; the makespan, or infinity."""
+
+def rearrange(
+    pipe: IdealPipe,
+    limits: HeldLimits,
+    ranks: npt.NDArray[np.int64],
+    deepest: Sequence[int],
+    patient: bool,
+    slack_s: float,
+    out: npt.NDArray[np.int64],
+) -> None:
+    """Write orders of F and I of a V in which no group waits while it can run another action."""
+
+def list_order(
+    pipe: ListPipe,
+    keys: npt.NDArray[np.float64],
+    depth: npt.NDArray[np.int64],
+    prices: Sequence[float],
+    best_s: float,
+    order: npt.NDArray[np.int64],
+) -> float:
+    """Write the order of a policy; its makespan, infinite if it is certain to reach ``best_s``."""
+
+def divide_level(
+    seconds: npt.NDArray[np.float64],
+    choice: npt.NDArray[np.int64],
+    unit_s: npt.NDArray[np.float64],
+    unit: npt.NDArray[np.int64],
+    least_s: npt.NDArray[np.float64],
+    parameter_bytes: npt.NDArray[np.float64],
+    reduce_each: npt.NDArray[np.float64],
+    move_s: npt.NDArray[np.float64],
+) -> None:
+    """Fill ``seconds[lo, hi, m]``: the slowest stage of these layers on the first ``m`` workers.
+
+    One stage on ``m`` workers takes ``(unit_s[k, lo, hi] + reduce_each[m] * parameter_bytes[lo,
+    hi]) / m``, where ``k = unit[before, m]`` behind the first ``before`` workers; ``unit_s`` is
+    infinite where it does not fit, and ``reduce_each`` for too many workers. ``least_s`` are the
+    seconds that one worker needs at least, which must add up; ``move_s[cut]`` those of both
+    directions, of which each worker carries its share. ``choice`` is -1 for one worker less, else
+    the last stage's first layer and workers, as ``cut * (workers + 1) + m``.
+    """

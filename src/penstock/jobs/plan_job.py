@@ -1,36 +1,20 @@
-"""The plan of a job: how it is made, checked and predicted.
+"""The plan of a job: how it is made, checked and predicted."""
 
-Compiles the loops of the published planners in another process.
-
-The first plan on a machine compiles for a quarter of a minute. The search starts with the schedule
-families and asks the published planners last. So this process compiles the loops of the search and
-of the simulator, and another one the loops of the planners at the same time.
-"""
-
-import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput, Infeasible
 from penstock.jobs.job import Job, uses_of_job
 from penstock.jobs.train_request import TrainRequest
-from penstock.kernels import is_on_disk
 from penstock.plan.fitted_plan import with_undoable_step
 from penstock.plan.in_words import parallel_words
 from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, PlanningProblem
-from penstock.planners.pipedream.pipedream import partition, pipedream
-from penstock.planners.spp.spp import spp
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import schedules_named
 from penstock.planning.tensor_groups import on_groups, on_ranks, without_groups
-from penstock.profile.find import find_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.micro_batches import check_runnable
@@ -45,7 +29,6 @@ __all__ = [
     "check_layers",
     "check_plan_fits",
     "new_plan",
-    "planners_compiled_beside",
     "predict_step",
     "problem_of",
     "training_problem",
@@ -97,8 +80,7 @@ def new_plan(
     """
     problem = training_problem(job, request, profile, cluster)
     sizes = job.tensor_parallel.ranks
-    with planners_compiled_beside():
-        return find_plan(problem, request.planner, make_score(problem), sizes=sizes, limit=limit)
+    return find_plan(problem, request.planner, make_score(problem), sizes=sizes, limit=limit)
 
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
@@ -181,34 +163,3 @@ def without_pipeline_words(job: Job, plan: Plan, profile: ModelProfile, cluster:
         return "data parallelism does not fit in memory"
     step_s = predict_step(job, plain, profile, cluster)[0].iteration_s
     return f"{parallel_words(plain, 'worker')[0]} would take {seconds_text(step_s)}"
-
-
-@contextmanager
-def planners_compiled_beside() -> Generator[None]:
-    """Compile the planners in another process during the block, unless they are on disk.
-
-    Machine code travels through the cache of `penstock.kernels`. Where that cannot be written, or
-    the other process is too slow, this process compiles for itself.
-    """
-    if is_on_disk(partition):
-        yield
-        return
-    quiet = subprocess.DEVNULL
-    command = [sys.executable, "-P", "-m", "penstock.jobs.plan_job"]
-    process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-def compile_planners() -> None:
-    """Run each planner with a loop of its own on a small problem, which compiles the loop."""
-    problem = PlanningProblem(find_profile("vgg-16"), find_cluster("dapple-b"), 64, (16,))
-    for planner in (spp, pipedream):
-        planner(problem, lambda plan: 1.0)
-
-
-if __name__ == "__main__":
-    compile_planners()

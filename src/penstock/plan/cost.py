@@ -5,7 +5,6 @@ All times are of one micro-batch, all sizes of one device.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_s, norm_sums_s, split_concat_s
@@ -20,24 +19,21 @@ from penstock.schedule.shape import PipelineShape
 from penstock.schedule.warm_up import warm_up_depths
 
 __all__ = [
+    "RunCosts",
+    "StageSeconds",
     "Transfer",
-    "backward_s",
     "crossing_bytes",
     "crowding",
     "depth_function",
     "depths_of",
     "device_memory_bytes",
     "estimate_s",
-    "forward_s",
-    "input_bytes",
     "leanest_schedule",
-    "micro_batch_s",
     "norms_s",
     "peak_memory_bytes",
     "rows_by_speed",
-    "slowest_s",
-    "state_bytes",
-    "tail_s",
+    "run_costs",
+    "stage_seconds",
     "transfer",
 ]
 
@@ -92,40 +88,102 @@ def rows_by_speed(cluster: Cluster, devices: Sequence[int], rows: int) -> tuple[
 def crowding(cluster: Cluster, devices: Sequence[int]) -> float:
     """By how much ``devices`` slow one another down when all compute at once, 1 for not at all."""
     factor = 1.0
-    for index, host in enumerate(cluster.hosts):
-        if host.full_speed_devices:
-            busy = sum(cluster.host_index[device] == index for device in devices)
-            factor = max(factor, busy / host.full_speed_devices)
+    for index, full_speed_devices in cluster.slowing_hosts.items():
+        busy = sum(cluster.host_index[device] == index for device in devices)
+        factor = max(factor, busy / full_speed_devices)
     return factor
 
 
-def forward_s(problem: PlanningProblem, stage: Stage) -> float:
-    """Seconds of one forward on the slowest replica."""
-    shared_s, _ = norms_s(problem, stage)
-    seconds = partial(problem.profile.forward_s, stage.layers)
-    return slowest_s(problem, stage, seconds, shared_s)
+@dataclass(frozen=True, slots=True)
+class RunCosts:
+    """What a run of layers costs for so many rows of a micro-batch, at speed 1.
 
-
-def backward_s(problem: PlanningProblem, stage: Stage) -> float:
-    """Seconds of one full backward on the slowest replica, without recompute."""
-    _, shared_s = norms_s(problem, stage)
-    seconds = partial(problem.profile.backward_s, stage.layers)
-    return slowest_s(problem, stage, seconds, shared_s)
-
-
-def micro_batch_s(problem: PlanningProblem, stage: Stage) -> float:
-    """Seconds of a forward and a full backward on the slowest replica, without recompute.
-
-    It may be less than the slowest forward plus the slowest backward, because different replicas
-    may be slowest in the two.
+    ``weight_s`` is a part of ``backward_s``. ``saved_bytes`` are kept until the backward;
+    ``input_bytes`` are those of the tensors read from earlier layers; ``workspace_bytes`` those of
+    the hungriest layer. ``state_bytes`` are held all the time, whatever the micro-batches.
     """
-    profile, run = problem.profile, stage.layers
-    return slowest_s(
-        problem,
-        stage,
-        lambda rows: profile.forward_s(run, rows) + profile.backward_s(run, rows),
-        sum(norms_s(problem, stage)),
-    )
+
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    saved_bytes: float
+    input_bytes: float
+    workspace_bytes: float
+    state_bytes: float
+
+
+def run_costs(problem: PlanningProblem, layers: range, rows: int) -> RunCosts:
+    """The costs of a run of layers."""
+    profile = problem.profile
+
+    def computed() -> RunCosts:
+        run = profile.layers[layers.start : layers.stop]
+        copies = 2 + problem.optimizer_bytes_per_parameter_byte
+        buffers = sum(layer.buffer_bytes for layer in run)
+        return RunCosts(
+            forward_s=profile.forward_s(layers, rows),
+            backward_s=profile.backward_s(layers, rows),
+            weight_s=sum(layer.backward_weight_s.at(rows) for layer in run),
+            saved_bytes=profile.saved_bytes(layers, rows),
+            input_bytes=sum(edge.bytes.at(rows) for edge in profile.incoming(layers)),
+            workspace_bytes=max(layer.workspace_bytes.at(rows) for layer in run),
+            state_bytes=profile.parameter_bytes(layers) * copies + buffers,
+        )
+
+    return recalled(known_runs(problem), (layers.start, layers.stop, rows), computed)
+
+
+@remembered
+def known_runs(_: PlanningProblem) -> dict[tuple[int, int, int], RunCosts]:
+    """The costs of runs that were computed before, by their ends and rows."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """Seconds of a micro-batch on the slowest replica of a stage, without recompute.
+
+    ``whole_s`` may be less than forward plus backward, because different replicas may be slowest in
+    the two. ``weight_s`` is the weights' half of the backward, ``after_s`` what follows the last
+    backward: gradient all-reduce and optimizer step.
+    """
+
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    whole_s: float
+    after_s: float
+
+
+def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
+    """The seconds of a stage; its replicas slow one another down where they share cores."""
+    cluster, profile = problem.cluster, problem.profile
+
+    def computed() -> StageSeconds:
+        devices = [cluster.devices[device] for device in stage.devices]
+        kinds = {(rows, d.speed) for d, rows in zip(devices, stage.slices, strict=True)}
+        runs = [(run_costs(problem, stage.layers, rows), speed) for rows, speed in kinds]
+        crowded = crowding(cluster, stage.devices)
+        there_s, back_s = norms_s(problem, stage)
+        size_bytes = profile.parameter_bytes(stage.layers)
+        step_s = size_bytes * profile.step_s_per_byte * crowded / min(d.speed for d in devices)
+        whole_s = max((run.forward_s + run.backward_s) / speed for run, speed in runs)
+        return StageSeconds(
+            forward_s=(max(run.forward_s / speed for run, speed in runs) + there_s) * crowded,
+            backward_s=(max(run.backward_s / speed for run, speed in runs) + back_s) * crowded,
+            weight_s=max(run.weight_s / speed for run, speed in runs) * crowded,
+            whole_s=(whole_s + (there_s + back_s)) * crowded,
+            after_s=all_reduce_s(cluster, stage.devices, size_bytes) + step_s,
+        )
+
+    key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices)
+    return recalled(known_stages(problem), key, computed)
+
+
+@remembered
+def known_stages(_: PlanningProblem) -> dict[tuple[object, ...], StageSeconds]:
+    """The seconds of stages that were computed before, by layers, devices and rows."""
+    return {}
 
 
 def norms_s(problem: PlanningProblem, stage: Stage) -> tuple[float, float]:
@@ -136,34 +194,6 @@ def norms_s(problem: PlanningProblem, stage: Stage) -> tuple[float, float]:
     norms = sum(layer.norms for layer in layers)
     channels = sum(layer.norm_channels for layer in layers)
     return norm_sums_s(problem.cluster, stage.devices, norms, channels)
-
-
-def slowest_s(
-    problem: PlanningProblem,
-    stage: Stage,
-    seconds_of_rows: Callable[[int], float],
-    shared_s: float = 0.0,
-) -> float:
-    """The longest of the replicas' times, slowed down where they share cores.
-
-    ``shared_s`` comes on top: what all replicas wait for together.
-    """
-    devices = problem.cluster.devices
-    kinds = {
-        (rows, devices[device].speed)
-        for device, rows in zip(stage.devices, stage.slices, strict=True)
-    }
-    longest = max(seconds_of_rows(rows) / speed for rows, speed in kinds)
-    return (longest + shared_s) * crowding(problem.cluster, stage.devices)
-
-
-def tail_s(problem: PlanningProblem, stage: Stage) -> float:
-    """Seconds after a stage's last backward: gradient all-reduce and optimizer step."""
-    size_bytes = problem.profile.parameter_bytes(stage.layers)
-    slowest = min(problem.cluster.devices[device].speed for device in stage.devices)
-    crowded = crowding(problem.cluster, stage.devices)
-    step_s = size_bytes * problem.profile.step_s_per_byte * crowded / slowest
-    return all_reduce_s(problem.cluster, stage.devices, size_bytes) + step_s
 
 
 def crossing_bytes(profile: ModelProfile, cut: int, of: Callable[[Edge], Affine]) -> Affine:
@@ -182,14 +212,26 @@ def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transf
     up = (receiver.devices, receiver.slices, sender.devices, sender.slices)
 
     def computed() -> Transfer:
-        activations = crossing_bytes(problem.profile, cut, lambda edge: edge.bytes)
-        gradients = crossing_bytes(problem.profile, cut, lambda edge: edge.gradient_bytes)
+        activations, gradients = known_crossings(problem)[cut]
         return Transfer(
             forward_s=split_concat_s(cluster, *down, activations.at),
             backward_s=split_concat_s(cluster, *up, gradients.at),
         )
 
     return recalled(known_transfers(problem), (cut, *down), computed)
+
+
+@remembered
+def known_crossings(problem: PlanningProblem) -> list[tuple[Affine, Affine]]:
+    """Bytes of activations and of gradients that cross each cut."""
+    profile = problem.profile
+    return [
+        (
+            crossing_bytes(profile, cut, lambda edge: edge.bytes),
+            crossing_bytes(profile, cut, lambda edge: edge.gradient_bytes),
+        )
+        for cut in range(len(profile.layers) + 1)
+    ]
 
 
 @remembered
@@ -207,26 +249,12 @@ def device_memory_bytes(
       + in flight * saved                                     (all kept, or only one in flight)
       + (in flight - 1) * stage inputs + max(saved, inputs)   (recompute)
     """
-    profile = problem.profile
-    held = state_bytes(problem, layers)
-    held += max(profile.layers[i].workspace_bytes.at(rows) for i in layers)
-    saved = profile.saved_bytes(layers, rows)
+    run = run_costs(problem, layers, rows)
+    held = run.state_bytes + run.workspace_bytes
     if recompute and in_flight > 1:
-        inputs = input_bytes(problem, layers, rows)
-        return held + (in_flight - 1) * inputs + max(saved, inputs)
-    return held + in_flight * saved
-
-
-def state_bytes(problem: PlanningProblem, layers: range) -> float:
-    """Bytes that a device holds of ``layers`` all the time, whatever the micro-batches."""
-    state = problem.profile.parameter_bytes(layers)
-    buffers = sum(problem.profile.layers[i].buffer_bytes for i in layers)
-    return state * (2 + problem.optimizer_bytes_per_parameter_byte) + buffers
-
-
-def input_bytes(problem: PlanningProblem, layers: range, rows: int) -> float:
-    """Bytes of the tensors that ``layers`` read from earlier layers, for so many rows."""
-    return sum(edge.bytes.at(rows) for edge in problem.profile.incoming(layers))
+        inputs = (in_flight - 1) * run.input_bytes
+        return held + inputs + max(run.saved_bytes, run.input_bytes)
+    return held + in_flight * run.saved_bytes
 
 
 def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
@@ -265,10 +293,11 @@ def estimate_s(problem: PlanningProblem, plan: Plan) -> float:
     rest_s = 0.0
     for index in reversed(range(len(plan.stages))):
         stage = plan.stages[index]
-        busy_s = micro_batch_s(problem, stage)
+        seconds = stage_seconds(problem, stage)
+        busy_s = seconds.whole_s
         if stage.recompute and depths[index] > 1:
-            busy_s += forward_s(problem, stage)
-        own_s = plan.micro_batches * busy_s + tail_s(problem, stage)
+            busy_s += seconds.forward_s
+        own_s = plan.micro_batches * busy_s + seconds.after_s
         if index + 1 < len(plan.stages):
             moved = transfer(problem, stage, plan.stages[index + 1])
             own_s = max(own_s, plan.micro_batches * moved.busier_s)

@@ -101,12 +101,12 @@ class Plan:
         """Samples of one iteration."""
         return self.micro_batches * self.micro_batch_size
 
-    @property
+    @cached_property
     def devices(self) -> tuple[int, ...]:
         """Every device in use, once, in order of stage and replica."""
         return tuple(device for group in self.device_groups for device in group)
 
-    @property
+    @cached_property
     def device_groups(self) -> tuple[tuple[int, ...], ...]:
         """The different sets of devices, in order of their first stage."""
         return tuple(dict.fromkeys(stage.devices for stage in self.stages))
@@ -124,7 +124,7 @@ class Plan:
         """The device to which ``rank`` belongs; -1 if the plan does not use the rank."""
         return next((d for d in self.devices if rank in self.ranks_of(d)), -1)
 
-    @property
+    @cached_property
     def placement(self) -> tuple[int, ...]:
         """The device group of every stage; empty where each stage has its own."""
         groups = {devices: group for group, devices in enumerate(self.device_groups)}
@@ -163,6 +163,11 @@ class Plan:
 
     def shape(self) -> PipelineShape:
         """The shape of this plan, from which a schedule makes an order."""
+        return self.known_shape
+
+    @cached_property
+    def known_shape(self) -> PipelineShape:
+        """The shape, made once."""
         return PipelineShape(
             stages=len(self.stages),
             micro_batches=self.micro_batches,
@@ -206,18 +211,21 @@ def check_plan(plan: Plan) -> None:
         )
     expected_start = 0
     for index, stage in enumerate(plan.stages):
-        if stage.layers.start != expected_start or len(stage.layers) < 1 or stage.layers.step != 1:
+        layers = stage.layers
+        if layers.start != expected_start or layers.stop <= expected_start or layers.step != 1:
             raise BadInput(
-                f"stage {index} holds layers [{stage.layers.start}, {stage.layers.stop}); it must "
+                f"stage {index} holds layers [{layers.start}, {layers.stop}); it must "
                 f"start at layer {expected_start} and hold at least one"
             )
-        expected_start = stage.layers.stop
+        expected_start = layers.stop
         named = stage.recompute_layers
-        if named and (list(named) != sorted(set(named)) or not set(named) <= set(stage.layers)):
+        if named and (list(named) != sorted(set(named)) or not set(named) <= set(layers)):
             raise BadInput(
                 f"stage {index} recomputes layers {list(named)}; name layers of its own, "
-                f"{stage.layers.start} to {stage.layers.stop - 1}, each once and in order"
+                f"{layers.start} to {layers.stop - 1}, each once and in order"
             )
+        if len(stage.devices) == 1 and stage.slices == (plan.micro_batch_size,):
+            continue
         if not stage.devices or len(stage.slices) != len(stage.devices):
             raise BadInput(
                 f"stage {index} has {len(stage.devices)} devices and {len(stage.slices)} slices; "

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
-from typing import Literal, TypeAlias, TypeVar
-from weakref import ref
+from typing import Literal, TypeAlias, TypeVar, cast
 
 from penstock.cluster.cluster import Cluster, with_memory_reserve
 from penstock.errors import BadInput
@@ -71,6 +71,11 @@ class PlanningProblem:
     max_stages: int = 0
     memory_reserve: float = 0.0
     as_fast: float = 0.0
+
+    @cached_property
+    def known_answers(self) -> dict[object, object]:
+        """A cache for functions that compute something about this problem (`remembered`)."""
+        return {}
 
     @property
     def recompute_choices(self) -> tuple[bool, ...]:
@@ -204,19 +209,13 @@ Answer = TypeVar("Answer")
 
 
 def remembered(find: Callable[[PlanningProblem], Answer]) -> Callable[[PlanningProblem], Answer]:
-    """``find``, with its result kept for as long as the problem exists.
-
-    Problems are compared by identity, because hashing a problem with its profile is slow.
-    """
-    known: dict[int, tuple[ref[PlanningProblem], Answer]] = {}
+    """``find``, with its result kept beside the problem; hashing a problem would be slow."""
 
     def answer(problem: PlanningProblem) -> Answer:
-        key = id(problem)
-        kept = known.get(key)
-        if kept and kept[0]() is problem:
-            return kept[1]
-        found = find(problem)
-        known[key] = (ref(problem, lambda _: known.pop(key, None)), found)
+        known = cast("dict[object, Answer]", problem.known_answers)
+        found = known.get(find)
+        if found is None:
+            found = known[find] = find(problem)
         return found
 
     return answer

@@ -1,21 +1,15 @@
 """The costs of a plan's stages and the memory left, for schedules that adapt to both."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.plan.cost import (
-    backward_s,
-    forward_s,
-    input_bytes,
-    slowest_s,
-    state_bytes,
-    transfer,
-)
+from penstock.plan.cost import RunCosts, run_costs, stage_seconds, transfer
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import StageCost
 
-__all__ = ["least_room", "priced", "with_costs"]
+__all__ = ["least_room", "priced", "stages_of_groups", "with_costs"]
 
 
 def priced(problem: PlanningProblem, plan: Plan) -> Plan:
@@ -32,92 +26,75 @@ def with_costs(problem: PlanningProblem, plan: Plan) -> Plan:
     Bytes are those of the replica that can hold the fewest micro-batches. A stage that recomputes
     keeps its inputs of each micro-batch, and memory is reserved for all that it saves of one.
     """
-    rooms = [room_of_group(problem, plan, devices) for devices in plan.device_groups]
-    replica_of = {
-        devices: replica for devices, (_, replica) in zip(plan.device_groups, rooms, strict=True)
-    }
+    rooms: list[float] = []
+    replica_of: dict[tuple[int, ...], int] = {}
+    for devices, stages in stages_of_groups(plan).items():
+        left, kept, replica_of[devices] = least_room(problem, devices, stages)
+        # At most as many bytes as all micro-batches of the plan need.
+        rooms.append(min(left, plan.micro_batches * kept))
     costs = tuple(
         cost_of_stage(problem, plan, index, replica_of[stage.devices])
         for index, stage in enumerate(plan.stages)
     )
-    return replace(plan, costs=costs, memory_bytes=tuple(room for room, _ in rooms))
+    return replace(plan, costs=costs, memory_bytes=tuple(rooms))
 
 
 def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int) -> StageCost:
     """The costs of a micro-batch on stage ``index``; its bytes are those on one replica."""
-    stage, layers = plan.stages[index], problem.profile.layers
-    weight_s = slowest_s(
-        problem,
-        stage,
-        lambda rows: sum(layers[i].backward_weight_s.at(rows) for i in stage.layers),
-    )
+    stage = plan.stages[index]
+    seconds = stage_seconds(problem, stage)
     transfer_s = 0.0
     if index + 1 < len(plan.stages) and plan.stages[index + 1].devices != stage.devices:
         transfer_s = transfer(problem, stage, plan.stages[index + 1]).round_trip_s / 2
     return StageCost(
-        forward_s=forward_s(problem, stage),
-        input_backward_s=max(0.0, backward_s(problem, stage) - weight_s),
-        weight_backward_s=weight_s,
+        forward_s=seconds.forward_s,
+        input_backward_s=max(0.0, seconds.backward_s - seconds.weight_s),
+        weight_backward_s=seconds.weight_s,
         transfer_s=transfer_s,
-        saved_bytes=kept_bytes(problem, stage, replica),
+        saved_bytes=kept_bytes(
+            run_costs(problem, stage.layers, stage.slices[replica]), stage.recompute
+        ),
     )
 
 
-def room_of_group(
-    problem: PlanningProblem, plan: Plan, devices: tuple[int, ...]
-) -> tuple[float, int]:
-    """Bytes left for saved activations on the replica with the least, and its number.
-
-    At most as many bytes as all micro-batches of the plan need.
-    """
-    left, kept, replica = least_room(problem, plan, devices)
-    return min(left, plan.micro_batches * kept), replica
-
-
 def least_room(
-    problem: PlanningProblem, plan: Plan, devices: tuple[int, ...]
+    problem: PlanningProblem, devices: tuple[int, ...], stages: Sequence[Stage]
 ) -> tuple[float, float, int]:
     """The replica that can hold the fewest micro-batches: bytes left, bytes of one, its number.
 
-    The bytes of a micro-batch are those that all stages of the group save of it.
+    The bytes of a micro-batch are those that all ``stages`` of the group save of it.
     """
-    stages = stages_on(plan, devices)
-    state = sum(state_bytes(problem, stage.layers) for stage in stages)
+    state = sum(run_costs(problem, s.layers, s.slices[0]).state_bytes for s in stages)
     # Replicas with as much memory and as many rows have as much room.
     kinds: dict[tuple[float, tuple[int, ...]], int] = {}
     for replica, device in enumerate(devices):
         memory_bytes = problem.cluster.devices[device].memory_bytes
         kinds.setdefault((memory_bytes, tuple(s.slices[replica] for s in stages)), replica)
     rooms: list[tuple[float, float, float, int]] = []
-    for (memory_bytes, _), replica in kinds.items():
+    for (memory_bytes, rows), replica in kinds.items():
+        runs = [run_costs(problem, s.layers, n) for s, n in zip(stages, rows, strict=True)]
+        again = [stage.recompute for stage in stages]
         left = memory_bytes - state
-        left -= max(working_bytes(problem, stage, replica) for stage in stages)
-        kept = sum(kept_bytes(problem, stage, replica) for stage in stages)
+        left -= max(
+            run.workspace_bytes + (run.saved_bytes if recomputes else 0.0)
+            for run, recomputes in zip(runs, again, strict=True)
+        )
+        kept = sum(kept_bytes(run, recomputes) for run, recomputes in zip(runs, again, strict=True))
         rooms.append((left / kept if kept else left, left, kept, replica))
     return min(rooms)[1:]
 
 
-def stages_on(plan: Plan, devices: tuple[int, ...]) -> list[Stage]:
-    """The stages that a set of devices holds; of a mirrored schedule also the opposite one."""
-    found = [stage for stage in plan.stages if stage.devices == devices]
-    if not plan.mirrored:
-        return found
-    opposite = len(plan.stages) - 1 - plan.stages.index(found[0])
-    twin = plan.stages[opposite]
-    return [*found, replace(twin, devices=devices, slices=found[0].slices)]
+def stages_of_groups(plan: Plan) -> dict[tuple[int, ...], list[Stage]]:
+    """The stages that each set of devices holds; of a mirrored schedule also the opposite ones."""
+    found: dict[tuple[int, ...], list[Stage]] = {}
+    for stage in plan.stages:
+        found.setdefault(stage.devices, []).append(stage)
+    if plan.mirrored:
+        for stage, twin in zip(plan.stages, reversed(plan.stages), strict=True):
+            found[stage.devices].append(replace(twin, devices=stage.devices, slices=stage.slices))
+    return found
 
 
-def working_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
-    """Bytes that a replica needs while it computes, beside those kept of each micro-batch."""
-    rows = stage.slices[replica]
-    workspace = max(problem.profile.layers[i].workspace_bytes.at(rows) for i in stage.layers)
-    recomputed = problem.profile.saved_bytes(stage.layers, rows) if stage.recompute else 0.0
-    return workspace + recomputed
-
-
-def kept_bytes(problem: PlanningProblem, stage: Stage, replica: int) -> float:
+def kept_bytes(run: RunCosts, recomputes: bool) -> float:
     """Bytes that a replica keeps of each micro-batch in flight."""
-    rows = stage.slices[replica]
-    if stage.recompute:
-        return input_bytes(problem, stage.layers, rows)
-    return problem.profile.saved_bytes(stage.layers, rows)
+    return run.input_bytes if recomputes else run.saved_bytes

@@ -97,7 +97,6 @@ def piper_table(
                 depth = in_flight(line, position, width, micro_batches, schedule, deep=deep)
                 depths[position, number], replicas[position, number] = depth, width * line.block
                 seconds[:, position, number] = seconds_per_byte(chain, line, position, width)
-    # In one dimension, as in all calls of `slowest_stage`: for others it is compiled again.
     before, after, parameter = seconds.reshape(3, -1)
     loads = Loads(depths.ravel(), replicas.ravel(), before, after, parameter / micro_batches)
     return slowest_stage(chain, windows, loads, size, chain.problem.recompute)

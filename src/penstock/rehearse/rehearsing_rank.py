@@ -175,7 +175,6 @@ class HeldBackTransport:
     ) -> None:
         self._transport, self._client, self._lateness = transport, client, lateness
         self._size_of = size_of
-        self.keeps_sent = transport.keeps_sent
         self.begin, self.proceed = transport.begin, transport.proceed
         self.position = transport.position
         self.at, self.drain, self.announce = transport.at, transport.drain, transport.announce

@@ -225,6 +225,9 @@ class NarrowTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         wide = options.update(max_width=BOUNDLESS)
+        if Measurement.get(console, wide, self.table).maximum <= options.max_width:
+            yield self.table
+            return
         keys, others = self.table.columns[: self.keys], self.table.columns[self.keys :]
         shown: list[Column] = []
         for column in others:

@@ -21,7 +21,6 @@ from penstock.runtime.transport.messages import (
     messages_between_actions,
     messages_of_rank,
 )
-from penstock.runtime.transport.send_window import send_window
 from penstock.schedule.action import Action
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.schedule import Schedule
@@ -79,8 +78,7 @@ class StageIteration:
 class Iteration:
     """One rank's work on a batch of a certain size: its actions, and the part of each stage.
 
-    ``warm_up`` are the forwards of all ranks that `warm_up_of` returns. ``window`` is the send
-    window (0: the transport needs none).
+    ``warm_up`` are the forwards of all ranks that `warm_up_of` returns.
     """
 
     cut: BatchCut
@@ -90,7 +88,6 @@ class Iteration:
     training: bool
     lengths: LengthsOf = ()
     warm_up: frozenset[Action] = frozenset()
-    window: int = 0
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -166,11 +163,8 @@ def prepare_iteration(
     rows: int,
     training: bool,
     lengths: LengthsOf = (),
-    keeps_sent: bool = False,
 ) -> Iteration:
     """The work of ``rank`` on a batch of ``rows`` samples with the given lengths.
-
-    ``keeps_sent`` is that of the transport.
 
     Raises:
         BadInput: the plan's schedule is unknown or cannot be run.
@@ -184,14 +178,13 @@ def prepare_iteration(
         shape = replace(replace(plan, micro_batches=micro_batches).shape(), recompute=())
         schedule = forward_schedule(shape)
     sized = [boundary.at(lengths) for boundary in boundaries]
-    passed = list(messages_between_actions(plan, sized, schedule, cut))
+    passed = messages_between_actions(plan, sized, schedule, cut)
     messages = messages_of_rank(rank, schedule, shape, passed)
     places = places_of(plan, rank)
     order = tuple(schedule.of(places[0].group)) if places else ()
     parts = {place.stage: part_of(place, order, cut, shape) for place in places}
     warm_up = warm_up_of(schedule, shape) if training else frozenset[Action]()
-    window = send_window(schedule, shape.stages, passed) if keeps_sent else 0
-    return Iteration(cut, order, messages, parts, training, lengths, warm_up, window)
+    return Iteration(cut, order, messages, parts, training, lengths, warm_up)
 
 
 def part_of(

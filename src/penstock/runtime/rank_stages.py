@@ -91,23 +91,18 @@ class RankStages(Generic[Runner]):
 
         def make() -> Ready:
             rank, boundaries = self._world.rank, self.boundaries
-            keeps_sent = self._transport is not None and self._transport.keeps_sent
-            iteration = prepare_iteration(
-                self._plan, boundaries, rank, rows, training, lengths, keeps_sent
-            )
-            channels = self.channels(iteration.messages, iteration.window)
+            iteration = prepare_iteration(self._plan, boundaries, rank, rows, training, lengths)
+            channels = self.channels(iteration.messages)
             order = [a for a in iteration.order if self.runners[a.stage].has_work(a.kind)]
             return Ready(iteration, channels, steps_of(order, self.runners, channels))
 
         return self._ready.find((rows, lengths, training), make)
 
-    def channels(self, messages: RankMessages, window: int) -> PipelineChannels:
+    def channels(self, messages: RankMessages) -> PipelineChannels:
         """Channels for the messages of one iteration."""
         places = {stage: Places(p.received, p.sent) for stage, p in self.programs.items()}
         world, clock = self._world, self._clock
-        return PipelineChannels(
-            world.rank, self._transport, places, clock, messages, world.device, window
-        )
+        return PipelineChannels(world.rank, self._transport, places, clock, messages, world.device)
 
     def take(
         self,

@@ -1,8 +1,7 @@
 """An action: one pass of one stage on one micro-batch, and its text form."""
 
 import re
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from penstock.errors import BadInput
 
@@ -20,8 +19,7 @@ KIND_CODES: dict[ActionKind, int] = {kind: code for code, kind in enumerate(ACTI
 KINDS: dict[str, ActionKind] = {kind: kind for kind in ACTION_KINDS}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Action:
+class Action(NamedTuple):
     """The work of one stage on one micro-batch. Its text form is stage, kind, micro-batch.
 
     >>> print(Action("F", stage=2, micro_batch=0))

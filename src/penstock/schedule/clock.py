@@ -5,18 +5,15 @@ compare orders. `penstock.simulate` predicts the time of a plan on a cluster, wi
 gradient reductions.
 """
 
-# The helpers of compiled functions carry no type annotations: numba infers their types.
-# pyright: basic
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core import native
 from penstock.errors import BadInput
-from penstock.kernels import compiled
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
 from penstock.schedule.concurrent_clock import spans_side_by_side
 from penstock.schedule.order import Order
@@ -25,10 +22,7 @@ from penstock.schedule.shape import PipelineShape
 
 __all__ = ["ActionTimes", "makespan_s", "memory_peaks_bytes", "play_as_far_as_possible", "times_of"]
 
-FEW_ACTIONS = 20_000
-"""Schedules with more actions use the compiled loop; below, loading numba would take longer."""
-
-F, B, I, W, R = (KIND_CODES[kind] for kind in ACTION_KINDS)  # noqa: E741
+F, B, I, W, _ = (KIND_CODES[kind] for kind in ACTION_KINDS)  # noqa: E741
 
 
 @dataclass(frozen=True)
@@ -102,31 +96,21 @@ def play_as_far_as_possible(
     played so can also be played with forwards beside backwards.
     """
     streams = schedule.orders
-    stages, micro_batches = shape.stages, shape.micro_batches
-    first = np.cumsum([0, *map(len, streams)])
-    kind = np.concatenate([stream.kinds for stream in streams]).astype(np.int64)
-    stage = np.concatenate([stream.stages for stream in streams]).astype(np.int64)
-    micro = np.concatenate([stream.micro_batches for stream in streams]).astype(np.int64)
-    cells = stages * micro_batches
-    cell = stage * micro_batches + micro
-    ends = np.full(ROWS * cells, inf)
-    ends[RECOMPUTE * cells :] = -inf
-    ends[RECOMPUTE * cells + cell[kind == R]] = inf
-    home = np.full(2 * cells, -1, dtype=np.int64)
-    stream_of = np.repeat(np.arange(len(streams)), np.diff(first))
-    gradients = (kind == B) | (kind == I)
-    home[FORWARD * cells + cell[kind == F]] = stream_of[kind == F]
-    home[GRADIENT * cells + cell[gradients]] = stream_of[gradients]
-    seconds = seconds_by_kind(shape).ravel()
-    start = np.full(len(kind), inf)
-    flat = (first, kind, stage, micro, home, seconds, transfers_s(shape))
-    if len(kind) > FEW_ACTIONS:
-        orders = Streams(stages, micro_batches, *flat)
-        return streams, start, compiled(play)(orders, ends, start)
-    listed = start.tolist()
-    orders = Streams(stages, micro_batches, *(values.tolist() for values in flat))
-    reached = play(orders, ends.tolist(), listed)
-    return streams, np.array(listed), reached
+    first = list(accumulate(map(len, streams), initial=0))
+    cells = shape.stages * shape.micro_batches
+    actions = np.concatenate(
+        [
+            order.kinds * np.int64(cells)
+            + order.stages * np.int64(shape.micro_batches)
+            + order.micro_batches
+            for order in streams
+        ]
+    )
+    pipe = native.IdealPipe(
+        shape.stages, shape.micro_batches, seconds_by_kind(shape), transfers_s(shape)
+    )
+    start = np.full(len(actions), inf)
+    return streams, start, native.play_orders(pipe, first, actions, start)
 
 
 def seconds_by_kind(shape: PipelineShape) -> npt.NDArray[np.float64]:
@@ -165,91 +149,3 @@ def memory_peaks_bytes(schedule: Schedule, shape: PipelineShape) -> tuple[float,
         changes[W, stage] = -cost.bytes_until_weight_backward
     levels = (np.cumsum(changes[order.kinds, order.stages]) for order in schedule.orders)
     return tuple(max(0.0, float(level.max())) if len(level) else 0.0 for level in levels)
-
-
-FORWARD, GRADIENT, RECOMPUTE = range(3)
-ROWS = 3
-"""Rows of ``ends``: the end of F, of B or I, and of R, for every stage and micro-batch."""
-
-
-class Streams(NamedTuple):
-    """Orders to play, as lists or arrays.
-
-    Stream ``k`` is the actions ``first[k]`` to ``first[k + 1] - 1`` of ``kind``, ``stage`` and
-    ``micro_batch``. ``home`` holds the stream of every F, then of every B or I; -1 stands for none.
-    An action takes ``seconds[kind * stages + s]``, and a transfer from stage ``s`` to the next or
-    back ``transfer[s]``.
-    """
-
-    stages: int
-    micro_batches: int
-    first: Any
-    kind: Any
-    stage: Any
-    micro_batch: Any
-    home: Any
-    seconds: Any
-    transfer: Any
-
-
-def play_streams(orders, ends, start):
-    """Write the start of every action that can be played; return how far each stream got.
-
-    The actions of a stream run one after the other, each as soon as what it needs has ended. On
-    entry ``ends[row * cells + s * micro_batches + m]`` is infinite where an action of the schedule
-    will set it, and minus infinity elsewhere.
-    """
-    stages, micro_batches, first = orders.stages, orders.micro_batches, orders.first
-    kind, stage, home = orders.kind, orders.stage, orders.home
-    seconds, transfer = orders.seconds, orders.transfer
-    cells = stages * micro_batches
-    streams = len(first) - 1
-    reached = [first[k] for k in range(streams)]
-    free = [0.0 for _ in range(streams)]
-    todo = [k for k in range(streams)]
-    listed = [True for _ in range(streams)]
-    while len(todo) > 0:
-        k = todo.pop()
-        listed[k] = False
-        while reached[k] < first[k + 1]:
-            i = reached[k]
-            code, s = kind[i], stage[i]
-            cell = s * micro_batches + orders.micro_batch[i]
-            ready = free[k]
-            if code == 0:
-                if s > 0:
-                    ready = max(ready, ends[cell - micro_batches] + transfer[s - 1])
-            elif code == 3:
-                ready = max(ready, ends[cells + cell])
-            else:
-                ready = max(ready, ends[cell])
-                if code != 4:
-                    ready = max(ready, ends[2 * cells + cell])
-                    if s + 1 < stages:
-                        ready = max(ready, ends[cells + cell + micro_batches] + transfer[s])
-            if ready > 1e300:
-                break
-            start[i] = ready
-            free[k] = ready + seconds[code * stages + s]
-            reached[k] = i + 1
-            wake = -1
-            if code == 0:
-                ends[cell] = free[k]
-                wake = home[cells + cell]
-                if wake >= 0 and not listed[wake]:
-                    todo.append(wake)
-                    listed[wake] = True
-                wake = home[cell + micro_batches] if s + 1 < stages else -1
-            elif code == 1 or code == 2:
-                ends[cells + cell] = free[k]
-                wake = home[cells + cell - micro_batches] if s > 0 else -1
-            elif code == 4:
-                ends[2 * cells + cell] = free[k]
-            if wake >= 0 and not listed[wake]:
-                todo.append(wake)
-                listed[wake] = True
-    return reached
-
-
-play: Callable[..., list[int]] = play_streams
-"""`play_streams`, with a type."""

@@ -92,6 +92,16 @@ class PipelineShape:
     def __post_init__(self) -> None:
         check_shape(self)
 
+    def __hash__(self) -> int:
+        """Computed once: the orders of a shape are looked up for many plans."""
+        return self.known_hash
+
+    @cached_property
+    def known_hash(self) -> int:
+        """The hash of the fields that tell shapes apart."""
+        numbers = self.stages, self.micro_batches, self.placement, self.in_flight_limit
+        return hash((*numbers, self.recompute, self.costs, self.memory_bytes, self.mirrored))
+
     @cached_property
     def groups(self) -> int:
         """The number of device groups."""

@@ -14,7 +14,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score, score_of
-from penstock.plan.schedule_costs import least_room, with_costs
+from penstock.plan.schedule_costs import least_room, stages_of_groups, with_costs
 from penstock.schedule.clock import memory_peaks_bytes
 from penstock.schedule.registry import FAMILIES
 
@@ -140,8 +140,8 @@ def fullest_share(problem: PlanningProblem, plan: Plan) -> float:
     """The largest share of a device's memory that the plan needs."""
     peaks = memory_peaks_bytes(order_of(plan), with_costs(problem, plan).shape())
     shares: list[float] = []
-    for devices, peak in zip(plan.device_groups, peaks, strict=True):
-        left, _, replica = least_room(problem, plan, devices)
+    for (devices, stages), peak in zip(stages_of_groups(plan).items(), peaks, strict=True):
+        left, _, replica = least_room(problem, devices, stages)
         memory_bytes = problem.cluster.devices[devices[replica]].memory_bytes
         shares.append(1 - (left - peak) / memory_bytes if memory_bytes < inf else 0.0)
     return max(shares)

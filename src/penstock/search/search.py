@@ -22,11 +22,7 @@ from penstock.search.families import adapted_to, family_steps, plain_families
 from penstock.search.judge import LEADING, MAKING_A_PLAN, Judge, SearchStep, actions_of, judge_of
 from penstock.search.neighbours import climb
 from penstock.search.preference import preferred
-from penstock.search.skeletons import (
-    placed_so,
-    skeletons,
-    skeletons_of_plans,
-)
+from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
 from penstock.search.walked_plans import moved_cut, simulate_walked, walked
 
 __all__ = ["PLANNERS", "STARTING_PLANNERS", "search_from", "search_steps"]

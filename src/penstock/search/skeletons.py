@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from math import inf
 
 from penstock.cluster.cluster import Cluster
-from penstock.plan.cost import rows_by_speed, tail_s
+from penstock.plan.cost import rows_by_speed, stage_seconds
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import with_costs
@@ -220,7 +220,8 @@ def messages_s(problem: PlanningProblem, plan: Plan) -> float:
     seconds: dict[tuple[int, ...], float] = {}
     for stage, cost in zip(plan.stages, plan.costs, strict=True):
         known = seconds.get(stage.devices, 0.0)
-        known += plan.micro_batches * (before + cost.transfer_s) + tail_s(problem, stage)
+        after_s = stage_seconds(problem, stage).after_s
+        known += plan.micro_batches * (before + cost.transfer_s) + after_s
         seconds[stage.devices] = known
         before = cost.transfer_s
     return max(seconds.values())

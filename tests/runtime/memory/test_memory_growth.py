@@ -4,7 +4,7 @@ import pytest
 from runtime.memory.memory_cases import ROWS, SEQUENCE, WIDTH, growth, peaks_by_micro_batches
 
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.transport.send_window import LEAST_WINDOW
+from penstock.runtime.transport.process_groups import LEAST_WINDOW
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "interleaved")
 # The heap settles for a while; a leak of one activation a step would be 24 MiB in 500 steps.

@@ -6,11 +6,11 @@ from penstock.runtime.transport.process_groups import GroupTransport
 __all__ = ["groups_made"]
 
 
-def groups_made(pairs: list[tuple[int, int]]) -> int:
+def groups_made() -> int:
     """The process groups that opening a transport adds."""
     world = join_world("cpu", 60.0)
     before = len(world.groups)
-    GroupTransport(world, pairs)
+    GroupTransport(world)
     made = len(world.groups) - before
     world.leave()
     return made

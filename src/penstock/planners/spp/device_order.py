@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-
-# Helpers of compiled functions have no types of their own: numba finds them.
-# pyright: basic
 from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.link_matrices import link_matrices
-from penstock.kernels import compiled
 from penstock.plan.run_tables import Floats
 
 __all__ = ["device_weights", "minimum_cut", "ordered_by_minimum_cuts", "recursive_device_order"]
@@ -165,7 +161,7 @@ def recurse(weights: Floats, ties: Floats, blocks: list[Block], among: list[int]
 def halves(ties: Floats, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     """The two sides of the minimum cut, that with the first block first."""
     counts = np.array(sizes, dtype=np.int64)
-    side = compiled(minimum_cut)(ties * np.outer(counts, counts), counts)
+    side = minimum_cut(ties * np.outer(counts, counts), counts)
     if not side[0]:
         side = ~side
     return [int(i) for i in np.flatnonzero(side)], [int(i) for i in np.flatnonzero(~side)]
@@ -195,39 +191,25 @@ def minimum_cut(
     equal links would lose one vertex at a time. The time is cubic in the vertices.
     """
     count = len(weights)
-    left = weights.copy()
-    held = sizes.copy()
-    group = np.zeros((count, count), dtype=np.bool_)
-    alive = np.ones(count, dtype=np.bool_)
-    for v in range(count):
-        group[v, v] = True
-    total = sizes.sum()
-    best_weight, best_balance = np.inf, -1
-    best = group[0].copy()
+    left, held = weights.copy(), sizes.copy()
+    group, alive = np.eye(count, dtype=np.bool_), np.ones(count, dtype=np.bool_)
+    best_weight, best_balance, best = np.inf, -1, group[0]
     for phase in range(count - 1):
-        tied = np.zeros(count)
-        waiting = alive.copy()
-        before, last = -1, -1
+        tied, waiting = np.zeros(count), alive.copy()
+        before = last = -1
         for _ in range(count - phase):
-            strongest = -1
-            for v in range(count):
-                if waiting[v] and (strongest < 0 or tied[v] > tied[strongest]):
-                    strongest = v
-            waiting[strongest] = False
-            before, last = last, strongest
-            for v in range(count):
-                tied[v] += left[strongest, v] if waiting[v] else 0.0
-        weight, balance = tied[last], min(held[last], total - held[last])
+            before, last = last, int(np.where(waiting, tied, -1.0).argmax())
+            waiting[last] = False
+            tied += np.where(waiting, left[last], 0.0)
+        weight, balance = tied[last], min(held[last], sizes.sum() - held[last])
         is_less = weight < best_weight * (1 - TIE)
         is_equal = weight <= best_weight * (1 + TIE)
         if best_balance < 0 or is_less or (is_equal and balance > best_balance):
-            best_weight, best_balance = weight, balance
-            best = group[last].copy()
-        for v in range(count):
-            left[before, v] += left[last, v]
-            left[v, before] = left[before, v]
-            group[before, v] |= group[last, v]
+            best_weight, best_balance, best = weight, balance, group[last].copy()
+        left[before] += left[last]
+        left[:, before] = left[before]
         left[before, before] = 0.0
+        group[before] |= group[last]
         held[before] += held[last]
         alive[last] = False
     return best

@@ -5,6 +5,7 @@ they cut rows out of a stage's results, and assemble the inputs of a stage from 
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -92,7 +93,7 @@ class PipelineChannels:
 
     ``places[stage]`` are given for the stages of this rank. These pass tensors to one another
     without copying. Without a transport there is only this rank. ``memory`` is where this rank's
-    tensors are. ``window`` is the transport's.
+    tensors are.
     """
 
     def __init__(
@@ -103,22 +104,19 @@ class PipelineChannels:
         clock: Clock,
         messages: RankMessages,
         memory: torch.device,
-        window: int = 0,
     ) -> None:
         self.device = device
         self._memory = memory
         self.transport = transport
-        self._window = window
         self._places = places
         self._clock = clock
         self._messages = messages
-        self._streams: list[PeerMessages] = []
+        self._streams: dict[int, PeerMessages] = {}
         self._arrivals: dict[Message, Arrival] = {}
-        for arriving in messages.streams.values():
-            stream = PeerMessages([])
-            self._streams.append(stream)
-            for message in arriving:
+        for message in messages.planned:
+            if message.sender != device:
                 assert transport is not None
+                stream = self._streams.setdefault(message.sender, PeerMessages([]))
                 arrival = Arrival(message, transport.inlet(message), stream)
                 self._arrivals[message] = arrival
                 stream.arrivals.append(arrival)
@@ -132,27 +130,25 @@ class PipelineChannels:
 
         Unless all its messages are ``announced`` at once, call `proceed` to announce them.
         """
-        for stream in self._streams:
+        for stream in self._streams.values():
             stream.taken = 0
         for arrival in self._arrivals.values():
             arrival.tensors = None
         if self.transport is not None:
-            self.transport.begin(self._messages.streams if announced else {}, self._window)
+            self.transport.begin(self._messages.planned if announced else ())
 
-    def proceed(self, streams: Mapping[int, Sequence[Message]]) -> None:
-        """Announce more messages of every peer; after its last message its first comes again."""
+    def proceed(self, planned: Sequence[Message]) -> None:
+        """Announce more messages; after a peer's last message its first comes again."""
         if self.transport is not None:
-            self.transport.proceed(streams, self._window)
+            self.transport.proceed(planned)
 
     def begin_with(self, first: Container[Action]) -> None:
-        """Open the channels for the messages of ``first``, the first actions of every peer.
+        """Open the channels for the messages of ``first``, the first actions of every rank.
 
         Then `go_on` opens them for the other messages, or `discard` drops those of ``first``.
         """
         self.begin(announced=False)
-        if self.transport is not None:
-            # Without a window: a peer takes some of these only when all ranks have met once.
-            self.transport.proceed(self._split(first)[0])
+        self.proceed(self._split(first)[0])
 
     def go_on(self, first: Container[Action]) -> None:
         """Open the channels for all messages except those of ``first``."""
@@ -160,24 +156,20 @@ class PipelineChannels:
 
     def discard(self, first: Container[Action]) -> None:
         """Wait for all messages of ``first`` that no action has taken, and drop them."""
-        counts = [len(messages) for messages in self._split(first)[0].values()]
-        for stream, count in zip(self._streams, counts, strict=True):
-            for arrival in stream.arrivals[stream.taken : count]:
+        begun = Counter(message.sender for message in self._split(first)[0])
+        for peer, stream in self._streams.items():
+            for arrival in stream.arrivals[stream.taken : begun[peer]]:
                 assert arrival.inlet is not None
                 arrival.inlet.wait()
                 arrival.inlet.take()
 
-    def _split(
-        self, first: Container[Action]
-    ) -> tuple[dict[int, Sequence[Message]], dict[int, Sequence[Message]]]:
-        """Every peer's messages of the actions ``first``, and its messages after them."""
-        begun, others = dict[int, Sequence[Message]](), dict[int, Sequence[Message]]()
-        for peer, stream in self._messages.streams.items():
-            count = sum(
-                m.kind == "F" and Action("F", m.sender_stage, m.micro_batch) in first
-                for m in stream
-            )
-            begun[peer], others[peer] = stream[:count], stream[count:]
+    def _split(self, first: Container[Action]) -> tuple[list[Message], list[Message]]:
+        """The messages of the actions ``first``, and all others, both in the planned order."""
+        begun, others = list[Message](), list[Message]()
+        for message in self._messages.planned:
+            source = Action("F", message.sender_stage, message.micro_batch)
+            is_first = message.kind == "F" and source in first
+            (begun if is_first else others).append(message)
         return begun, others
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:
@@ -367,10 +359,7 @@ def open_transport(
             f"ranks share {world.device}, whose memory Gloo cannot send; use transport "
             f"'shared-memory' on one host, or a GPU for each rank"
         )
-    every = (m for messages in outgoing_by_rank for m in messages)
-    # Stages of one rank need no transport between them.
-    pairs = {(m.sender, m.receiver) for m in every if m.sender != m.receiver}
-    return GroupTransport(world, sorted(pairs))
+    return GroupTransport(world)
 
 
 def spin_s(world: World) -> float:

@@ -19,6 +19,7 @@ from penstock.plan.plan import Plan, rank_pairs
 from penstock.plan.row_split import row_overlaps, row_ranges
 from penstock.runtime.micro_batches import BatchCut
 from penstock.schedule.action import Action, ActionKind
+from penstock.schedule.message_order import in_planned_order, unit_times
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
@@ -100,14 +101,14 @@ class Message:
 class RankMessages:
     """All that one rank sends and receives in one iteration.
 
-    ``outgoing`` and ``incoming`` have this rank's actions as keys. ``streams[peer]`` are the
-    messages from one peer in the order in which it sends them. Messages between stages of this rank
-    are outgoing and incoming, but not in a stream.
+    ``outgoing`` and ``incoming`` have this rank's actions as keys. ``planned`` are the messages to
+    and from other ranks in the planned order (`penstock.schedule.message_order`). Those between
+    stages of this rank are outgoing and incoming only.
     """
 
     outgoing: dict[Action, tuple[Message, ...]]
     incoming: dict[Action, tuple[Message, ...]]
-    streams: dict[int, tuple[Message, ...]]
+    planned: tuple[Message, ...]
 
 
 def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[BoundaryTensors, ...]:
@@ -145,25 +146,18 @@ def messages_of_rank(
     """The messages of ``rank``, of all that are ``passed`` when ``schedule`` runs."""
     outgoing: dict[Action, list[Message]] = {}
     incoming: dict[Action, list[Message]] = {}
-    arrivals: dict[int, dict[Action, list[Message]]] = {}
+    passing: list[tuple[Action, int, Message]] = []
     for source, target, message in passed:
         if message.sender == rank:
             outgoing.setdefault(source, []).append(message)
-        if message.receiver != rank:
-            continue
-        incoming.setdefault(target, []).append(message)
-        if message.sender != rank:
-            by_source = arrivals.setdefault(message.sender, {})
-            by_source.setdefault(source, []).append(message)
-    streams: dict[int, tuple[Message, ...]] = {}
-    for peer, by_source in arrivals.items():
-        first = next(iter(by_source))
-        group = shape.group_of(first.stage, first.micro_batch)
-        streams[peer] = tuple(m for a in schedule.of(group) for m in by_source.get(a, ()))
+        if message.receiver == rank:
+            incoming.setdefault(target, []).append(message)
+        if (message.sender == rank) != (message.receiver == rank):
+            passing.append((source, message.sender, message))
     return RankMessages(
         {action: tuple(messages) for action, messages in outgoing.items()},
         {action: tuple(messages) for action, messages in incoming.items()},
-        streams,
+        in_planned_order(passing, unit_times(schedule.orders, shape)),
     )
 
 

@@ -1,16 +1,22 @@
 """Messages by torch.distributed's point-to-point operations: Gloo, or NCCL between GPUs.
 
-Under Gloo two process groups carry everything, one for messages to higher ranks and one for those
-to lower ranks: Gloo connects each pair of ranks by a socket of its own, so that the messages of a
-pair are one ordered stream, and each group has a thread of its own. So a rank has the same number
-of groups in every plan. NCCL orders all operations of a communicator, also those with different
-peers, so there each directed pair of ranks has a group. All ranks create all groups in the same
-order.
+Under NCCL one communicator carries all messages, and runs a rank's operations one after another,
+whoever the peers are. So sends and receives are issued in the planned order
+(`penstock.schedule.message_order`): a receive as soon as all that comes before it is issued, unless
+much is already posted ahead. Gloo has no such order, and a message whose receive is posted before
+it is sent takes one way over the network instead of three. So there receives do not wait for this
+rank's sends. Gloo has two groups, one for messages to higher ranks and one for those to lower
+ranks, because each group has a thread and sockets of its own.
+
+Gloo keeps a tensor until its sender has waited for it, and cannot be asked whether it has arrived.
+So a rank that has much under way to a peer waits for the oldest before it sends the next, which
+bounds the memory of sent tensors, however many micro-batches a batch has. No such wait is for ever,
+because the receiver issues an older message's receive before it needs anything newer.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,7 +37,15 @@ from penstock.runtime.transport.transport import position_words
 __all__ = ["GroupTransport"]
 
 POSTED_BYTES = 64 << 20
-"""Limit of receives posted ahead for each peer, in bytes; one is always posted."""
+"""Limit of receives posted ahead, in bytes."""
+
+LEAST_WINDOW = 4
+"""So many messages may be under way from one rank to another, and as many as there are ranks, which
+delays no schedule with early backwards."""
+
+FREE_BYTES = 1 << 20
+"""More may be under way as long as they have fewer bytes: a wait hands the core to the peer, which
+takes longer than to send a small message."""
 
 ALIGNMENT_BYTES = 16
 
@@ -56,35 +70,38 @@ class Sent(NamedTuple):
 class GroupTransport:
     """Point-to-point operations of one rank; see `Transport`."""
 
-    def __init__(self, world: World, pairs: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
         # Gloo's handle of a send is complete only when it has been waited for.
-        self.keeps_sent = world.backend == "gloo"
-        self._groups = groups_of_pairs(world, pairs)
-        self._sums = world.new_group(range(world.size), "gloo")
-        self._waiting: dict[int, deque[Message]] = {}
-        self._posted: dict[int, deque[Posted]] = {}
-        self._sending: dict[int, deque[Sent]] = {}
-        self._window = 0
+        self._keeps_sent = world.backend == "gloo"
+        self._in_order = not self._keeps_sent
+        everyone = range(world.size)
+        self._up = world.new_group(everyone)
+        self._down = world.new_group(everyone) if self._keeps_sent else self._up
+        self._sums = world.new_group(everyone, "gloo")
+        self._planned: deque[Message] = deque()
+        peers = [rank for rank in everyone if rank != world.rank]
+        self._posted: dict[int, deque[Posted]] = {peer: deque() for peer in peers}
+        self._posted_bytes = 0
+        self._sending: dict[int, deque[Sent]] = {peer: deque() for peer in peers}
+        self._window = max(LEAST_WINDOW, world.size)
         self._actions = 1
         self._position = 0
         WATCH.action = self.position
 
-    def begin(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
-        """Post the first receives of every stream."""
-        self._actions, self._window = 1, window
-        for peer, messages in streams.items():
-            self._waiting[peer] = deque(messages)
-            self._posted[peer] = deque()
-            self._post(peer)
+    def begin(self, planned: Sequence[Message]) -> None:
+        """Post the first receives."""
+        self._actions, self._posted_bytes = 1, 0
+        self._planned.clear()
+        for posted in self._posted.values():
+            posted.clear()
+        self.proceed(planned)
 
-    def proceed(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
+    def proceed(self, planned: Sequence[Message]) -> None:
         """Post more receives, after those that remain."""
-        self._window = window
-        for peer, messages in streams.items():
-            self._waiting.setdefault(peer, deque()).extend(messages)
-            self._posted.setdefault(peer, deque())
-            self._post(peer)
+        own = self._world.rank
+        self._planned.extend(m for m in planned if self._in_order or m.sender != own)
+        self._post_ahead()
 
     def at(self, position: int) -> None:
         """Count the actions: the time limit of `announce` is proportional to their number."""
@@ -97,8 +114,7 @@ class GroupTransport:
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
         """A function that sends ``message``."""
-        sending = self._sending.setdefault(message.receiver, deque())
-        return partial(self._send, message, sending)
+        return partial(self._send, message, self._sending[message.receiver])
 
     def inlet(self, message: Message) -> "GroupInlet":
         """The receiving end of ``message``."""
@@ -108,19 +124,21 @@ class GroupTransport:
         self, message: Message, sending: deque[Sent], tensors: Sequence[torch.Tensor]
     ) -> None:
         """Start sending; the buffer is kept until the operation is complete."""
-        if self.keeps_sent:
-            while len(sending) >= self._window > 0:
+        if self._keeps_sent:
+            while len(sending) >= self._window and bytes_of(sending) >= FREE_BYTES:
                 self._settle(sending.popleft())
         else:
             while sending and sending[0].work and sending[0].work.is_completed():
                 sending.popleft()
+        while self._in_order and (first := self._planned.popleft()) is not message:
+            self._post(first)
         buffer = packed(message, tensors)
-        group = self._groups[message.sender, message.receiver]
         try:
-            work = dist.isend(buffer, message.receiver, group=group)
+            work = dist.isend(buffer, message.receiver, group=self._group_of(message))
         except RuntimeError as cause:
             raise self._failure(cause, str(message), message.receiver) from cause
         sending.append(Sent(message, buffer, work))
+        self._post_ahead()
 
     def _settle(self, sent: Sent) -> None:
         """Wait until a message has been received, or has at least left this rank."""
@@ -128,14 +146,18 @@ class GroupTransport:
 
     def await_message(self, message: Message) -> None:
         """Wait for the oldest posted receive of the sender."""
-        posted = self._posted[message.sender][0]
+        queue = self._posted[message.sender]
+        while not queue:
+            self._post(self._planned.popleft())
+        posted = queue[0]
         assert posted.message is message
         self._wait(posted.work, message, message.sender)
 
     def take(self, message: Message) -> list[torch.Tensor]:
-        """The parts as views of their buffer; also posts the next receive."""
+        """The parts as views of their buffer; also posts the next receives."""
         posted = self._posted[message.sender].popleft()
-        self._post(message.sender)
+        self._posted_bytes -= message.bytes
+        self._post_ahead()
         return unpacked(message, posted.buffer)
 
     def drain(self) -> None:
@@ -168,36 +190,49 @@ class GroupTransport:
 
     def abort(self) -> None:
         """Close the connections; operations of peers then raise an error."""
-        for group in dict.fromkeys(self._groups.values()):
-            self._world.abandon(group)
+        for group in dict.fromkeys((self._up, self._down)):
+            if group is not None:
+                self._world.abandon(group)
         self.close()
 
     def close(self) -> None:
         """Let go of everything that keeps a connection open; the world destroys its groups."""
-        self._groups.clear()
-        self._sums = None
-        for waiting in (self._waiting, self._posted, self._sending):
-            waiting.clear()
+        self._up = self._down = self._sums = None
+        self._planned.clear()
+        for under_way in (*self._posted.values(), *self._sending.values()):
+            under_way.clear()
 
-    def _post(self, peer: int) -> None:
-        """Post receives from ``peer`` as far ahead as the limits allow, in the sender's order."""
-        waiting, posted = self._waiting[peer], self._posted[peer]
-        ahead = sum(entry.message.bytes for entry in posted)
-        # A sender that has filled its window would wait for the oldest of these.
-        most = self._window or len(waiting) + 1
-        while waiting and (
-            not posted or (len(posted) < most and ahead + waiting[0].bytes <= POSTED_BYTES)
-        ):
-            message = waiting.popleft()
-            ahead += message.bytes
-            buffer = empty_buffer(message, self._world.device)
-            group = self._groups[message.sender, message.receiver]
-            try:
-                work = dist.irecv(buffer, message.sender, group=group)
-            except RuntimeError as cause:
-                # The sender has ended since the last message.
-                raise self._failure(cause, str(message), peer) from cause
-            posted.append(Posted(message, buffer, work))
+    def _post_ahead(self) -> None:
+        """Post the receives before this rank's next send, as far ahead as the limits allow."""
+        while self._planned:
+            message = self._planned[0]
+            if message.sender == self._world.rank:
+                return
+            posted = self._posted[message.sender]
+            is_small = self._posted_bytes + message.bytes <= FREE_BYTES
+            if len(posted) >= self._window and not is_small:
+                return
+            if posted and self._posted_bytes + message.bytes > POSTED_BYTES:
+                return
+            self._post(self._planned.popleft())
+
+    def _post(self, message: Message) -> None:
+        """Start to receive ``message``."""
+        peer = message.sender
+        assert peer != self._world.rank, f"{message} is to be sent before what is waited for"
+        buffer = empty_buffer(message, self._world.device)
+        try:
+            work = dist.irecv(buffer, peer, group=self._group_of(message))
+        except RuntimeError as cause:
+            # The sender has ended since the last message.
+            raise self._failure(cause, str(message), peer) from cause
+        self._posted_bytes += message.bytes
+        self._posted[peer].append(Posted(message, buffer, work))
+
+    def _group_of(self, message: Message) -> dist.ProcessGroup:
+        group = self._up if message.sender < message.receiver else self._down
+        assert group is not None, "the transport is closed"
+        return group
 
     def _wait(self, work: dist.Work | None, message: Message, peer: int) -> None:
         if work is None:
@@ -241,22 +276,9 @@ class GroupInlet:
         return self._transport.take(self._message)
 
 
-def groups_of_pairs(
-    world: World, pairs: Sequence[tuple[int, int]]
-) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """The group that carries the messages of each pair (sender, receiver) of this rank."""
-    made: dict[object, dist.ProcessGroup | None] = {}
-    groups: dict[tuple[int, int], dist.ProcessGroup] = {}
-    for pair in sorted(set(pairs)):
-        sender, receiver = pair
-        shared = world.backend != "nccl"
-        key = sender < receiver if shared else pair
-        if key not in made:
-            made[key] = world.new_group(range(world.size) if shared else pair)
-        group = made[key]
-        if group is not None and world.rank in pair:
-            groups[pair] = group
-    return groups
+def bytes_of(sending: Iterable[Sent]) -> int:
+    """The bytes under way."""
+    return sum(sent.message.bytes for sent in sending)
 
 
 def aligned(size: int) -> int:

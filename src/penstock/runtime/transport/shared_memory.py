@@ -6,7 +6,7 @@ threads; a message here takes one copy in, one copy out and two counters.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -98,8 +98,6 @@ class SlotRing:
 class SharedMemoryTransport:
     """The rings of one rank; see `Transport`."""
 
-    keeps_sent = False
-
     def __init__(self, segments: Segments, device: torch.device) -> None:
         self.segments = segments
         self._words = segments.own.words
@@ -116,10 +114,10 @@ class SharedMemoryTransport:
         self._unsent: dict[int, deque[torch.Tensor]] = {peer: deque() for peer in self._into}
         self._unsent_count = 0
 
-    def begin(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
+    def begin(self, planned: Sequence[Message]) -> None:
         """Nothing to prepare: the rings are always open."""
 
-    def proceed(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
+    def proceed(self, planned: Sequence[Message]) -> None:
         """Nothing to prepare: the rings are always open."""
 
     def at(self, position: int) -> None:

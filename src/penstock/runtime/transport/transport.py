@@ -1,6 +1,6 @@
 """The interface of transports, which move the bytes of a message from one rank to another."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -39,19 +39,15 @@ class Transport(Protocol):
     Both ends know every message beforehand, so messages contain no shapes.
     """
 
-    keeps_sent: bool
-    """Whether what is sent stays in memory until it is waited for, so that a window matters."""
+    def begin(self, planned: Sequence[Message]) -> None:
+        """Prepare for an iteration, in which this rank will send and receive ``planned``.
 
-    def begin(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
-        """Prepare for an iteration; ``streams[peer]`` will arrive from ``peer`` in this order.
-
-        At most ``window`` messages to one peer are under way at once (0: any number), if this
-        transport keeps what is sent.
+        They are in the planned order (`penstock.schedule.message_order`).
         """
         ...
 
-    def proceed(self, streams: Mapping[int, Sequence[Message]], window: int = 0) -> None:
-        """Expect more messages, after those that were announced and have not been taken yet."""
+    def proceed(self, planned: Sequence[Message]) -> None:
+        """Expect more messages, after those that were announced."""
         ...
 
     def at(self, position: int) -> None:
@@ -66,10 +62,9 @@ class Transport(Protocol):
         ...
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
-        """A function that sends the parts of ``message``.
+        """A function that sends the parts of ``message``; created once, used in every iteration.
 
-        It waits for the receiver only if the window is full. It is created once and called in every
-        iteration.
+        It may wait for the receiver if much is under way to it.
         """
         ...
 

@@ -7,8 +7,9 @@ one batch later.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan, sqrt
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,6 @@ from penstock.runtime.transport.messages import (
     messages_between_actions,
     messages_of_rank,
 )
-from penstock.runtime.transport.send_window import least_window
 from penstock.runtime.user_metrics import Means
 from penstock.runtime.without_flush.order import EndlessOrder, cut_for, endless_order
 from penstock.runtime.without_flush.versioned_stage import (
@@ -43,23 +43,42 @@ from penstock.runtime.without_flush.versioned_stage import (
 )
 from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b
+from penstock.schedule.message_order import in_planned_order, unit_times
+from penstock.schedule.shape import PipelineShape
 
 __all__ = ["EndlessTraining", "endless_training"]
+
+Orders: TypeAlias = tuple[tuple[Action, ...], ...]
+"""The actions of every stage in one part of the endless order."""
 
 
 @dataclass(frozen=True)
 class PreparedSize:
     """All that is fixed for batches of one size: their cut and their messages.
 
-    ``arriving[peer]`` are the messages from a peer by the action that sends them. ``steps`` caches
-    the prepared actions.
+    ``passing`` are the messages to and from this rank by the action that sends them. ``shape`` has
+    the micro-batches of the whole ring. ``parts`` caches, for the orders of all stages, the
+    messages of a part in the planned order and this rank's prepared actions.
     """
 
     cut: BatchCut
-    arriving: dict[int, dict[Action, list[Message]]]
+    shape: PipelineShape
+    passing: dict[Action, list[Message]]
     channels: PipelineChannels
     lengths: LengthsOf
-    steps: dict[tuple[Action, ...], tuple[PreparedAction, ...]]
+    parts: dict[Orders, tuple[tuple[Message, ...], tuple[PreparedAction, ...]]] = field(
+        default_factory=dict
+    )
+
+    def planned(self, orders: Orders) -> tuple[Message, ...]:
+        """The messages of one part, in the planned order."""
+        sent = (
+            (action, message.sender, message)
+            for order in orders
+            for action in order
+            for message in self.passing.get(action, ())
+        )
+        return in_planned_order(sent, unit_times(orders, self.shape))
 
 
 class NoStage:
@@ -138,17 +157,16 @@ class OwnStage:
 
     def play(self, prepared: PreparedSize, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
         """Run this rank's actions, and expect the messages that the peers send in theirs."""
-        worker, own = self._worker, actions_of(self._place.stage)
-        streams: dict[int, list[Message]] = {}
-        for peer, arriving in prepared.arriving.items():
-            stage = next(iter(arriving)).stage
-            streams[peer] = [m for action in actions_of(stage) for m in arriving.get(action, ())]
-        prepared.channels.proceed(streams)
-        if own not in prepared.steps:
-            steps = steps_of(own, {self._place.stage: self._stage}, prepared.channels)
-            prepared.steps[own] = tuple(with_updates(steps, self._stage, self._order))
+        worker, stage = self._worker, self._place.stage
+        orders = tuple(map(actions_of, range(prepared.shape.stages)))
+        if orders not in prepared.parts:
+            steps = steps_of(orders[stage], {stage: self._stage}, prepared.channels)
+            updating = tuple(with_updates(steps, self._stage, self._order))
+            prepared.parts[orders] = prepared.planned(orders), updating
+        planned, steps = prepared.parts[orders]
+        prepared.channels.proceed(planned)
         with worker.random.drawn():
-            execute(prepared.steps[own], prepared.channels, worker.clock)
+            execute(steps, prepared.channels, worker.clock)
 
     def _total_weight(self, weight: float) -> float:
         """The number of loss terms of a micro-batch over all replicas."""
@@ -181,14 +199,12 @@ class OwnStage:
         return [square, float(versions.most_copies), late, *(missed if errors else [nan, nan])]
 
 
-def by_action(messages: RankMessages) -> dict[int, dict[Action, list[Message]]]:
-    """The messages from every peer, by the peer's action that sends them."""
-    found: dict[int, dict[Action, list[Message]]] = {}
-    for peer, stream in messages.streams.items():
-        own = found.setdefault(peer, {})
-        for message in stream:
-            action = Action(message.kind, message.sender_stage, message.micro_batch)
-            own.setdefault(action, []).append(message)
+def by_action(messages: RankMessages) -> dict[Action, list[Message]]:
+    """The messages to and from a rank, by the action that sends them."""
+    found: dict[Action, list[Message]] = {}
+    for message in messages.planned:
+        action = Action(message.kind, message.sender_stage, message.micro_batch)
+        found.setdefault(action, []).append(message)
     return found
 
 
@@ -314,10 +330,8 @@ class EndlessTraining:
         schedule = one_f_one_b(shape)
         passed = messages_between_actions(plan, sized, schedule, ringed)
         messages = messages_of_rank(world.rank, schedule, shape, passed)
-        # No stage has more under way: it has taken the gradient of the micro-batch before these.
-        window = max(least_window(shape.stages), *order.depths)
-        channels = worker.stages.channels(messages, window)
-        return PreparedSize(cut, by_action(messages), channels, lengths, {})
+        channels = worker.stages.channels(messages)
+        return PreparedSize(cut, shape, by_action(messages), channels, lengths)
 
     def _exchanged(self, leaves: Sequence[Leaf]) -> Callable[[], Rows]:
         """Start to exchange a batch's numbers; the returned function waits for them."""

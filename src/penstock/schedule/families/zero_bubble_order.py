@@ -1,19 +1,17 @@
 """Schedules with split backwards from a pattern of F and I; W are put into the gaps."""
 
-import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import inf
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core import native
 from penstock.errors import BadInput
 from penstock.schedule.action import KIND_CODES
 from penstock.schedule.clock import seconds_by_kind, transfers_s
-from penstock.schedule.families.zero_bubble_loop import LoopCosts, loop
 from penstock.schedule.order import order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
@@ -22,12 +20,9 @@ from penstock.schedule.shape import ROUNDING, PipelineShape
 __all__ = ["Pattern", "Rearrangement", "Slots", "schedule_of_pattern"]
 
 Slots: TypeAlias = npt.NDArray[np.int64]
-"""Integers: slots of a pattern, or actions as `zero_bubble_loop` codes them."""
+"""Integers: slots of a pattern, or actions, ``(kind * stages + stage) * micro_batches + m``."""
 
 ROWS = [KIND_CODES["F"], KIND_CODES["I"], KIND_CODES["W"]]
-
-FEW_STEPS = 200_000
-"""With fewer steps, plain Python takes less time than loading numba."""
 
 LATENESS = (0.25, 0.5, 0.75)
 """How much a W may delay what follows, as fractions of the shortest W."""
@@ -115,58 +110,59 @@ def check_room(shape: PipelineShape) -> None:
 
 @dataclass(frozen=True)
 class PlacedPattern:
-    """A pattern on a pipeline, in the flat arrays that the loops take.
+    """A pattern on a pipeline, with its costs and limits as the core takes them.
 
     ``order`` has the actions group after group, those of ``group`` from ``first[group]`` on, in the
-    order of the pattern. No order takes less than ``bound_s``. Times that differ by less than
-    ``slack_s`` count as equal. ``limits`` are the last fields of `LoopCosts`.
+    order of the pattern. ``seconds`` are those of F, I and W. No order takes less than ``bound_s``.
+    Times that differ by less than ``slack_s`` count as equal.
     """
 
     shape: PipelineShape
     pattern: Pattern
-    home: Slots
-    first: Slots
+    first: list[int]
     order: Slots
     seconds: npt.NDArray[np.float64]
-    transfer_s: npt.NDArray[np.float64]
     slack_s: float
     bound_s: float
-    limits: tuple[npt.NDArray[Any], ...]
+    pipe: native.IdealPipe
+    limits: native.HeldLimits
 
 
 def drawing_of(shape: PipelineShape, pattern: Pattern) -> PlacedPattern:
     """A pattern with a pipeline's costs and limits; all groups hold equally many stages."""
-    home = np.array([shape.group_of(s) for s in range(shape.stages)])
-    table = seconds_by_kind(shape)[ROWS]
-    again = np.array([shape.recomputes(s) for s in range(shape.stages)])
+    home = [shape.group_of(s) for s in range(shape.stages)]
+    table = seconds_by_kind(shape)
+    seconds = table[ROWS]
+    again_s = np.array([shape.recomputes(s) for s in range(shape.stages)]) * seconds[0]
     transfer_s = np.append(transfers_s(shape), 0.0)
     # A lower bound: a group does all its work, and only after its first input has arrived.
-    work_s = np.bincount(home, weights=table.sum(axis=0) + again * table[0]) * shape.micro_batches
-    arrives_s = np.concatenate([[0.0], np.cumsum(table[0] + transfer_s)])
-    table[1] += again * table[0]
+    work_s = np.bincount(home, weights=seconds.sum(axis=0) + again_s) * shape.micro_batches
+    arrives_s = np.concatenate([[0.0], np.cumsum(seconds[0] + transfer_s)])
+    seconds[1] += again_s
+    table[ROWS] = seconds
     slots = pattern.slots.ravel() - pattern.slots.min()
     # One number sorts by group, then slot.
     group_of_action = np.tile(np.repeat(home, shape.micro_batches), 2)
     order = np.argsort(group_of_action * (slots.max() + 1) + slots, kind="stable")
+    cells = shape.stages * shape.micro_batches
     costs = [shape.cost(stage) for stage in range(shape.stages)]
-    room = np.array(shape.memory_bytes or (inf,) * shape.groups) * ROUNDING
-    slack_s = 1e-9 * float(table.max())
+    slack_s = 1e-9 * float(seconds.max())
     return PlacedPattern(
         shape,
         pattern,
-        home,
-        first=np.arange(shape.groups + 1) * (len(order) // shape.groups),
-        order=order,
-        seconds=table.ravel(),
-        transfer_s=transfer_s,
+        first=[g * (len(order) // shape.groups) for g in range(shape.groups + 1)],
+        order=np.where(order < cells, order, order + (ROWS[1] - 1) * cells),
+        seconds=seconds,
         slack_s=slack_s,
         bound_s=float(np.max(arrives_s[: shape.groups] + work_s)) + slack_s,
-        limits=(
-            np.full(shape.groups, pattern.most),
-            np.array([shape.limit(stage) for stage in range(shape.stages)]),
-            room,
-            np.array([float(cost.saved_bytes) for cost in costs]),
-            np.array([float(cost.bytes_until_weight_backward) for cost in costs]),
+        pipe=native.IdealPipe(shape.stages, shape.micro_batches, table, transfer_s),
+        limits=native.HeldLimits(
+            pattern.most,
+            home,
+            [shape.limit(stage) for stage in range(shape.stages)],
+            [cost.saved_bytes for cost in costs],
+            [cost.bytes_until_weight_backward for cost in costs],
+            [room * ROUNDING for room in shape.memory_bytes or (inf,) * shape.groups],
         ),
     )
 
@@ -174,20 +170,20 @@ def drawing_of(shape: PipelineShape, pattern: Pattern) -> PlacedPattern:
 def with_weights(drawn: PlacedPattern, actions: Slots, lateness: float) -> tuple[Slots, float]:
     """These orders with W in their gaps, and their makespan: infinite if they exceed a limit."""
     out = np.zeros(3 * len(actions) // 2, dtype=np.int64)
-    shortest_s = float(drawn.seconds[2 * drawn.shape.stages :].min())
-    slack_s = drawn.slack_s + lateness * shortest_s
-    return looped(drawn, "filled", slack_s, drawn.first, actions, drawn.home, out=out)
+    slack_s = drawn.slack_s + lateness * float(drawn.seconds[2].min())
+    return out, native.fill_gaps(drawn.pipe, drawn.limits, drawn.first, actions, slack_s, out)
 
 
 def rearrangement(drawn: PlacedPattern, change: Rearrangement) -> Slots:
-    """Orders of F and I that the loop `rearranged` makes from the pattern."""
+    """Orders of F and I that the core makes from the pattern (``rearrange`` in ideal_play.hpp)."""
     slots = drawn.pattern.slots.copy()
     slots[0, drawn.shape.groups :] += change.up
     slots[1, : drawn.shape.groups] += change.down
-    deepest = np.minimum(depths(drawn) + change.deeper, drawn.pattern.most - 1)
+    deepest = np.minimum(depths(drawn) + change.deeper, drawn.pattern.most - 1).tolist()
+    ranks = slots.reshape(2, -1)
     out = np.zeros(len(drawn.order), dtype=np.int64)
-    flat = (slots.ravel(), deepest, change.patient)
-    return looped(drawn, "rearranged", drawn.slack_s, *flat, out=out)[0]
+    native.rearrange(drawn.pipe, drawn.limits, ranks, deepest, change.patient, drawn.slack_s, out)
+    return out
 
 
 def depths(drawn: PlacedPattern) -> Slots:
@@ -198,32 +194,12 @@ def depths(drawn: PlacedPattern) -> Slots:
     return np.cumsum(changes.reshape(drawn.shape.groups, -1), axis=1).max(axis=1)
 
 
-def looped(
-    drawn: PlacedPattern, name: str, slack_s: float, *flat: Any, out: Slots
-) -> tuple[Slots, Any]:
-    """What the loop ``name`` writes to ``out``, and what it returns."""
-    counts = (drawn.shape.micro_batches, drawn.shape.stages, drawn.shape.groups)
-    costs = (*counts, drawn.seconds, drawn.transfer_s, slack_s, *drawn.limits)
-    steps = 3 * len(out) * (1 + len(drawn.pattern.rearrangements))
-    if steps > FEW_STEPS or "numba" in sys.modules:
-        return out, loop(name, compiled=True)(LoopCosts(*costs), *flat, out)
-    written: list[int] = out.tolist()
-    result = loop(name, compiled=False)(LoopCosts(*listed(costs)), *listed(flat), written)
-    return np.array(written, dtype=np.int64), result
-
-
-def listed(values: Iterable[Any]) -> list[Any]:
-    """The values, with lists for arrays."""
-    return [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
-
-
 def decoded(drawn: PlacedPattern, actions: Slots) -> Schedule:
     """The schedule with these orders, with R inserted where needed."""
     shape = drawn.shape
-    rows, cells = np.divmod(actions, shape.stages * shape.micro_batches)
-    kinds = np.array(ROWS)[rows]
+    kinds, cells = np.divmod(actions, shape.stages * shape.micro_batches)
     stages, micro_batches = np.divmod(cells, shape.micro_batches)
-    ends: list[int] = (3 * drawn.first // 2).tolist()
+    ends = [3 * first // 2 for first in drawn.first]
     return Schedule(
         tuple(
             with_recomputes(order_from_arrays(kinds[a:b], stages[a:b], micro_batches[a:b]), shape)

@@ -1,19 +1,103 @@
-"""A pipeline as the arrays that `list_loop` works on, with its limits checked."""
+"""A pipeline as the arrays that the list schedulers work on, with its limits checked.
+
+The core makes the orders, event by event; list_orders.hpp says why no policy can deadlock.
+"""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core import native
 from penstock.errors import BadInput
 from penstock.schedule.clock import transfers_s
-from penstock.schedule.searched.list_loop import ScheduleArrays
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["arrays_of", "quick_bound_s"]
+__all__ = ["ScheduleArrays", "Wishes", "arrays_of", "keys_of", "list_order", "quick_bound_s"]
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ScheduleArrays:
+    """A pipeline in arrays over *places*: stage ``s`` of direction ``w`` is ``w * stages + s``.
+
+    ``seconds`` has a row for each kind of action: F, then I (or B if backwards are whole), then W.
+    A place has at most ``indices`` micro-batches. ``work_s`` are those of each group.
+    """
+
+    stages: int
+    directions: int
+    split: bool
+    groups: int
+    indices: int
+    group: Integers
+    micro_batches: Integers
+    seconds: Numbers
+    transfer_s: Numbers
+    work_s: Numbers
+    pipe: native.ListPipe
+
+    @property
+    def actions(self) -> int:
+        """How many actions all places have."""
+        return (3 if self.split else 2) * int(self.micro_batches.sum())
+
+
+class Wishes(NamedTuple):
+    """A policy applied to a pipeline; `list_search.Policy` explains the fields.
+
+    ``keys[row, q, i]`` ranks the ``i``-th action of a row on place ``q``; the least goes first.
+    """
+
+    keys: Numbers
+    depth: Integers
+    idle_price: float
+    overlap: float
+    most_pending: float
+    weight_overlap: float
+    forward_delay_s: float
+    lead_s: float
+
+
+def list_order(arrays: ScheduleArrays, wishes: Wishes, best_s: float) -> tuple[Integers, float]:
+    """The order that ``wishes`` lead to, and its makespan in seconds.
+
+    Actions are coded as ``(row * places + place) * indices + index``, group after group. The play
+    stops as soon as it is certain to take ``best_s`` or longer; the makespan is then infinite and
+    the order unfinished.
+    """
+    order = np.empty(arrays.actions, np.int64)
+    keys, depth, *prices = wishes
+    return order, native.list_order(arrays.pipe, keys, depth, prices, best_s, order)
+
+
+def keys_of(arrays: ScheduleArrays, hops_s: Numbers, turn_s: float, shift_s: float) -> Numbers:
+    """The keys of all actions, for micro-batches that enter every ``shift_s`` seconds.
+
+    ``hops_s`` are the seconds from a stage to the next, on the first and second half of the stages,
+    for forwards and then for backwards. ``turn_s`` pass between the last forward and the first
+    backward.
+    """
+    stages, directions = arrays.stages, arrays.directions
+    forward_s, back_s, _ = arrays.seconds[:, :stages]
+    transfer_s = arrays.transfer_s[: stages - 1]
+    late = (2 * np.arange(stages) >= stages).astype(np.int64)
+    onward_s = np.maximum(hops_s[0, late[1:]], forward_s[:-1] + transfer_s)
+    begin_s = np.append(0.0, np.cumsum(onward_s))
+    return_s = np.maximum(hops_s[1, late[:-1]], back_s[1:] + transfer_s)
+    turn_at_s = begin_s[-1] + forward_s[-1] + turn_s
+    turned_s = turn_at_s + np.append(0.0, np.cumsum(return_s[::-1]))[::-1]
+    later_s = (np.arange(directions)[:, None] + directions * np.arange(arrays.indices)) * shift_s
+    later_s = np.repeat(later_s, stages, axis=0)
+    keys = np.empty((3, *later_s.shape))
+    keys[0] = np.tile(begin_s, directions)[:, None] + later_s
+    keys[1] = np.tile(turned_s, directions)[:, None] + later_s
+    keys[2] = keys[1] + arrays.seconds[1][:, None]
+    return keys
 
 
 def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
@@ -51,35 +135,36 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
     work_s = np.zeros(shape.groups)
     np.add.at(work_s, group, micro_batches * seconds.sum(axis=0))
     recompute = np.array((shape.recompute or (False,) * shape.stages) * directions)
-    rows = 3 if split else 2
-    actions = rows * np.bincount(group, micro_batches, shape.groups).astype(np.int64)
+    transfer_s = np.tile(np.append(transfers_s(shape), 0.0), directions)
+    # Where W needs more than F saved, the difference is reserved from the forward on.
+    saved_bytes = np.maximum(saved_bytes, kept_bytes)
+    limits = limits_of(shape, group, micro_batches)
+    recompute_s = np.where(recompute, forward_s, 0.0)
+    pipe = native.ListPipe(
+        shape.stages,
+        -(-shape.micro_batches // directions),
+        split,
+        np.array([group, micro_batches, limits]),
+        np.array([*seconds, recompute_s, transfer_s, saved_bytes, kept_bytes]),
+        rooms_of(shape, group, micro_batches, saved_bytes),
+        work_s,
+    )
     return ScheduleArrays(
         shape.stages,
         directions,
         split,
-        len(group),
+        shape.groups,
         -(-shape.micro_batches // directions),
-        np.searchsorted(np.sort(group), np.arange(shape.groups + 1)),
-        np.argsort(group, kind="stable"),
         group,
-        direction,
         micro_batches,
-        limits_of(shape, group, micro_batches),
         seconds,
-        np.where(recompute, forward_s, 0.0),
-        np.tile(np.append(transfers_s(shape), 0.0), directions),
-        # Where W needs more than F saved, the difference is reserved from the forward on.
-        np.maximum(saved_bytes, kept_bytes),
-        np.ascontiguousarray(kept_bytes),
-        rooms_of(shape, group, micro_batches, np.maximum(saved_bytes, kept_bytes)),
+        transfer_s,
         work_s,
-        np.cumsum(actions) - actions,
+        pipe,
     )
 
 
-def limits_of(
-    shape: PipelineShape, group: npt.NDArray[np.int64], micro_batches: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def limits_of(shape: PipelineShape, group: Integers, micro_batches: Integers) -> Integers:
     """The most micro-batches in flight on each place (see `ScheduleArrays`).
 
     If both directions of a mirrored stage are on the middle group, they share its limit.
@@ -102,8 +187,8 @@ def limits_of(
 
 def rooms_of(
     shape: PipelineShape,
-    group: npt.NDArray[np.int64],
-    micro_batches: npt.NDArray[np.int64],
+    group: Integers,
+    micro_batches: Integers,
     saved_bytes: Numbers,
 ) -> Numbers:
     """The bytes that each group may save; infinite without a limit."""
@@ -139,7 +224,7 @@ def quick_bound_s(arrays: ScheduleArrays, shape: PipelineShape) -> float:
     tail_s = sums_before(back_s + transfer_s) + weight_s[0]
     bound_s = float((forward_s + back_s + 2 * transfer_s).sum() + weight_s[0])
     for g in range(shape.groups):
-        own = arrays.members[arrays.first_of_group[g] : arrays.first_of_group[g + 1]]
+        own = np.flatnonzero(arrays.group == g)
         first_s, last_s = head_s[own % stages].min(), tail_s[own % stages].min()
         weights_s = (arrays.micro_batches * arrays.seconds[2])[own].sum()
         without_s = arrays.work_s[g] - weights_s + last_s

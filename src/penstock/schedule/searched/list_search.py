@@ -32,12 +32,13 @@ from penstock.schedule.clock import makespan_s, times_of
 from penstock.schedule.order import order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.searched.list_arrays import arrays_of, quick_bound_s
-from penstock.schedule.searched.list_loop import (
+from penstock.schedule.searched.list_arrays import (
     ScheduleArrays,
     Wishes,
+    arrays_of,
     keys_of,
     list_order,
+    quick_bound_s,
 )
 from penstock.schedule.shape import PipelineShape
 
@@ -152,7 +153,7 @@ def wishes_of(policy: Policy, arrays: ScheduleArrays) -> Wishes:
     """The keys and depths that a policy leads to on a pipeline."""
     stages, directions = arrays.stages, arrays.directions
     micro_batches = int(arrays.micro_batches[::stages].sum())
-    rounds = len(arrays.group) / len(arrays.limit_bytes)
+    rounds = len(arrays.group) / arrays.groups
     # A pipeline may cost nothing at all; avoid a division by zero.
     period_s = max(float(arrays.work_s.max()), 1e-30) / micro_batches
     step_s = period_s / 3 / rounds * directions
@@ -171,13 +172,12 @@ def wishes_of(policy: Policy, arrays: ScheduleArrays) -> Wishes:
     return Wishes(
         keys,
         np.minimum(np.maximum(depth, 1), micro_batches).astype(np.int64),
-        # Whole numbers become floats: the loop is compiled anew for each combination of types.
-        float(policy.idle_price),
-        float(policy.overlap),
-        float(policy.most_pending),
-        float(policy.weight_overlap),
-        float(policy.forward_delay * period_s),
-        float(policy.lead * period_s),
+        policy.idle_price,
+        policy.overlap,
+        policy.most_pending,
+        policy.weight_overlap,
+        policy.forward_delay * period_s,
+        policy.lead * period_s,
     )
 
 
@@ -270,7 +270,7 @@ class ListSearch:
     def goes_on(self, share: float = 1.0) -> bool:
         """Whether the best can still improve and less than ``share`` of the attempts are used."""
         gap = self.best_s / self.bound_s - 1 if self.bound_s > 0 else 0.0
-        actions = int(self.arrays.micro_batches.sum()) * (3 if self.arrays.split else 2)
+        actions = self.arrays.actions
         worth = max(100 * gap * ATTEMPTS_PER_PERCENT, CHEAP_PLACINGS / actions)
         worth = min(worth, self.most_attempts, MOST_PLACINGS / actions)
         return gap > CLOSE and self.attempts < share * worth and not self.is_proven(self.best_s)
@@ -341,10 +341,7 @@ def shake(search: ListSearch, draws: Draws) -> None:
     arrays = search.arrays
     places, numbers = wishes.keys.shape[1:]
     step_s = (
-        float(arrays.work_s.max())
-        / max(1, int(arrays.micro_batches.sum()))
-        * len(arrays.limit_bytes)
-        / 3
+        float(arrays.work_s.max()) / max(1, int(arrays.micro_batches.sum())) * arrays.groups / 3
     )
     for _ in range(1 + draws.below(3)):
         kind = draws.below(100)
@@ -412,8 +409,9 @@ def wishes_like(schedule: Schedule, shape: PipelineShape, search: ListSearch) ->
 
 
 def schedule_of(order: Numbers, arrays: ScheduleArrays, shape: PipelineShape) -> Schedule:
-    """The schedule with these rows, places and indices, group after group."""
-    rows, places, numbers = order
+    """The schedule with these actions, coded as in `list_order`, group after group."""
+    rows_and_places, numbers = np.divmod(order, arrays.indices)
+    rows, places = np.divmod(rows_and_places, len(arrays.group))
     codes = np.array((F, I, W) if arrays.split else (F, B))
     directions, stages = np.divmod(places, shape.stages)
     per_group = np.bincount(arrays.group[places], minlength=shape.groups)
