@@ -46,8 +46,8 @@ may start at a plan with split backwards."""
 
 ALMOST = 1.05
 """How many times as long as the best plan one may take whose neighbours are tried at the end. Like
-the next two it was chosen on five random problems on which the search was behind itself or a
-planner, not tuned on them."""
+the next two it was chosen once, on four random problems on which the search was behind itself or a
+planner; other values were not compared."""
 
 ACTIONS_AT_THE_END, ACTIONS_FOR_CUTS = 3_000_000, 400_000
 """Simulated actions spent on these neighbours, at most two seconds; and on each walk over cuts."""
