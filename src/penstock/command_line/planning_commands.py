@@ -68,11 +68,11 @@ def plan(
     from penstock.document import check_place
     from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.answers import TimeLimit
+    from penstock.planning.answers import TimeLimit, find_plan
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
-    from penstock.planning.tensor_groups import planned_in_groups, sizes_of, without_groups
+    from penstock.planning.tensor_groups import on_groups, sizes_of, without_groups
     from penstock.search.search import PLANNERS
     from penstock.simulate.score import make_score
 
@@ -102,7 +102,10 @@ def plan(
         # The bound takes a part of the time, but leaves the planners half of it.
         left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
         limit = TimeLimit(left_s, perf_counter) if time_limit else None
-        found, own = planned_in_groups(problem, planner, score, sizes, limit, progress.show_step)
+        found = find_plan(
+            problem, planner, score, sizes=sizes, limit=limit, on_step=progress.show_step
+        )
+        found, own = on_groups(found, problem)
         planning_s = perf_counter() - start_s
         bound = bound if own is problem else lower_bound(own)
         baselines = baselines_of(problem, score)

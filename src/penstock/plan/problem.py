@@ -55,7 +55,7 @@ class PlanningProblem:
     - ``max_stages``: the most stages; 0 for no bound.
     - ``memory_reserve``: the share of each device's memory that plans leave free. The devices of
       ``cluster`` then have so much less.
-    - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.search`).
+    - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.preference`).
     - ``pins``: parts of the plan that are fixed. The score of a plan that breaks one is infinite.
 
     Raises:
