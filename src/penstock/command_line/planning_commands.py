@@ -15,6 +15,7 @@ from penstock.command_line.options import (
     MaxStages,
     MemoryReserve,
     MicroBatch,
+    Optimizer,
     Out,
     Pins,
     Plugins,
@@ -46,6 +47,7 @@ def plan(
     planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
     schedule: ScheduleNames = "auto",
     recompute: Recompute = "auto",
+    optimizer: Optimizer = "adamw",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,
     tensor_parallel: TensorParallel = "",
@@ -66,6 +68,7 @@ def plan(
     collect_garbage_rarely()
     from penstock.bounds.lower_bound import lower_bound
     from penstock.document import check_place
+    from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.answers import TimeLimit, find_plan
@@ -90,6 +93,7 @@ def plan(
         planner=planner,
         schedule=schedule,
         recompute=recompute,
+        optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,
         pins=read_pins(pin or ()),

@@ -62,6 +62,7 @@ def training_problem(
     return replace(
         problem_of(job, profile, cluster),
         schedules=schedules_named(request.schedule, request.planner, norms=profile.has_norms),
+        blocks="allowed",
         memory_reserve=request.memory_reserve,
         as_fast=AS_FAST,
     )

@@ -8,18 +8,27 @@ from math import inf
 from penstock.cluster.cluster import with_boundless_memory
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.cost_tables import whole_chain
-from penstock.plan.infeasible import first_fitting, infeasible
+from penstock.plan.fitted_plan import with_needed_recompute
+from penstock.plan.infeasible import ONE_STAGE_PLANNERS, first_fitting, infeasible
 from penstock.plan.pins import pins_text
-from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.plan import Plan, with_recompute
+from penstock.plan.problem import PlanningProblem, Score, in_blocks
 from penstock.planners.pinned import pinned
 from penstock.planning.planning_problem import member_named
 from penstock.planning.tensor_groups import groupings, plan_with_groups
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
-from penstock.search.judge import SearchStep
+from penstock.search.judge import Judge, SearchStep
+from penstock.search.neighbours import climb
 from penstock.search.search import PLANNERS, STARTING_PLANNERS, search_steps
-from penstock.simulate.score import make_score
+from penstock.simulate.score import make_score, predict_plan
+
+NEARLY_FULL = 0.5
+"""From this share of a device's memory on, a plan counts as limited by it: a micro-batch more, or
+one twice as large, might not fit."""
+
+ACTIONS_FOR_MIXED = 600_000
+"""Simulated actions for moves among plans of which some stages recompute by block."""
 
 __all__ = ["TimeLimit", "find_plan", "score_until"]
 
@@ -55,6 +64,10 @@ def find_plan(
 ) -> Plan:
     """What the planner of that name answers.
 
+    Where stages may recompute by block, plans that do so on all stages are tried if nothing else
+    fits. For `search`, and for plans of one stage, they are also tried if memory is nearly full.
+    `search` then lets each stage recompute as it can.
+
     After the time limit the best plan so far is the answer. At least one plan that fits is found,
     however long that takes. ``on_step`` is called with every step. The plan may have tensor groups
     of the ``sizes``, if any (`plan_with_groups`). All ways to divide the cluster share the time
@@ -82,13 +95,14 @@ def find_plan(
         return plan_with_groups(problem, sizes, find).plan
     until = Deadline(limit.clock() + limit.seconds, limit.clock) if limit else None
     if not problem.pins:
-        return found_plan(problem, planner, score, until, on_step)
+        return answer(problem, planner, score, until, on_step)
     found: list[Plan] = []
     refused = Infeasible("no plan keeps the pins")
     with suppress(Infeasible):
-        found += [pinned(problem, score)] if planner == "search" else []
+        if planner == "search" and problem.blocks != "always":
+            found.append(pinned(problem, score))
     try:
-        found.append(found_plan(problem, planner, score, until, on_step))
+        found.append(answer(problem, planner, score, until, on_step))
     except Infeasible as refusal:
         refused = refusal
     if not found:
@@ -130,14 +144,89 @@ def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) ->
     )
 
 
-def found_plan(
+def answer(
     problem: PlanningProblem,
     planner: str,
     score: Score,
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
 ) -> Plan:
-    """As `find_plan`, without groups."""
+    """As `find_plan`, without groups and pins."""
+    if problem.blocks == "always":
+        return by_block(problem, planner, score, until, on_step)
+    found, refusal = list[Plan](), None
+    try:
+        found.append(kept_or_whole(problem, planner, score, until, on_step))
+    except Infeasible as error:
+        refusal = error
+    if not problem.allows_blocks or (found and not may_gain(problem, planner, found[0], score)):
+        if refusal:
+            raise refusal
+        return found[0]
+    with suppress(Infeasible, BadInput):
+        found.append(by_block(problem, planner, score, until, on_step))
+    if not found:
+        raise refusal or infeasible(problem, planner)
+    judge = Judge(problem, problem.schedules, score)
+    for plan in found:
+        judge.simulate(plan)
+        if FAMILIES[plan.schedule].is_planned:
+            judge.simulate(with_needed_recompute(problem, plan))
+    seconds, best = judge.best_of(problem.schedules)
+    if planner == "search" and best and not until:
+        best, _ = climb(judge, best, seconds, ACTIONS_FOR_MIXED)
+    return replace(best or found[0], planner=planner)
+
+
+def may_gain(problem: PlanningProblem, planner: str, plan: Plan, score: Score) -> bool:
+    """Whether plans that recompute by block may be faster than ``plan``.
+
+    They can be if memory limits it, and their compute alone would not take longer.
+    """
+    if planner not in ("search", *ONE_STAGE_PLANNERS):
+        return False
+    layers, speeds = problem.profile.by_block.layers, problem.cluster.devices
+    each_s = sum(layer.forward_s.per_sample + layer.backward_s.per_sample for layer in layers)
+    least_s = problem.global_batch * each_s / sum(device.speed for device in speeds)
+    recomputes = any(stage.recompute for stage in plan.stages)
+    return least_s < score(plan) and (recomputes or is_full(problem, plan))
+
+
+def is_full(problem: PlanningProblem, plan: Plan) -> bool:
+    """Whether a device has less than `NEARLY_FULL` of its memory left."""
+    prediction = predict_plan(problem, plan, with_timeline=False)
+    peaks = zip(prediction.peak_memory_bytes, problem.cluster.devices, strict=True)
+    return any(peak > NEARLY_FULL * device.memory_bytes for peak, device in peaks)
+
+
+def by_block(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    until: Deadline | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """The plan of a planner in which all stages recompute by block (`in_blocks`)."""
+
+    def meant(plan: Plan) -> Plan:
+        return with_recompute(plan, False, by_block=True)
+
+    def shown(step: SearchStep) -> None:
+        if on_step:
+            on_step(replace(step, plan=meant(step.plan) if step.plan else None))
+
+    blocks = in_blocks(problem)
+    return meant(kept_or_whole(blocks, planner, lambda plan: score(meant(plan)), until, shown))
+
+
+def kept_or_whole(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    until: Deadline | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """The answer of a planner without recompute by block."""
     if planner == "search":
         return searched_plan(problem, limited(score, until), until, on_step)
     if on_step:

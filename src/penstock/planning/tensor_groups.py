@@ -21,8 +21,8 @@ from penstock.plan.ordering import schedule_refusal, stage_refusal
 from penstock.plan.plan import MOST_RANKS, Plan, rank_pairs
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile, TensorParallelCosts
-from penstock.simulate.score import make_score
-from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.simulate.score import make_score, predict_plan
+from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Event, MemorySample, Timeline
 
 __all__ = [
@@ -320,14 +320,7 @@ def views_of(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProbl
 def predicted(plan: Plan, problem: PlanningProblem) -> GroupedPlan:
     """A plan, simulated with the costs that its layers have on their groups."""
     plan, own = on_groups(plan, problem)
-    state = own.optimizer_bytes_per_parameter_byte
-    prediction = simulate_plan(
-        without_groups(plan),
-        own.profile,
-        own.cluster,
-        optimizer_bytes_per_parameter_byte=state,
-        with_timeline=False,
-    )
+    prediction = predict_plan(own, without_groups(plan), with_timeline=False)
     return GroupedPlan(plan, own, prediction)
 
 

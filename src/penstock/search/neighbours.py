@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 
 from penstock.plan.cost import depths_of, rows_by_speed
+from penstock.plan.ordering import blocks_refusal
 from penstock.plan.plan import Plan, Stage, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import priced
@@ -100,15 +101,21 @@ def with_stages(plan: Plan, changed: dict[int, Stage]) -> Plan:
 
 
 def toggled_recompute(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Recompute switched on or off on all stages of one set of devices; and off everywhere."""
-    if problem.recompute != "auto":
-        return
+    """Another recompute on all stages of one set of devices; and none anywhere."""
+    ways = [(False, False)]
+    if problem.recompute == "auto":
+        ways.append((True, False))
+    if problem.allows_blocks and not blocks_refusal(plan.schedule):
+        ways.append((False, True))
     for devices in plan.device_groups:
         mine = {s: stage for s, stage in enumerate(plan.stages) if stage.devices == devices}
-        yield with_stages(
-            plan, {s: replace(stage, recompute=not stage.recompute) for s, stage in mine.items()}
-        )
-    if sum(stage.recompute for stage in plan.stages) > 1:
+        for whole, by_block in ways if len(ways) > 1 else ():
+            changed = {
+                s: replace(stage, recompute=whole, by_block=by_block) for s, stage in mine.items()
+            }
+            if changed != mine:
+                yield with_stages(plan, changed)
+    if len(ways) > 1 and sum(stage.recompute or stage.by_block for stage in plan.stages) > 1:
         yield with_recompute(plan, False)
 
 
@@ -154,7 +161,10 @@ def joined_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
         if len(devices) <= plan.micro_batch_size:
             rows = rows_by_speed(problem.cluster, devices, plan.micro_batch_size)
             layers = range(before.layers.start, after.layers.stop)
-            joined = Stage(layers, devices, rows, before.recompute and after.recompute)
+            whole = before.recompute and after.recompute
+            joined = Stage(
+                layers, devices, rows, whole, by_block=before.by_block and after.by_block
+            )
             yield replace(
                 plan,
                 stages=(*plan.stages[:s], joined, *plan.stages[s + 2 :]),

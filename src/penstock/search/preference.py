@@ -74,7 +74,9 @@ def about_as_fast(simulated: Mapping[Plan, float], as_fast: float) -> dict[Plan,
 def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
     """Devices, how scattered they are, stages, recomputed layers: the fewer the better."""
     recomputed = sum(
-        len(stage.recompute_layers or stage.layers) for stage in plan.stages if stage.recompute
+        len(stage.recompute_layers or stage.layers)
+        for stage in plan.stages
+        if stage.recompute or stage.by_block
     )
     return len(plan.devices), *scatter(problem.cluster, plan), len(plan.stages), recomputed
 
