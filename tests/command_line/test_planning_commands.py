@@ -29,6 +29,10 @@ PLAN_KEYS = {
     "micro_batch_size",
     "stages",
     "iteration_s",
+    "samples_per_s",
+    "tokens_per_s",
+    "mfu",
+    "price_per_hour",
     "lower_bound_s",
     "bound_argument",
     "bound_covers",
@@ -252,7 +256,7 @@ def test_an_interrupt_ends_with_130_and_one_line(
     def interrupted(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("penstock.planning.tensor_groups.find_plan", interrupted)
+    monkeypatch.setattr("penstock.planning.answers.find_plan", interrupted)
     # Shells start what runs in the background with interrupts ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -268,7 +272,7 @@ def test_an_unexpected_error_is_a_line_that_says_where_the_traceback_is(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a\nb")
 
-    monkeypatch.setattr("penstock.planning.tensor_groups.find_plan", broken)
+    monkeypatch.setattr("penstock.planning.answers.find_plan", broken)
     answer = penstock("plan", *problem, "--quiet")
     assert answer.code == 4
     assert answer.errors.startswith("penstock: error: ZeroDivisionError: a b; the traceback is in ")

@@ -173,3 +173,18 @@ def test_the_answer_comes_soon(
     )
     assert "use devices with" in str(infeasible(problem, "search"))
     assert 0 < len(asked) <= most
+
+
+def test_a_schedule_that_planners_do_not_know_is_named_with_what_would_fit() -> None:
+    # Each device holds its own half; twice the model, as `chimera` needs it, fits nowhere.
+    second = Affine(0.0, 1.0)
+    layers = tuple(LayerCost(f"layer {i}", *(second,) * 3, parameter_bytes=2) for i in range(2))
+    problem = PlanningProblem(
+        ModelProfile("two layers", layers, (Edge(0, 1, "x", second, second),), batch_size=8),
+        Cluster("two", (Host("host", (Device("gpu", 9.0),) * 2, 1e12, 1e12),)),
+        global_batch=4,
+        micro_batch_sizes=(1,),
+        schedules=("chimera",),
+    )
+    with pytest.raises(Infeasible, match=r"under schedule chimera, though 2 stages .* '1f1b'"):
+        PLANNERS["search"](problem, make_score(problem))

@@ -11,11 +11,14 @@ from penstock.command_line.options import (
     AsJson,
     Batch,
     ClusterName,
+    Csv,
     MaxStages,
     MemoryReserve,
     MicroBatch,
     Optimizer,
     Out,
+    Pins,
+    Plugins,
     ProfileBatch,
     ProfilePath,
     Quiet,
@@ -70,6 +73,9 @@ def compare(
     picture: Annotated[
         str, Option(metavar="PATH", help="Draw all plans: an .svg file, or an .html page.")
     ] = "",
+    pin: Pins = None,
+    plugin: Plugins = None,
+    csv: Csv = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -80,6 +86,7 @@ def compare(
     """
     collect_garbage_rarely()
     from penstock.plan.optimizer_state import optimizer_state
+    from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
@@ -88,7 +95,7 @@ def compare(
     from penstock.report.tables import NarrowTable, comparison_table, refusal_lines
 
     terminal = Terminal(as_json, quiet)
-    check_places(out, picture)
+    check_places(out, picture, csv)
     inputs = PlanInputs(profile, cluster, profile_batch)
     problem = planning_problem(
         inputs.read_profile(),
@@ -99,6 +106,7 @@ def compare(
         optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,
+        pins=read_pins(pin or ()),
     )
     terminal.note(other_kinds_words(problem.profile, problem.cluster))
     asked, orders = names_in(planners), schedules_in(schedules)
@@ -116,6 +124,7 @@ def compare(
     if explain:
         values["why"] = reasons_of(lines)
     terminal.save(values, out)
+    terminal.save_csv((line.to_json(with_explanation=False) for line in lines), csv)
     rows = [line.row for line in lines]
     shown, table = words if explain else [], NarrowTable(comparison_table(rows), keys=2)
     terminal.show(values, *bound_lines(lines), table, *refusal_lines(rows), *shown)
@@ -125,15 +134,17 @@ def compare(
         terminal.note(f"wrote {picture}")
 
 
-def check_places(out: str, picture: str) -> None:
-    """Raise `BadInput` unless both files can be written, and hold what their names say."""
+def check_places(out: str, picture: str, csv: str) -> None:
+    """Raise `BadInput` unless the files can be written, and hold what their names say."""
     from penstock.document import check_place
     from penstock.report.compare_picture import check_picture_path
 
     check_picture_path(picture)
     if out.endswith((".csv", ".html", ".svg")):
-        raise BadInput(f"-o '{out}' would hold JSON, whatever its ending says; name a .json file")
-    for place in filter(None, (out, picture)):
+        raise BadInput(
+            f"-o '{out}' would hold JSON, whatever its ending says; name a .json file, or --csv"
+        )
+    for place in filter(None, (out, picture, csv)):
         check_place(place)
 
 
@@ -270,6 +281,7 @@ def row_of(found: "Comparison") -> "ComparisonRow":
         speedup_over_data_parallel=outcome.speedup_over_data_parallel,
         spp_bound_s=outcome.spp_bound_s,
         planning_s=found.planning_s,
+        throughput=outcome.throughput,
     )
 
 

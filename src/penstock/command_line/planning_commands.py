@@ -1,5 +1,6 @@
 """``penstock plan``; it needs neither torch nor a running job."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
@@ -10,11 +11,14 @@ from penstock.command_line.options import (
     AsJson,
     Batch,
     ClusterName,
+    Csv,
     MaxStages,
     MemoryReserve,
     MicroBatch,
     Optimizer,
     Out,
+    Pins,
+    Plugins,
     ProfileBatch,
     ProfilePath,
     Quiet,
@@ -29,6 +33,7 @@ from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
     from penstock.planning.assessment import PlannedPipeline
+    from penstock.profile.model_profile import ModelProfile
 
 __all__ = ["plan"]
 
@@ -52,6 +57,9 @@ def plan(
     explain: Annotated[
         bool, Option("--explain", help="Say which resource limits the plan.")
     ] = False,
+    pin: Pins = None,
+    plugin: Plugins = None,
+    csv: Csv = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -61,19 +69,20 @@ def plan(
     from penstock.bounds.lower_bound import lower_bound
     from penstock.document import check_place
     from penstock.plan.optimizer_state import optimizer_state
+    from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.answers import TimeLimit
+    from penstock.planning.answers import TimeLimit, find_plan
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
-    from penstock.planning.tensor_groups import planned_in_groups, sizes_of, without_groups
+    from penstock.planning.tensor_groups import on_groups, sizes_of, without_groups
     from penstock.search.search import PLANNERS
     from penstock.simulate.score import make_score
 
     terminal = Terminal(as_json, quiet)
     member_named(PLANNERS, planner, "planner")
-    if out:
-        check_place(out)
+    for place in filter(None, (out, csv)):
+        check_place(place)
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     problem = planning_problem(
@@ -87,6 +96,7 @@ def plan(
         optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,
+        pins=read_pins(pin or ()),
     )
     terminal.note(other_kinds_words(costs, machines))
     sizes = sizes_of(tensor_parallel)
@@ -96,19 +106,41 @@ def plan(
         # The bound takes a part of the time, but leaves the planners half of it.
         left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
         limit = TimeLimit(left_s, perf_counter) if time_limit else None
-        found, own = planned_in_groups(problem, planner, score, sizes, limit, progress.show_step)
+        found = find_plan(
+            problem, planner, score, sizes=sizes, limit=limit, on_step=progress.show_step
+        )
+        found, own = on_groups(found, problem)
         planning_s = perf_counter() - start_s
         bound = bound if own is problem else lower_bound(own)
-        assessed = assess_plan(without_groups(found), own, baselines_of(problem, score), bound)
+        baselines = baselines_of(problem, score)
+        plain = without_groups(found)
+        assessed = assess_plan(plain, own, baselines, bound, with_timeline=explain)
     planned = replace(assessed, plan=found)
     if out:
         write_planned(planned, out, inputs, planning_s)
     values: dict[str, object] = {**planned.to_json(planning_s)}
+    terminal.save_csv(stage_rows(planned, costs), csv)
     words: list[str] = []
     if explain:
         values["explanation"], words = explained(assessed, own)
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
+
+
+def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[dict[str, object]]:
+    """A row for each stage, for a table elsewhere."""
+    for index, stage in enumerate(planned.plan.stages):
+        peaks = planned.prediction.peak_memory_bytes
+        yield {
+            "stage": index,
+            "first_layer": stage.layers.start,
+            "last_layer": stage.layers.stop - 1,
+            "devices": stage.devices,
+            "rows": stage.slices,
+            "recompute": stage.recompute,
+            "parameter_bytes": profile.parameter_bytes(stage.layers),
+            "peak_memory_bytes": max(peaks[device] for device in stage.devices),
+        }
 
 
 def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[object, list[str]]:

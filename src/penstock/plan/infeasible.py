@@ -11,6 +11,7 @@ from penstock.plan.cost_tables import ChainCosts, whole_chain
 from penstock.plan.leanest import device_orders, leanest
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
+from penstock.schedule.registry import FAMILIES
 
 __all__ = ["ONE_STAGE_PLANNERS", "infeasible", "size_text"]
 
@@ -37,8 +38,16 @@ def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
     like the last).
     """
     chain = whole_chain(problem)
+    known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
+    asked, problem = problem.schedules, replace(problem, schedules=known or ("1f1b",))
     if fitting := first_fitting(problem, chain):
-        return planner_too_narrow(problem, planner, fitting)
+        if known:
+            return planner_too_narrow(problem, planner, fitting)
+        return Infeasible(
+            f"planner '{planner}' finds no plan that fits under schedule {', '.join(asked)}, "
+            f"though {len(fitting.stages)} stages with micro-batches of "
+            f"{fitting.micro_batch_size} would under '1f1b'; allow schedule '1f1b'"
+        )
     remedies: dict[str, str] = {}
     for relaxation in relaxations(problem):
         if relaxation.kind not in remedies and first_fitting(relaxation.problem, chain):

@@ -7,16 +7,18 @@ from math import inf
 from penstock.bounds.lower_bound import LowerBound, gap, lower_bound
 from penstock.document import Json
 from penstock.errors import Infeasible
+from penstock.plan.in_words import plan_html, plan_words
 from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import AS_FAST, PlanningProblem, Score
+from penstock.plan.throughput import NOT_KNOWN, Throughput, throughput_of
 from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assumed_split import AssumedSplit, assumed_split
 from penstock.planning.rivals import PLAIN, Rival, best_rival, rivals_of
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
-from penstock.simulate.score import predict_plan
+from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
@@ -39,7 +41,7 @@ class Baselines:
         return self.rivals[0].iteration_s if self.rivals else inf
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlannedPipeline:
     """A plan with what the simulator predicts of it.
 
@@ -47,8 +49,9 @@ class PlannedPipeline:
     Where batches have different lengths, ``prediction`` and the bound are for the mean costs, and
     ``by_length`` has the prediction of each length. ``memory_reserve`` is the share of each
     device's memory that the plan had to leave free. ``assumed_split`` is given where the plan
-    splits backwards and the profile does not. ``optimizer_state`` are the bytes that the optimizer
-    keeps for each byte of parameters.
+    splits backwards and the profile does not. ``throughput`` is what it trains each second, by the
+    mean over lengths. ``optimizer_state`` are the bytes that the optimizer keeps for each byte of
+    parameters.
     """
 
     plan: Plan
@@ -59,7 +62,14 @@ class PlannedPipeline:
     by_length: tuple[LengthPrediction, ...] = ()
     memory_reserve: float = 0.0
     assumed_split: AssumedSplit | None = None
+    throughput: Throughput = NOT_KNOWN
     optimizer_state: float = 2.0
+
+    def __repr__(self) -> str:
+        return f"PlannedPipeline({plan_words(self.plan)}: {self.prediction!r}, {self.throughput})"
+
+    def _repr_html_(self) -> str:
+        return plan_html(self.plan, f"{plan_words(self.plan)}: {self.prediction!r}")
 
     @property
     def lower_bound_s(self) -> float:
@@ -120,6 +130,7 @@ class PlannedPipeline:
             "memory_reserve": self.memory_reserve,
             "optimizer_bytes_per_parameter_byte": self.optimizer_state,
             "planning_s": planning_s,
+            **self.throughput.to_json(),
             "speedup_over_one_device": finite(self.speedup_over_one_device),
             "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
             "rivals": [rival.to_json() for rival in self.baselines.rivals],
@@ -134,7 +145,10 @@ def finite(value: float) -> float | None:
 
 
 def baselines_of(problem: PlanningProblem, score: Score) -> Baselines:
-    """What the same problem takes on one device and with data parallelism alone."""
+    """What the same problem takes on one device and with data parallelism alone, without pins."""
+    if problem.pins:
+        problem = replace(problem, pins=())
+        score = make_score(problem)
     return Baselines(
         one_device_s=one_device_s(problem, score),
         rivals=rivals_of(problem, score),
@@ -156,26 +170,36 @@ def one_device_s(problem: PlanningProblem, score: Score) -> float:
         schedule=PLAIN,
         planner="single-device",
     )
-    return simulate_plan(whole, problem.profile, problem.cluster).iteration_s
+    prediction = simulate_plan(whole, problem.profile, problem.cluster, with_timeline=False)
+    return prediction.iteration_s
 
 
 def assess_plan(
-    plan: Plan, problem: PlanningProblem, baselines: Baselines, bound: LowerBound | None = None
+    plan: Plan,
+    problem: PlanningProblem,
+    baselines: Baselines,
+    bound: LowerBound | None = None,
+    *,
+    with_timeline: bool = True,
 ) -> PlannedPipeline:
     """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
 
     def of_length(profile: ModelProfile) -> float:
-        return predict_plan(replace(problem, profile=profile), plan).iteration_s
+        own = replace(problem, profile=profile)
+        return predict_plan(own, plan, with_timeline=False).iteration_s
 
-    prediction = predict_plan(problem, plan)
+    prediction = predict_plan(problem, plan, with_timeline=with_timeline)
+    by_length = predict_lengths(problem.profile, of_length)
+    mean_s = expected_s(by_length) if by_length else prediction.iteration_s
     return PlannedPipeline(
         plan,
         prediction,
         bound or lower_bound(problem),
         baselines,
         spp_bound_s(problem, plan) if is_spp_order(plan) else inf,
-        predict_lengths(problem.profile, of_length),
+        by_length,
         problem.memory_reserve,
         assumed_split(problem, plan, prediction.iteration_s),
+        throughput_of(problem.profile, problem.cluster, plan.devices, plan.global_batch, mean_s),
         problem.optimizer_bytes_per_parameter_byte,
     )

@@ -8,7 +8,7 @@ and all other tensors whole. That all activations count as whole is more than wh
 keeps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import inf
@@ -20,9 +20,7 @@ from penstock.errors import BadInput, Infeasible
 from penstock.plan.ordering import schedule_refusal, stage_refusal
 from penstock.plan.plan import MOST_RANKS, Plan, rank_pairs
 from penstock.plan.problem import Planner, PlanningProblem, Score
-from penstock.planning.answers import TimeLimit, find_plan
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile, TensorParallelCosts
-from penstock.search.simulated_plans import SearchStep
 from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Event, MemorySample, Timeline
@@ -33,7 +31,6 @@ __all__ = [
     "on_groups",
     "on_ranks",
     "plan_with_groups",
-    "planned_in_groups",
     "profile_on",
     "sizes_of",
     "without_groups",
@@ -248,37 +245,6 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
     if best is None:
         raise refused or Infeasible("no plan with these tensor groups fits; allow other sizes")
     return best
-
-
-def planned_in_groups(
-    problem: PlanningProblem,
-    planner: str,
-    score: Score,
-    sizes: Sequence[int],
-    limit: TimeLimit | None = None,
-    on_step: Callable[[SearchStep], None] | None = None,
-) -> tuple[Plan, PlanningProblem]:
-    """A plan by a planner's name, with tensor groups of ``sizes`` (if any), and its problem.
-
-    All ways to divide the cluster share the time limit equally. Where the plan has tensor groups,
-    they are the devices of its problem, as in `on_groups`. ``on_step`` gets the steps without
-    groups.
-
-    Raises:
-        BadInput: as `plan_with_groups`, or no planner has the name.
-        Infeasible: as `plan_with_groups`.
-    """
-    if not sizes:
-        return find_plan(problem, planner, score, limit=limit, on_step=on_step), problem
-    ways = sum(1 for _ in groupings(problem.cluster, sizes))
-    part = replace(limit, seconds=limit.seconds / ways) if limit else None
-
-    def find(view: PlanningProblem, own: Score) -> Plan:
-        steps = on_step if view is problem else None
-        return find_plan(view, planner, own, limit=part, on_step=steps)
-
-    found = plan_with_groups(problem, sizes, find)
-    return found.plan, found.problem
 
 
 def sizes_of(text: str) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ are kept (`penstock.schedule.weight_rule`).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.profile.model_profile import first_of_each_tensor
 from penstock.schedule.action import Action
@@ -58,8 +59,7 @@ class Held:
                 return self
 
 
-@dataclass(frozen=True, slots=True)
-class StageMemory:
+class StageMemory(NamedTuple):
     """Bytes of one replica of one stage."""
 
     fixed_bytes: float
