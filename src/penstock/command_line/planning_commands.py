@@ -1,5 +1,6 @@
 """``penstock plan``; it needs neither torch nor a running job."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,13 @@ from penstock.command_line.options import (
     AsJson,
     Batch,
     ClusterName,
+    Csv,
     MaxStages,
     MemoryReserve,
     MicroBatch,
     Out,
+    Pins,
+    Plugins,
     ProfileBatch,
     ProfilePath,
     Quiet,
@@ -28,6 +32,7 @@ from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
     from penstock.planning.assessment import PlannedPipeline
+    from penstock.profile.model_profile import ModelProfile
 
 __all__ = ["plan"]
 
@@ -50,6 +55,9 @@ def plan(
     explain: Annotated[
         bool, Option("--explain", help="Say which resource limits the plan.")
     ] = False,
+    pin: Pins = None,
+    plugin: Plugins = None,
+    csv: Csv = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -58,6 +66,7 @@ def plan(
     collect_garbage_rarely()
     from penstock.bounds.lower_bound import lower_bound
     from penstock.document import check_place
+    from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.answers import TimeLimit, find_plan
     from penstock.planning.assessment import assess_plan, baselines_of
@@ -69,8 +78,8 @@ def plan(
 
     terminal = Terminal(as_json, quiet)
     member_named(PLANNERS, planner, "planner")
-    if out:
-        check_place(out)
+    for place in filter(None, (out, csv)):
+        check_place(place)
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     problem = planning_problem(
@@ -83,31 +92,48 @@ def plan(
         recompute=recompute,
         max_stages=max_stages,
         memory_reserve=memory_reserve,
+        pins=read_pins(pin or ()),
     )
     terminal.note(other_kinds_words(costs, machines))
-    sizes = sizes_of(tensor_parallel)
+    sizes, score = sizes_of(tensor_parallel), make_score(problem)
     with planning_progress(terminal) as progress:
-        start_s, score = perf_counter(), make_score(problem)
+        start_s, show = perf_counter(), progress.show_step
         progress.bound_s = (bound := lower_bound(problem)).seconds
         # The bound takes a part of the time, but leaves the planners half of it.
         left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
         limit = TimeLimit(left_s, perf_counter) if time_limit else None
-        found = find_plan(
-            problem, planner, score, sizes=sizes, limit=limit, on_step=progress.show_step
-        )
+        found = find_plan(problem, planner, score, sizes=sizes, limit=limit, on_step=show)
         found, own = on_groups(found, problem)
         planning_s = perf_counter() - start_s
         bound = bound if own is problem else lower_bound(own)
-        assessed = assess_plan(without_groups(found), own, baselines_of(problem, score), bound)
+        baselines = baselines_of(problem, score)
+        assessed = assess_plan(without_groups(found), own, baselines, bound, with_timeline=explain)
     planned = replace(assessed, plan=found)
     if out:
         write_planned(planned, out, inputs, planning_s)
     values: dict[str, object] = {**planned.to_json(planning_s)}
+    terminal.save_csv(stage_rows(planned, costs), csv)
     words: list[str] = []
     if explain:
         values["explanation"], words = explained(assessed, own)
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
+
+
+def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[dict[str, object]]:
+    """A row for each stage, for a table elsewhere."""
+    for index, stage in enumerate(planned.plan.stages):
+        peaks = planned.prediction.peak_memory_bytes
+        yield {
+            "stage": index,
+            "first_layer": stage.layers.start,
+            "last_layer": stage.layers.stop - 1,
+            "devices": stage.devices,
+            "rows": stage.slices,
+            "recompute": stage.recompute,
+            "parameter_bytes": profile.parameter_bytes(stage.layers),
+            "peak_memory_bytes": max(peaks[device] for device in stage.devices),
+        }
 
 
 def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[object, list[str]]:

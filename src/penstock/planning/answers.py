@@ -1,14 +1,18 @@
 """A planner's answer: a plan, found within a time limit where one is given."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 
 from penstock.cluster.cluster import with_boundless_memory
-from penstock.errors import Infeasible
-from penstock.plan.infeasible import infeasible
+from penstock.errors import BadInput, Infeasible
+from penstock.plan.cost_tables import whole_chain
+from penstock.plan.infeasible import first_fitting, infeasible
+from penstock.plan.pins import pins_text
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
+from penstock.planners.pinned import pinned
 from penstock.planning.planning_problem import member_named
 from penstock.planning.tensor_groups import groupings, plan_with_groups
 from penstock.schedule.registry import FAMILIES
@@ -56,15 +60,20 @@ def find_plan(
     of the ``sizes``, if any (`plan_with_groups`). All ways to divide the cluster share the time
     limit equally, and only the steps without groups are told.
 
-    A published planner does not know all schedules. For the others, its plan for the schedules that
-    it knows provides the devices (`penstock.search.families.rescheduled`).
-
     Raises:
-        BadInput: no planner has the name, or the profile does not say what a tensor group divides.
-        Infeasible: nothing fits; the message says what would.
+        BadInput: no planner has the name, the profile does not say what a tensor group divides, or
+            a pin names devices of groups.
+        Infeasible: nothing fits; the message says what would. Or no plan of the planner keeps the
+            pins.
     """
-    make = member_named(PLANNERS, planner, "planner")
+    member_named(PLANNERS, planner, "planner")
     if sizes:
+        for pin in problem.pins:
+            if pin.devices:
+                raise BadInput(
+                    f"pin '{pin.text}' names devices, and with tensor groups a plan's devices are "
+                    f"the groups; leave out the pin or --tensor-parallel"
+                )
         ways = sum(1 for _ in groupings(problem.cluster, sizes))
         part = replace(limit, seconds=limit.seconds / ways) if limit else None
 
@@ -74,12 +83,59 @@ def find_plan(
 
         return plan_with_groups(problem, sizes, find).plan
     until = Deadline(limit.clock() + limit.seconds, limit.clock) if limit else None
+    if not problem.pins:
+        return found_plan(problem, planner, score, until, on_step)
+    found: list[Plan] = []
+    refused = Infeasible("no plan keeps the pins")
+    with suppress(Infeasible):
+        found += [pinned(problem, score)] if planner == "search" else []
+    try:
+        found.append(found_plan(problem, planner, score, until, on_step))
+    except Infeasible as refusal:
+        refused = refusal
+    if not found:
+        raise pins_refused(problem, planner, refused)
+    return min(found, key=score)
+
+
+def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) -> Infeasible:
+    """Why a planner found no plan: nothing fits at all, it cannot keep pins, or one is too much."""
+    free = replace(problem, pins=())
+    if first_fitting(free, whole_chain(free)) is None:
+        return refusal
+    if planner != "search":
+        return Infeasible(
+            f"planner '{planner}' proposes no plan that keeps {pins_text(problem.pins)}; use "
+            f"planner 'search', or leave a pin out"
+        )
+    for pin in problem.pins:
+        others = replace(problem, pins=tuple(other for other in problem.pins if other != pin))
+        with suppress(Infeasible):
+            if others.pins:
+                pinned(others, make_score(others))
+            return Infeasible(
+                f"no plan that keeps pin '{pin.text}' fits in memory, and without it one does; "
+                f"leave it out, or allow recompute or smaller micro-batches"
+            )
+    return Infeasible(
+        f"no plan that keeps {pins_text(problem.pins)} fits in memory; leave some out"
+    )
+
+
+def found_plan(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    until: Deadline | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """What a planner finds until the deadline; its pins are in the score."""
     if planner == "search":
         return searched_plan(problem, limited(score, until), until, on_step)
     if on_step:
         on_step(SearchStep(f"planner {planner}", None, inf))
     if all(FAMILIES[name].is_planned for name in problem.schedules):
-        return make(problem, limited(score, until))
+        return PLANNERS[planner](problem, limited(score, until))
     return rescheduled_plan(problem, planner, score, until, on_step)
 
 
@@ -91,7 +147,8 @@ def searched_plan(
 ) -> Plan:
     """What `search` answers, or its best plan at the deadline."""
     best: Plan | None = None
-    for step in search_steps(problem, score, STARTING_PLANNERS):
+    starts = STARTING_PLANNERS | ({"pinned": pinned} if problem.pins else {})
+    for step in search_steps(problem, score, starts):
         best = step.plan
         if on_step:
             on_step(step)
@@ -109,7 +166,10 @@ def rescheduled_plan(
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
 ) -> Plan:
-    """The best plan of a published planner, also under schedules that it does not know."""
+    """The best plan of a published planner, also under schedules that it does not know.
+
+    For these its plan for the schedules that it knows provides the devices (`rescheduled`).
+    """
     make = PLANNERS[planner]
     known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
     base = replace(problem, schedules=known or PlanningProblem.schedules)
