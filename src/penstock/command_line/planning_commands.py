@@ -31,6 +31,7 @@ from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
+    from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import PlannedPipeline
     from penstock.profile.model_profile import ModelProfile
 
@@ -68,7 +69,7 @@ def plan(
     from penstock.document import check_place
     from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.answers import TimeLimit, find_plan
+    from penstock.planning.answers import find_plan
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
@@ -99,9 +100,7 @@ def plan(
     with planning_progress(terminal) as progress:
         start_s, show = perf_counter(), progress.show_step
         progress.bound_s = (bound := lower_bound(problem)).seconds
-        # The bound takes a part of the time, but leaves the planners half of it.
-        left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
-        limit = TimeLimit(left_s, perf_counter) if time_limit else None
+        limit = limit_for_planners(time_limit, start_s)
         found = find_plan(problem, planner, score, sizes=sizes, limit=limit, on_step=show)
         found, own = on_groups(found, problem)
         planning_s = perf_counter() - start_s
@@ -118,6 +117,14 @@ def plan(
         values["explanation"], words = explained(assessed, own)
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
+
+
+def limit_for_planners(time_limit_s: float, start_s: float) -> "TimeLimit | None":
+    """What the bound has left of the time since the start, but at least half of it; 0: no limit."""
+    from penstock.planning.answers import TimeLimit
+
+    left_s = max(time_limit_s / 2, start_s + time_limit_s - perf_counter())
+    return TimeLimit(left_s, perf_counter) if time_limit_s else None
 
 
 def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[dict[str, object]]:
