@@ -60,20 +60,18 @@ def find_plan(
     of the ``sizes``, if any (`plan_with_groups`). All ways to divide the cluster share the time
     limit equally, and only the steps without groups are told.
 
+    A published planner does not know all schedules. For the others, its plan for the schedules that
+    it knows provides the devices (`penstock.search.families.rescheduled`).
+
     Raises:
         BadInput: no planner has the name, the profile does not say what a tensor group divides, or
-            a pin names devices of groups.
+            a pin names devices where tensor groups are asked for.
         Infeasible: nothing fits; the message says what would. Or no plan of the planner keeps the
             pins.
     """
     member_named(PLANNERS, planner, "planner")
     if sizes:
-        for pin in problem.pins:
-            if pin.devices:
-                raise BadInput(
-                    f"pin '{pin.text}' names devices, and with tensor groups a plan's devices are "
-                    f"the groups; leave out the pin or --tensor-parallel"
-                )
+        check_pins_of_groups(problem)
         ways = sum(1 for _ in groupings(problem.cluster, sizes))
         part = replace(limit, seconds=limit.seconds / ways) if limit else None
 
@@ -96,6 +94,16 @@ def find_plan(
     if not found:
         raise pins_refused(problem, planner, refused)
     return min(found, key=score)
+
+
+def check_pins_of_groups(problem: PlanningProblem) -> None:
+    """Raise `BadInput` if a pin names devices, which are groups in plans with tensor groups."""
+    for pin in problem.pins:
+        if pin.devices:
+            raise BadInput(
+                f"pin '{pin.text}' names devices, and with tensor groups a plan's devices are the "
+                f"groups; leave out the pin or --tensor-parallel"
+            )
 
 
 def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) -> Infeasible:
@@ -129,7 +137,7 @@ def found_plan(
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
 ) -> Plan:
-    """What a planner finds until the deadline; its pins are in the score."""
+    """As `find_plan`, without groups."""
     if planner == "search":
         return searched_plan(problem, limited(score, until), until, on_step)
     if on_step:
@@ -166,10 +174,7 @@ def rescheduled_plan(
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
 ) -> Plan:
-    """The best plan of a published planner, also under schedules that it does not know.
-
-    For these its plan for the schedules that it knows provides the devices (`rescheduled`).
-    """
+    """The best plan of a published planner, also under schedules that it does not know."""
     make = PLANNERS[planner]
     known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
     base = replace(problem, schedules=known or PlanningProblem.schedules)
