@@ -1,6 +1,5 @@
 """``penstock plan``; it needs neither torch nor a running job."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
@@ -26,13 +25,12 @@ from penstock.command_line.options import (
     TensorParallel,
 )
 from penstock.command_line.progress import planning_progress
-from penstock.command_line.shown_plan import show_planned
+from penstock.command_line.shown_plan import show_planned, stage_rows
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
     from penstock.planning.assessment import PlannedPipeline
-    from penstock.profile.model_profile import ModelProfile
 
 __all__ = ["plan"]
 
@@ -116,22 +114,6 @@ def plan(
         values["explanation"], words = explained(assessed, own)
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
-
-
-def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[dict[str, object]]:
-    """A row for each stage, for a table elsewhere."""
-    for index, stage in enumerate(planned.plan.stages):
-        peaks = planned.prediction.peak_memory_bytes
-        yield {
-            "stage": index,
-            "first_layer": stage.layers.start,
-            "last_layer": stage.layers.stop - 1,
-            "devices": stage.devices,
-            "rows": stage.slices,
-            "recompute": stage.recompute,
-            "parameter_bytes": profile.parameter_bytes(stage.layers),
-            "peak_memory_bytes": max(peaks[device] for device in stage.devices),
-        }
 
 
 def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[object, list[str]]:

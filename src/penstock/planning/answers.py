@@ -1,6 +1,6 @@
 """A planner's answer: a plan, found within a time limit where one is given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -11,7 +11,7 @@ from penstock.plan.cost_tables import whole_chain
 from penstock.plan.infeasible import first_fitting, infeasible
 from penstock.plan.pins import pins_text
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.planners.pinned import pinned
 from penstock.planning.planning_problem import member_named
 from penstock.schedule.registry import FAMILIES
@@ -54,15 +54,24 @@ def find_plan(
         return found_plan(problem, planner, score, limit, on_step)
     found: list[Plan] = []
     refused = Infeasible("no plan keeps the pins")
-    with suppress(Infeasible):
-        found += [pinned(problem, score)] if planner == "search" else []
+    starts = STARTING_PLANNERS
+    if planner == "search":
+        with suppress(Infeasible):
+            first = pinned(problem, score)
+            found.append(first)
+            starts = {**starts, "pinned": pinned, "pinned, any schedule": planner_of(first)}
     try:
-        found.append(found_plan(problem, planner, score, limit, on_step))
+        found.append(found_plan(problem, planner, score, limit, on_step, starts))
     except Infeasible as refusal:
         refused = refusal
     if not found:
         raise pins_refused(problem, planner, refused)
     return min(found, key=score)
+
+
+def planner_of(plan: Plan) -> Planner:
+    """The planner that always answers with a plan that is known."""
+    return lambda problem, score: plan
 
 
 def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) -> Infeasible:
@@ -95,15 +104,16 @@ def found_plan(
     score: Score,
     limit: TimeLimit | None,
     on_step: Callable[[SearchStep], None] | None,
+    starts: Mapping[str, Planner] = STARTING_PLANNERS,
 ) -> Plan:
-    """As `find_plan`.
+    """As `find_plan`; the search improves on the plans of ``starts``.
 
     A published planner does not know all schedules. For the others, its plan for the schedules that
     it knows provides the devices (`penstock.search.families.rescheduled`).
     """
     others = [name for name in problem.schedules if not FAMILIES[name].is_planned]
     if planner == "search" or not others:
-        return searched_plan(problem, planner, score, limit, on_step)
+        return searched_plan(problem, planner, score, limit, on_step, starts)
     known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
     base = replace(problem, schedules=known or PlanningProblem.schedules)
     deadline_s = limit.clock() + limit.seconds if limit else inf
@@ -147,6 +157,7 @@ def searched_plan(
     score: Score,
     limit: TimeLimit | None,
     on_step: Callable[[SearchStep], None] | None,
+    starts: Mapping[str, Planner] = STARTING_PLANNERS,
 ) -> Plan:
     """The plan of a planner that knows all schedules of the problem; see `find_plan`."""
     make = PLANNERS[planner]
@@ -157,7 +168,6 @@ def searched_plan(
             on_step(SearchStep(f"planner {planner}", None, inf))
         return make(problem, limited)
     best: Plan | None = None
-    starts = STARTING_PLANNERS | ({"pinned": pinned} if problem.pins else {})
     for step in search_steps(problem, limited, starts):
         best = step.plan
         if on_step:
