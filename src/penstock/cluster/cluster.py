@@ -121,6 +121,12 @@ class Cluster:
         return {index: devices for index, devices in full.items() if devices}
 
     @cached_property
+    def half_duplex_devices(self) -> frozenset[int]:
+        """The devices that send and receive in turn."""
+        hosts = enumerate(self.host_index)
+        return frozenset(device for device, host in hosts if self.hosts[host].half_duplex)
+
+    @cached_property
     def special_links(self) -> dict[tuple[int, int], Link]:
         """The explicit links by (source, target)."""
         return {(link.source, link.target): link for link in self.links}

@@ -306,8 +306,8 @@ def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
 
 def duplex_share(cluster: Cluster, hop: tuple[int, int]) -> float:
     """The fraction of a hop's rate that is left when both devices send and receive at once."""
-    hosts = (cluster.hosts[cluster.host_index[device]] for device in hop)
-    return 0.5 if any(host.half_duplex for host in hosts) else 1.0
+    turning = cluster.half_duplex_devices
+    return 0.5 if hop[0] in turning or hop[1] in turning else 1.0
 
 
 def without_count(quality: RingQuality) -> tuple[float, float]:

@@ -103,7 +103,9 @@ def plan(
         found, own = planned_in_groups(problem, planner, score, sizes, limit, progress.show_step)
         planning_s = perf_counter() - start_s
         bound = bound if own is problem else lower_bound(own)
-        assessed = assess_plan(without_groups(found), own, baselines_of(problem, score), bound)
+        baselines = baselines_of(problem, score)
+        plain = without_groups(found)
+        assessed = assess_plan(plain, own, baselines, bound, with_timeline=explain)
     planned = replace(assessed, plan=found)
     if out:
         write_planned(planned, out, inputs, planning_s)

@@ -18,24 +18,11 @@ void make_group(Group* self, std::vector<ReplicaKind> kinds, double crowding, in
     self->all_reduces.push_back({latency_s, s_per_byte});
 }
 
-void make_costs(GroupCosts* self, const std::vector<Pairs>& sums, const Pairs& parameters,
-                const Pairs& held, const Array<double, 3>& inputs,
-                const std::vector<Pairs>& workspaces, std::vector<Group> groups,
-                const ReduceRules& rules) {
-  const int cuts = static_cast<int>(held.shape(0));
-  new (self) GroupCosts{affine(sums.at(0)),
-                        affine(sums.at(1)),
-                        affine(sums.at(2)),
-                        affine(sums.at(3)),
-                        affine(sums.at(4)),
-                        affine(sums.at(5)),
-                        {cuts, numbers(parameters)},
-                        {cuts, numbers(held)},
-                        {cuts, affine(inputs)},
-                        {},
-                        std::move(groups),
-                        rules};
-  for (const Pairs& workspace : workspaces) self->workspaces.emplace_back(cuts, numbers(workspace));
+void make_costs(GroupCosts* self, const RunCosts& runs, const Pairs& down, const Pairs& up,
+                const std::vector<Pairs>& workspaces, std::vector<Group> groups) {
+  new (self) GroupCosts{runs, affine(down), affine(up), {}, std::move(groups)};
+  for (const Pairs& workspace : workspaces)
+    self->workspaces.emplace_back(runs.cuts(), numbers(workspace));
 }
 
 void make_network(Network* self, std::vector<int> host, int hosts,
@@ -119,7 +106,7 @@ double transfer_s(const Network& network, int sender, int receiver, double fixed
 }
 
 /// A cost of a run of layers on a group, by their numbers.
-template <double (GroupCosts::*cost)(const Group&, Run) const>
+template <double (RunCosts::*cost)(const Group&, Run) const>
 double cost_of(const GroupCosts& self, int group, int lo, int hi) {
   return (self.*cost)(self.groups.at(group), {lo, hi});
 }
@@ -187,13 +174,12 @@ void bind_planners(nb::module_& module) {
       .def("__init__", make_group, "kinds"_a, "crowding"_a, "replicas"_a, "step_s_per_byte"_a,
            "all_reduces"_a);
   nb::class_<GroupCosts>(module, "GroupCosts")
-      .def("__init__", make_costs, "sums"_a, "parameters"_a, "held"_a, "inputs"_a,
-           "workspaces"_a, "groups"_a, "rules"_a)
-      .def_prop_ro("cuts", &GroupCosts::cuts)
-      .def("forward_s", cost_of<&GroupCosts::forward_s>, "group"_a, "lo"_a, "hi"_a)
-      .def("backward_s", cost_of<&GroupCosts::backward_s>, "group"_a, "lo"_a, "hi"_a)
-      .def("micro_batch_s", cost_of<&GroupCosts::micro_batch_s>, "group"_a, "lo"_a, "hi"_a)
-      .def("after_s", cost_of<&GroupCosts::after_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("__init__", make_costs, "runs"_a, "down"_a, "up"_a, "workspaces"_a, "groups"_a)
+      .def_prop_ro("cuts", &RunCosts::cuts)
+      .def("forward_s", cost_of<&RunCosts::forward_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("backward_s", cost_of<&RunCosts::backward_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("micro_batch_s", cost_of<&RunCosts::micro_batch_s>, "group"_a, "lo"_a, "hi"_a)
+      .def("after_s", cost_of<&RunCosts::after_s>, "group"_a, "lo"_a, "hi"_a)
       .def("fit", fit_of, "group"_a, "lo"_a, "hi"_a, "depth"_a, "recompute"_a)
       .def("needed_bytes", needed_bytes_of, "group"_a, "lo"_a, "hi"_a, "depth"_a, "recompute"_a);
   nb::class_<Network>(module, "LinkNetwork")

@@ -9,20 +9,13 @@ using Floats = Array<double, 1>;
 using Pairs = Array<double, 2>;
 using Tables = Array<double, 3>;
 
-void make_layer_costs(LayerCosts* self, const std::vector<Pairs>& sums, const Pairs& workspace,
-                      const Floats& parameters, const Pairs& run_parameters, const Pairs& held,
-                      const Tables& inputs, double step_s_per_byte) {
+void make_runs(RunCosts* self, const std::vector<Pairs>& sums, const Pairs& parameters,
+               const Pairs& held, const Tables& inputs, const ReduceRules& rules) {
   const int cuts = static_cast<int>(held.shape(0));
-  new (self) LayerCosts{affine(sums.at(0)),
-                        affine(sums.at(1)),
-                        affine(sums.at(2)),
-                        affine(sums.at(3)),
-                        affine(workspace),
-                        numbers(parameters),
-                        {cuts, numbers(run_parameters)},
-                        {cuts, numbers(held)},
-                        {cuts, affine(inputs)},
-                        step_s_per_byte};
+  new (self) RunCosts{affine(sums.at(0)),          affine(sums.at(1)),
+                      affine(sums.at(2)),          affine(sums.at(3)),
+                      {cuts, numbers(parameters)}, {cuts, numbers(held)},
+                      {cuts, affine(inputs)},      rules};
 }
 
 void make_links(Links* self, const Pairs& bytes_per_s, const Pairs& both_ways_bytes_per_s,
@@ -31,10 +24,16 @@ void make_links(Links* self, const Pairs& bytes_per_s, const Pairs& both_ways_by
                    uses_port.data(), static_cast<int>(latency_s.shape(0))};
 }
 
-void make_costs(SearchCosts* self, const LayerCosts& layers, const Array<std::int64_t, 2>& edges,
+void make_costs(SearchCosts* self, const RunCosts& runs, const Pairs& layers,
+                double step_s_per_byte, const Array<std::int64_t, 2>& edges,
                 const Pairs& edge_bytes, std::vector<Machine> devices,
-                std::vector<HostRules> hosts, const Links& links, const ReduceRules& rules) {
-  new (self) SearchCosts{layers, {}, std::move(devices), std::move(hosts), links, rules};
+                std::vector<HostRules> hosts, const Links& links) {
+  new (self) SearchCosts{runs, {}, {}, step_s_per_byte, {}, std::move(devices), std::move(hosts),
+                         links};
+  for (std::size_t k = 0; k < layers.shape(1); ++k) {
+    self->parameter_bytes.push_back(layers(0, k));
+    self->workspace.push_back({layers(1, k), layers(2, k)});
+  }
   for (std::size_t k = 0; k < edges.shape(1); ++k) {
     const auto end = [&](int row) { return static_cast<int>(edges(row, k)); };
     self->tensors.push_back({end(0), end(1), end(2), {edge_bytes(0, k), edge_bytes(1, k)},
@@ -43,7 +42,7 @@ void make_costs(SearchCosts* self, const LayerCosts& layers, const Array<std::in
 }
 
 void make_question(LoadQuestion* self, int batch, int recompute, double power, bool steady) {
-  new (self) LoadQuestion{batch, static_cast<RecomputeMode>(recompute), {power, steady}};
+  new (self) LoadQuestion{batch, static_cast<RecomputeMode>(recompute), {static_cast<int>(power), steady}};
 }
 
 double load_s(const SearchCosts& costs, const Layout& layout, int size, LoadQuestion asked) {
@@ -63,9 +62,11 @@ std::vector<int> rows_of(const SearchCosts& costs, const std::vector<int>& devic
 }
 
 void bind_costs(nb::module_& module) {
-  nb::class_<LayerCosts>(module, "LayerCosts")
-      .def("__init__", make_layer_costs, "sums"_a, "workspace"_a, "parameters"_a,
-           "run_parameters"_a, "held"_a, "inputs"_a, "step_s_per_byte"_a);
+  nb::class_<ReduceRules>(module, "ReduceRules")
+      .def(nb::init<double, double, double>(), "bucket_bytes"_a, "statistic_bytes"_a,
+           "statistics_s"_a);
+  nb::class_<RunCosts>(module, "RunCosts")
+      .def("__init__", make_runs, "sums"_a, "parameters"_a, "held"_a, "inputs"_a, "rules"_a);
   nb::class_<Machine>(module, "Machine")
       .def(nb::init<double, double, int>(), "speed"_a, "memory_bytes"_a, "host"_a);
   // Links and whatever has them point to the arrays.
@@ -73,12 +74,9 @@ void bind_costs(nb::module_& module) {
       .def("__init__", make_links, "bytes_per_s"_a, "both_ways_bytes_per_s"_a, "latency_s"_a,
            "uses_port"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            nb::keep_alive<1, 5>());
-  nb::class_<ReduceRules>(module, "ReduceRules")
-      .def(nb::init<double, double, double>(), "bucket_bytes"_a, "statistic_bytes"_a,
-           "statistics_s"_a);
   nb::class_<SearchCosts>(module, "SearchCosts")
-      .def("__init__", make_costs, "layers"_a, "edges"_a, "edge_bytes"_a, "devices"_a, "hosts"_a,
-           "links"_a, "rules"_a, nb::keep_alive<1, 7>());
+      .def("__init__", make_costs, "runs"_a, "layers"_a, "step_s_per_byte"_a, "edges"_a,
+           "edge_bytes"_a, "devices"_a, "hosts"_a, "links"_a, nb::keep_alive<1, 9>());
   nb::class_<StageCost>(module, "StageCost")
       .def_ro("forward_s", &StageCost::forward_s)
       .def_ro("backward_s", &StageCost::backward_s)

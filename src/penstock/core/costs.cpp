@@ -1,212 +1,73 @@
 #include "costs.hpp"
 
-#include <algorithm>
-#include <cmath>
-
 namespace penstock {
+namespace {
 
-StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run run, int size,
-                         int micro_batches) {
-  const LayerCosts& layers = costs_.layers;
-  const int replicas = static_cast<int>(devices.size());
-  split_rows(devices, rows, size);
-  Slowest slowest{.crowding = crowding(devices)};
-  StageCost cost{.backward_s = -1};
-  double slowest_speed = kInfinity;
-  for (int i = 0; i < replicas; ++i) {
-    const double speed = costs_.devices[devices[i]].speed;
-    const auto seconds = [&](const std::vector<Affine>& sums) {
-      return (sums[run.hi] - sums[run.lo]).at(rows[i]) * slowest.crowding / speed;
-    };
-    slowest_speed = std::min(slowest_speed, speed);
-    cost.forward_s = std::max(cost.forward_s, seconds(layers.forward));
-    if (const double backward_s = seconds(layers.backward); backward_s > cost.backward_s) {
-      cost.backward_s = backward_s;
-      slowest.rows = rows[i];
-      slowest.factor = slowest.crowding / speed;
-    }
-  }
-  const double bytes = layers.run_parameter_bytes[run];
-  cost.after_s = bytes * layers.step_s_per_byte * slowest.crowding / slowest_speed;
-  if (replicas > 1) {
-    set_reduce_costs(devices);
-    cost.forward_s += norms_s(run, replicas) * slowest.crowding;
-    cost.backward_s += norms_s(run, 0) * slowest.crowding;
-    cost.after_s += after_backward_s(slowest, run, cost.backward_s);
-    if (const double count = std::ceil(bytes / costs_.rules.bucket_bytes); count > 0)
-      cost.reduced_s = count * reduce_s(bytes / count);
-  }
-  set_depths(cost, devices, rows, run, micro_batches);
-  return cost;
+/// The longest of the replicas' times.
+double slowest_s(const Group& group, Affine seconds) {
+  double longest_s = 0;
+  for (const ReplicaKind& kind : group.kinds)
+    longest_s = std::max(longest_s, seconds.at(kind.rows) / kind.speed);
+  return longest_s;
 }
 
-void StageCosts::split_rows(std::span<const int> devices, std::span<int> rows, int size) {
-  const int count = static_cast<int>(devices.size());
-  const auto speed = [&](int i) { return costs_.devices[devices[i]].speed; };
-  double total = 0;
-  bool equal = true;
-  for (int i = 0; i < count; ++i) {
-    total += speed(i);
-    equal = equal && speed(i) == speed(0);
-  }
-  if (equal) {
-    for (int i = 0; i < count; ++i) rows[i] = size / count + (i < size % count);
-    return;
-  }
-  const int spare = size - count;
-  const auto wish = [&](int i) { return std::max(0.0, size * speed(i) / total - 1); };
-  double wanted = 0;
-  for (int i = 0; i < count; ++i) wanted += wish(i);
-  int left = spare;
-  rest_.resize(count);
-  for (int i = 0; i < count; ++i) {
-    const double share = wanted > 0 ? spare * wish(i) / wanted : 0;
-    rows[i] = 1 + static_cast<int>(share);
-    rest_[i] = share - static_cast<int>(share);
-    left -= static_cast<int>(share);
-  }
-  for (; left > 0; --left) {
-    const auto best = std::ranges::max_element(rest_);
-    ++rows[best - rest_.begin()];
-    *best = -1;
-  }
+}  // namespace
+
+double Group::all_reduce_s(double bytes) const {
+  double least_s = kInfinity;
+  for (const ReduceCost& cost : all_reduces) least_s = std::min(least_s, cost.of(bytes));
+  return least_s;
 }
 
-/// By how much the replicas slow one another down on hosts with too few cores.
-double StageCosts::crowding(std::span<const int> devices) const {
-  double factor = 1;
-  for (const int device : devices) {
-    const int host = costs_.devices[device].host;
-    const int slots = costs_.hosts[host].full_speed_devices;
-    if (slots == 0) continue;
-    const auto busy = std::ranges::count_if(
-        devices, [&](int other) { return costs_.devices[other].host == host; });
-    factor = std::max(factor, static_cast<double>(busy) / slots);
-  }
-  return factor;
+double RunCosts::norms_s(const Group& group, Run run, bool forward) const {
+  const auto [count, channels] = norms[run.hi] - norms[run.lo];
+  if (count <= 0 || group.replicas < 2) return 0;
+  double bytes = 2 * channels / count * rules.statistic_bytes;
+  if (forward) bytes = group.replicas * (bytes + rules.statistic_bytes);
+  return count * (rules.statistics_s + group.all_reduce_s(bytes));
 }
 
-/// The most micro-batches in flight that fit without recompute, and with it; 0 for none.
-void StageCosts::set_depths(StageCost& cost, std::span<const int> devices,
-                            std::span<const int> rows, Run run, int micro_batches) const {
-  const LayerCosts& layers = costs_.layers;
-  const auto at_most = [](int depth, double most) {
-    return most < depth ? static_cast<int>(most) : depth;
-  };
-  cost.kept = cost.leaner = micro_batches;
-  double workspace = 0;
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    if (i == 0 || rows[i] != rows[i - 1]) {
-      workspace = 0;
-      for (int layer = run.lo; layer < run.hi; ++layer)
-        workspace = std::max(workspace, layers.workspace[layer].at(rows[i]));
-    }
-    const double saved = (layers.saved[run.hi] - layers.saved[run.lo]).at(rows[i]);
-    const double inputs = layers.input_bytes[run].at(rows[i]);
-    const double room =
-        costs_.devices[devices[i]].memory_bytes - layers.held_bytes[run] - workspace;
-    if (room < saved) {
-      cost.kept = cost.leaner = 0;
-      return;
-    }
-    if (saved > 0) cost.kept = at_most(cost.kept, room / saved);
-    if (inputs > 0) {
-      const double most = (room - std::max(saved - inputs, 0.0)) / inputs;
-      cost.leaner = at_most(cost.leaner, std::max(1.0, most));
-    }
-  }
+double RunCosts::forward_s(const Group& group, Run run) const {
+  const double longest_s = slowest_s(group, forward[run.hi] - forward[run.lo]);
+  return (longest_s + norms_s(group, run, true)) * group.crowding;
 }
 
-/// The two algorithms of `penstock.cluster.collectives`.
-///
-/// The ring passes the devices in the order of their numbers. Between explicit links the simulator
-/// finds the best order, so the ring may be faster there.
-void StageCosts::set_reduce_costs(std::span<const int> devices) {
-  const Links& links = costs_.links;
-  std::vector<int>& ring = devices_in_order_;
-  ring.assign(devices.begin(), devices.end());
-  std::ranges::sort(ring);
-  const auto host_of = [&](int device) { return costs_.devices[device].host; };
-  const auto steps_around = [&](const std::vector<int>& members) {
-    double slowest = kInfinity, latency_s = 0;
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      const std::size_t link = links.of(members[i], members[(i + 1) % members.size()]);
-      slowest = std::min(slowest, links.both_ways_bytes_per_s[link]);
-      latency_s = std::max(latency_s, links.latency_s[link]);
-    }
-    return std::pair(slowest, latency_s);
-  };
-  const double count = static_cast<double>(ring.size()), steps = count - 1;
-  const auto [slowest, latency_s] = steps_around(ring);
-  ring_ = {2 * steps * latency_s, 2 * steps / count / slowest};
-
-  first_of_hosts_.clear();
-  double inside_latency_s = 0, inside_rate = 0, chain_latency_s = 0, chain_rate = 0;
-  bool alone = true;
-  for (std::size_t i = 0; i < ring.size(); ++i) {
-    if (i == 0 || host_of(ring[i]) != host_of(ring[i - 1])) {
-      first_of_hosts_.push_back(ring[i]);
-      chain_latency_s = chain_rate = 0;
-      alone = true;
-      continue;
-    }
-    const std::size_t link = links.of(ring[i - 1], ring[i]);
-    chain_latency_s += links.latency_s[link];
-    chain_rate = std::max(chain_rate, 1 / links.both_ways_bytes_per_s[link]);
-    inside_latency_s = std::max(inside_latency_s, chain_latency_s);
-    // Only devices inside a longer chain send and receive at the same time.
-    inside_rate = std::max(inside_rate, alone ? 1 / links.bytes_per_s[link] : chain_rate);
-    alone = false;
-  }
-  by_host_ = {kInfinity, 0};
-  if (first_of_hosts_.size() == 1 || first_of_hosts_.size() == ring.size()) return;
-  const double hosts = static_cast<double>(first_of_hosts_.size());
-  const auto [slowest_host, host_latency_s] = steps_around(first_of_hosts_);
-  by_host_ = {2 * inside_latency_s + 2 * (hosts - 1) * host_latency_s,
-              2 * inside_rate + 2 * (hosts - 1) / hosts / slowest_host};
+double RunCosts::backward_s(const Group& group, Run run) const {
+  const double longest_s = slowest_s(group, backward[run.hi] - backward[run.lo]);
+  return (longest_s + norms_s(group, run, false)) * group.crowding;
 }
 
-/// Seconds that replicas wait for batch norm's statistics, as `collectives.norm_sums_s`.
-///
-/// `replicas` are those of the stage in a forward, and 0 in a backward.
-double StageCosts::norms_s(Run run, int replicas) const {
-  const ReduceRules& rules = costs_.rules;
-  const auto [norms, channels] = costs_.layers.norms[run.hi] - costs_.layers.norms[run.lo];
-  if (norms <= 0) return 0;
-  double bytes = 2 * channels / norms * rules.statistic_bytes;
-  if (replicas > 0) bytes = replicas * (bytes + rules.statistic_bytes);
-  return norms * (rules.statistics_s + reduce_s(bytes));
+double RunCosts::micro_batch_s(const Group& group, Run run) const {
+  const Affine seconds = forward[run.hi] - forward[run.lo] + backward[run.hi] - backward[run.lo];
+  double longest_s = slowest_s(group, seconds);
+  longest_s += norms_s(group, run, true) + norms_s(group, run, false);
+  return longest_s * group.crowding;
 }
 
-/// Seconds from the end of a stage's last backward to the end of its buckets.
-///
-/// Parameters that layers share are complete at the end of the backward.
-double StageCosts::after_backward_s(const Slowest& slowest, Run run, double backward_s) const {
-  const LayerCosts& layers = costs_.layers;
-  const double bucket_bytes = costs_.rules.bucket_bytes;
-  const auto buckets_s = [&](double bytes) {
-    const double count = std::ceil(bytes / bucket_bytes);
-    return count > 0 ? count * reduce_s(bytes / count) : 0;
-  };
-  double waiting = 0, shared = layers.run_parameter_bytes[run], free_s = -backward_s;
-  int lowest = run.lo;
-  for (int layer = run.hi - 1; layer >= run.lo; --layer) {
-    if (layers.parameter_bytes[layer] > 0) {
-      waiting += layers.parameter_bytes[layer];
-      shared -= layers.parameter_bytes[layer];
-      lowest = layer;
-    }
-    if (waiting >= bucket_bytes || (layer == run.lo && waiting > 0)) {
-      const int at = waiting >= bucket_bytes ? layer : lowest;
-      const Affine seconds = layers.backward[run.hi] - layers.backward[at];
-      double done_s = seconds.at(slowest.rows) * slowest.factor - backward_s;
-      done_s += norms_s({at, run.hi}, 0) * slowest.crowding;
-      free_s = std::max(free_s, done_s) + buckets_s(waiting);
-      waiting = 0;
-    }
-  }
-  if (std::ceil(shared / bucket_bytes) > 0) free_s = std::max(free_s, 0.0) + buckets_s(shared);
-  return std::max(0.0, free_s);
+double RunCosts::after_s(const Group& group, Run run) const {
+  const double bytes = parameter_bytes[run];
+  return bytes > 0 ? group.all_reduce_s(bytes) + step_s(group, run) : 0;
+}
+
+double GroupCosts::needed_bytes(const ReplicaKind& kind, Run run, int depth,
+                                bool recompute) const {
+  const double saved_bytes = (saved[run.hi] - saved[run.lo]).at(kind.rows);
+  const double held = held_bytes[run] + workspaces[kind.workspace][run];
+  if (!recompute || depth <= 1) return held + depth * saved_bytes;
+  const double inputs = input_bytes[run].at(kind.rows);
+  return held + (depth - 1) * inputs + std::max(saved_bytes, inputs);
+}
+
+bool GroupCosts::fits(const Group& group, Run run, int depth, bool recompute) const {
+  return std::ranges::none_of(group.kinds, [&](const ReplicaKind& kind) {
+    return needed_bytes(kind, run, depth, recompute) > kind.memory_bytes;
+  });
+}
+
+Fit GroupCosts::fit(const Group& group, Run run, int depth, RecomputeChoice choice) const {
+  if (choice != RecomputeChoice::all && fits(group, run, depth, false)) return Fit::keeps;
+  if (choice != RecomputeChoice::none && fits(group, run, depth, true)) return Fit::recomputes;
+  return Fit::too_large;
 }
 
 }  // namespace penstock

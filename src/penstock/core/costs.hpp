@@ -1,15 +1,11 @@
-// What a stage costs: rows, memory, compute, all-reduce. The rules are those of
-// `penstock.plan.cost` and of the simulator.
+// The cost model: what stages cost, by the rules of `penstock.plan.cost` and of the simulator.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <utility>
 #include <vector>
-
-#include "work.hpp"
 
 namespace penstock {
 
@@ -44,38 +40,27 @@ class PerRun {
   std::vector<T> values_;
 };
 
-/// The costs of the layers of a profile; sums are those up to each cut.
-struct LayerCosts {
-  std::vector<Affine> forward, backward, saved;
-  std::vector<Affine> norms;  // batch normalisations, and their channels
-  std::vector<Affine> workspace;
-  std::vector<double> parameter_bytes;  // of each layer alone
-  PerRun<double> run_parameter_bytes;   // what layers share counts once
-  PerRun<double> held_bytes;            // all the time: parameters, gradients, optimizer state
-  PerRun<Affine> input_bytes;           // tensors that a run reads from earlier layers
+/// Latency and seconds a byte of an all-reduce.
+struct ReduceCost {
+  double latency_s, s_per_byte;
+
+  double of(double bytes) const { return latency_s + s_per_byte * bytes; }
+};
+
+/// Replicas of a group that are alike.
+struct ReplicaKind {
+  double rows, speed, memory_bytes;
+  int workspace = -1;  // the number of its table
+};
+
+struct Group {
+  std::vector<ReplicaKind> kinds;
+  double crowding;  // how much slower each device is when all of them compute
+  int replicas;
   double step_s_per_byte;
-};
+  std::vector<ReduceCost> all_reduces;  // the algorithms, of which the fastest counts
 
-/// A tensor that one layer makes and another one reads.
-struct Tensor {
-  int producer, consumer, number;
-  Affine bytes, gradient_bytes;
-};
-
-struct Machine {
-  double speed, memory_bytes;
-  int host;
-};
-
-/// The links from each device to each device, row after row. They belong to Python.
-struct Links {
-  const double *bytes_per_s, *both_ways_bytes_per_s, *latency_s;
-  const std::uint8_t* uses_port;
-  int devices;
-
-  std::size_t of(int source, int target) const {
-    return static_cast<std::size_t>(source) * devices + target;
-  }
+  double all_reduce_s(double bytes) const;
 };
 
 /// Sizes that `penstock.cluster.collectives` defines.
@@ -83,62 +68,52 @@ struct ReduceRules {
   double bucket_bytes, statistic_bytes, statistics_s;
 };
 
-/// A profile on a cluster. Tensors are sorted by number and consumer.
-struct SearchCosts {
-  LayerCosts layers;
-  std::vector<Tensor> tensors;
-  std::vector<Machine> devices;
-  std::vector<HostRules> hosts;
-  Links links;
+/// Whether stages recompute: where memory asks for it, all of them, none.
+enum class RecomputeChoice { where_needed, all, none };
+
+/// A stage on its devices: it does not fit, keeps its activations, or recomputes them.
+enum class Fit { too_large = -1, keeps, recomputes };
+
+/// The costs of the layers of a chain between some cuts. Sums are those up to each cut.
+struct RunCosts {
+  std::vector<Affine> forward, backward, saved;
+  std::vector<Affine> norms;            // batch normalisations, and their channels
+  PerRun<double> parameter_bytes;       // what layers share counts once
+  PerRun<double> held_bytes;            // all the time: parameters, gradients, optimizer state
+  PerRun<Affine> input_bytes;           // tensors that a run reads from earlier layers
   ReduceRules rules;
+
+  int cuts() const { return static_cast<int>(forward.size()); }
+
+  /// Seconds of one forward on the slowest replica.
+  double forward_s(const Group& group, Run run) const;
+  /// Seconds of one full backward on the slowest replica, without recompute.
+  double backward_s(const Group& group, Run run) const;
+  /// Seconds of a forward and a full backward on the slowest replica, without recompute.
+  double micro_batch_s(const Group& group, Run run) const;
+  /// Seconds of the optimizer step.
+  double step_s(const Group& group, Run run) const {
+    return group.step_s_per_byte * parameter_bytes[run];
+  }
+  /// Seconds after a stage's last backward: gradient all-reduce and optimizer step.
+  double after_s(const Group& group, Run run) const;
+  /// Seconds that replicas wait for batch norm's statistics, as `collectives.norm_sums_s`.
+  double norms_s(const Group& group, Run run, bool forward) const;
 };
 
-/// Seconds of a stage for a micro-batch, and of its all-reduce; its memory.
-struct StageCost {
-  double forward_s = 0, backward_s = 0;  // of the slowest replica
-  double after_s = 0;    // after the last backward: the rest of the all-reduce, the step
-  double reduced_s = 0;  // in which the all-reduce occupies engines
-  int kept = 0, leaner = 0;  // most in flight that fit without recompute, and with it; 0 for none
-};
+/// The costs of a chain on groups of devices that are known before.
+struct GroupCosts : RunCosts {
+  std::vector<Affine> down, up;  // bytes that cross each cut, and of their gradients
+  std::vector<PerRun<double>> workspaces;  // by number of rows
+  std::vector<Group> groups;
 
-/// Computes the costs of stages, one after the other.
-class StageCosts {
- public:
-  explicit StageCosts(const SearchCosts& costs) : costs_(costs) {}
-
-  /// The cost of layers on some devices; fills in the rows of each.
-  StageCost of(std::span<const int> devices, std::span<int> rows, Run run, int size,
-               int micro_batches);
-
-  /// Rows of each replica in proportion to speed, as `penstock.plan.row_split.split_rows`.
-  void split_rows(std::span<const int> devices, std::span<int> rows, int size);
+  /// Peak bytes of a replica with `depth` micro-batches in flight.
+  double needed_bytes(const ReplicaKind& kind, Run run, int depth, bool recompute) const;
+  /// How a stage fits, as `choice` asks for it; it keeps its activations where both fit.
+  Fit fit(const Group& group, Run run, int depth, RecomputeChoice choice) const;
 
  private:
-  /// Latency and seconds a byte of an all-reduce.
-  struct ReduceCost {
-    double latency_s, s_per_byte;
-    double of(double bytes) const { return latency_s + s_per_byte * bytes; }
-  };
-
-  /// The replica that ends a backward last, and so completes buckets last.
-  struct Slowest {
-    int rows = 0;
-    double factor = 0;     // of its seconds
-    double crowding = 0;   // of what all replicas wait for together
-  };
-
-  double crowding(std::span<const int> devices) const;
-  void set_depths(StageCost& cost, std::span<const int> devices, std::span<const int> rows,
-                  Run run, int micro_batches) const;
-  void set_reduce_costs(std::span<const int> devices);
-  double reduce_s(double bytes) const { return std::min(ring_.of(bytes), by_host_.of(bytes)); }
-  double norms_s(Run run, int replicas) const;
-  double after_backward_s(const Slowest& slowest, Run run, double backward_s) const;
-
-  const SearchCosts& costs_;
-  ReduceCost ring_{}, by_host_{};
-  std::vector<int> devices_in_order_, first_of_hosts_;
-  std::vector<double> rest_;
+  bool fits(const Group& group, Run run, int depth, bool recompute) const;
 };
 
 }  // namespace penstock

@@ -121,23 +121,27 @@ def iteration_s(parts: PartTimes, orders: Orders) -> float:
 def play(parts: PartTimes, orders: Orders) -> Spans:
     """The same, with all spans."""
 
-class LayerCosts:
-    """The costs of layers and of runs of them (`penstock.plan.run_tables.RunTables`)."""
+class ReduceRules:
+    """Sizes that `penstock.cluster.collectives` defines."""
+
+    def __init__(
+        self, bucket_bytes: float, statistic_bytes: float, statistics_s: float
+    ) -> None: ...
+
+class RunCosts:
+    """The costs of runs of layers (`penstock.plan.run_tables.RunTables`)."""
 
     def __init__(
         self,
         sums: Sequence[npt.NDArray[np.float64]],
-        workspace: npt.NDArray[np.float64],
         parameters: npt.NDArray[np.float64],
-        run_parameters: npt.NDArray[np.float64],
         held: npt.NDArray[np.float64],
         inputs: npt.NDArray[np.float64],
-        step_s_per_byte: float,
+        rules: ReduceRules,
     ) -> None:
         """``sums`` are those of forward, backward, saved bytes and norms, up to each cut.
 
-        Affine costs have two rows: the fixed part, and the part for each sample. ``workspace`` and
-        ``parameters`` are those of each layer.
+        Affine costs have two rows: the fixed part, and the part for each sample.
         """
 
 class Machine:
@@ -156,26 +160,21 @@ class Links:
         uses_port: npt.NDArray[np.uint8],
     ) -> None: ...
 
-class ReduceRules:
-    """Sizes that `penstock.cluster.collectives` defines."""
-
-    def __init__(
-        self, bucket_bytes: float, statistic_bytes: float, statistics_s: float
-    ) -> None: ...
-
 class SearchCosts:
     """A profile on a cluster (`penstock.search.even_loads.search_costs`)."""
 
     def __init__(
         self,
-        layers: LayerCosts,
+        runs: RunCosts,
+        layers: npt.NDArray[np.float64],
+        step_s_per_byte: float,
         edges: npt.NDArray[np.int64],
         edge_bytes: npt.NDArray[np.float64],
         devices: Sequence[Machine],
         hosts: Sequence[HostRules],
         links: Links,
-        rules: ReduceRules,
-    ) -> None: ...
+    ) -> None:
+        """``layers`` has a row of the parameter bytes of each layer, and two of its workspace."""
 
 class StageCost:
     """Seconds of a stage for a micro-batch on its slowest replica, and its memory."""
@@ -289,16 +288,14 @@ class GroupCosts:
 
     def __init__(
         self,
-        sums: Sequence[npt.NDArray[np.float64]],
-        parameters: npt.NDArray[np.float64],
-        held: npt.NDArray[np.float64],
-        inputs: npt.NDArray[np.float64],
+        runs: RunCosts,
+        down: npt.NDArray[np.float64],
+        up: npt.NDArray[np.float64],
         workspaces: Sequence[npt.NDArray[np.float64]],
         groups: Sequence[DeviceGroup],
-        rules: ReduceRules,
     ) -> None:
-        """``sums``: forward, backward, saved bytes and norms up to each cut; then bytes that cross
-        it, of activations and of gradients. ``workspaces`` has a table for each number of rows."""
+        """``down`` and ``up``: bytes that cross each cut, of activations and of gradients.
+        ``workspaces`` has a table for each number of rows."""
     @property
     def cuts(self) -> int: ...
     def forward_s(self, group: int, lo: int, hi: int) -> float:

@@ -4,6 +4,17 @@
 #include <cmath>
 
 namespace penstock {
+namespace {
+
+/// A whole power, by squaring.
+double raised(double value, int power) {
+  double result = 1;
+  for (; power > 0; power /= 2, value *= value)
+    if (power % 2) result *= value;
+  return result;
+}
+
+}  // namespace
 
 double PlanLoad::seconds(const Layout& layout, int size) {
   now_.size = size;
@@ -215,11 +226,11 @@ void PlanLoad::add_port_loads(double late_s) {
 double PlanLoad::norm_s() const {
   constexpr double kLoadsOfAStage = 3;
   const double most_s = std::ranges::max(loads_);
-  const double power = asked_.kind.power;
+  const int power = asked_.kind.power;
   if (!(0 < most_s && most_s < kInfinity) || power <= 0) return most_s;
   double total = 0;
-  for (const double load : loads_) total += std::pow(load / most_s, power);
-  return most_s * std::pow(total / kLoadsOfAStage, 1 / power);
+  for (const double load : loads_) total += raised(load / most_s, power);
+  return most_s * std::pow(total / kLoadsOfAStage, 1.0 / power);
 }
 
 }  // namespace penstock

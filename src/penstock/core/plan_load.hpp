@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "costs.hpp"
+#include "stage_costs.hpp"
 
 namespace penstock {
 
@@ -27,13 +27,13 @@ struct Layout {
   int stages;
 };
 
-/// Whether the load is the steady one; and its power.
+/// Whether the load is the steady one; and its power, a whole number.
 ///
 /// The load is a norm of that power of all resources' loads, or their maximum where it is 0. It is
 /// scaled so that three equal loads, those of a stage alone, are worth one of them. More that are
 /// equal are worth more: a plan whose resources are all full is slower than its fullest one alone.
 struct LoadKind {
-  double power;
+  int power;
   bool steady;
 };
 

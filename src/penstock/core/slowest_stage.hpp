@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "group_costs.hpp"
+#include "costs.hpp"
 
 namespace penstock {
 

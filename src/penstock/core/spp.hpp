@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "group_costs.hpp"
+#include "transfers.hpp"
 
 namespace penstock {
 

@@ -20,13 +20,14 @@ from penstock.core.native import (
     LinkNetwork,
     ReduceRules,
     ReplicaKind,
+    RunCosts,
 )
 from penstock.plan.cost import crowding
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.run_tables import Floats, RunTables, run_tables, workspace_table
 from penstock.profile.model_profile import Affine
 
-__all__ = ["FULL", "RECOMPUTES", "RECOMPUTE_MODES", "ChainCosts", "whole_chain"]
+__all__ = ["FULL", "RECOMPUTES", "RECOMPUTE_MODES", "ChainCosts", "runs_in_core", "whole_chain"]
 
 
 Devices: TypeAlias = tuple[int, ...]
@@ -56,6 +57,11 @@ class ChainCosts:
     def runs(self) -> RunTables:
         """The tables of the profile."""
         return run_tables(self.problem, self.cuts)
+
+    @cached_property
+    def runs_in_core(self) -> RunCosts:
+        """The same for the core."""
+        return runs_in_core(self.runs)
 
     @property
     def layers(self) -> int:
@@ -110,15 +116,8 @@ class ChainCosts:
             replicas = [ReplicaKind(*kind, number.get(kind[0], 0)) for kind in kinds]
             crowded, step_s, all_reduces = self.of_group(group)
             made.append(DeviceGroup(replicas, crowded, len(group), step_s, all_reduces))
-        return GroupCosts(
-            sums=[runs.forward, runs.backward, runs.saved, runs.norms, runs.down, runs.up],
-            parameters=runs.parameters,
-            held=runs.held,
-            inputs=runs.inputs,
-            workspaces=[self.workspace(count) for count in counts],
-            groups=made,
-            rules=ReduceRules(BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S),
-        )
+        workspaces = [self.workspace(count) for count in counts]
+        return GroupCosts(self.runs_in_core, runs.down, runs.up, workspaces, made)
 
     def workspace(self, rows: int) -> Floats:
         """The largest workspace of each run, for so many rows."""
@@ -146,3 +145,14 @@ class ChainCosts:
 def whole_chain(problem: PlanningProblem) -> ChainCosts:
     """The costs of a problem's layers where stages may begin and end between any two of them."""
     return ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
+
+
+def runs_in_core(runs: RunTables) -> RunCosts:
+    """The tables of runs for the core's cost model."""
+    return RunCosts(
+        [runs.forward, runs.backward, runs.saved, runs.norms],
+        runs.parameters,
+        runs.held,
+        runs.inputs,
+        ReduceRules(BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S),
+    )

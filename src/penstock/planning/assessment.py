@@ -160,11 +160,17 @@ def one_device_s(problem: PlanningProblem, score: Score) -> float:
         schedule=PLAIN,
         planner="single-device",
     )
-    return simulate_plan(whole, problem.profile, problem.cluster).iteration_s
+    prediction = simulate_plan(whole, problem.profile, problem.cluster, with_timeline=False)
+    return prediction.iteration_s
 
 
 def assess_plan(
-    plan: Plan, problem: PlanningProblem, baselines: Baselines, bound: LowerBound | None = None
+    plan: Plan,
+    problem: PlanningProblem,
+    baselines: Baselines,
+    bound: LowerBound | None = None,
+    *,
+    with_timeline: bool = True,
 ) -> PlannedPipeline:
     """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
     simulate = partial(
@@ -173,8 +179,10 @@ def assess_plan(
         cluster=problem.cluster,
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
     )
-    prediction = simulate(problem.profile)
-    by_length = predict_lengths(problem.profile, lambda profile: simulate(profile).iteration_s)
+    prediction = simulate(problem.profile, with_timeline=with_timeline)
+    by_length = predict_lengths(
+        problem.profile, lambda profile: simulate(profile, with_timeline=False).iteration_s
+    )
     mean_s = expected_s(by_length) if by_length else prediction.iteration_s
     return PlannedPipeline(
         plan,

@@ -5,22 +5,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.cluster.collectives import BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S
 from penstock.cluster.link_matrices import link_matrices
 from penstock.core.native import (
     Found,
     HostRules,
-    LayerCosts,
     Layout,
     Links,
     LoadQuestion,
     Machine,
-    ReduceRules,
     SearchCosts,
     WalkPlan,
     random_walk,
 )
 from penstock.plan.cost import rows_by_speed
+from penstock.plan.cost_tables import runs_in_core
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, remembered
 from penstock.plan.run_tables import Floats, Integers, run_tables
@@ -45,20 +43,18 @@ def search_costs(problem: PlanningProblem) -> SearchCosts:
     """
     profile, cluster = problem.profile, problem.cluster
     edges, edge_bytes = edge_table(profile)
-    tables, links = run_tables(problem), link_matrices(cluster)
-    workspaces = [layer.workspace_bytes for layer in profile.layers]
+    links, layers = link_matrices(cluster), profile.layers
+    sizes = (
+        [layer.parameter_bytes for layer in layers],
+        [layer.workspace_bytes.fixed for layer in layers],
+        [layer.workspace_bytes.per_sample for layer in layers],
+    )
     turns = np.array([cluster.hosts[host].half_duplex for host in cluster.host_index])
     both_ways = links.bytes_per_s / (1 + (turns[:, None] | turns[None, :]))
     return SearchCosts(
-        LayerCosts(
-            sums=[tables.forward, tables.backward, tables.saved, tables.norms],
-            workspace=np.array([[w.fixed for w in workspaces], [w.per_sample for w in workspaces]]),
-            parameters=np.array([float(layer.parameter_bytes) for layer in profile.layers]),
-            run_parameters=tables.parameters,
-            held=tables.held,
-            inputs=tables.inputs,
-            step_s_per_byte=profile.step_s_per_byte,
-        ),
+        runs_in_core(run_tables(problem)),
+        np.array(sizes, dtype=np.float64),
+        profile.step_s_per_byte,
         edges,
         edge_bytes,
         [
@@ -70,7 +66,6 @@ def search_costs(problem: PlanningProblem) -> SearchCosts:
             for host in cluster.hosts
         ],
         Links(links.bytes_per_s, both_ways, links.latency_s, links.uses_port.astype(np.uint8)),
-        ReduceRules(BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S),
     )
 
 

@@ -64,8 +64,8 @@ def fits(parts: Parts, orders: FlatOrders) -> bool:
         )
     for members, held in zip(orders.instances.members, orders.held, strict=True):
         stages = [parts.stages[instance] for instance in members]
-        for index, limit_bytes in enumerate(stages[0].device_bytes):
-            memories = [stage.replicas[index].memory for stage in stages]
-            if most_bytes(memories, held) > limit_bytes:
-                return False
+        memories = zip(*([r.memory for r in stage.replicas] for stage in stages), strict=True)
+        limits = dict.fromkeys(zip(memories, stages[0].device_bytes, strict=True))
+        if any(most_bytes(of_device, held) > limit_bytes for of_device, limit_bytes in limits):
+            return False
     return True

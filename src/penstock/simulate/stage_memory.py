@@ -19,6 +19,7 @@ are kept (`penstock.schedule.weight_rule`).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.profile.model_profile import first_of_each_tensor
 from penstock.schedule.action import Action
@@ -55,8 +56,7 @@ class Held:
                 return self
 
 
-@dataclass(frozen=True, slots=True)
-class StageMemory:
+class StageMemory(NamedTuple):
     """Bytes of one replica of one stage."""
 
     fixed_bytes: float

@@ -1,0 +1,201 @@
+#include "stage_costs.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace penstock {
+
+StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run run, int size,
+                         int micro_batches) {
+  const RunCosts& runs = costs_.runs;
+  split_rows(devices, rows, size);
+  set_group(devices, rows);
+  StageCost cost{.forward_s = runs.forward_s(group_, run),
+                 .backward_s = runs.backward_s(group_, run),
+                 .after_s = runs.step_s(group_, run)};
+  if (devices.size() > 1) {
+    cost.after_s += after_backward_s(run, cost.backward_s);
+    cost.reduced_s = buckets_s(runs.parameter_bytes[run]);
+  }
+  set_depths(cost, devices, rows, run, micro_batches);
+  return cost;
+}
+
+void StageCosts::set_group(std::span<const int> devices, std::span<const int> rows) {
+  double slowest = kInfinity;
+  group_.kinds.clear();
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    const Machine& machine = costs_.devices[devices[i]];
+    group_.kinds.push_back({static_cast<double>(rows[i]), machine.speed, machine.memory_bytes});
+    slowest = std::min(slowest, machine.speed);
+  }
+  group_.crowding = crowding(devices);
+  group_.replicas = static_cast<int>(devices.size());
+  group_.step_s_per_byte = costs_.step_s_per_byte * group_.crowding / slowest;
+  if (devices.size() > 1) set_reduce_costs(devices);
+}
+
+void StageCosts::split_rows(std::span<const int> devices, std::span<int> rows, int size) {
+  const int count = static_cast<int>(devices.size());
+  const auto speed = [&](int i) { return costs_.devices[devices[i]].speed; };
+  double total = 0;
+  bool equal = true;
+  for (int i = 0; i < count; ++i) {
+    total += speed(i);
+    equal = equal && speed(i) == speed(0);
+  }
+  if (equal) {
+    for (int i = 0; i < count; ++i) rows[i] = size / count + (i < size % count);
+    return;
+  }
+  const int spare = size - count;
+  const auto wish = [&](int i) { return std::max(0.0, size * speed(i) / total - 1); };
+  double wanted = 0;
+  for (int i = 0; i < count; ++i) wanted += wish(i);
+  int left = spare;
+  rest_.resize(count);
+  for (int i = 0; i < count; ++i) {
+    const double share = wanted > 0 ? spare * wish(i) / wanted : 0;
+    rows[i] = 1 + static_cast<int>(share);
+    rest_[i] = share - static_cast<int>(share);
+    left -= static_cast<int>(share);
+  }
+  for (; left > 0; --left) {
+    const auto best = std::ranges::max_element(rest_);
+    ++rows[best - rest_.begin()];
+    *best = -1;
+  }
+}
+
+/// By how much the replicas slow one another down on hosts with too few cores.
+double StageCosts::crowding(std::span<const int> devices) const {
+  double factor = 1;
+  for (const int device : devices) {
+    const int host = costs_.devices[device].host;
+    const int slots = costs_.hosts[host].full_speed_devices;
+    if (slots == 0) continue;
+    const auto busy = std::ranges::count_if(
+        devices, [&](int other) { return costs_.devices[other].host == host; });
+    factor = std::max(factor, static_cast<double>(busy) / slots);
+  }
+  return factor;
+}
+
+/// The most micro-batches in flight that fit without recompute, and with it; 0 for none.
+void StageCosts::set_depths(StageCost& cost, std::span<const int> devices,
+                            std::span<const int> rows, Run run, int micro_batches) const {
+  const RunCosts& runs = costs_.runs;
+  const auto at_most = [](int depth, double most) {
+    return most < depth ? static_cast<int>(most) : depth;
+  };
+  cost.kept = cost.leaner = micro_batches;
+  double workspace = 0;
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    if (i == 0 || rows[i] != rows[i - 1]) {
+      workspace = 0;
+      for (int layer = run.lo; layer < run.hi; ++layer)
+        workspace = std::max(workspace, costs_.workspace[layer].at(rows[i]));
+    }
+    const double saved = (runs.saved[run.hi] - runs.saved[run.lo]).at(rows[i]);
+    const double inputs = runs.input_bytes[run].at(rows[i]);
+    const double room =
+        costs_.devices[devices[i]].memory_bytes - runs.held_bytes[run] - workspace;
+    if (room < saved) {
+      cost.kept = cost.leaner = 0;
+      return;
+    }
+    if (saved > 0) cost.kept = at_most(cost.kept, room / saved);
+    if (inputs > 0) {
+      const double most = (room - std::max(saved - inputs, 0.0)) / inputs;
+      cost.leaner = at_most(cost.leaner, std::max(1.0, most));
+    }
+  }
+}
+
+/// The two algorithms of `penstock.cluster.collectives`.
+///
+/// The ring passes the devices in the order of their numbers. Between explicit links the simulator
+/// finds the best order, so the ring may be faster there.
+void StageCosts::set_reduce_costs(std::span<const int> devices) {
+  const Links& links = costs_.links;
+  std::vector<int>& ring = devices_in_order_;
+  ring.assign(devices.begin(), devices.end());
+  std::ranges::sort(ring);
+  const auto host_of = [&](int device) { return costs_.devices[device].host; };
+  const auto steps_around = [&](const std::vector<int>& members) {
+    double slowest = kInfinity, latency_s = 0;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      const std::size_t link = links.of(members[i], members[(i + 1) % members.size()]);
+      slowest = std::min(slowest, links.both_ways_bytes_per_s[link]);
+      latency_s = std::max(latency_s, links.latency_s[link]);
+    }
+    return std::pair(slowest, latency_s);
+  };
+  const double count = static_cast<double>(ring.size()), steps = count - 1;
+  const auto [slowest, latency_s] = steps_around(ring);
+  group_.all_reduces = {{2 * steps * latency_s, 2 * steps / count / slowest}};
+
+  first_of_hosts_.clear();
+  double inside_latency_s = 0, inside_rate = 0, chain_latency_s = 0, chain_rate = 0;
+  bool alone = true;
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    if (i == 0 || host_of(ring[i]) != host_of(ring[i - 1])) {
+      first_of_hosts_.push_back(ring[i]);
+      chain_latency_s = chain_rate = 0;
+      alone = true;
+      continue;
+    }
+    const std::size_t link = links.of(ring[i - 1], ring[i]);
+    chain_latency_s += links.latency_s[link];
+    chain_rate = std::max(chain_rate, 1 / links.both_ways_bytes_per_s[link]);
+    inside_latency_s = std::max(inside_latency_s, chain_latency_s);
+    // Only devices inside a longer chain send and receive at the same time.
+    inside_rate = std::max(inside_rate, alone ? 1 / links.bytes_per_s[link] : chain_rate);
+    alone = false;
+  }
+  if (first_of_hosts_.size() == 1 || first_of_hosts_.size() == ring.size()) return;
+  const double hosts = static_cast<double>(first_of_hosts_.size());
+  const auto [slowest_host, host_latency_s] = steps_around(first_of_hosts_);
+  group_.all_reduces.push_back({2 * inside_latency_s + 2 * (hosts - 1) * host_latency_s,
+                                2 * inside_rate + 2 * (hosts - 1) / hosts / slowest_host});
+}
+
+double StageCosts::buckets_s(double bytes) const {
+  const double count = std::ceil(bytes / costs_.runs.rules.bucket_bytes);
+  return count > 0 ? count * group_.all_reduce_s(bytes / count) : 0;
+}
+
+/// Seconds from the end of a stage's last backward to the end of its buckets.
+///
+/// The replica that ends a backward last completes buckets last. Parameters that layers share are
+/// complete at the end of the backward.
+double StageCosts::after_backward_s(Run run, double backward_s) const {
+  const RunCosts& runs = costs_.runs;
+  const double bucket_bytes = runs.rules.bucket_bytes;
+  const auto seconds = [&](const ReplicaKind& kind, int from) {
+    const Affine each = runs.backward[run.hi] - runs.backward[from];
+    return each.at(kind.rows) * (group_.crowding / kind.speed);
+  };
+  const ReplicaKind& slowest =
+      *std::ranges::max_element(group_.kinds, {}, [&](const auto& k) { return seconds(k, run.lo); });
+  double waiting = 0, shared = runs.parameter_bytes[run], free_s = -backward_s;
+  int lowest = run.lo;
+  for (int layer = run.hi - 1; layer >= run.lo; --layer) {
+    if (costs_.parameter_bytes[layer] > 0) {
+      waiting += costs_.parameter_bytes[layer];
+      shared -= costs_.parameter_bytes[layer];
+      lowest = layer;
+    }
+    if (waiting >= bucket_bytes || (layer == run.lo && waiting > 0)) {
+      const int at = waiting >= bucket_bytes ? layer : lowest;
+      const double norms_s = runs.norms_s(group_, {at, run.hi}, false) * group_.crowding;
+      const double done_s = seconds(slowest, at) - backward_s + norms_s;
+      free_s = std::max(free_s, done_s) + buckets_s(waiting);
+      waiting = 0;
+    }
+  }
+  if (std::ceil(shared / bucket_bytes) > 0) free_s = std::max(free_s, 0.0) + buckets_s(shared);
+  return std::max(0.0, free_s);
+}
+
+}  // namespace penstock

@@ -1,0 +1,83 @@
+// What a stage costs on any devices, since walks change the sets of devices at every step: rows,
+// memory, and when gradients are summed.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "costs.hpp"
+#include "work.hpp"
+
+namespace penstock {
+
+/// A tensor that one layer makes and another one reads.
+struct Tensor {
+  int producer, consumer, number;
+  Affine bytes, gradient_bytes;
+};
+
+struct Machine {
+  double speed, memory_bytes;
+  int host;
+};
+
+/// The links from each device to each device, row after row. They belong to Python.
+struct Links {
+  const double *bytes_per_s, *both_ways_bytes_per_s, *latency_s;
+  const std::uint8_t* uses_port;
+  int devices;
+
+  std::size_t of(int source, int target) const {
+    return static_cast<std::size_t>(source) * devices + target;
+  }
+};
+
+/// A profile on a cluster. Tensors are sorted by number and consumer.
+struct SearchCosts {
+  RunCosts runs;
+  std::vector<Affine> workspace;        // of each layer
+  std::vector<double> parameter_bytes;  // of each layer alone
+  double step_s_per_byte;
+  std::vector<Tensor> tensors;
+  std::vector<Machine> devices;
+  std::vector<HostRules> hosts;
+  Links links;
+};
+
+/// Seconds of a stage for a micro-batch, and of its all-reduce; its memory.
+struct StageCost {
+  double forward_s = 0, backward_s = 0;  // of the slowest replica
+  double after_s = 0;    // after the last backward: the rest of the all-reduce, the step
+  double reduced_s = 0;  // in which the all-reduce occupies engines
+  int kept = 0, leaner = 0;  // most in flight that fit without recompute, and with it; 0 for none
+};
+
+/// Computes the costs of stages, one after the other.
+class StageCosts {
+ public:
+  explicit StageCosts(const SearchCosts& costs) : costs_(costs) {}
+
+  /// The cost of layers on some devices; fills in the rows of each.
+  StageCost of(std::span<const int> devices, std::span<int> rows, Run run, int size,
+               int micro_batches);
+
+  /// Rows of each replica in proportion to speed, as `penstock.plan.row_split.split_rows`.
+  void split_rows(std::span<const int> devices, std::span<int> rows, int size);
+
+ private:
+  double crowding(std::span<const int> devices) const;
+  void set_depths(StageCost& cost, std::span<const int> devices, std::span<const int> rows,
+                  Run run, int micro_batches) const;
+  void set_group(std::span<const int> devices, std::span<const int> rows);
+  void set_reduce_costs(std::span<const int> devices);
+  double buckets_s(double bytes) const;
+  double after_backward_s(Run run, double backward_s) const;
+
+  const SearchCosts& costs_;
+  Group group_{};
+  std::vector<int> devices_in_order_, first_of_hosts_;
+  std::vector<double> rest_;
+};
+
+}  // namespace penstock

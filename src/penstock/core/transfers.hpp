@@ -1,0 +1,64 @@
+// Transfers between groups of devices that are known before.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "costs.hpp"
+
+namespace penstock {
+
+/// Links between devices, and the devices of each group with their rows.
+struct Network {
+  struct Member {
+    int device, rows;
+  };
+
+  int devices, hosts;
+  std::vector<int> host;  // of each device
+  std::vector<double> latency_s, s_per_byte;  // of each link, `source * devices + target`
+  std::vector<std::uint8_t> uses_port;
+  std::vector<std::vector<Member>> groups;
+};
+
+/// The load of an engine or a port by the messages of a transfer: seconds of latency, and seconds
+/// for each byte that does not depend on rows, and for each byte of a row.
+struct MessageLoad {
+  double latency_s = 0, s_per_byte = 0, s_per_row_byte = 0;
+
+  double seconds(Affine bytes) const {
+    return latency_s + s_per_byte * bytes.fixed + s_per_row_byte * bytes.each;
+  }
+  /// Whether no term is less than that of another load.
+  bool outweighs(const MessageLoad& other) const {
+    return latency_s >= other.latency_s && s_per_byte >= other.s_per_byte &&
+           s_per_row_byte >= other.s_per_row_byte;
+  }
+};
+
+/// Computes the transfers between groups.
+class Transfers {
+ public:
+  explicit Transfers(const Network& network)
+      : network_(network), busy_(2 * (network.devices + network.hosts)) {}
+
+  /// The loads of the busiest resources of a transfer, whose messages are those of
+  /// `penstock.plan.cost.split_concat_s`.
+  void loads(int sender, int receiver, std::vector<MessageLoad>& found);
+
+  /// Seconds of a transfer of so many bytes.
+  static double seconds(const std::vector<MessageLoad>& loads, Affine bytes);
+
+ private:
+  void add_message(int resource, std::size_t link, int rows);
+  void keep(const MessageLoad& load, std::vector<MessageLoad>& found) const;
+  int engine_out(int device) const { return device; }
+  int engine_in(int device) const { return network_.devices + device; }
+  int port_out(int device) const { return 2 * network_.devices + network_.host[device]; }
+  int port_in(int device) const { return port_out(device) + network_.hosts; }
+
+  const Network& network_;
+  std::vector<MessageLoad> busy_;
+};
+
+}  // namespace penstock
