@@ -109,17 +109,17 @@ def plan(
     planned = replace(assessed, plan=found)
     if out:
         write_planned(planned, out, inputs, planning_s)
-    values: dict[str, object] = {**planned.to_json(planning_s)}
     terminal.save_csv(stage_rows(planned, costs), csv)
-    words: list[str] = []
-    if explain:
-        values["explanation"], words = explained(assessed, own)
+    more, words = explained(assessed, own) if explain else (dict[str, object](), [])
+    values = {**planned.to_json(planning_s), **more}
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 
 
-def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[object, list[str]]:
-    """What limits a plan: as JSON, and in words."""
+def explained(
+    planned: "PlannedPipeline", problem: "PlanningProblem"
+) -> tuple[dict[str, object], list[str]]:
+    """What limits a plan: as a key of the JSON, and in words."""
     from penstock.planning.assumed_split import whole_backwards_words
     from penstock.planning.explanation import explain_plan, explanation_words
 
@@ -127,4 +127,4 @@ def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[o
     words = list(explanation_words(explanation))
     if planned.assumed_split:
         words.append(whole_backwards_words(problem))
-    return explanation.to_json(), words
+    return {"explanation": explanation.to_json()}, words
