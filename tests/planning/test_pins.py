@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -136,3 +137,20 @@ def test_the_commands_of_the_guide_run(
     plan = read_plan("pinned.json")
     assert len(plan.stages) == 4 and plan.stages[-1].layers == range(25, 26)
     assert plan.stages[0].layers.stop > 3 and plan.stages[0].devices == (0, 1)
+
+
+def test_groups_with_several_stages_have_equal_work_beside_a_pinned_stage(
+    small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    block = small_profile.layers[1]
+    layers = (*(replace(block, name=f"blocks.{i}") for i in range(12)), small_profile.layers[0])
+    profile = ModelProfile("even", layers, batch_size=4)
+    pins = ["last: alone", "stages: 8"]
+    problem = planning_problem(
+        profile, small_cluster, 16, micro_batch_size=2, schedule="interleaved", pins=pins
+    )
+    plan = pinned(problem, make_score(problem))
+    work = Counter[tuple[int, ...]]()
+    for stage in plan.stages[:-1]:
+        work[stage.devices] += len(stage.layers)
+    assert len(plan.stages[-1].layers) == 1 and len(set(work.values())) == 1

@@ -1,6 +1,5 @@
 """``penstock plan``; it needs neither torch nor a running job."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
@@ -27,13 +26,12 @@ from penstock.command_line.options import (
     TensorParallel,
 )
 from penstock.command_line.progress import PlanningProgress, planning_progress
-from penstock.command_line.shown_plan import show_planned
+from penstock.command_line.shown_plan import show_planned, stage_rows
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
     from penstock.planning.assessment import PlannedPipeline
-    from penstock.profile.model_profile import ModelProfile
 
 __all__ = ["plan"]
 
@@ -101,29 +99,11 @@ def plan(
     assessed, planned, own, planning_s = found
     if out:
         write_planned(planned, out, inputs, planning_s)
-    values: dict[str, object] = {**planned.to_json(planning_s)}
     terminal.save_csv(stage_rows(planned, costs), csv)
-    words: list[str] = []
-    if explain:
-        values["explanation"], words = explained(assessed, own)
+    more, words = explained(assessed, own) if explain else (dict[str, object](), [])
+    values = {**planned.to_json(planning_s), **more}
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
-
-
-def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[dict[str, object]]:
-    """A row for each stage, for a table elsewhere."""
-    for index, stage in enumerate(planned.plan.stages):
-        peaks = planned.prediction.peak_memory_bytes
-        yield {
-            "stage": index,
-            "first_layer": stage.layers.start,
-            "last_layer": stage.layers.stop - 1,
-            "devices": stage.devices,
-            "rows": stage.slices,
-            "recompute": stage.recompute,
-            "parameter_bytes": profile.parameter_bytes(stage.layers),
-            "peak_memory_bytes": max(peaks[device] for device in stage.devices),
-        }
 
 
 def found_and_assessed(
@@ -158,8 +138,10 @@ def found_and_assessed(
     return assessed, replace(assessed, plan=found), own, planning_s
 
 
-def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[object, list[str]]:
-    """What limits a plan: as JSON, and in words."""
+def explained(
+    planned: "PlannedPipeline", problem: "PlanningProblem"
+) -> tuple[dict[str, object], list[str]]:
+    """What limits a plan: as a key of the JSON, and in words."""
     from penstock.planning.assumed_split import whole_backwards_words
     from penstock.planning.explanation import explain_plan, explanation_words
 
@@ -167,4 +149,4 @@ def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[o
     words = list(explanation_words(explanation))
     if planned.assumed_split:
         words.append(whole_backwards_words(problem))
-    return explanation.to_json(), words
+    return {"explanation": explanation.to_json()}, words

@@ -1,6 +1,6 @@
 """How commands print a plan: its main numbers in a few lines, and its stages in a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.command_line.terminal import Terminal
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.planning.assessment import PlannedPipeline
     from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["headline", "reserve_lines", "show_planned", "too_full_words"]
+__all__ = ["headline", "reserve_lines", "show_planned", "stage_rows", "too_full_words"]
 
 
 def show_planned(
@@ -29,6 +29,22 @@ def show_planned(
     prediction = planned.prediction
     table = plan_table(planned.plan, profile, cluster, prediction.peak_memory_bytes)
     terminal.show(values, *headline(planned), table, *parts)
+
+
+def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[dict[str, object]]:
+    """A row for each stage, for a table elsewhere."""
+    for index, stage in enumerate(planned.plan.stages):
+        peaks = planned.prediction.peak_memory_bytes
+        yield {
+            "stage": index,
+            "first_layer": stage.layers.start,
+            "last_layer": stage.layers.stop - 1,
+            "devices": stage.devices,
+            "rows": stage.slices,
+            "recompute": stage.recompute,
+            "parameter_bytes": profile.parameter_bytes(stage.layers),
+            "peak_memory_bytes": max(peaks[device] for device in stage.devices),
+        }
 
 
 def too_full_words(devices: Sequence[int]) -> str:

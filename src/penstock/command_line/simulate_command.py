@@ -9,6 +9,7 @@ from typer import Option
 
 from penstock.command_line.options import (
     AsJson,
+    Csv,
     Optimizer,
     Out,
     PlanPath,
@@ -18,7 +19,7 @@ from penstock.command_line.options import (
     ProfileBatch,
     Quiet,
 )
-from penstock.command_line.shown_plan import groups_line, show_planned, too_full_words
+from penstock.command_line.shown_plan import groups_line, show_planned, stage_rows, too_full_words
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import Infeasible
 
@@ -82,12 +83,14 @@ def simulate(
         str, Option(metavar="PATH", help="Draw the timeline: .svg, .html, .json or .txt.")
     ] = "",
     plugin: Plugins = None,
+    csv: Csv = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
+    from penstock.document import check_place
     from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
     from penstock.plan.optimizer_state import optimizer_state
@@ -98,6 +101,8 @@ def simulate(
 
     terminal, files = Terminal(as_json, quiet), TimelineFiles(out, trace, picture)
     files.check()
+    if csv:
+        check_place(csv)
     asked = read_what_if(link_bandwidth, link_latency, device or (), micro_batches, schedule)
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
@@ -119,6 +124,7 @@ def simulate(
         if before.tensor_groups:
             parts.insert(0, groups_line(before.tensor_groups))
         parts.append(terminal.chart(after.timeline))
+    terminal.save_csv(stage_rows(after.planned, costs), csv)
     show_planned(terminal, after.planned, costs, after.problem.cluster, values, parts)
     files.tell(terminal)
     if after.too_full:

@@ -37,6 +37,9 @@ REORDERED = 3
 ROUNDS = (1, 2, 3, 4)
 """Stages on each group of devices to try, as far as a schedule allows them."""
 
+MOST_SHIFTS, ROUNDING = 200, 1e-9
+"""Steps of `evened`, each of which is an improvement by more than rounding."""
+
 MOST_PLACES = 64
 """Ways to number the stages of pins that name layers and devices."""
 
@@ -126,6 +129,8 @@ def balanced(
             cuts = cuts_that_keep(problem, numbered, sets, size, by_memory)
             if not cuts:
                 break
+            if rounds > 1:
+                cuts = evened(problem, numbered, sets, cuts, size)
             made = tuple(
                 Stage(range(lo, hi), own, rows_by_speed(problem.cluster, own, size))
                 for (lo, hi), own in zip(pairwise(cuts), sets, strict=True)
@@ -211,6 +216,42 @@ def cuts_that_keep(
     for earlier in reversed(chosen):
         cuts.append(int(earlier[cuts[-1]]))
     return tuple(int(places[cut]) for cut in reversed(cuts))
+
+
+def evened(
+    problem: PlanningProblem,
+    pins: Sequence[Pin],
+    sets: Sequence[tuple[int, ...]],
+    cuts: Sequence[int],
+    size: int,
+) -> tuple[int, ...]:
+    """The cuts, moved as long as groups with several stages have more equal sums of work.
+
+    In each step a stage of the fullest group gives a layer at one end, and all cuts between it and
+    another stage move by one layer, so that the latter has a layer more.
+    """
+    count, of_stage = len(sets), {own: loads_of(problem, own, size, False) for own in set(sets)}
+    loads = np.array([of_stage[own] for own in sets])
+    member = np.array([[own == group for group in of_stage] for own in sets], dtype=float)
+    stage, place = np.arange(count), np.arange(count + 1)
+    now = np.array(cuts)
+    for _ in range(MOST_SHIFTS):
+        sums = (loads[stage, now[1:]] - loads[stage, now[:-1]]) @ member
+        fullest = np.flatnonzero(member[:, sums.argmax()])
+        pairs = [(int(i), j) for i in fullest for j in range(count) if i != j]
+        moves = [
+            np.where((min(i, j) < place) & (place <= max(i, j)), 1 if i > j else -1, 0)
+            for i, j in pairs
+        ]
+        every = now + np.array([np.zeros_like(now), *moves])
+        starts, stops = every[:, :-1], every[:, 1:]
+        may = allowed_runs(pins, starts, stops, stage, count, loads.shape[1] - 1).all(axis=1)
+        squares = (((loads[stage, stops] - loads[stage, starts]) @ member) ** 2).sum(axis=1)
+        best = np.where(may, squares, inf).argmin()
+        if squares[best] > squares[0] * (1 - ROUNDING):
+            break
+        now = every[best]
+    return tuple(map(int, now))
 
 
 def places_to_cut(problem: PlanningProblem, pins: Sequence[Pin]) -> list[int]:

@@ -1,6 +1,6 @@
 """A planner's answer: a plan, found within a time limit where one is given."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -13,7 +13,7 @@ from penstock.plan.fitted_plan import with_needed_recompute
 from penstock.plan.infeasible import ONE_STAGE_PLANNERS, first_fitting, infeasible
 from penstock.plan.pins import pins_text
 from penstock.plan.plan import Plan, with_recompute
-from penstock.plan.problem import PlanningProblem, Score, in_blocks
+from penstock.plan.problem import Planner, PlanningProblem, Score, in_blocks
 from penstock.planners.pinned import pinned
 from penstock.planning.planning_problem import member_named
 from penstock.planning.tensor_groups import groupings, plan_with_groups
@@ -103,11 +103,14 @@ def find_plan(
         return answer(problem, planner, score, until, on_step)
     found: list[Plan] = []
     refused = Infeasible("no plan keeps the pins")
-    with suppress(Infeasible):
-        if planner == "search" and problem.blocks != "always":
-            found.append(pinned(problem, score))
+    starts = STARTING_PLANNERS
+    if planner == "search":
+        with suppress(Infeasible):
+            first = pinned(problem, score)
+            found += [first] if problem.blocks != "always" else []
+            starts = {**starts, "pinned": pinned, "pinned, any schedule": planner_of(first)}
     try:
-        found.append(answer(problem, planner, score, until, on_step))
+        found.append(answer(problem, planner, score, until, on_step, starts))
     except Infeasible as refusal:
         refused = refusal
     if not found:
@@ -123,6 +126,11 @@ def check_pins_of_groups(problem: PlanningProblem) -> None:
                 f"pin '{pin.text}' names devices, and with tensor groups a plan's devices are the "
                 f"groups; leave out the pin or --tensor-parallel"
             )
+
+
+def planner_of(plan: Plan) -> Planner:
+    """The planner that always answers with a plan that is known."""
+    return lambda problem, score: plan
 
 
 def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) -> Infeasible:
@@ -155,13 +163,14 @@ def answer(
     score: Score,
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
+    starts: Mapping[str, Planner] = STARTING_PLANNERS,
 ) -> Plan:
-    """As `find_plan`, without groups and pins."""
+    """As `find_plan`, without groups and pins; the search improves on the plans of ``starts``."""
     if problem.blocks == "always":
-        return by_block(problem, planner, score, until, on_step)
+        return by_block(problem, planner, score, until, on_step, starts)
     found, refusal = list[Plan](), None
     try:
-        found.append(kept_or_whole(problem, planner, score, until, on_step))
+        found.append(kept_or_whole(problem, planner, score, until, on_step, starts))
     except Infeasible as error:
         refusal = error
     if not problem.allows_blocks or (found and not may_gain(problem, planner, found[0], score)):
@@ -172,7 +181,7 @@ def answer(
         return found[0]
     asked = QUICK if found and planner == "search" else planner
     with suppress(Infeasible, BadInput):
-        found.append(by_block(problem, asked, score, until, on_step))
+        found.append(by_block(problem, asked, score, until, on_step, starts))
     if not found:
         raise refusal or infeasible(problem, planner)
     judge = Judge(problem, problem.schedules, score)
@@ -211,18 +220,22 @@ def by_block(
     score: Score,
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
+    starts: Mapping[str, Planner],
 ) -> Plan:
     """The plan of a planner in which all stages recompute by block (`in_blocks`)."""
 
     def meant(plan: Plan) -> Plan:
         return with_recompute(plan, False, by_block=True)
 
+    def own(plan: Plan) -> float:
+        return score(meant(plan))
+
     def shown(step: SearchStep) -> None:
         if on_step:
             on_step(replace(step, plan=meant(step.plan) if step.plan else None))
 
     blocks = in_blocks(problem)
-    return meant(kept_or_whole(blocks, planner, lambda plan: score(meant(plan)), until, shown))
+    return meant(kept_or_whole(blocks, planner, own, until, shown, starts))
 
 
 def kept_or_whole(
@@ -231,10 +244,11 @@ def kept_or_whole(
     score: Score,
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
+    starts: Mapping[str, Planner],
 ) -> Plan:
     """The answer of a planner without recompute by block."""
     if planner == "search":
-        return searched_plan(problem, limited(score, until), until, on_step)
+        return searched_plan(problem, limited(score, until), until, on_step, starts)
     if on_step:
         on_step(SearchStep(f"planner {planner}", None, inf))
     if all(FAMILIES[name].is_planned for name in problem.schedules):
@@ -247,10 +261,10 @@ def searched_plan(
     score: Score,
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
+    starts: Mapping[str, Planner],
 ) -> Plan:
     """What `search` answers, or its best plan at the deadline."""
     best: Plan | None = None
-    starts = STARTING_PLANNERS | ({"pinned": pinned} if problem.pins else {})
     for step in search_steps(problem, score, starts):
         best = step.plan
         if on_step:
