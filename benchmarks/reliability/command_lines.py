@@ -19,6 +19,9 @@ GOOD: dict[str, Sequence[Sequence[str]]] = {
     "compare": (
         ("compare", "profile.json", "--cluster=cluster.toml", "--batch=16", "--planners=dapple"),
     ),
+    "choose": (
+        ("choose", "profile.json", "--clusters=cluster.toml", "--batch=16", "--samples=1e6"),
+    ),
     "profile": (("profile", "job.toml", "--estimate=H100-80GB"),),
     "train": (
         ("train", "job.toml", "--workers=2", "--plan=misfit.json"),

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.ask_planner import plan_pipeline
+    from penstock.ask_planner import compare_planners, plan_pipeline
     from penstock.capture.batch_part import BatchPart
     from penstock.capture.capture import capture_model
     from penstock.capture.chain import Chain
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.plan.json_file import read_plan, write_plan
     from penstock.plan.plan import Plan, Stage
     from penstock.plan.problem import PlanningProblem
+    from penstock.planning.hardware_choice import choose_cluster, plan_on_clusters
     from penstock.profile.find import find_profile
     from penstock.profile.json_file import read_profile, write_profile
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -88,6 +89,8 @@ __all__ = [
     "StepMetrics",
     "Weights",
     "capture_model",
+    "choose_cluster",
+    "compare_planners",
     "estimate_profile",
     "find_cluster",
     "find_dynamic",
@@ -95,6 +98,7 @@ __all__ = [
     "launch_workers",
     "measure_profile",
     "plan_for_ranks",
+    "plan_on_clusters",
     "plan_pipeline",
     "read_cluster",
     "read_plan",
@@ -111,7 +115,7 @@ __all__ = [
 ]
 
 PLACES = {
-    "penstock.ask_planner": ("plan_pipeline",),
+    "penstock.ask_planner": ("compare_planners", "plan_pipeline"),
     "penstock.capture.batch_part": ("BatchPart",),
     "penstock.capture.chain": ("Chain",),
     "penstock.capture.found_lengths": ("find_dynamic",),
@@ -134,6 +138,7 @@ PLACES = {
     "penstock.plan.json_file": ("read_plan", "write_plan"),
     "penstock.plan.plan": ("Plan", "Stage"),
     "penstock.plan.problem": ("PlanningProblem",),
+    "penstock.planning.hardware_choice": ("choose_cluster", "plan_on_clusters"),
     "penstock.profile.find": ("find_profile",),
     "penstock.profile.json_file": ("read_profile", "write_profile"),
     "penstock.profile.model_profile": ("Affine", "Edge", "LayerCost", "ModelProfile"),
@@ -162,7 +167,12 @@ MODULE_OF = {name: module for module, names in PLACES.items() for name in names}
 def __getattr__(name: str) -> object:
     if name not in MODULE_OF:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
-    value = getattr(import_module(MODULE_OF[name]), name)
+    try:
+        value = getattr(import_module(MODULE_OF[name]), name)
+    except ModuleNotFoundError as error:
+        from penstock.errors import missing_for_training
+
+        raise ModuleNotFoundError(missing_for_training(error) or error, name=error.name) from error
     globals()[name] = value
     return value
 

@@ -13,6 +13,7 @@ import typer
 from penstock import __version__
 from penstock.command_line import (
     bridge_commands,
+    choose_command,
     cluster_commands,
     compare_command,
     job_commands,
@@ -62,6 +63,7 @@ app.command("rehearse", short_help="Carry out PLAN with processes that wait, not
     rehearse_command.rehearse
 )
 app.command("compare")(compare_command.compare)
+app.command("choose")(choose_command.choose)
 app.command("train")(job_commands.train)
 app.command("cluster")(cluster_commands.cluster)
 app.command("launch")(cluster_commands.launch)

@@ -5,13 +5,15 @@ So a missing file, a syntax error, an unknown key and a wrong value give the sam
 everywhere. A file is written completely or not at all.
 """
 
+import csv
 import errno
+import io
 import json
 import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +30,7 @@ __all__ = [
     "check_document",
     "check_folder",
     "check_place",
+    "csv_text",
     "json_text",
     "parse_json",
     "parse_toml",
@@ -296,6 +299,35 @@ def json_text(document: Mapping[str, object]) -> str:
             text = f"[\n{rows}\n  ]"
         lines.append(f"  {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """A table with a column for each key that has plain values; lists of them have spaces between.
+
+    >>> csv_text([{"stage": 0, "devices": [0, 1], "more": {}}, {"stage": 1, "fits": True}])
+    'stage,devices,fits\\n0,0 1,\\n1,,True\\n'
+    """
+    plain = [{k: plain_text(v) for k, v in row.items() if is_plain(v)} for row in rows]
+    columns = list(dict.fromkeys(key for row in plain for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(plain)
+    return text.getvalue()
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is a number, a text, a truth value, nothing, or a list of these."""
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, cast(Sequence[object], value)))
+    return value is None or isinstance(value, str | int | float)
+
+
+def plain_text(value: object) -> str:
+    """A plain value as the text of a cell."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(plain_text, cast(Sequence[object], value)))
+    return "" if value is None else str(value)
 
 
 def check_place(path: str | Path) -> None:

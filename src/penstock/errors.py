@@ -4,6 +4,7 @@ PenstockError
   + BadInput               2   what the user gave cannot be used
     x CaptureFailed        2   the model cannot be captured; names the line and the way out
   x Infeasible             3   no plan satisfies the limits
+  x PluginFailed           4   a planner or schedule from outside raised, or returned something else
   + RunFailed              4   a run started and could not go on
     x LossNotFinite        4   the loss became NaN or infinite
     x ReplicasDiffer       4   copies of a weight that must be equal are not
@@ -20,13 +21,18 @@ __all__ = [
     "Infeasible",
     "LossNotFinite",
     "PenstockError",
+    "PluginFailed",
     "ReplicasDiffer",
     "RunFailed",
     "SaidByAnotherRank",
     "Stalled",
     "WorkerLost",
+    "missing_for_training",
     "shortened",
 ]
+
+TRAINING_PACKAGES = ("torch", "safetensors", "tensorboard")
+"""What the extra ``train`` installs; planning needs none of them."""
 
 
 SHORTEST_CUT = 40
@@ -79,6 +85,10 @@ class Infeasible(PenstockError):
     exit_code = 3
 
 
+class PluginFailed(PenstockError):
+    """A planner or schedule from outside raised, or returned what is no plan or schedule."""
+
+
 class RunFailed(PenstockError):
     """A run started and could not go on; the message names rank, action and cause."""
 
@@ -116,3 +126,11 @@ class SaidByAnotherRank(PenstockError):
 
 class Stalled(RunFailed):
     """A wait exceeded its bound; the message says which rank waited for which action of whom."""
+
+
+def missing_for_training(error: BaseException) -> str:
+    """What to install where an import failed because Penstock only plans here; else nothing."""
+    name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+    if not name or name.partition(".")[0] not in TRAINING_PACKAGES:
+        return ""
+    return f"this needs '{name}', which only planning does without; install penstock[train]"

@@ -1,15 +1,18 @@
 """Numbers in a readable form: seconds, bytes, percentages, ranges of names."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 
 __all__ = [
     "counted",
+    "html_table",
     "layers_text",
     "numbered",
     "percent_text",
     "rate_text",
     "seconds_text",
     "size_text",
+    "three_digits",
 ]
 
 
@@ -81,6 +84,19 @@ def numbered(word: str, numbers: Sequence[int]) -> str:
     ('rank 1', 'ranks 1, 2')
     """
     return f"{word}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> str:
+    """A table for a notebook.
+
+    >>> html_table(["stage"], [["<0>"]])
+    '<table><thead><tr><th>stage</th></tr></thead><tbody><tr><td>&lt;0&gt;</td></tr></tbody></table>'
+    """
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    lines = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def three_digits(value: float) -> str:

@@ -94,6 +94,15 @@ RIGHT: dict[str, tuple[torch.Tensor, Loss]] = {
             o, y, pos_weight=(1 - y).sum(0) / (1 + y.sum(0))
         ),
     ),
+    "a threshold of the batch": (
+        NUMBERS,
+        lambda o, y: functional.huber_loss(o, y, delta=float(y.abs().quantile(0.3))),
+    ),
+    "the place of a target": (
+        WORDS.clamp(min=0),
+        lambda o, y: -o.log_softmax(-1)[torch.arange(len(o)), y].mean(),
+    ),
+    "less the first sample": (NUMBERS, lambda o, y: functional.mse_loss(o, y - y[0])),
     "squares over what is kept": (
         KEPT,
         lambda o, y: functional.mse_loss(o.sum(1)[y > 0], torch.ones(int((y > 0).sum())).double()),
@@ -153,6 +162,17 @@ TOLD: dict[str, Loss] = {
     "ranks of targets": lambda o, y: functional.mse_loss(o, 1.0 * y.argsort(0).argsort(0)),
     "targets of other samples": lambda o, y: functional.mse_loss(o, y.flip(0) + y.roll(1, 0)),
     "weights that add up to 1": lambda o, y: ((o - y).square() * y.softmax(0)).sum(),
+    "steps from sample to sample": lambda o, y: functional.mse_loss(o[1:], y[1:] - y[:-1]),
+    "steps of targets": lambda o, y: functional.mse_loss(o, y.diff(dim=0, prepend=y[:1])),
+    "targets normalised as a layer": (
+        lambda o, y: functional.mse_loss(o, functional.layer_norm(y.t(), (len(y),)).t())
+    ),
+    "distances between targets": (
+        lambda o, y: (o.square().sum(1) * torch.cdist(y, y).mean(1)).mean()
+    ),
+    "samples in another order": (
+        lambda o, y: functional.mse_loss(o[torch.arange(len(o) - 1, -1, -1)], y)
+    ),
 }
 
 

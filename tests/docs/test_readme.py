@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.command_line import (
     bridge_commands,
+    choose_command,
     cluster_commands,
     compare_command,
     job_commands,
@@ -46,11 +47,20 @@ def test_every_planner_and_schedule_is_named_in_the_readme() -> None:
         assert f"`{name}`" in README
 
 
+def test_planning_alone_installs_no_torch_and_the_tests_all_of_training() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert not [name for name in project["dependencies"] if name.startswith("torch")]
+    assert "torch>=2.11" in extras["train"]
+    assert all("penstock[train]" in extras[extra] for extra in ("test", "examples"))
+    assert "'.[train]'" in set_up_commands()[0]
+
+
 def test_every_dependency_has_a_known_good_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["test"], *extras["examples"], *extras["docs"]]
-    names = {re.split(r"[<>=\[ ]", requirement)[0] for requirement in wanted}
+    wanted = [*project["dependencies"], *(each for extra in extras.values() for each in extra)]
+    names = {re.split(r"[<>=\[ ]", requirement)[0] for requirement in wanted} - {"penstock"}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     known = {line.partition("==")[0] for line in lines if "==" in line}
     assert names <= known
@@ -75,6 +85,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
             rehearse_command,
             simulate_command,
             compare_command,
+            choose_command,
         )
         for name in module.__all__
     }
@@ -85,7 +96,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
     arguments = {"job", "run_directory", "layout"}
     words = {"target": "to", "source": "from"}
     for name, function in commands.items():
-        positional = arguments | ({"profile"} if name in ("plan", "compare") else set())
+        positional = arguments | ({"profile"} if name in ("plan", "compare", "choose") else set())
         positional |= {"plan"} if name in ("simulate", "rehearse", "export") else set()
         for option in set(function.__annotations__) - shared - positional:
             word = words.get(option, option)

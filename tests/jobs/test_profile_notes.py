@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from penstock.jobs.profile_job import tokens_per_sample
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
 
@@ -28,3 +30,10 @@ def test_the_report_says_that_the_machine_was_busy(run_directory: Path) -> None:
     page = write_report(run_directory).read_text()
     assert "slower than predicted; machine busy (load 9 &lt;)</div>" in page
     assert "3 stages on 1 + 2 + 1 workers, 1f1b, activations recomputed in 1" in page
+
+
+def test_tokens_are_the_whole_numbers_of_a_sample_in_the_first_input_that_has_several() -> None:
+    words, mask = torch.zeros(4, 12, dtype=torch.long), torch.ones(4, 12, dtype=torch.bool)
+    images, classes = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
+    assert tokens_per_sample([mask, words, classes]) == 12
+    assert tokens_per_sample([images, classes]) == 0

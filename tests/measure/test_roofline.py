@@ -64,6 +64,8 @@ def test_a_matrix_product_takes_its_operations_at_peak_rate(
     assert profile.layers[0].forward_s.at(ROWS) == pytest.approx(expected_s, rel=1e-6)
     assert profile.layers[0].backward_weight_s.at(ROWS) == pytest.approx(expected_s, rel=0.1)
     assert profile.layers[0].backward_input_s.at(ROWS) == 0  # the batch wants no gradient
+    # Two products of the first layer, three of the last, which sends a gradient back.
+    assert profile.flops_per_sample == 2 * WIDTH * (2 * WIDTH + 3 * 10)
 
 
 def test_an_elementwise_layer_takes_its_bytes_at_memory_rate(

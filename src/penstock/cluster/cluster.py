@@ -26,6 +26,9 @@ class Device:
 
     Sending or receiving a message keeps the device itself from computing for ``message_s``, and for
     its bytes at ``message_bytes_per_s`` (0: for no time), whatever the link: a CPU copies them.
+
+    ``peak_flops_per_s`` is what a data sheet says for the precision that is trained in (0: not
+    known). It serves to say the share of it that is used, and predicts nothing.
     """
 
     kind: str
@@ -38,6 +41,7 @@ class Device:
     concurrent_passes: bool = False
     message_s: float = 0.0
     message_bytes_per_s: float = 0.0
+    peak_flops_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Host:
     few CPU cores slow one another down in proportion. If ``half_duplex``, messages of both
     directions take turns, on each device's link and on the port. With ``separate_links`` every pair
     of devices of the host has its own link, so messages to or from different devices of the host do
-    not wait for one another.
+    not wait for one another. ``price_per_hour`` is in any currency (0: not known).
     """
 
     name: str
@@ -62,6 +66,7 @@ class Host:
     full_speed_devices: int = 0
     half_duplex: bool = False
     separate_links: bool = False
+    price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,12 @@ class Cluster:
     def devices(self) -> tuple[Device, ...]:
         """All devices in order: those of the first host, then of the second, and so on."""
         return tuple(device for host in self.hosts for device in host.devices)
+
+    @property
+    def price_per_hour(self) -> float:
+        """The price of all hosts for an hour; 0 if that of some host is not known."""
+        prices = [host.price_per_hour for host in self.hosts]
+        return sum(prices) if all(prices) else 0.0
 
     @cached_property
     def host_index(self) -> tuple[int, ...]:
@@ -232,6 +243,8 @@ def check_host(cluster: Cluster, host: Host) -> None:
         latency_s: float = getattr(host, figure)
         if not 0 <= latency_s < float("inf"):
             raise BadInput(f"{where}: {figure} is {latency_s}; give finite seconds >= 0")
+    if not 0 <= host.price_per_hour < float("inf"):
+        raise BadInput(f"{where}: price_per_hour is {host.price_per_hour}; give a price >= 0")
     if host.full_speed_devices < 0:
         raise BadInput(
             f"{where}: full_speed_devices is {host.full_speed_devices}; it must be >= 0 (0: all)"
@@ -260,6 +273,11 @@ def check_device(where: str, device: Device) -> None:
             f"{where}: device '{device.kind}' has message_s {device.message_s} and "
             f"message_bytes_per_s {device.message_bytes_per_s}; both must be >= 0 and the seconds "
             f"finite"
+        )
+    if not 0 <= device.peak_flops_per_s < float("inf"):
+        raise BadInput(
+            f"{where}: device '{device.kind}' has peak_flops {device.peak_flops_per_s}; give "
+            f"operations per second, such as 312e12, or leave it out"
         )
     if device.on_chip_bytes and not device.off_chip_bytes_per_s:
         raise BadInput(

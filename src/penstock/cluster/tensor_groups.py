@@ -91,6 +91,7 @@ def merged(cluster: Cluster, group: tuple[int, ...], speed_up: float) -> Device:
         kind=f"{len(group)} x {kinds[0]}",
         speed=slowest * speed_up,
         memory_bytes=min(device.memory_bytes for device in devices),
+        peak_flops_per_s=len(group) * min(device.peak_flops_per_s for device in devices),
     )
 
 

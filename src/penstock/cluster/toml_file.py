@@ -113,6 +113,7 @@ class DeviceEntry(Entry):
     off_chip_bandwidth: BytesPerSecond = 0.0
     message_time: Seconds = 0.0
     message_bandwidth: BytesPerSecond = 0.0
+    peak_flops: float = 0.0
     count: Count = 1
 
 
@@ -128,6 +129,7 @@ class HostEntry(Entry):
     full_speed_devices: int = 0
     half_duplex: bool = False
     separate_links: bool = False
+    price_per_hour: float = 0.0
     count: Count = 1
 
 
@@ -189,6 +191,7 @@ def hosts_of(entry: HostEntry) -> list[Host]:
             full_speed_devices=entry.full_speed_devices,
             half_duplex=entry.half_duplex,
             separate_links=entry.separate_links,
+            price_per_hour=entry.price_per_hour,
         )
         for name in names
     ]
@@ -206,6 +209,7 @@ def device_of(entry: DeviceEntry) -> Device:
         off_chip_bytes_per_s=entry.off_chip_bandwidth,
         message_s=entry.message_time,
         message_bytes_per_s=entry.message_bandwidth,
+        peak_flops_per_s=entry.peak_flops,
     )
 
 
@@ -226,6 +230,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
             "full_speed_devices": host.full_speed_devices,
             "half_duplex": host.half_duplex,
             "separate_links": host.separate_links,
+            "price_per_hour": host.price_per_hour,
         }
         blocks.append(table("[[hosts]]", values))
         for device, equal in groupby(host.devices):
@@ -242,6 +247,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
                         "off_chip_bandwidth": device.off_chip_bytes_per_s,
                         "message_time": device.message_s,
                         "message_bandwidth": device.message_bytes_per_s,
+                        "peak_flops": device.peak_flops_per_s,
                         "count": len(list(equal)),
                     },
                 )

@@ -11,10 +11,13 @@ from penstock.command_line.options import (
     AsJson,
     Batch,
     ClusterName,
+    Csv,
     MaxStages,
     MemoryReserve,
     MicroBatch,
     Out,
+    Pins,
+    Plugins,
     ProfileBatch,
     ProfilePath,
     Quiet,
@@ -68,6 +71,9 @@ def compare(
     picture: Annotated[
         str, Option(metavar="PATH", help="Draw all plans: an .svg file, or an .html page.")
     ] = "",
+    pin: Pins = None,
+    plugin: Plugins = None,
+    csv: Csv = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -77,20 +83,16 @@ def compare(
     -o writes the result as JSON.
     """
     collect_garbage_rarely()
-    from penstock.document import check_place
+    from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
     from penstock.planning.planning_problem import planning_problem
-    from penstock.report.compare_picture import check_picture_path, write_picture
+    from penstock.report.compare_picture import write_picture
     from penstock.report.tables import NarrowTable, comparison_table, refusal_lines
 
     terminal = Terminal(as_json, quiet)
-    check_picture_path(picture)
-    if out.endswith((".csv", ".html", ".svg")):
-        raise BadInput(f"-o '{out}' would hold JSON, whatever its ending says; name a .json file")
-    for place in filter(None, (out, picture)):
-        check_place(place)
+    check_places(out, picture, csv)
     inputs = PlanInputs(profile, cluster, profile_batch)
     problem = planning_problem(
         inputs.read_profile(),
@@ -100,6 +102,7 @@ def compare(
         recompute=recompute,
         max_stages=max_stages,
         memory_reserve=memory_reserve,
+        pins=read_pins(pin or ()),
     )
     terminal.note(other_kinds_words(problem.profile, problem.cluster))
     asked, orders = names_in(planners), schedules_in(schedules)
@@ -117,6 +120,7 @@ def compare(
     if explain:
         values["why"] = reasons_of(lines)
     terminal.save(values, out)
+    terminal.save_csv((line.to_json(with_explanation=False) for line in lines), csv)
     rows = [line.row for line in lines]
     shown, table = words if explain else [], NarrowTable(comparison_table(rows), keys=2)
     terminal.show(values, *bound_lines(lines), table, *refusal_lines(rows), *shown)
@@ -124,6 +128,20 @@ def compare(
         drawn = [line.drawn for line in lines if line.drawn]
         write_picture(picture, drawn, picture_head(lines, problem), words)
         terminal.note(f"wrote {picture}")
+
+
+def check_places(out: str, picture: str, csv: str) -> None:
+    """Raise `BadInput` for places that cannot be written to, or whose endings mislead."""
+    from penstock.document import check_place
+    from penstock.report.compare_picture import check_picture_path
+
+    check_picture_path(picture)
+    if out.endswith((".csv", ".html", ".svg")):
+        raise BadInput(
+            f"-o '{out}' would hold JSON, whatever its ending says; name a .json file, or --csv"
+        )
+    for place in filter(None, (out, picture, csv)):
+        check_place(place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +277,7 @@ def row_of(found: "Comparison") -> "ComparisonRow":
         speedup_over_data_parallel=outcome.speedup_over_data_parallel,
         spp_bound_s=outcome.spp_bound_s,
         planning_s=found.planning_s,
+        throughput=outcome.throughput,
     )
 
 

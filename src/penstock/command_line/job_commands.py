@@ -235,11 +235,13 @@ def catalogue(out: Out = "", as_json: AsJson = False, quiet: Quiet = False) -> N
     """List built-in jobs, models, clusters, planners and schedules."""
     from penstock.cluster.toml_file import CLUSTERS
     from penstock.jobs.registry import JOBS
+    from penstock.planning.plugins import add_installed
     from penstock.profile.built_in import MODELS
     from penstock.schedule.registry import FAMILIES
     from penstock.search.search import PLANNERS
 
     terminal = Terminal(as_json, quiet)
+    add_installed()
     values: dict[str, list[str]] = {
         "jobs": list(JOBS),
         "models": list(MODELS),

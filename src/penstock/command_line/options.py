@@ -8,6 +8,7 @@ __all__ = [
     "AsJson",
     "Batch",
     "ClusterName",
+    "Csv",
     "Device",
     "JobName",
     "MaxStages",
@@ -16,9 +17,11 @@ __all__ = [
     "MicroBatch",
     "NoVerify",
     "Out",
+    "Pins",
     "PlanPath",
     "PlansCluster",
     "PlansProfile",
+    "Plugins",
     "ProfileBatch",
     "ProfilePath",
     "Quiet",
@@ -128,5 +131,37 @@ TensorParallel: TypeAlias = Annotated[
         metavar="SIZES",
         help="Also try tensor groups of so many devices of a host, such as 2,4; the profile must "
         "say what they divide.",
+    ),
+]
+Pins: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        "--pin",
+        metavar="PIN",
+        help="Fix a part of the plan, such as 'lm_head: alone', 'stages: 4' or "
+        "'blocks.0: stage 0'; or a TOML file with the table [pins]. Repeatable.",
+    ),
+]
+Csv: TypeAlias = Annotated[
+    str, Option("--csv", metavar="PATH", help="Write the rows of the answer as CSV, too.")
+]
+
+
+def load_plugins(paths: list[str] | None) -> list[str] | None:
+    """Add the planners and schedules of Python files before names are looked up."""
+    if paths:
+        from penstock.planning import plugins
+
+        plugins.load_plugins(paths)
+    return paths
+
+
+Plugins: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        "--plugin",
+        metavar="FILE.py",
+        callback=load_plugins,
+        help="A file with further planners or schedules, in PLANNERS and SCHEDULES. Repeatable.",
     ),
 ]

@@ -1,5 +1,6 @@
 """``penstock plan``; it needs neither torch nor a running job."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,13 @@ from penstock.command_line.options import (
     AsJson,
     Batch,
     ClusterName,
+    Csv,
     MaxStages,
     MemoryReserve,
     MicroBatch,
     Out,
+    Pins,
+    Plugins,
     ProfileBatch,
     ProfilePath,
     Quiet,
@@ -28,6 +32,7 @@ from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
     from penstock.planning.assessment import PlannedPipeline
+    from penstock.profile.model_profile import ModelProfile
 
 __all__ = ["plan"]
 
@@ -50,6 +55,9 @@ def plan(
     explain: Annotated[
         bool, Option("--explain", help="Say which resource limits the plan.")
     ] = False,
+    pin: Pins = None,
+    plugin: Plugins = None,
+    csv: Csv = "",
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -58,6 +66,7 @@ def plan(
     collect_garbage_rarely()
     from penstock.bounds.lower_bound import lower_bound
     from penstock.document import check_place
+    from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import assess_plan, baselines_of
@@ -69,8 +78,8 @@ def plan(
 
     terminal = Terminal(as_json, quiet)
     member_named(PLANNERS, planner, "planner")
-    if out:
-        check_place(out)
+    for place in filter(None, (out, csv)):
+        check_place(place)
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     problem = planning_problem(
@@ -83,6 +92,7 @@ def plan(
         recompute=recompute,
         max_stages=max_stages,
         memory_reserve=memory_reserve,
+        pins=read_pins(pin or ()),
     )
     terminal.note(other_kinds_words(costs, machines))
     sizes = sizes_of(tensor_parallel)
@@ -102,11 +112,28 @@ def plan(
     if out:
         write_planned(planned, out, inputs, planning_s)
     values: dict[str, object] = {**planned.to_json(planning_s)}
+    terminal.save_csv(stage_rows(planned, costs), csv)
     words: list[str] = []
     if explain:
         values["explanation"], words = explained(assessed, own)
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
+
+
+def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[dict[str, object]]:
+    """A row for each stage, for a table elsewhere."""
+    for index, stage in enumerate(planned.plan.stages):
+        peaks = planned.prediction.peak_memory_bytes
+        yield {
+            "stage": index,
+            "first_layer": stage.layers.start,
+            "last_layer": stage.layers.stop - 1,
+            "devices": stage.devices,
+            "rows": stage.slices,
+            "recompute": stage.recompute,
+            "parameter_bytes": profile.parameter_bytes(stage.layers),
+            "peak_memory_bytes": max(peaks[device] for device in stage.devices),
+        }
 
 
 def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[object, list[str]]:

@@ -80,6 +80,7 @@ def headline(planned: "PlannedPipeline") -> list[str]:
     lines = [
         f"{plan.planner}: {plan_words(plan)}",
         ", ".join(parts),
+        str(planned.throughput),
     ]
     if plan.tensor_groups:
         lines.append(groups_line(plan.tensor_groups))

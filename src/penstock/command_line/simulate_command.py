@@ -13,6 +13,7 @@ from penstock.command_line.options import (
     PlanPath,
     PlansCluster,
     PlansProfile,
+    Plugins,
     ProfileBatch,
     Quiet,
 )
@@ -78,6 +79,7 @@ def simulate(
     picture: Annotated[
         str, Option(metavar="PATH", help="Draw the timeline: .svg, .html, .json or .txt.")
     ] = "",
+    plugin: Plugins = None,
     out: Out = "",
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 from typer import TyperException
 
 from penstock.command_line.removed_options import REMOVED_OPTIONS
-from penstock.errors import BadInput, PenstockError, RunFailed, SaidByAnotherRank, shortened
+from penstock.errors import (
+    BadInput,
+    PenstockError,
+    RunFailed,
+    SaidByAnotherRank,
+    missing_for_training,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -91,6 +98,14 @@ class Terminal:
             write_text(path, json.dumps(values, indent=2) + "\n")
             self.note(f"wrote {path}")
 
+    def save_csv(self, rows: Iterable[Mapping[str, object]], path: str) -> None:
+        """Write ``rows`` as CSV to ``path``, unless that is empty."""
+        if path:
+            from penstock.document import csv_text, write_text
+
+            write_text(path, csv_text(list(rows)))
+            self.note(f"wrote {path}")
+
 
 def print_error(error: BaseException) -> int:
     """Print an error in one line; returns the exit code.
@@ -111,6 +126,8 @@ def print_error(error: BaseException) -> int:
             code = BadInput.exit_code
         case KeyboardInterrupt():
             message, code = "interrupted", INTERRUPTED
+        case ModuleNotFoundError() if told := missing_for_training(error):
+            message, code = told, BadInput.exit_code
         case _:
             place = save_traceback(error)
             problem = shortened(f"{type(error).__name__}: {one_line(error)}", LONGEST_LINE // 2)

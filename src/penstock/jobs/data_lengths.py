@@ -246,4 +246,6 @@ def mean_profile(
         layers=tuple(layer(own, at) for own, at in zip(layers, longest.layers, strict=True)),
         edges=tuple(map(edge, edges)),
         by_length=by_length,
+        tokens_per_sample=sum(share * one.tokens_per_sample for _, share, one in profiles),
+        flops_per_sample=sum(share * one.flops_per_sample for _, share, one in profiles),
     )

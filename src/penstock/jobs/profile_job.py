@@ -148,6 +148,7 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
                 autocast=job.autocast_dtype(),
                 compiled=job.compile,
             )
+            found = replace(found, tokens_per_sample=tokens_per_sample(graph.batch_leaves(batch)))
             return with_tensor_costs(found, job, graph, batch)
 
         return profile_by(job, estimated)
@@ -185,9 +186,23 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
                 step_s_per_byte=step_s,
                 shares_cores=shares_cores,
             )
+        found = replace(found, tokens_per_sample=tokens_per_sample(graph.batch_leaves(batch)))
         return with_tensor_costs(found, job, graph, batch)
 
     return profile_by(job, measured)
+
+
+def tokens_per_sample(leaves: Sequence[torch.Tensor]) -> float:
+    """The whole numbers that a sample has in the first input of several; 0 where none has any.
+
+    The first dimension of the first input is the samples'. Images have no whole numbers, and
+    classes are one for each sample.
+    """
+    for leaf in leaves:
+        whole = not leaf.dtype.is_floating_point and leaf.dtype != torch.bool
+        if whole and leaf.dim() == 2 and len(leaf) == len(leaves[0]):
+            return float(leaf.shape[1])
+    return 0.0
 
 
 @contextmanager

@@ -58,11 +58,15 @@ class PassSeconds:
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """Bytes of one layer at one batch size, and the channels of its batch normalisations."""
+    """Bytes of one layer at one batch size, and the channels of its batch normalisations.
+
+    ``flops`` are the operations of its matrix products, forward and backward, where counted.
+    """
 
     saved_bytes: int
     workspace_bytes: int
     norm_channels: tuple[int, ...] = ()
+    flops: float = 0.0
 
 
 def layer_sizes(

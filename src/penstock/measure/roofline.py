@@ -123,10 +123,11 @@ class OperatorSeconds(TorchDispatchMode):
         self._hardware = hardware
         self._chain = FusedKernel() if fuses else None
         self._seconds = 0.0
+        self.flops = 0.0
 
     def restart(self) -> None:
         """Forget the operators so far."""
-        self._seconds, self._chain = 0.0, FusedKernel() if self._chain else None
+        self._seconds, self.flops, self._chain = 0.0, 0.0, FusedKernel() if self._chain else None
 
     @property
     def seconds(self) -> float:
@@ -169,6 +170,7 @@ class OperatorSeconds(TorchDispatchMode):
     ) -> float:
         formula = OPERATIONS.get(func.overloadpacket)
         operations = formula(*args, **kwargs, out_val=result) if formula else 0
+        self.flops += operations
         half = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
         hardware = self._hardware
         peak = hardware.half_flops_per_s if half else hardware.flops_per_s
@@ -275,6 +277,7 @@ def estimate_profile(
         source=f"estimated for {hardware_name} ({hardware.source})"
         + (", compiled" if compiled else ""),
         device=hardware_name,
+        flops_per_sample=sum(own.flops for _, own in estimates[-1]) / sizes[-1],
     )
 
 
@@ -357,33 +360,36 @@ def estimate_batch(
         if run.has_checkpoints:
             backward_s, workspace = with_checkpoints(run, outputs, own)
             found = backward_s, backward_s, 0.0
+            flops = 3 * forward.flops  # a backward has two products for each; recompute is no use
         else:
             wanted = ([*inputs, *parameters], inputs, parameters)
-            found, workspace = [towards_s(run, outputs, tensors, own) for tensors in wanted], 0
+            counted = [towards(run, outputs, tensors, own) for tensors in wanted]
+            found, workspace = [one.seconds for one in counted], 0
+            flops = forward.flops + counted[0].flops
         return outputs, (
             PassSeconds(forward.seconds, *found),
-            LayerBytes(sum(map(storage_bytes, saved)), workspace, tuple(norms.channels)),
+            LayerBytes(sum(map(storage_bytes, saved)), workspace, tuple(norms.channels), flops),
         )
 
     walk(programs, leaves, RunSettings(HOME, target.autocast), visit)
     return estimates
 
 
-def towards_s(
+def towards(
     run: LayerRun,
     outputs: Sequence[torch.Tensor],
     wanted: Sequence[torch.Tensor],
     target: RooflineTarget,
-) -> float:
-    """Seconds of the backward that computes the gradients of ``wanted``."""
-    roots = run.differentiable(outputs)
+) -> OperatorSeconds:
+    """What counted the backward that computes the gradients of ``wanted``."""
+    roots, backward = run.differentiable(outputs), target.counting()
     if not (roots and wanted):
-        return 0.0
+        return backward
     ones = [torch.ones_like(root) for root in roots]
-    with mode_of(roots), target.counting() as backward:
+    with mode_of(roots), backward:
         found = torch.autograd.grad(roots, wanted, ones, retain_graph=True, allow_unused=True)
     backward.write(gradient for gradient in found if gradient is not None)
-    return backward.seconds
+    return backward
 
 
 def mode_of(tensors: Sequence[torch.Tensor]) -> FakeTensorMode:

@@ -3,9 +3,9 @@
 from collections import Counter
 
 from penstock.plan.plan import Plan
-from penstock.words import counted
+from penstock.words import counted, html_table
 
-__all__ = ["micro_batch_words", "parallel_words", "plan_words"]
+__all__ = ["micro_batch_words", "parallel_words", "plan_html", "plan_words"]
 
 MOST_NAMED = 6
 """Up to so many numbers of replicas are named one by one."""
@@ -30,6 +30,16 @@ def plan_words(plan: Plan, device: str = "device") -> str:
         where = "" if again == len(plan.stages) else f" in {again}"
         words.append(f"activations recomputed{where}")
     return f"{', '.join(words)}; {micro_batch_words(plan)}"
+
+
+def plan_html(plan: Plan, caption: str) -> str:
+    """A plan as a table for a notebook."""
+    heads = ["stage", "layers", "devices", "rows", "recompute"]
+    rows = (
+        (index, f"[{s.layers.start}, {s.layers.stop})", s.devices, s.slices, s.recompute)
+        for index, s in enumerate(plan.stages)
+    )
+    return html_table(heads, rows, caption)
 
 
 def micro_batch_words(plan: Plan) -> str:

@@ -50,7 +50,7 @@ class Stage:
         return len(self.devices)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Stages with their devices, the micro-batches, and the name of the schedule.
 
@@ -82,6 +82,16 @@ class Plan:
     def __post_init__(self) -> None:
         check_plan(self)
         check_tensor_groups(self)
+
+    def __repr__(self) -> str:
+        from penstock.plan.in_words import plan_words
+
+        return f"Plan({plan_words(self)})"
+
+    def _repr_html_(self) -> str:
+        from penstock.plan.in_words import plan_html, plan_words
+
+        return plan_html(self, plan_words(self))
 
     def __hash__(self) -> int:
         """Computed once: planners look up every plan several times."""

@@ -9,8 +9,10 @@ from typing import Literal, TypeAlias, TypeVar, cast
 
 from penstock.cluster.cluster import Cluster, with_memory_reserve
 from penstock.errors import BadInput
+from penstock.plan.pins import Pin
 from penstock.plan.plan import MOST_MICRO_BATCHES, Plan
 from penstock.profile.model_profile import ModelProfile
+from penstock.words import html_table
 
 __all__ = [
     "AS_FAST",
@@ -42,7 +44,7 @@ profiles are no more precise."""
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlanningProblem:
     """The problem for which a planner makes a plan.
 
@@ -54,6 +56,7 @@ class PlanningProblem:
     - ``memory_reserve``: the share of each device's memory that plans leave free. The devices of
       ``cluster`` then have so much less.
     - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.search`).
+    - ``pins``: parts of the plan that are fixed. The score of a plan that breaks one is infinite.
 
     Raises:
         BadInput: a device of the profile's own kind with another speed than 1, a batch below 1, a
@@ -71,6 +74,27 @@ class PlanningProblem:
     max_stages: int = 0
     memory_reserve: float = 0.0
     as_fast: float = 0.0
+    pins: tuple[Pin, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"PlanningProblem('{self.profile.name}' on '{self.cluster.name}', batch "
+            f"{self.global_batch}, {len(self.schedules)} schedules)"
+        )
+
+    def _repr_html_(self) -> str:
+        pins = "; ".join(pin.text for pin in self.pins) or "none"
+        rows = [
+            ("profile", f"{self.profile.name}: {len(self.profile.layers)} layers"),
+            ("cluster", f"{self.cluster.name}: {len(self.cluster.devices)} devices"),
+            ("batch", self.global_batch),
+            ("micro-batches of", ", ".join(map(str, self.micro_batch_sizes))),
+            ("recompute", self.recompute),
+            ("schedules", ", ".join(self.schedules)),
+            ("memory kept free", f"{100 * self.memory_reserve:g} %"),
+            ("pins", pins),
+        ]
+        return html_table(["problem", ""], rows)
 
     @cached_property
     def known_answers(self) -> dict[object, object]:

@@ -1,14 +1,18 @@
 """A planner's answer: a plan, found within a time limit where one is given."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 
 from penstock.cluster.cluster import with_boundless_memory
 from penstock.errors import Infeasible
-from penstock.plan.infeasible import infeasible
+from penstock.plan.cost_tables import whole_chain
+from penstock.plan.infeasible import first_fitting, infeasible
+from penstock.plan.pins import pins_text
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
+from penstock.planners.pinned import pinned
 from penstock.planning.planning_problem import member_named
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
@@ -40,14 +44,63 @@ def find_plan(
     After the time limit the best plan so far is the answer. At least one plan that fits is found,
     however long that takes. ``on_step`` is called with every step.
 
-    A published planner does not know all schedules. For the others, its plan for the schedules that
-    it knows provides the devices (`penstock.search.families.rescheduled`).
-
     Raises:
         BadInput: no planner has the name.
-        Infeasible: nothing fits; the message says what would.
+        Infeasible: nothing fits; the message says what would. Or no plan of the planner keeps the
+            pins.
     """
     member_named(PLANNERS, planner, "planner")
+    if not problem.pins:
+        return found_plan(problem, planner, score, limit, on_step)
+    found: list[Plan] = []
+    refused = Infeasible("no plan keeps the pins")
+    with suppress(Infeasible):
+        found += [pinned(problem, score)] if planner == "search" else []
+    try:
+        found.append(found_plan(problem, planner, score, limit, on_step))
+    except Infeasible as refusal:
+        refused = refusal
+    if not found:
+        raise pins_refused(problem, planner, refused)
+    return min(found, key=score)
+
+
+def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) -> Infeasible:
+    """Why a planner found no plan: nothing fits at all, it cannot keep pins, or one is too much."""
+    free = replace(problem, pins=())
+    if first_fitting(free, whole_chain(free)) is None:
+        return refusal
+    if planner != "search":
+        return Infeasible(
+            f"planner '{planner}' proposes no plan that keeps {pins_text(problem.pins)}; use "
+            f"planner 'search', or leave a pin out"
+        )
+    for pin in problem.pins:
+        others = replace(problem, pins=tuple(other for other in problem.pins if other != pin))
+        with suppress(Infeasible):
+            if others.pins:
+                pinned(others, make_score(others))
+            return Infeasible(
+                f"no plan that keeps pin '{pin.text}' fits in memory, and without it one does; "
+                f"leave it out, or allow recompute or smaller micro-batches"
+            )
+    return Infeasible(
+        f"no plan that keeps {pins_text(problem.pins)} fits in memory; leave some out"
+    )
+
+
+def found_plan(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    limit: TimeLimit | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """As `find_plan`.
+
+    A published planner does not know all schedules. For the others, its plan for the schedules that
+    it knows provides the devices (`penstock.search.families.rescheduled`).
+    """
     others = [name for name in problem.schedules if not FAMILIES[name].is_planned]
     if planner == "search" or not others:
         return searched_plan(problem, planner, score, limit, on_step)
@@ -104,7 +157,8 @@ def searched_plan(
             on_step(SearchStep(f"planner {planner}", None, inf))
         return make(problem, limited)
     best: Plan | None = None
-    for step in search_steps(problem, limited, STARTING_PLANNERS):
+    starts = STARTING_PLANNERS | ({"pinned": pinned} if problem.pins else {})
+    for step in search_steps(problem, limited, starts):
         best = step.plan
         if on_step:
             on_step(step)

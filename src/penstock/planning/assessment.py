@@ -7,13 +7,16 @@ from math import inf
 from penstock.bounds.lower_bound import LowerBound, gap, lower_bound
 from penstock.document import Json
 from penstock.errors import Infeasible
+from penstock.plan.in_words import plan_html, plan_words
 from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.throughput import NOT_KNOWN, Throughput, throughput_of
 from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assumed_split import AssumedSplit, assumed_split
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
+from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
@@ -33,7 +36,7 @@ class Baselines:
     data_parallel_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlannedPipeline:
     """A plan with what the simulator predicts of it.
 
@@ -41,7 +44,8 @@ class PlannedPipeline:
     Where batches have different lengths, ``prediction`` and the bound are for the mean costs, and
     ``by_length`` has the prediction of each length. ``memory_reserve`` is the share of each
     device's memory that the plan had to leave free. ``assumed_split`` is given where the plan
-    splits backwards and the profile does not.
+    splits backwards and the profile does not. ``throughput`` is what it trains each second, by the
+    mean over lengths.
     """
 
     plan: Plan
@@ -52,6 +56,13 @@ class PlannedPipeline:
     by_length: tuple[LengthPrediction, ...] = ()
     memory_reserve: float = 0.0
     assumed_split: AssumedSplit | None = None
+    throughput: Throughput = NOT_KNOWN
+
+    def __repr__(self) -> str:
+        return f"PlannedPipeline({plan_words(self.plan)}: {self.prediction!r}, {self.throughput})"
+
+    def _repr_html_(self) -> str:
+        return plan_html(self.plan, f"{plan_words(self.plan)}: {self.prediction!r}")
 
     @property
     def lower_bound_s(self) -> float:
@@ -101,6 +112,7 @@ class PlannedPipeline:
             "fits": self.prediction.fits,
             "memory_reserve": self.memory_reserve,
             "planning_s": planning_s,
+            **self.throughput.to_json(),
             "speedup_over_one_device": finite(self.speedup_over_one_device),
             "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
             **(lengths if by_length else {}),
@@ -114,7 +126,10 @@ def finite(value: float) -> float | None:
 
 
 def baselines_of(problem: PlanningProblem, score: Score) -> Baselines:
-    """What the same problem takes on one device and with data parallelism alone."""
+    """What the same problem takes on one device and with data parallelism alone, without pins."""
+    if problem.pins:
+        problem = replace(problem, pins=())
+        score = make_score(problem)
     return Baselines(
         one_device_s=one_device_s(problem, score),
         data_parallel_s=baseline_s(problem, "data-parallel", score),
@@ -165,15 +180,18 @@ def assess_plan(
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
     )
     prediction = simulate(problem.profile, with_timeline=with_timeline)
+    by_length = predict_lengths(
+        problem.profile, lambda profile: simulate(profile, with_timeline=False).iteration_s
+    )
+    mean_s = expected_s(by_length) if by_length else prediction.iteration_s
     return PlannedPipeline(
         plan,
         prediction,
         bound or lower_bound(problem),
         baselines,
         spp_bound_s(problem, plan) if is_spp_order(plan) else inf,
-        predict_lengths(
-            problem.profile, lambda profile: simulate(profile, with_timeline=False).iteration_s
-        ),
+        by_length,
         problem.memory_reserve,
         assumed_split(problem, plan, prediction.iteration_s),
+        throughput_of(problem.profile, problem.cluster, plan.devices, plan.global_batch, mean_s),
     )

@@ -7,19 +7,26 @@ from math import inf
 from penstock.bounds.lower_bound import lower_bound
 from penstock.document import Json
 from penstock.errors import Infeasible
+from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
-from penstock.planning.planning_problem import AUTO, SETS, member_named, schedules_named
-from penstock.schedule.registry import FAMILIES
+from penstock.planning.planning_problem import (
+    AUTO,
+    check_schedule,
+    member_named,
+    schedules_named,
+)
 from penstock.search.search import PLANNERS
 from penstock.search.simulated_plans import SearchStep
 from penstock.simulate.score import make_score
+from penstock.words import html_table, seconds_text
 
 __all__ = [
     "AUTO",
     "Comparison",
+    "Comparisons",
     "NoAnswer",
     "best_first",
     "check_names",
@@ -35,7 +42,7 @@ class NoAnswer:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What a planner made of a problem with one schedule, or with `AUTO`."""
 
@@ -43,6 +50,16 @@ class Comparison:
     asked_schedule: str
     outcome: PlannedPipeline | Infeasible | NoAnswer
     planning_s: float
+
+    def __repr__(self) -> str:
+        return f"Comparison('{self.planner}', {self.schedule}, {self.words})"
+
+    @property
+    def words(self) -> str:
+        """The time of an iteration, or why there is none."""
+        if isinstance(self.outcome, PlannedPipeline):
+            return seconds_text(self.iteration_s)
+        return self.outcome.reason if isinstance(self.outcome, NoAnswer) else str(self.outcome)
 
     @property
     def schedule(self) -> str:
@@ -72,6 +89,24 @@ class Comparison:
                 return names | {"infeasible": str(refusal), "planning_s": self.planning_s}
             case NoAnswer(reason):
                 return names | {"failed": reason, "planning_s": self.planning_s}
+
+
+class Comparisons(tuple[Comparison, ...]):
+    """Several comparisons, which a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (
+                one.planner,
+                one.schedule,
+                one.words,
+                plan_words(one.outcome.plan) if isinstance(one.outcome, PlannedPipeline) else "",
+            )
+            for one in self
+        )
+        return html_table(["planner", "schedule", "iteration", "plan"], rows)
 
 
 def compare_plans(
@@ -122,7 +157,7 @@ def check_names(planners: Sequence[str], schedules: Sequence[str]) -> None:
     for planner in planners:
         member_named(PLANNERS, planner, "planner")
     for schedule in schedules:
-        member_named(dict.fromkeys((*SETS, *FAMILIES)), schedule, "schedule")
+        check_schedule(schedule)
 
 
 def answer_of(

@@ -1,6 +1,6 @@
 """Makes a planning problem from the names and sizes that people give."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import TypeVar
@@ -8,6 +8,7 @@ from typing import TypeVar
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.plan.ordering import NOT_AS_SIMULATED, schedule_refusal
+from penstock.plan.pins import read_pin
 from penstock.plan.plan import Plan
 from penstock.plan.problem import (
     AS_FAST,
@@ -16,6 +17,7 @@ from penstock.plan.problem import (
     RecomputeChoice,
     micro_batch_sizes_of,
 )
+from penstock.planners.pinned import check_pins
 from penstock.planners.registry import OWN_SCHEDULES
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES, known_schedule
@@ -24,11 +26,13 @@ from penstock.simulate.simulation import check_plan_fits_inputs
 __all__ = [
     "AUTO",
     "SETS",
+    "check_schedule",
     "member_named",
     "planning_problem",
     "problem_of_plan",
     "schedules_named",
     "synchronous_schedules",
+    "with_pins",
 ]
 
 Value = TypeVar("Value")
@@ -51,6 +55,10 @@ def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
         BadInput: no member has the name; the message says which was probably meant, or what to use
             instead of a schedule that is made no longer.
     """
+    if name not in registry and thing == "planner":
+        from penstock.planning.plugins import add_installed
+
+        add_installed()
     if name in registry:
         return registry[name]
     if thing == "schedule":
@@ -73,6 +81,7 @@ def planning_problem(
     max_stages: int = 0,
     memory_reserve: float = MEMORY_RESERVE,
     as_fast: float = AS_FAST,
+    pins: Sequence[str] = (),
 ) -> PlanningProblem:
     """The problem for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
 
@@ -80,13 +89,15 @@ def planning_problem(
     chooses among more schedules than the others. ``max_stages`` 0 allows any number of stages.
     ``memory_reserve`` is the share of each device's memory that plans leave free. `search` returns
     the simplest of the plans that are slower than the fastest by at most the share ``as_fast``.
+    ``pins`` are parts of the plan to keep, as `penstock.plan.pins.read_pin` reads them.
 
     Raises:
-        BadInput: an unknown schedule, a reserve of all memory, or sizes that do not go together.
+        BadInput: an unknown schedule, a reserve of all memory, sizes that do not go together, or
+            pins that cannot be read, or that no plan keeps.
     """
     schedules = schedules_named(schedule, planner, norms=profile.has_norms)
     sizes = (micro_batch_size,) if micro_batch_size else micro_batch_sizes_of(batch)
-    return PlanningProblem(
+    problem = PlanningProblem(
         profile=profile,
         cluster=cluster,
         global_batch=batch,
@@ -98,6 +109,27 @@ def planning_problem(
         memory_reserve=memory_reserve,
         as_fast=as_fast,
     )
+    return with_pins(problem, pins)
+
+
+def with_pins(problem: PlanningProblem, texts: Sequence[str]) -> PlanningProblem:
+    """The problem whose plans keep the pins that ``texts`` say.
+
+    Raises:
+        BadInput: as `planning_problem`.
+    """
+    if not texts:
+        return problem
+    pins = tuple(read_pin(text, problem.profile, problem.cluster) for text in texts)
+    sizes = {pin.micro_batch_size for pin in pins if pin.micro_batch_size}
+    for size in sizes - set(problem.micro_batch_sizes):
+        raise BadInput(
+            f"pin 'micro-batch: {size}' is none of the sizes that the problem allows, "
+            f"{list(problem.micro_batch_sizes[::-1][:12])}; name one of these"
+        )
+    pinned = replace(problem, pins=pins)
+    check_pins(pinned)
+    return replace(pinned, micro_batch_sizes=tuple(sizes)) if sizes else pinned
 
 
 def schedules_named(schedule: str, planner: str = "", *, norms: bool = False) -> tuple[str, ...]:
@@ -127,9 +159,16 @@ def schedules_named(schedule: str, planner: str = "", *, norms: bool = False) ->
             run = [one for one in every if one not in left_out]
             found += [one for one in run if name != WHOLE or not FAMILIES[one].splits]
         else:
-            member_named(dict.fromkeys((*SETS, *FAMILIES)), name, "schedule")
+            check_schedule(name)
             found.append(name)
     return tuple(dict.fromkeys(found))
+
+
+def check_schedule(name: str) -> None:
+    """Raise `BadInput` unless a schedule, or one of `SETS`, has the name."""
+    # Asked first, so that schedules of other packages are found.
+    if name not in FAMILIES:
+        member_named(dict.fromkeys((*SETS, *FAMILIES)), name, "schedule")
 
 
 def synchronous_schedules() -> tuple[str, ...]:

@@ -270,6 +270,12 @@ def planned_in_groups(
     """
     if not sizes:
         return find_plan(problem, planner, score, limit=limit, on_step=on_step), problem
+    for pin in problem.pins:
+        if pin.devices:
+            raise BadInput(
+                f"pin '{pin.text}' names devices, and with tensor groups a plan's devices are the "
+                f"groups; leave out the pin or --tensor-parallel"
+            )
     ways = sum(1 for _ in groupings(problem.cluster, sizes))
     part = replace(limit, seconds=limit.seconds / ways) if limit else None
 

@@ -79,6 +79,7 @@ class TableEntry(Entry):
     device: str = ""
     batch_size: Annotated[int, Field(ge=1)]
     saved_mb_per_sample: float | None = None
+    tokens_per_sample: float = 0.0
     layers: str
 
 
@@ -135,6 +136,7 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
         source=entry.source,
         device=entry.device,
         halves_assumed=True,
+        tokens_per_sample=entry.tokens_per_sample,
     )
     return without_batch_inputs(profile)
 

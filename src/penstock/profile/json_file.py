@@ -29,6 +29,8 @@ from penstock.profile.model_profile import (
 __all__ = ["profile_from_json", "profile_to_json", "read_profile", "write_profile"]
 
 
+PER_SAMPLE = ("tokens_per_sample", "flops_per_sample")
+
 VERSION = 2
 """Raised whenever the same model gets other layers."""
 
@@ -166,6 +168,8 @@ class ProfileEntry(Entry):
     halves_assumed: bool = False
     tensor_parallel: TensorParallelEntry | None = None
     notes: list[str] = Field(default_factory=list[str])
+    tokens_per_sample: float = 0.0
+    flops_per_sample: float = 0.0
 
 
 def read_profile(path: str | Path) -> ModelProfile:
@@ -200,6 +204,8 @@ def profile_from_json(data: object, path: str | Path) -> ModelProfile:
             halves_assumed=entry.halves_assumed,
             tensor_parallel=entry.tensor_parallel.value() if entry.tensor_parallel else None,
             notes=tuple(entry.notes),
+            tokens_per_sample=entry.tokens_per_sample,
+            flops_per_sample=entry.flops_per_sample,
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -216,6 +222,7 @@ def profile_to_json(profile: ModelProfile) -> dict[str, object]:
         **({"notes": list(profile.notes)} if profile.notes else {}),
         **({"halves_assumed": True} if profile.halves_assumed else {}),
         "batch_size": profile.batch_size,
+        **{key: getattr(profile, key) for key in PER_SAMPLE if getattr(profile, key)},
         "step_s_per_byte": profile.step_s_per_byte,
         "stage_forward_s": profile.stage_forward_s,
         "stage_backward_s": profile.stage_backward_s,

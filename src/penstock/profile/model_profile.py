@@ -187,7 +187,9 @@ class ModelProfile:
     If batches have different lengths, ``by_length`` has the costs of each, from short to long. Then
     times and edges are means over all batches, and saved bytes those of the longest batch.
     ``halves_assumed``: the backward was measured as a whole, and the times of its halves are
-    assumed. ``tensor_parallel`` says what a tensor group divides, if that is known.
+    assumed. ``tensor_parallel`` says what a tensor group divides, if that is known. A sample has
+    ``tokens_per_sample``; its forward and backward take ``flops_per_sample`` floating-point
+    operations, without recompute (0: not known, and nothing is predicted by them).
 
     Raises:
         BadInput: no layers, a negative or non-finite number, or an edge that does not point
@@ -208,6 +210,8 @@ class ModelProfile:
     halves_assumed: bool = False
     tensor_parallel: TensorParallelCosts | None = None
     notes: tuple[str, ...] = ()
+    tokens_per_sample: float = 0.0
+    flops_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
         check_profile(self)
@@ -274,7 +278,8 @@ def check_profile(profile: ModelProfile) -> None:
         raise BadInput(f"profile '{profile.name}' has no layers; it needs at least one")
     if profile.batch_size < 1:
         raise BadInput(f"profile '{profile.name}': batch_size {profile.batch_size} must be >= 1")
-    for figure in ("step_s_per_byte", "stage_forward_s", "stage_backward_s"):
+    rates = ("tokens_per_sample", "flops_per_sample")
+    for figure in ("step_s_per_byte", "stage_forward_s", "stage_backward_s", *rates):
         check_number(profile, figure, getattr(profile, figure))
     for index, layer in enumerate(profile.layers):
         affine = ("forward_s", "backward_input_s", "backward_weight_s")

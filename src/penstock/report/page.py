@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from math import inf
 from pathlib import Path
 from string import Template
 
 from penstock.document import Json, write_text
 from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Stage
+from penstock.plan.throughput import throughput_of
 from penstock.report.device_rows import gantt_rows, stages_by_rank
 from penstock.report.perfetto import write_trace
 from penstock.report.record import LengthRecord, RunRecord, read_run
@@ -129,6 +131,8 @@ def facts(record: RunRecord) -> str:
 def tiles(record: RunRecord) -> str:
     """The headline numbers."""
     summary, error = record.summary, record.error
+    of_one = 1 / summary.samples_per_s if summary.samples_per_s else inf
+    rates = throughput_of(record.profile, record.cluster, record.plan.ranks, 1, of_one)
     side = "slower" if error < 0 else "faster"
     verdict = "good" if abs(error) <= CLOSE_ENOUGH else "warn"
     evaluation = (
@@ -155,7 +159,11 @@ def tiles(record: RunRecord) -> str:
                 percent_text(bubble_fraction(record.measured)),
                 f"predicted {percent_text(bubble_fraction(record.predicted))}",
             ),
-            tile("Throughput", f"{summary.samples_per_s:.1f}", "samples per second"),
+            tile(
+                "Throughput",
+                f"{summary.samples_per_s:.1f}",
+                ", ".join(["samples per second", *rates.more_words]),
+            ),
             tile("Training loss", f"{summary.loss:.3f}", evaluation),
         ]
     )

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan, Stage
+from penstock.plan.throughput import NOT_KNOWN, Throughput, rate_words
 from penstock.profile.model_profile import ModelProfile
 from penstock.words import layers_text, percent_text, rate_text, seconds_text, size_text
 
@@ -47,6 +48,7 @@ class ComparisonRow:
     speedup_over_data_parallel: float = inf
     spp_bound_s: float = inf
     planning_s: float = 0.0
+    throughput: Throughput = NOT_KNOWN
     refusal: str = ""
 
 
@@ -135,7 +137,17 @@ def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
     for head in ("planner", "schedule"):
         table.add_column(head, no_wrap=True)
     has_spp = any(row.spp_bound_s < inf for row in rows)
-    heads = ["iteration", "x data\npar.", "x 1\ndevice", "above\nbound", "bubble", "peak\nmemory"]
+    rates = [row.throughput for row in rows if not row.refusal]
+    extra = [head for head, *cells in rate_columns(rates) if any(cells)]
+    heads = [
+        "iteration",
+        *extra,
+        "x data\npar.",
+        "x 1\ndevice",
+        "above\nbound",
+        "bubble",
+        "peak\nmemory",
+    ]
     for head in [*heads, *(["SPP's\nbound"] if has_spp else []), "planned\nin"]:
         table.add_column(head, justify="right")
     for head in ("stages", "micro-batches"):
@@ -149,6 +161,7 @@ def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
             row.planner,
             row.schedule,
             seconds_text(row.iteration_s),
+            *(cell or "-" for head, cell in rate_columns([row.throughput]) if head in extra),
             factor_text(row.speedup_over_data_parallel),
             factor_text(row.speedup_over_one_device),
             percent_text(row.gap),
@@ -160,6 +173,19 @@ def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
             row.micro_batches,
         )
     return table
+
+
+def rate_columns(rates: Sequence[Throughput]) -> list[list[str]]:
+    """What plans train each second, and the price: a head and cells, empty for what is unknown."""
+    thing = "tokens" if any(rate.tokens_per_s for rate in rates) else "samples"
+    return [
+        [f"{thing}/s", *(rate_words(rate.tokens_per_s or rate.samples_per_s) for rate in rates)],
+        ["MFU", *(percent_text(rate.mfu) if rate.mfu else "" for rate in rates)],
+        [
+            f"price of\n1 M {thing}",
+            *(f"{r.price_per_million:.3g}" if r.price_per_hour else "" for r in rates),
+        ],
+    ]
 
 
 def refusal_lines(rows: Sequence[ComparisonRow]) -> list[str]:

@@ -1,6 +1,7 @@
 """Every schedule family, by the name that plans and the command line use."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from importlib import import_module
 from typing import cast
 
@@ -22,19 +23,49 @@ class Families(Mapping[str, Family]):
 
     def __getitem__(self, name: str) -> Family:
         if name not in self.known:
+            if name not in self.places:
+                return self.installed[name]
             module, _, record = self.places[name].rpartition(".")
             found = vars(import_module(f"penstock.schedule.{module}"))[record]
             self.known[name] = cast("Family", found)
         return self.known[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
+        return iter({**self.places, **self.known})
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len({**self.places, **self.known})
 
     def __contains__(self, name: object) -> bool:
-        return name in self.places
+        return name in self.places or name in self.known or name in self.installed
+
+    def add(self, name: str, schedule: object) -> None:
+        """Let ``name`` stand for a schedule from outside, in this process.
+
+        Raises:
+            BadInput: the package has one of that name; or as
+                `penstock.schedule.outside.checked_family`.
+        """
+        from penstock.schedule.outside import checked_family
+
+        if name in self.places:
+            raise BadInput(f"schedule '{name}' is one of the package; give yours another name")
+        self.known[name] = checked_family(name, schedule)
+
+    @cached_property
+    def installed(self) -> Mapping[str, Family]:
+        """The schedules of other packages: their entry points ``penstock.schedules``.
+
+        They are looked up with the first name that is no other schedule's.
+        """
+        from importlib.metadata import entry_points
+
+        from penstock.schedule.outside import called
+
+        points = [p for p in entry_points(group="penstock.schedules") if p.name not in self.places]
+        for point in points:
+            self.add(point.name, called(f"entry point '{point.value}'", point.load, object))
+        return {point.name: self.known[point.name] for point in points}
 
 
 FAMILIES = Families(

@@ -2,6 +2,7 @@
 
 from math import inf
 
+from penstock.plan.pins import broken_pin
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.simulate.catalogue import Catalogue, Recent
@@ -20,6 +21,8 @@ MOST_ACTIONS = 1_000_000
 def make_score(problem: PlanningProblem) -> Score:
     """A function that predicts the iteration time of a plan; infinite if the plan does not fit.
 
+    It is infinite for a plan that does not keep the problem's pins, too.
+
     The result equals `simulate_plan`. It is faster because plans share cached parts: the work of a
     stage, the messages of a pair of stages and the orders of a shape. If forwards run beside
     backwards, memory depends on times, and the plan is simulated in full.
@@ -30,6 +33,8 @@ def make_score(problem: PlanningProblem) -> Score:
 
     def score(plan: Plan) -> float:
         check_plan_fits_inputs(plan, profile, cluster)
+        if problem.pins and broken_pin(problem.pins, plan):
+            return inf
         key = (plan.schedule, plan.shape())
         orders = orders_of_shapes.find(key, lambda: orders_of_plan(plan))
         if orders.concurrent:

@@ -20,11 +20,12 @@ from penstock.simulate.trace import Trace, spans_of_actions, timeline_of
 from penstock.simulate.workload import Workload
 from penstock.timeline.metrics import bubble_fraction, peak_memory_bytes
 from penstock.timeline.timeline import Timeline
+from penstock.words import html_table, numbered, percent_text, seconds_text, size_text
 
 __all__ = ["Prediction", "check_plan_fits_inputs", "simulate_plan"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """The prediction for a plan.
 
@@ -40,6 +41,15 @@ class Prediction:
     peak_memory_bytes: tuple[float, ...]
     too_full: tuple[int, ...]
     steady_s: float = 0.0
+
+    def __repr__(self) -> str:
+        fit = "fits" if self.fits else f"does not fit on {numbered('device', self.too_full)}"
+        iteration, bubble = seconds_text(self.iteration_s), percent_text(self.bubble)
+        return f"Prediction(iteration {iteration}, bubble {bubble}, {fit})"
+
+    def _repr_html_(self) -> str:
+        rows = ((device, size_text(peak)) for device, peak in enumerate(self.peak_memory_bytes))
+        return html_table(["device", "peak memory"], rows, repr(self))
 
     @property
     def fits(self) -> bool:

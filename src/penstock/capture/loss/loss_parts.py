@@ -342,8 +342,10 @@ class _Walk:
                 )
             self._mix(f"'{name}' at {where} is neither a mean nor a sum over samples")
             self.act(number, LossAction("rows"))
-        for entry in pytree.tree_leaves(event.args):  # targets and weights, too
-            self._whole_statistics(entry)
+        for position, entry in enumerate(pytree.tree_leaves(event.args)):
+            self._whole_statistics(entry)  # targets and weights, too
+            if isinstance(entry, float) and self._is_whole(event, position, entry):
+                self.act(number, LossAction("whole", position))
         for entry in mixed:
             self._before_reduction(entry.value)  # pyright: ignore[reportArgumentType]
 

@@ -1,6 +1,7 @@
 """Finds calls between modules in which samples act on one another, which micro-batches cannot do.
 
     x.softmax(0), x.flip(0)         act along the samples
+    x[1:], x[order]                 take samples by their places
     x @ x.t(), torch.cdist(x, x)    compare samples with each other
     x - x.mean(0)                   take a statistic of the samples' activations
     model(x / x.max())              the same of the batch, before a module
@@ -11,6 +12,7 @@ reads is that of the whole step (`penstock.capture.loss.loss_parts`).
 """
 
 from collections.abc import Iterator, Sequence, Set
+from typing import Any
 
 import torch
 
@@ -29,8 +31,8 @@ __all__ = ["mixing_call"]
 _ALONG = {
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax"), 1),
     **dict.fromkeys(("cummin", "logcumsumexp", "flip", "gather", "index_select"), 1),
-    **dict.fromkeys(("normalize", "roll"), 2),
-    **{"sort": 1, "argsort": 1, "topk": 2, "fliplr": 9, "flipud": 9},
+    **dict.fromkeys(("normalize", "roll", "diff"), 2),
+    **{"layer_norm": 9, "unique": 9, "sort": 1, "argsort": 1, "topk": 2, "fliplr": 9, "flipud": 9},
 }
 """Calls along a dimension, with the position of that argument."""
 
@@ -106,11 +108,14 @@ class _Search:
         """A call between modules."""
         name, reads = str(event.address[1]), event.reads
         rows = [value for value in reads if self._samples(value)]
-        if (event.depends or number in self.of_loss) and self._is_along_samples(name, event):
+        counts = event.depends or number in self.of_loss
+        if counts and self._is_along_samples(name, event):
             return f"'{name}' along the samples"
+        if number in self.of_loss and name == "__getitem__" and self._takes_by_place(event):
+            return "an index takes samples by their places"
         for value in self._made(number, event):
             dims = self._samples(value)
-            if event.depends and len(dims) > 1 > max([len(self._samples(v)) for v in rows]) - 1:
+            if counts and rows and len(dims) > max(1, *(len(self._samples(v)) for v in rows)):
                 return f"'{name}' compares samples with each other"
             if not dims:
                 own = self.statistics if event.depends else self.counts
@@ -135,12 +140,42 @@ class _Search:
         ):
             return False
         args, kwargs = event.args
+        count, samples = len(first.shape), self._samples(first.value)
+        if name == "layer_norm":
+            return any(dim >= count - len(args[1]) for dim in samples)
+        if name == "unique" and "dim" not in kwargs:
+            return bool(samples)
         given = kwargs.get("dim", kwargs.get("dims", args[place:] if name == "flip" else None))
         if given is None:
             given = args[place] if len(args) > place else {"flipud": 0, "fliplr": 1}.get(name, -1)
         dims = [dim for dim in pytree.tree_leaves(given) if isinstance(dim, int)]
-        count = len(first.shape)
-        return any(dim % count in self._samples(first.value) for dim in dims if count)
+        return any(dim % count in samples for dim in dims if count)
+
+    def _takes_by_place(self, event: RecordedCall) -> bool:
+        """Whether an index takes some samples only, or takes them in another order."""
+        first, index = event.args[0][:2] if event.args is not None else (None, None)
+        if not isinstance(first, TensorReference) or not isinstance(first.value, int):
+            return False
+        entries = index if isinstance(index, tuple) else (index,)
+        samples, dim = self._samples(first.value), 0
+        for entry in entries:
+            if entry is Ellipsis:
+                dim = len(first.shape) - sum(map(dimensions, entries))
+            elif isinstance(entry, slice) and dim in samples:
+                size = first.shape[dim]
+                if entry.indices(size) != (0, size, 1):
+                    return True
+            elif isinstance(entry, TensorReference) and dim in samples and self._picks(entry):
+                return True
+            dim += dimensions(entry)
+        return False
+
+    def _picks(self, index: TensorReference) -> bool:
+        """Whether an index is of numbers, and not made by ``arange`` of all samples."""
+        if index.dtype == torch.bool or not isinstance(index.value, int):
+            return False
+        event = self.record.events[self.record.values[index.value].maker]
+        return event.address[1] != "arange" or event.args is None or len(event.args[0]) != 1
 
     def _counts_in(self, name: str, event: RecordedCall) -> bool:
         """Whether a call computes with a number or value of all samples of the batch."""
@@ -153,3 +188,10 @@ class _Search:
             else varies(self._others, event, position, entry)
             for position, entry in enumerate(leaves)
         )
+
+
+def dimensions(entry: Any) -> int:
+    """How many dimensions an entry of an index takes."""
+    if isinstance(entry, TensorReference) and entry.dtype == torch.bool:
+        return len(entry.shape)
+    return int(entry is not None and entry is not Ellipsis)

@@ -1,0 +1,124 @@
+"""``penstock choose``: which cluster trains for the least money, and in which time."""
+
+from math import inf
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from penstock.command_line.options import (
+    AsJson,
+    Batch,
+    Csv,
+    Out,
+    Plugins,
+    ProfileBatch,
+    ProfilePath,
+    Quiet,
+)
+from penstock.command_line.terminal import Terminal, collect_garbage_rarely
+from penstock.errors import BadInput
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from penstock.planning.hardware_choice import ClusterChoice
+
+__all__ = ["choose"]
+
+
+def choose(
+    profile: ProfilePath,
+    clusters: Annotated[
+        str, Option(metavar="a,b", help="Clusters with prices: names or TOML files, with commas.")
+    ],
+    batch: Batch,
+    tokens: Annotated[float, Option(min=0, metavar="N", help="Tokens to train on.")] = 0.0,
+    samples: Annotated[float, Option(min=0, metavar="N", help="Or: samples to train on.")] = 0.0,
+    within: Annotated[
+        float, Option(min=0, metavar="HOURS", help="The latest end (0: any time will do).")
+    ] = 0.0,
+    planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
+    profile_batch: ProfileBatch = 0,
+    plugin: Plugins = None,
+    csv: Csv = "",
+    out: Out = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Name the cheapest of several clusters to train PROFILE on.
+
+    -o writes the result as JSON.
+    """
+    collect_garbage_rarely()
+    from penstock.cluster.toml_file import find_cluster
+    from penstock.command_line.compare_command import names_in
+    from penstock.document import check_place
+    from penstock.planning.hardware_choice import choose_cluster, plan_on_clusters, samples_of
+    from penstock.profile.find import find_profile
+    from penstock.report.tables import NarrowTable
+
+    terminal = Terminal(as_json, quiet)
+    for place in filter(None, (out, csv)):
+        check_place(place)
+    asked = [amount for amount in (tokens, samples) if amount]
+    if len(asked) != 1 or not asked[0] < inf or not names_in(clusters):
+        raise BadInput("say how long to train, by --tokens or --samples, on which --clusters")
+    costs = find_profile(profile, profile_batch or None)
+    found = plan_on_clusters(
+        costs,
+        [find_cluster(name) for name in names_in(clusters)],
+        batch,
+        samples or samples_of(costs, tokens),
+        planner=planner,
+        on_cluster=lambda name: terminal.note(f"planning for {name}"),
+    )
+    chosen = choose_cluster(found, within if within > 0 else inf)
+    values: dict[str, object] = {
+        "chosen": chosen.cluster.name,
+        "clusters": [choice.to_json() for choice in found],
+    }
+    terminal.save(values, out)
+    terminal.save_csv((choice.to_json() for choice in found), csv)
+    limit = f" within {within:g} h" if within else ""
+    terminal.show(
+        values,
+        f"cheapest{limit}: {chosen.cluster.name}, {chosen.hours:.3g} h, {chosen.price:.4g}",
+        NarrowTable(table_of(found)),
+        *(f"{c.cluster.name}: {c.outcome}" for c in found if c.hours == inf),
+    )
+    if not costs.flops_per_sample:
+        terminal.note(f"no MFU: profile '{costs.name}' has no flops_per_sample")
+
+
+def table_of(choices: "list[ClusterChoice]") -> "Table":
+    """A row for each cluster, cheapest first."""
+    from rich.table import Table
+
+    from penstock.errors import Infeasible
+    from penstock.plan.in_words import plan_words
+    from penstock.words import percent_text, seconds_text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("cluster", no_wrap=True)
+    for head in ("devices", "hours", "price", "an hour", "iteration", "samples/s", "MFU"):
+        table.add_column(head, justify="right")
+    table.add_column("plan", overflow="fold")
+    for choice in choices:
+        name, devices = choice.cluster.name, str(len(choice.cluster.devices))
+        outcome = choice.outcome
+        if isinstance(outcome, Infeasible):
+            table.add_row(name, devices, "no plan", style="dim")
+            continue
+        rates = outcome.throughput
+        table.add_row(
+            name,
+            devices,
+            f"{choice.hours:.3g}",
+            f"{choice.price:.4g}",
+            f"{rates.price_per_hour:g}",
+            seconds_text(outcome.prediction.iteration_s),
+            f"{rates.samples_per_s:.3g}",
+            percent_text(rates.mfu) if rates.mfu else "-",
+            plan_words(outcome.plan),
+        )
+    return table

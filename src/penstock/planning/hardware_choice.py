@@ -1,0 +1,119 @@
+"""Which hardware to train on: the plan, the time and the price on each of several clusters."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from penstock.cluster.cluster import Cluster
+from penstock.document import Json
+from penstock.errors import BadInput, Infeasible
+from penstock.planning.answers import find_plan
+from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
+from penstock.planning.planning_problem import planning_problem
+from penstock.profile.model_profile import ModelProfile
+from penstock.simulate.score import make_score
+
+__all__ = ["ClusterChoice", "choose_cluster", "plan_on_clusters", "samples_of"]
+
+
+@dataclass(frozen=True, repr=False)
+class ClusterChoice:
+    """What a training of so many ``samples`` takes on a cluster; infinite where no plan fits."""
+
+    cluster: Cluster
+    outcome: PlannedPipeline | Infeasible
+    samples: float
+
+    def __repr__(self) -> str:
+        return f"ClusterChoice('{self.cluster.name}', {self.hours:.3g} h, price {self.price:.4g})"
+
+    @property
+    def hours(self) -> float:
+        """How long the training takes."""
+        if isinstance(self.outcome, Infeasible):
+            return inf
+        return self.outcome.throughput.hours(self.samples)
+
+    @property
+    def price(self) -> float:
+        """What the whole cluster costs for so long."""
+        return self.hours * self.cluster.price_per_hour
+
+    def to_json(self) -> dict[str, Json]:
+        """The keys that the command line documents."""
+        head: dict[str, Json] = {"cluster": self.cluster.name}
+        if isinstance(self.outcome, Infeasible):
+            return head | {"infeasible": str(self.outcome)}
+        plan = self.outcome.to_json(planning_s=0.0)
+        del plan["planning_s"]
+        return head | {"hours": self.hours, "price": self.price} | plan
+
+
+def samples_of(profile: ModelProfile, tokens: float) -> float:
+    """How many samples have so many tokens.
+
+    Raises:
+        BadInput: the profile does not say how many tokens a sample has.
+    """
+    if not profile.tokens_per_sample:
+        raise BadInput(
+            f"profile '{profile.name}' does not say how many tokens a sample has; add "
+            f"tokens_per_sample to it, or give --samples"
+        )
+    return tokens / profile.tokens_per_sample
+
+
+def plan_on_clusters(
+    profile: ModelProfile,
+    clusters: Sequence[Cluster],
+    batch: int,
+    samples: float,
+    *,
+    planner: str = "search",
+    on_cluster: Callable[[str], None] = lambda name: None,
+) -> list[ClusterChoice]:
+    """The plan for each cluster, cheapest training first; the choices that plans have by default.
+
+    ``on_cluster`` is called with the name of each cluster before it is planned for.
+
+    Raises:
+        BadInput: a cluster has no prices, or a speed that does not go with the profile.
+    """
+    for cluster in clusters:
+        if not cluster.price_per_hour:
+            raise BadInput(
+                f"cluster '{cluster.name}' has no prices; add price_per_hour to each of its "
+                f"[[hosts]], in any one currency"
+            )
+    choices: list[ClusterChoice] = []
+    for cluster in clusters:
+        on_cluster(cluster.name)
+        problem = planning_problem(profile, cluster, batch, planner=planner)
+        score = make_score(problem)
+        outcome: PlannedPipeline | Infeasible
+        try:
+            plan = find_plan(problem, planner, score)
+            outcome = assess_plan(plan, problem, baselines_of(problem, score))
+        except Infeasible as refusal:
+            outcome = refusal
+        choices.append(ClusterChoice(cluster, outcome, samples))
+    return sorted(choices, key=lambda choice: (choice.price, choice.hours))
+
+
+def choose_cluster(choices: Sequence[ClusterChoice], within_hours: float = inf) -> ClusterChoice:
+    """The cheapest of ``choices`` that is done within so many hours.
+
+    Raises:
+        Infeasible: no plan fits on any cluster, or none is done in time; says which is fastest.
+    """
+    fastest = min(choices, key=lambda choice: choice.hours)
+    if isinstance(fastest.outcome, Infeasible):
+        raise Infeasible(f"cluster '{fastest.cluster.name}': {fastest.outcome}")
+    in_time = [choice for choice in choices if choice.hours <= within_hours]
+    if not in_time:
+        raise Infeasible(
+            f"no cluster is done within {within_hours:g} h; the fastest, "
+            f"'{fastest.cluster.name}', takes {fastest.hours:.3g} h; allow that, or name a larger "
+            f"cluster"
+        )
+    return min(in_time, key=lambda choice: (choice.price, choice.hours))
