@@ -105,8 +105,7 @@ def plan(
         found, own = planned_in_groups(problem, planner, score, sizes, limit, progress.show_step)
         planning_s = perf_counter() - start_s
         bound = bound if own is problem else lower_bound(own)
-        baselines = baselines_of(problem, score)
-        plain = without_groups(found)
+        plain, baselines = without_groups(found), baselines_of(problem, score)
         assessed = assess_plan(plain, own, baselines, bound, with_timeline=explain)
     planned = replace(assessed, plan=found)
     if out:
