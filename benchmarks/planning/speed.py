@@ -118,14 +118,14 @@ def speed_cases(folder: Path) -> list[SpeedCase]:
     others = {"gnmt-16": "1024", "inception-v3": "2048", "resnet-50": "2048"}
     return [
         SpeedCase("bert-48 on 16 devices, dapple", (*bert, "--planner", "dapple"), 1.0),
-        SpeedCase("bert-48 on 16 devices, search", bert, 1.5),
+        SpeedCase("bert-48 on 16 devices, search", bert, 5.0),
         *(
-            SpeedCase(f"{model} on 16", (model, "--cluster", "dapple-a", "--batch", batch), 3.0)
+            SpeedCase(f"{model} on 16", (model, "--cluster", "dapple-a", "--batch", batch), 5.0)
             for model, batch in others.items()
         ),
-        SpeedCase("96 layers on 256", (deep, "--cluster", "h100-pod-256", "--batch", "512"), 8.0),
+        SpeedCase("96 layers on 256", (deep, "--cluster", "h100-pod-256", "--batch", "512"), 20.0),
         SpeedCase(
-            "96 layers on 1,024", (deep, "--cluster", "h100-pod-1024", "--batch", "2048"), 25.0
+            "96 layers on 1,024", (deep, "--cluster", "h100-pod-1024", "--batch", "2048"), 120.0
         ),
         *(
             SpeedCase(
@@ -135,7 +135,7 @@ def speed_cases(folder: Path) -> list[SpeedCase]:
             )
             for model, size in ((f"{folder}/transformer-20.json", 4), ("resnet-50", 8))
         ),
-        SpeedCase("1,250 nodes on 16", (*graph, "--cluster", "dapple-a", "--batch", "512"), 30.0),
+        SpeedCase("1,250 nodes on 16", (*graph, "--cluster", "dapple-a", "--batch", "512"), 10.0),
     ]
 
 
