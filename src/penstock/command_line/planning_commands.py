@@ -15,6 +15,7 @@ from penstock.command_line.options import (
     MaxStages,
     MemoryReserve,
     MicroBatch,
+    Optimizer,
     Out,
     Pins,
     Plugins,
@@ -46,6 +47,7 @@ def plan(
     planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
     schedule: ScheduleNames = "auto",
     recompute: Recompute = "auto",
+    optimizer: Optimizer = "adamw",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,
     tensor_parallel: TensorParallel = "",
@@ -66,13 +68,14 @@ def plan(
     collect_garbage_rarely()
     from penstock.bounds.lower_bound import lower_bound
     from penstock.document import check_place
+    from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.answers import TimeLimit
+    from penstock.planning.answers import TimeLimit, find_plan
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
-    from penstock.planning.tensor_groups import planned_in_groups, sizes_of, without_groups
+    from penstock.planning.tensor_groups import on_groups, sizes_of, without_groups
     from penstock.search.search import PLANNERS
     from penstock.simulate.score import make_score
 
@@ -90,6 +93,7 @@ def plan(
         planner=planner,
         schedule=schedule,
         recompute=recompute,
+        optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,
         pins=read_pins(pin or ()),
@@ -102,7 +106,10 @@ def plan(
         # The bound takes a part of the time, but leaves the planners half of it.
         left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
         limit = TimeLimit(left_s, perf_counter) if time_limit else None
-        found, own = planned_in_groups(problem, planner, score, sizes, limit, progress.show_step)
+        found = find_plan(
+            problem, planner, score, sizes=sizes, limit=limit, on_step=progress.show_step
+        )
+        found, own = on_groups(found, problem)
         planning_s = perf_counter() - start_s
         bound = bound if own is problem else lower_bound(own)
         plain, baselines = without_groups(found), baselines_of(problem, score)

@@ -9,6 +9,7 @@ from typer import Option
 
 from penstock.command_line.options import (
     AsJson,
+    Optimizer,
     Out,
     PlanPath,
     PlansCluster,
@@ -67,6 +68,7 @@ def simulate(
     device: DeviceSpeeds = None,
     micro_batches: MicroBatches = 0,
     schedule: Annotated[str, Option(metavar="NAME", help="What if: another schedule.")] = "",
+    optimizer: Optimizer = "",
     iterations: Iterations = 1,
     optimizer_sync: Annotated[
         Literal["before", "after"],
@@ -88,6 +90,7 @@ def simulate(
     collect_garbage_rarely()
     from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
+    from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan
     from penstock.planning.what_if import play, play_changed, read_what_if
@@ -98,10 +101,11 @@ def simulate(
     asked = read_what_if(link_bandwidth, link_latency, device or (), micro_batches, schedule)
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
+    state = optimizer_state(optimizer) if optimizer else inputs.optimizer_state
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     terminal.note(other_kinds_words(costs, machines))
     start_s = perf_counter()
-    before = play(given, costs, machines, iterations, optimizer_sync, inputs.memory_reserve)
+    before = play(given, costs, machines, iterations, optimizer_sync, inputs.memory_reserve, state)
     after = play_changed(before, asked) if asked.words else before
     values = values_of(before, after, asked.words, perf_counter() - start_s)
     if timeline:
