@@ -32,6 +32,7 @@ from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
+    from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import PlannedPipeline
     from penstock.profile.model_profile import ModelProfile
 
@@ -71,7 +72,7 @@ def plan(
     from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.answers import TimeLimit, find_plan
+    from penstock.planning.answers import find_plan
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
@@ -103,12 +104,8 @@ def plan(
     with planning_progress(terminal) as progress:
         start_s, score = perf_counter(), make_score(problem)
         progress.bound_s = (bound := lower_bound(problem)).seconds
-        # The bound takes a part of the time, but leaves the planners half of it.
-        left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
-        limit = TimeLimit(left_s, perf_counter) if time_limit else None
-        found = find_plan(
-            problem, planner, score, sizes=sizes, limit=limit, on_step=progress.show_step
-        )
+        limit, shown = limit_of(time_limit, start_s), progress.show_step
+        found = find_plan(problem, planner, score, sizes=sizes, limit=limit, on_step=shown)
         found, own = on_groups(found, problem)
         planning_s = perf_counter() - start_s
         bound = bound if own is problem else lower_bound(own)
@@ -117,13 +114,22 @@ def plan(
     planned = replace(assessed, plan=found)
     if out:
         write_planned(planned, out, inputs, planning_s)
-    values: dict[str, object] = {**planned.to_json(planning_s)}
     terminal.save_csv(stage_rows(planned, costs), csv)
-    words: list[str] = []
-    if explain:
-        values["explanation"], words = explained(assessed, own)
+    more, words = explained(assessed, own) if explain else ({}, [])
+    values: dict[str, object] = {**planned.to_json(planning_s), **more}
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
+
+
+def limit_of(seconds: float, start_s: float) -> "TimeLimit | None":
+    """What is left of ``seconds`` since ``start_s``, or none where there is no limit.
+
+    The bound has taken a part of the time, but leaves the planners half of it.
+    """
+    from penstock.planning.answers import TimeLimit
+
+    left_s = max(seconds / 2, start_s + seconds - perf_counter())
+    return TimeLimit(left_s, perf_counter) if seconds else None
 
 
 def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[dict[str, object]]:
@@ -142,7 +148,9 @@ def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[
         }
 
 
-def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[object, list[str]]:
+def explained(
+    planned: "PlannedPipeline", problem: "PlanningProblem"
+) -> tuple[dict[str, object], list[str]]:
     """What limits a plan: as JSON, and in words."""
     from penstock.planning.assumed_split import whole_backwards_words
     from penstock.planning.explanation import explain_plan, explanation_words
@@ -151,4 +159,4 @@ def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[o
     words = list(explanation_words(explanation))
     if planned.assumed_split:
         words.append(whole_backwards_words(problem))
-    return explanation.to_json(), words
+    return {"explanation": explanation.to_json()}, words
