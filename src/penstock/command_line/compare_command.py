@@ -111,15 +111,10 @@ def compare(
     terminal.note(other_kinds_words(problem.profile, problem.cluster))
     asked, orders = names_in(planners), schedules_in(schedules)
     check_names(asked, orders)
+    wanted = Wanted(explain or picture.endswith(".html"), bool(picture), time_limit)
     with planning_progress(terminal) as progress:
-        lines = compared_lines(
-            problem,
-            asked,
-            orders,
-            Wanted(explain or picture.endswith(".html"), bool(picture), time_limit),
-            progress,
-        )
-    words = explained(lines) if explain or picture.endswith(".html") else []
+        lines = compared_lines(problem, asked, orders, wanted, progress)
+    words = explained(lines) if wanted.explanation else []
     values: dict[str, object] = {"rows": [line.to_json(explain) for line in lines]}
     if explain:
         values["why"] = reasons_of(lines)

@@ -26,13 +26,12 @@ from penstock.command_line.options import (
     ScheduleNames,
     TensorParallel,
 )
-from penstock.command_line.progress import planning_progress
+from penstock.command_line.progress import PlanningProgress, planning_progress
 from penstock.command_line.shown_plan import show_planned
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
-    from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import PlannedPipeline
     from penstock.profile.model_profile import ModelProfile
 
@@ -67,18 +66,14 @@ def plan(
 ) -> None:
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
-    from penstock.bounds.lower_bound import lower_bound
     from penstock.document import check_place
     from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.answers import find_plan
-    from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
-    from penstock.planning.tensor_groups import on_groups, sizes_of, without_groups
+    from penstock.planning.tensor_groups import sizes_of
     from penstock.search.search import PLANNERS
-    from penstock.simulate.score import make_score
 
     terminal = Terminal(as_json, quiet)
     member_named(PLANNERS, planner, "planner")
@@ -102,34 +97,17 @@ def plan(
     terminal.note(other_kinds_words(costs, machines))
     sizes = sizes_of(tensor_parallel)
     with planning_progress(terminal) as progress:
-        start_s, score = perf_counter(), make_score(problem)
-        progress.bound_s = (bound := lower_bound(problem)).seconds
-        limit, shown = limit_of(time_limit, start_s), progress.show_step
-        found = find_plan(problem, planner, score, sizes=sizes, limit=limit, on_step=shown)
-        found, own = on_groups(found, problem)
-        planning_s = perf_counter() - start_s
-        bound = bound if own is problem else lower_bound(own)
-        plain, baselines = without_groups(found), baselines_of(problem, score)
-        assessed = assess_plan(plain, own, baselines, bound, with_timeline=explain)
-    planned = replace(assessed, plan=found)
+        found = found_and_assessed(problem, planner, sizes, time_limit, explain, progress)
+    assessed, planned, own, planning_s = found
     if out:
         write_planned(planned, out, inputs, planning_s)
+    values: dict[str, object] = {**planned.to_json(planning_s)}
     terminal.save_csv(stage_rows(planned, costs), csv)
-    more, words = explained(assessed, own) if explain else ({}, [])
-    values: dict[str, object] = {**planned.to_json(planning_s), **more}
+    words: list[str] = []
+    if explain:
+        values["explanation"], words = explained(assessed, own)
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
-
-
-def limit_of(seconds: float, start_s: float) -> "TimeLimit | None":
-    """What is left of ``seconds`` since ``start_s``, or none where there is no limit.
-
-    The bound has taken a part of the time, but leaves the planners half of it.
-    """
-    from penstock.planning.answers import TimeLimit
-
-    left_s = max(seconds / 2, start_s + seconds - perf_counter())
-    return TimeLimit(left_s, perf_counter) if seconds else None
 
 
 def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[dict[str, object]]:
@@ -148,9 +126,39 @@ def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[
         }
 
 
-def explained(
-    planned: "PlannedPipeline", problem: "PlanningProblem"
-) -> tuple[dict[str, object], list[str]]:
+def found_and_assessed(
+    problem: "PlanningProblem",
+    planner: str,
+    sizes: tuple[int, ...],
+    time_limit_s: float,
+    explain: bool,
+    progress: PlanningProgress,
+) -> tuple["PlannedPipeline", "PlannedPipeline", "PlanningProblem", float]:
+    """The planner's plan, assessed without its tensor groups, and with them.
+
+    Then the problem of these groups, and the seconds that planning took.
+    """
+    from penstock.bounds.lower_bound import lower_bound
+    from penstock.planning.answers import TimeLimit, find_plan
+    from penstock.planning.assessment import assess_plan, baselines_of
+    from penstock.planning.tensor_groups import on_groups, without_groups
+    from penstock.simulate.score import make_score
+
+    start_s, score = perf_counter(), make_score(problem)
+    progress.bound_s = (bound := lower_bound(problem)).seconds
+    # The bound takes a part of the time, but leaves the planners half of it.
+    left_s = max(time_limit_s / 2, start_s + time_limit_s - perf_counter())
+    limit = TimeLimit(left_s, perf_counter) if time_limit_s else None
+    found = find_plan(problem, planner, score, sizes=sizes, limit=limit, on_step=progress.show_step)
+    found, own = on_groups(found, problem)
+    planning_s = perf_counter() - start_s
+    bound = bound if own is problem else lower_bound(own)
+    plain, baselines = without_groups(found), baselines_of(problem, score)
+    assessed = assess_plan(plain, own, baselines, bound, with_timeline=explain)
+    return assessed, replace(assessed, plan=found), own, planning_s
+
+
+def explained(planned: "PlannedPipeline", problem: "PlanningProblem") -> tuple[object, list[str]]:
     """What limits a plan: as JSON, and in words."""
     from penstock.planning.assumed_split import whole_backwards_words
     from penstock.planning.explanation import explain_plan, explanation_words
@@ -159,4 +167,4 @@ def explained(
     words = list(explanation_words(explanation))
     if planned.assumed_split:
         words.append(whole_backwards_words(problem))
-    return {"explanation": explanation.to_json()}, words
+    return explanation.to_json(), words
