@@ -3,14 +3,16 @@
     python benchmarks/planning.py [--quick] [--only model:cluster] [--out results.json]
     python benchmarks/planning.py --every-schedule [--only model:cluster]
     python benchmarks/planning.py --bounds
+    python benchmarks/planning.py --random SEED [--count 60] [--jobs 2] [--out random.json]
     python benchmarks/planning.py --speed [--only WORDS] [--out speed.json]
 
 Every row (one model on one cluster) runs in a process of its own, one after the other, with a time
 limit for each planner; a row that fails is a row that says so. Planning seconds are CPU seconds of
 the process, because other work may share the machine. Rows that were asked before and are not
 asked now stay in the JSON, each with its own date. `--bounds` only computes their bounds anew, and
-the gaps of their plans. Beside the JSON its tables are written as Markdown. The exit code is 1
-where `search` is behind another plan, or a row failed.
+the gaps of their plans. Beside the JSON its tables are written as Markdown. `--random` asks other
+problems, which are drawn from a seed. The exit code is 1 where `search` is behind another plan, or
+a row failed.
 """
 
 import argparse
@@ -19,6 +21,8 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import strftime
 from typing import Any
@@ -26,6 +30,7 @@ from typing import Any
 HERE = Path(__file__).parent / "planning"
 sys.path.insert(0, str(HERE))
 
+from random_problems import random_row, random_table, random_words  # noqa: E402
 from rows import BATCHES, CLUSTERS, bounded_anew, every_schedule, run_row  # noqa: E402
 from speed import measure_speed  # noqa: E402
 from tables import WITHOUT_EXCHANGE, behind, markdown, search_of, summary_of  # noqa: E402
@@ -141,6 +146,20 @@ def told(pair: str, row: dict[str, Any]) -> str:
     )
 
 
+def ask_random(seed: int, count: int, jobs: int, out: Path) -> int:
+    """Ask and write ``count`` random problems; 1 where `search` is behind on any."""
+    rows: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(jobs) as pool:
+        for row in pool.map(partial(random_row, seed), range(count)):
+            rows.append(row)
+            lines = ",\n".join(map(json.dumps, rows))
+            head = f'"seed": {seed}, "machine": {json.dumps(machine())}'
+            out.write_text(f'{{{head}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+            print(random_words(row), flush=True)
+    print("\n".join(random_table(rows)))
+    return int(any(" BEHIND " in random_words(row) for row in rows))
+
+
 def main() -> int:
     """Run what is asked for; write JSON and Markdown after every row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -154,6 +173,9 @@ def main() -> int:
     )
     parser.add_argument("--bounds", action="store_true", help="bounds and gaps of known rows")
     parser.add_argument("--speed", action="store_true", help="whole-process times instead")
+    parser.add_argument("--random", type=int, metavar="SEED", help="problems drawn from a seed")
+    parser.add_argument("--count", type=int, default=60, help="how many of them")
+    parser.add_argument("--jobs", type=int, default=2, help="how many are asked at a time")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--row", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -166,6 +188,9 @@ def main() -> int:
         return 0
     if arguments.speed:
         return measure_speed(arguments.out or HERE / "speed.json", machine(), arguments.only)
+    if arguments.random is not None:
+        out = arguments.out or HERE / "random.json"
+        return ask_random(arguments.random, arguments.count, arguments.jobs, out)
     out = arguments.out or HERE / "results.json"
     if arguments.bounds:
         known = {

@@ -6,10 +6,10 @@ from time import perf_counter
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
-from penstock.plan.problem import MEMORY_RESERVE, Planner, RecomputeChoice
+from penstock.plan.problem import MEMORY_RESERVE, Planner
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.comparison import Comparisons, best_first, compare_plans
-from penstock.planning.planning_problem import planning_problem
+from penstock.planning.planning_problem import AskedRecompute, planning_problem
 from penstock.planning.plugins import planner_name, schedule_name
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.outside import AnySchedule
@@ -27,7 +27,7 @@ def plan_pipeline(
     planner: str | Planner = "search",
     micro_batch_size: int = 0,
     schedule: str | AnySchedule = "auto",
-    recompute: RecomputeChoice = "auto",
+    recompute: AskedRecompute = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,
     memory_reserve: float = MEMORY_RESERVE,
@@ -38,11 +38,11 @@ def plan_pipeline(
 
     ``planner`` and ``schedule`` may be functions (`penstock.planning.plugins`), which are known by
     their names from then on. ``batch`` is the number of samples of an iteration.
-    ``micro_batch_size`` 0 tries every divisor of it. Which names of schedules there are is said by
-    `penstock.planning.planning_problem.schedules_named`. ``max_stages`` 0 allows any number of
-    stages. ``optimizer_bytes_per_parameter_byte`` is the state of the optimizer, 2 for Adam.
-    ``memory_reserve`` is the share of each device's memory that the plan leaves free.
-    ``pins`` are parts of the plan that are fixed, such as "lm_head: alone"
+    ``micro_batch_size`` 0 tries every divisor of it. `penstock.planning.planning_problem` explains
+    the names of schedules (`schedules_named`) and ``recompute`` (`planning_problem`).
+    ``max_stages`` 0 allows any number of stages. ``optimizer_bytes_per_parameter_byte`` is the
+    state of the optimizer, 2 for Adam. ``memory_reserve`` is the share of each device's memory that
+    the plan leaves free. ``pins`` are parts of the plan that are fixed, such as "lm_head: alone"
     (`penstock.plan.pins.read_pin`).
 
     After ``time_limit_s`` (0: no limit) no further plan is simulated, and the best one so far is

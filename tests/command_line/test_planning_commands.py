@@ -42,9 +42,11 @@ PLAN_KEYS = {
     "peak_memory_bytes",
     "fits",
     "memory_reserve",
+    "optimizer_bytes_per_parameter_byte",
     "planning_s",
     "speedup_over_one_device",
     "speedup_over_data_parallel",
+    "rivals",
 }
 
 
@@ -254,7 +256,7 @@ def test_an_interrupt_ends_with_130_and_one_line(
     def interrupted(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("penstock.planning.tensor_groups.find_plan", interrupted)
+    monkeypatch.setattr("penstock.planning.answers.find_plan", interrupted)
     # Shells start what runs in the background with interrupts ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -270,7 +272,7 @@ def test_an_unexpected_error_is_a_line_that_says_where_the_traceback_is(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a\nb")
 
-    monkeypatch.setattr("penstock.planning.tensor_groups.find_plan", broken)
+    monkeypatch.setattr("penstock.planning.answers.find_plan", broken)
     answer = penstock("plan", *problem, "--quiet")
     assert answer.code == 4
     assert answer.errors.startswith("penstock: error: ZeroDivisionError: a b; the traceback is in ")
@@ -278,3 +280,26 @@ def test_an_unexpected_error_is_a_line_that_says_where_the_traceback_is(
     saved = Path(answer.errors.split()[-1])
     assert "in broken" in saved.read_text()
     saved.unlink()
+
+
+def test_the_optimizer_decides_what_fits_and_is_recorded_with_the_plan(
+    penstock: Penstock, problem: list[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "plan.json")
+    made = penstock("plan", *problem, "--optimizer", "0.5", "--json", "-o", path).values
+    again = penstock("simulate", path, "--json").values
+    assert again["peak_memory_bytes"] == pytest.approx(made["peak_memory_bytes"])
+    peaks = {
+        name: penstock("simulate", path, "--optimizer", name, "--json").values["peak_memory_bytes"]
+        for name in ("0", "sgd", "adamw", "adamw-fp32", "adamw8bit")
+    }
+    most = {name: max(found) for name, found in peaks.items()}
+    each = most["sgd"] - most["0"]
+    assert each > 0
+    assert most["adamw8bit"] == most["sgd"]
+    assert most["adamw"] - most["0"] == pytest.approx(2 * each)
+    assert most["adamw-fp32"] - most["0"] == pytest.approx(6 * each)
+
+    refused = penstock("plan", *problem, "--optimizer", "lion")
+    assert refused.code == 2
+    assert "optimizer 'lion' is not one of adamw" in refused.errors

@@ -13,7 +13,7 @@ from penstock.command_line.terminal import Terminal
 from penstock.plan.plan import Plan
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import ModelProfile
-from penstock.search.simulated_plans import SearchStep
+from penstock.search.judge import SearchStep
 
 
 def test_a_step_says_what_is_done_and_how_good_the_best_is(small_plan: Plan) -> None:

@@ -17,6 +17,7 @@ from penstock.plan.infeasible import infeasible
 from penstock.plan.leanest import leanest, reach
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates, table_of
+from penstock.planning.answers import find_plan
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -79,7 +80,11 @@ def with_hosts(problem: PlanningProblem, more: int) -> PlanningProblem:
 
 def test_the_device_count_that_is_named_is_the_least_that_fits():
     problem = planning_problem(
-        find_profile("bert-32"), find_cluster("small-memory"), 64, memory_reserve=0.0
+        find_profile("bert-32"),
+        find_cluster("small-memory"),
+        64,
+        memory_reserve=0.0,
+        recompute="stage",
     )
     message = str(infeasible(problem, "search"))
     assert "use >= 16 devices or use devices with 6.118 GB" in message
@@ -88,6 +93,21 @@ def test_the_device_count_that_is_named_is_the_least_that_fits():
     assert make_score(enough)(PLANNERS["dynamic-program"](enough, make_score(enough))) < inf
     with pytest.raises(Infeasible):
         PLANNERS["dynamic-program"](too_few, make_score(too_few))
+
+
+def test_recompute_by_block_needs_fewer_devices_and_the_message_says_so():
+    problem = planning_problem(
+        find_profile("bert-32"), find_cluster("small-memory"), 64, memory_reserve=0.0
+    )
+    with pytest.raises(Infeasible, match="use >= 12 devices or use devices with 4\\.299 GB"):
+        find_plan(problem, "dynamic-program", make_score(problem))
+    enough = with_hosts(problem, 1)
+    plan = find_plan(enough, "dynamic-program", make_score(enough))
+    assert any(stage.by_block for stage in plan.stages)
+    assert make_score(enough)(plan) < inf
+    kept = replace(enough, blocks="no")
+    with pytest.raises(Infeasible, match="allow recompute by block"):
+        find_plan(kept, "dynamic-program", make_score(kept))
 
 
 def test_a_model_of_which_no_layer_fits_is_not_answered_with_more_devices():
@@ -101,7 +121,11 @@ def test_a_model_of_which_no_layer_fits_is_not_answered_with_more_devices():
 
 def test_a_planner_of_one_stage_is_answered_with_the_planner_that_cuts():
     problem = planning_problem(
-        find_profile("bert-48"), find_cluster("small-memory"), 64, memory_reserve=0.0
+        find_profile("bert-48"),
+        find_cluster("small-memory"),
+        64,
+        memory_reserve=0.0,
+        recompute="stage",
     )
     for name in ("data-parallel", "single-device"):
         with pytest.raises(Infeasible, match=r"all layers on one device need 13\.68 GB.*'search'"):
@@ -149,3 +173,18 @@ def test_the_answer_comes_soon(
     )
     assert "use devices with" in str(infeasible(problem, "search"))
     assert 0 < len(asked) <= most
+
+
+def test_a_schedule_that_planners_do_not_know_is_named_with_what_would_fit() -> None:
+    # Each device holds its own half; twice the model, as `chimera` needs it, fits nowhere.
+    second = Affine(0.0, 1.0)
+    layers = tuple(LayerCost(f"layer {i}", *(second,) * 3, parameter_bytes=2) for i in range(2))
+    problem = PlanningProblem(
+        ModelProfile("two layers", layers, (Edge(0, 1, "x", second, second),), batch_size=8),
+        Cluster("two", (Host("host", (Device("gpu", 9.0),) * 2, 1e12, 1e12),)),
+        global_batch=4,
+        micro_batch_sizes=(1,),
+        schedules=("chimera",),
+    )
+    with pytest.raises(Infeasible, match=r"under schedule chimera, though 2 stages .* '1f1b'"):
+        PLANNERS["search"](problem, make_score(problem))

@@ -68,7 +68,9 @@ def test_a_question_asked_again_keeps_its_reserve_free_once() -> None:
 def test_what_does_not_fit_beside_the_reserve_is_told_the_largest_that_would_do() -> None:
     # The leanest plan: a stage with 20 MB of state and 16 MB of one micro-batch.
     profile, cluster = chain(8), two_devices(37.5)
-    ask = partial(plan_pipeline, profile, cluster, BATCH, planner="dynamic-program")
+    ask = partial(
+        plan_pipeline, profile, cluster, BATCH, planner="dynamic-program", recompute="stage"
+    )
     with pytest.raises(Infeasible, match=r"33\.75 MB beside a memory reserve of 3\.75 MB") as told:
         ask(memory_reserve=0.1)
     found = re.search(r"keep only (\d+) % of each device's memory free \(--memory", str(told.value))

@@ -1,17 +1,19 @@
 import re
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import inf
 
 import pytest
 
 from penstock.ask_planner import plan_pipeline
-from penstock.cluster.cluster import Cluster
-from penstock.errors import BadInput
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.errors import BadInput, Infeasible
 from penstock.plan.plan import Plan
 from penstock.planning.answers import TimeLimit, find_plan, score_until
 from penstock.planning.planning_problem import planning_problem
-from penstock.profile.model_profile import ModelProfile
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 
@@ -120,3 +122,49 @@ def test_a_plan_of_a_schedule_that_is_not_allowed_is_not_told(
     assert plan.schedule == "zb-h1"
     assert any(told)
     assert {one.schedule for one in told if one} == {"zb-h1"}
+
+
+def hungry() -> ModelProfile:
+    """Eight layers that save far more than they pass on."""
+    work, size = Affine(0.1, 1.0), Affine(0.0, 1e6)
+    layer = LayerCost("block", work, work, work, 10_000_000, saved_bytes=Affine(0.0, 20e6))
+    edges = tuple(Edge(i, i + 1, f"x{i}", size, size) for i in range(7))
+    return ModelProfile("hungry", (layer,) * 8, edges, batch_size=4)
+
+
+def two_hosts(megabytes: float) -> Cluster:
+    devices = (Device("gpu", megabytes * 1e6),) * 2
+    return Cluster("two hosts", tuple(Host(n, devices, 1e9, 2e8) for n in ("a", "b")))
+
+
+def test_data_parallelism_that_fits_only_by_block_is_planned_so() -> None:
+    # Four bytes of state for each of 80 MB of parameters, 160 MB of activations of a row, 7 MB of
+    # tensors between layers.
+    ask = partial(plan_pipeline, hungry(), two_hosts(400), 16, planner="data-parallel")
+    for recompute in ("auto", "blocks"):
+        plan = ask(recompute=recompute)
+        assert [stage.by_block for stage in plan.stages] == [True]
+        assert plan.planner == "data-parallel"
+    for recompute in ("stage", "on", "off"):
+        with pytest.raises(Infeasible):
+            ask(recompute=recompute)
+
+
+@pytest.mark.parametrize("megabytes", [200, 300, 400, 800])
+def test_search_is_no_slower_for_being_allowed_to_recompute_by_block(megabytes: float) -> None:
+    profile, cluster = hungry(), two_hosts(megabytes)
+    found = {}
+    for recompute in ("auto", "stage", "blocks"):
+        with suppress(Infeasible):
+            plan = plan_pipeline(profile, cluster, 16, recompute=recompute)
+            prediction = simulate_plan(plan, profile, cluster)
+            assert prediction.fits
+            found[recompute] = prediction.iteration_s
+    assert found["auto"] <= min(found.values()) * 1.002
+
+
+def test_where_no_schedule_can_recompute_by_block_the_reason_is_given() -> None:
+    ask = partial(plan_pipeline, hungry(), two_hosts(400), 16, schedule="zb-h1")
+    with pytest.raises(BadInput, match="zb-h1, which splits backwards"):
+        ask(recompute="blocks")
+    assert not any(stage.by_block for stage in ask(recompute="auto").stages)

@@ -5,15 +5,18 @@ from math import inf
 import pytest
 
 from penstock.bounds.lower_bound import lower_bound
-from penstock.cluster.cluster import Cluster
-from penstock.plan.plan import Plan
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.planners.spp.bound import spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assessment import Baselines, assess_plan, baselines_of
+from penstock.planning.fsdp import fsdp_price
 from penstock.planning.planning_problem import planning_problem, problem_of_plan
-from penstock.profile.model_profile import ModelProfile
+from penstock.planning.rivals import best_rival, rivals_line
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
+from penstock.words import seconds_text
 
 
 def with_memory(cluster: Cluster, memory_bytes: float) -> Cluster:
@@ -81,7 +84,7 @@ def test_every_plan_has_the_bounds_of_its_problem(
     small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
 ) -> None:
     problem = problem_of_plan(small_plan, small_profile, small_cluster)
-    planned = assess_plan(small_plan, problem, Baselines(1.0, 1.0))
+    planned = assess_plan(small_plan, problem, Baselines(1.0))
     values = planned.to_json(0.0)
     assert values["bound_argument"] == lower_bound(problem).argument != ""
     assert values["lower_bound_s"] == lower_bound(problem).seconds
@@ -93,17 +96,67 @@ def test_spps_bound_is_shown_for_its_own_order_only(
 ) -> None:
     listed = replace(small_plan, schedule="wavefront")
     problem = problem_of_plan(listed, small_profile, small_cluster)
-    planned = assess_plan(listed, problem, Baselines(1.0, 1.0))
+    planned = assess_plan(listed, problem, Baselines(1.0))
     assert planned.to_json(0.0)["spp_bound_s"] == spp_bound_s(problem, listed)
     assert planned.prediction.iteration_s <= planned.spp_bound_s
     limited = replace(listed, in_flight_limit=(1,) * len(listed.stages))
-    assert assess_plan(limited, problem, Baselines(1.0, 1.0)).spp_bound_s == inf
+    assert assess_plan(limited, problem, Baselines(1.0)).spp_bound_s == inf
 
 
 def test_a_plan_of_a_problem_that_nothing_fits_has_no_gap(
     small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
 ) -> None:
     problem = problem_of_plan(small_plan, small_profile, with_memory(small_cluster, 1e5))
-    values = assess_plan(small_plan, problem, Baselines(1.0, inf)).to_json(0.0)
+    values = assess_plan(small_plan, problem, Baselines(1.0)).to_json(0.0)
     assert values["lower_bound_s"] is None and values["gap"] is None
     json.dumps(values, allow_nan=False)
+
+
+def test_a_plan_is_compared_with_data_parallelism_of_every_kind() -> None:
+    # A device has room for parameters, gradients and Adam's state of 80 MB of parameters, but not
+    # for 160 MB of activations beside them; with ZeRO-1 it has.
+    work, size = Affine(0.1, 1.0), Affine(0.0, 1e6)
+    layer = LayerCost("block", work, work, work, 10_000_000, saved_bytes=Affine(0.0, 20e6))
+    edges = tuple(Edge(i, i + 1, f"x{i}", size, size) for i in range(7))
+    profile = ModelProfile("hungry", (layer,) * 8, edges, batch_size=4)
+    cluster = Cluster("c", (Host("h", (Device("gpu", 400e6),) * 4, 1e9),))
+    problem = planning_problem(profile, cluster, 4, memory_reserve=0.0)
+    score = make_score(problem)
+    plain, by_block, zero, fsdp = baselines_of(problem, score).rivals
+    assert (plain.iteration_s, plain.to_json()["peak_memory_bytes"]) == (inf, None)
+
+    whole = Plan((Stage(range(8), (0, 1, 2, 3), (1,) * 4),), 1, 4, "1f1b")
+    blocks = simulate_plan(with_recompute(whole, False, by_block=True), profile, cluster)
+    assert by_block.iteration_s == pytest.approx(blocks.iteration_s)
+    assert by_block.peak_memory_bytes == pytest.approx(max(blocks.peak_memory_bytes))
+    divided = simulate_plan(whole, profile, cluster, shard_optimizer=True)
+    assert zero.iteration_s == pytest.approx(divided.iteration_s)
+    assert zero.peak_memory_bytes == pytest.approx(max(divided.peak_memory_bytes))
+    assert rivals_line((plain, zero)) == (
+        f"without a pipeline: data parallelism does not fit; {seconds_text(zero.iteration_s)} by "
+        f"ZeRO-1 (360 MB)"
+    )
+
+    priced = fsdp_price(problem, 4)
+    assert (fsdp.iteration_s, fsdp.peak_memory_bytes) == (
+        priced.iteration_s,
+        priced.peak_memory_bytes,
+    )
+    # FSDP hides a little more, but not enough to be called faster.
+    assert fsdp.iteration_s < zero.iteration_s < fsdp.iteration_s * 1.002
+    assert best_rival((plain, by_block, zero, fsdp)) == zero
+    slower = replace(zero, iteration_s=zero.iteration_s * 1.01)
+    assert best_rival((plain, by_block, slower, fsdp)) == fsdp
+
+    plan = find_plan(problem, "search", score)
+    words = assess_plan(plan, problem, baselines_of(problem, score)).rival_words()
+    factor = zero.iteration_s / score(plan)
+    # A batch of four rows is too small for a pipeline.
+    assert factor < 0.9
+    assert words == (
+        f"data parallelism does not fit, {factor:.2f}x ZeRO-1 (360 MB), which is faster"
+    )
+    slow = Baselines(1.0, (plain, replace(zero, iteration_s=2 * score(plan))))
+    words = assess_plan(plan, problem, slow).rival_words()
+    assert words == "data parallelism does not fit, 2.00x ZeRO-1 (360 MB)"
+    assert best_rival(()) is None

@@ -65,7 +65,7 @@ def parallel(micro_batches: int = 1) -> Plan:
 
 def explained(plan: Plan, profile: ModelProfile, machines: Cluster) -> Explanation:
     problem = problem_of_plan(plan, profile, machines)
-    planned = assess_plan(plan, problem, Baselines(1.0, 1.0), LowerBound(1.0, "a test"))
+    planned = assess_plan(plan, problem, Baselines(1.0), LowerBound(1.0, "a test"))
     found = explain_plan(planned, problem)
     assert sum(s.seconds for s in found.shares) == pytest.approx(planned.prediction.iteration_s)
     return found

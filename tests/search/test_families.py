@@ -19,8 +19,8 @@ from penstock.profile.built_in import packaged
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import family_steps, under_schedule
+from penstock.search.judge import judge_of
 from penstock.search.search import PLANNERS
-from penstock.search.simulated_plans import SimulatedPlans
 from penstock.search.skeletons import load_s, skeletons
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
@@ -137,8 +137,8 @@ def test_what_does_not_fit_in_memory_is_no_answer() -> None:
 
 def searched(problem: PlanningProblem) -> Plan | None:
     """The best plan on equal groups of devices."""
-    simulated = SimulatedPlans(problem, make_score(problem))
-    *_, last = family_steps(simulated, skeletons(problem, ALL), ALL)
+    judge = judge_of(problem, make_score(problem))
+    *_, last = family_steps(judge, skeletons(problem, ALL), ALL)
     return last.plan
 
 

@@ -8,13 +8,8 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.simulated_plans import (
-    SimulatedPlans,
-    climb,
-    joined_stages,
-    moves,
-    swapped_devices,
-)
+from penstock.search.judge import judge_of
+from penstock.search.neighbours import climb, joined_stages, moves, swapped_devices
 from penstock.simulate.score import make_score
 
 
@@ -76,8 +71,8 @@ def test_a_climb_joins_stages_and_exchanges_devices_where_that_is_faster() -> No
     asked = problem()
     score = make_score(asked)
     start = plan_on((2,), (0,), (1,))
-    simulated = SimulatedPlans(asked, score)
-    end, end_s = climb(simulated, start, simulated.simulate(start), 1e6)
+    judge = judge_of(asked, score)
+    end, end_s = climb(judge, start, judge.simulate(start), 1e6)
     assert end_s == score(end) < score(start)
     assert [stage.devices for stage in end.stages] == [(0, 1), (2, 3)]
     # Four micro-batches: 5 layers of a row each, 3 s a layer, on devices of twice the speed.

@@ -13,7 +13,7 @@ from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import find_plan
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.search.search import on_whole_hosts, packed, preferred, scatter
+from penstock.search.preference import on_whole_hosts, packed, preferred, scatter
 from penstock.simulate.score import make_score
 
 

@@ -15,8 +15,9 @@ from penstock.errors import Infeasible
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.profile.find import find_profile
+from penstock.search.judge import judge_of
+from penstock.search.neighbours import climb, moves
 from penstock.search.search import search_steps
-from penstock.search.simulated_plans import SimulatedPlans, climb, moves
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9
@@ -27,10 +28,10 @@ ROUNDING = 1e-9
 def test_a_climb_never_ends_below_its_start(problem: PlanningProblem):
     score = make_score(problem)
     plan = next(every_plan(problem, tuple(range(len(problem.cluster.devices)))))
-    simulated = SimulatedPlans(problem, score)
-    start_s = simulated.simulate(plan)
-    end, end_s = climb(simulated, plan, start_s, 20_000)
-    assert end_s == score(end) == simulated.best_s <= start_s
+    judge = judge_of(problem, score)
+    start_s = judge.simulate(plan)
+    end, end_s = climb(judge, plan, start_s, 20_000)
+    assert end_s == score(end) == judge.best_s <= start_s
     assert end.global_batch == problem.global_batch
 
 

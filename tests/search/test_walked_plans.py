@@ -4,15 +4,16 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from numpy.random import default_rng
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.planning_problem import schedules_named
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.search import simulate_other_orders
-from penstock.search.simulated_plans import SimulatedPlans
-from penstock.search.walked_plans import quick_s, simulate_walked
+from penstock.search.judge import judge_of
+from penstock.search.search import improve_leaders, simulate_other_orders
+from penstock.search.walked_plans import moved_cut, quick_s, simulate_walked
 from penstock.simulate.score import make_score
 
 SAVED, STATE = 100.0, 40.0
@@ -38,10 +39,8 @@ def plan_of(*widths: int) -> Plan:
 
 
 def quick(asked: PlanningProblem, plan: Plan, split: tuple[str, ...] = ()) -> float:
-    score = make_score(replace(asked, schedules=(*asked.schedules, *split)))
-    simulated = SimulatedPlans(replace(asked, schedules=(*asked.schedules, *split)), score)
-    own = SimulatedPlans(asked, score, simulated.seconds)
-    return quick_s(own, simulated, plan, split)
+    every = replace(asked, schedules=(*asked.schedules, *split))
+    return quick_s(judge_of(every, make_score(every)), plan, split)
 
 
 def test_a_plan_without_room_for_depth_is_tried_with_recompute() -> None:
@@ -59,21 +58,52 @@ def test_a_plan_is_tried_under_a_schedule_with_split_backwards() -> None:
 
 def test_the_fastest_plan_of_a_walk_is_found_and_simulated_at_other_depths() -> None:
     asked = problem(messages=10.0)
-    simulated = SimulatedPlans(asked, make_score(asked))
+    judge = judge_of(asked, make_score(asked))
     plans = [plan_of(1, 3), plan_of(2, 2), plan_of(3, 1)]
-    simulate_walked(simulated, simulated, plans, (), 0)
-    assert simulated.best is not None
-    assert [len(stage.layers) for stage in simulated.best.stages] == [2, 2]
-    tried = {plan.in_flight_limit for plan in simulated.seconds if len(plan.stages[0].layers) == 2}
+    simulate_walked(judge, plans, (), 0)
+    _, best = judge.best_of(asked.schedules)
+    assert best is not None
+    assert [len(stage.layers) for stage in best.stages] == [2, 2]
+    tried = {plan.in_flight_limit for plan in judge.seconds if len(plan.stages[0].layers) == 2}
     assert {(), (8, 4), (3, 1)} <= tried
 
 
 @pytest.mark.parametrize("widths", [(2, 2), (1, 3)])
 def test_the_best_plan_gets_every_order_that_is_searched_for(widths: tuple[int, ...]) -> None:
     asked = replace(problem(messages=10.0), schedules=schedules_named("1f1b,list,zero-bubble"))
-    simulated = SimulatedPlans(asked, make_score(asked))
+    judge = judge_of(asked, make_score(asked))
     plan = plan_of(*widths)
-    before_s = simulated.simulate(plan)
-    simulate_other_orders(simulated)
-    assert simulated.best_s < before_s
-    assert {one.schedule for one in simulated.seconds} == {"1f1b", "list", "zero-bubble"}
+    before_s = judge.simulate(plan)
+    simulate_other_orders(judge)
+    assert judge.best_s < before_s
+    assert {one.schedule for one in judge.seconds} == {"1f1b", "list", "zero-bubble"}
+
+
+def test_other_cuts_leave_every_stage_a_layer_and_its_devices() -> None:
+    plan, generator, seen = plan_of(1, 2, 1), default_rng(0), set[tuple[int, ...]]()
+    for _ in range(60):
+        plan = moved_cut(plan, generator)
+        assert [stage.devices for stage in plan.stages] == [(0,), (1,), (2,)]
+        seen.add(tuple(len(stage.layers) for stage in plan.stages))
+    assert seen == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}
+
+
+def test_what_leads_at_the_end_is_tried_under_the_other_schedules_with_other_cuts() -> None:
+    asked = replace(problem(), schedules=schedules_named("1f1b,zb-h1"))
+    judge = judge_of(asked, make_score(asked))
+    before_s = judge.simulate(plan_of(1, 3))
+    steps = list(improve_leaders(judge, []))
+    _, best = judge.best_of(asked.schedules)
+    assert best is not None and best.schedule == "zb-h1"
+    assert [len(stage.layers) for stage in best.stages] == [2, 2]
+    assert steps[-1].seconds <= before_s and judge.best_s < before_s
+
+
+def test_a_plan_of_a_planner_is_tried_under_every_schedule_however_slow_it_is() -> None:
+    asked = replace(problem(), schedules=schedules_named("1f1b,zb-h1,list"))
+    judge = judge_of(asked, make_score(asked))
+    judge.simulate(plan_of(2, 2))
+    slow = plan_of(1, 3)
+    list(improve_leaders(judge, [slow]))
+    tried = {one.schedule for one in judge.seconds if one.stages == slow.stages}
+    assert "zb-h1" in tried

@@ -185,7 +185,7 @@ def usual_schedule(layout: PipelineLayout) -> str:
 
 def recompute_notes(plan: Plan) -> tuple[str, ...]:
     """What to do about stages that recompute their activations, if any do."""
-    stages = [i for i, stage in enumerate(plan.stages) if stage.recompute]
+    stages = [i for i, stage in enumerate(plan.stages) if stage.recompute or stage.by_block]
     if not stages:
         return ()
     return (

@@ -15,6 +15,7 @@ from penstock.command_line.options import (
     MaxStages,
     MemoryReserve,
     MicroBatch,
+    Optimizer,
     Out,
     Pins,
     Plugins,
@@ -60,6 +61,7 @@ def compare(
     ] = "",
     schedules: ForcedSchedules = "auto",
     recompute: Recompute = "auto",
+    optimizer: Optimizer = "adamw",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,
     time_limit: Annotated[
@@ -83,7 +85,7 @@ def compare(
     -o writes the result as JSON.
     """
     collect_garbage_rarely()
-    from penstock.plan.pins import read_pins
+    from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
@@ -100,22 +102,18 @@ def compare(
         batch,
         micro_batch_size=micro_batch,
         recompute=recompute,
+        optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,
-        pins=read_pins(pin or ()),
+        pins=pin or (),
     )
     terminal.note(other_kinds_words(problem.profile, problem.cluster))
     asked, orders = names_in(planners), schedules_in(schedules)
     check_names(asked, orders)
+    wanted = Wanted(explain or picture.endswith(".html"), bool(picture), time_limit)
     with planning_progress(terminal) as progress:
-        lines = compared_lines(
-            problem,
-            asked,
-            orders,
-            Wanted(explain or picture.endswith(".html"), bool(picture), time_limit),
-            progress,
-        )
-    words = explained(lines) if explain or picture.endswith(".html") else []
+        lines = compared_lines(problem, asked, orders, wanted, progress)
+    words = explained(lines) if wanted.explanation else []
     values: dict[str, object] = {"rows": [line.to_json(explain) for line in lines]}
     if explain:
         values["why"] = reasons_of(lines)
@@ -131,7 +129,7 @@ def compare(
 
 
 def check_places(out: str, picture: str, csv: str) -> None:
-    """Raise `BadInput` for places that cannot be written to, or whose endings mislead."""
+    """Raise `BadInput` unless the files can be written, and hold what their names say."""
     from penstock.document import check_place
     from penstock.report.compare_picture import check_picture_path
 
@@ -297,6 +295,7 @@ def line_text(line: ComparedLine) -> str:
 def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
     """The fastest plan, the lower bound that all gaps refer to, and what proves it."""
     from penstock.planning.assessment import PlannedPipeline
+    from penstock.planning.rivals import rivals_line
     from penstock.words import seconds_text
 
     planned = lines[0].comparison.outcome
@@ -305,7 +304,8 @@ def bound_lines(lines: Sequence[ComparedLine]) -> list[str]:
     argument = f": {planned.bound.argument}" if planned.bound.argument else ""
     covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
     bound = f"no plan takes less than {seconds_text(planned.lower_bound_s)}{covers}{argument}"
-    return [line_text(lines[0]), bound, *reserve_lines(planned.memory_reserve), ""]
+    rivals = rivals_line(planned.baselines.rivals)
+    return [line_text(lines[0]), bound, rivals, *reserve_lines(planned.memory_reserve), ""]
 
 
 def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:

@@ -16,6 +16,7 @@ __all__ = [
     "MemoryReserve",
     "MicroBatch",
     "NoVerify",
+    "Optimizer",
     "Out",
     "Pins",
     "PlanPath",
@@ -84,9 +85,21 @@ MemoryReserve: TypeAlias = Annotated[
     float,
     Option(metavar="R", help="Share of each device's memory that the plan leaves free."),
 ]
+Optimizer: TypeAlias = Annotated[
+    str,
+    Option(
+        metavar="NAME",
+        help="What the optimizer keeps: adamw, adamw-fp32, adamw8bit, sgd, or its bytes of state "
+        "for each byte of parameters.",
+    ),
+]
 Recompute: TypeAlias = Annotated[
-    Literal["auto", "on", "off"],
-    Option(help="Activation checkpointing: where needed, everywhere, or nowhere."),
+    Literal["auto", "stage", "on", "blocks", "off"],
+    Option(
+        help="Activation checkpointing. 'auto': where needed, of whole stages or by block; "
+        "'stage': where needed, of whole stages; 'on': of every whole stage; 'blocks': by block, "
+        "on every stage; 'off': none."
+    ),
 ]
 ScheduleNames: TypeAlias = Annotated[
     str,
@@ -133,11 +146,23 @@ TensorParallel: TypeAlias = Annotated[
         "say what they divide.",
     ),
 ]
+
+
+def read_pins(given: list[str] | None) -> list[str] | None:
+    """The pins, with those of files in place of the files."""
+    if not given:
+        return given
+    from penstock.plan import pins
+
+    return [*pins.read_pins(given)]
+
+
 Pins: TypeAlias = Annotated[
     list[str] | None,
     Option(
         "--pin",
         metavar="PIN",
+        callback=read_pins,
         help="Fix a part of the plan, such as 'lm_head: alone', 'stages: 4' or "
         "'blocks.0: stage 0'; or a TOML file with the table [pins]. Repeatable.",
     ),

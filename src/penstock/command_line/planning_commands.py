@@ -14,6 +14,7 @@ from penstock.command_line.options import (
     MaxStages,
     MemoryReserve,
     MicroBatch,
+    Optimizer,
     Out,
     Pins,
     Plugins,
@@ -30,6 +31,7 @@ from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
+    from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import PlannedPipeline
 
 __all__ = ["plan"]
@@ -44,6 +46,7 @@ def plan(
     planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
     schedule: ScheduleNames = "auto",
     recompute: Recompute = "auto",
+    optimizer: Optimizer = "adamw",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,
     tensor_parallel: TensorParallel = "",
@@ -63,21 +66,19 @@ def plan(
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
     from penstock.bounds.lower_bound import lower_bound
-    from penstock.document import check_place
-    from penstock.plan.pins import read_pins
+    from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.answers import TimeLimit
+    from penstock.planning.answers import find_plan
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
-    from penstock.planning.tensor_groups import planned_in_groups, sizes_of, without_groups
+    from penstock.planning.tensor_groups import on_groups, sizes_of, without_groups
     from penstock.search.search import PLANNERS
     from penstock.simulate.score import make_score
 
     terminal = Terminal(as_json, quiet)
     member_named(PLANNERS, planner, "planner")
-    for place in filter(None, (out, csv)):
-        check_place(place)
+    terminal.check_places(out, csv)
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     problem = planning_problem(
@@ -88,19 +89,21 @@ def plan(
         planner=planner,
         schedule=schedule,
         recompute=recompute,
+        optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,
-        pins=read_pins(pin or ()),
+        pins=pin or (),
     )
     terminal.note(other_kinds_words(costs, machines))
     sizes = sizes_of(tensor_parallel)
     with planning_progress(terminal) as progress:
         start_s, score = perf_counter(), make_score(problem)
         progress.bound_s = (bound := lower_bound(problem)).seconds
-        # The bound takes a part of the time, but leaves the planners half of it.
-        left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
-        limit = TimeLimit(left_s, perf_counter) if time_limit else None
-        found, own = planned_in_groups(problem, planner, score, sizes, limit, progress.show_step)
+        limit = limit_left(time_limit, start_s)
+        found = find_plan(
+            problem, planner, score, sizes=sizes, limit=limit, on_step=progress.show_step
+        )
+        found, own = on_groups(found, problem)
         planning_s = perf_counter() - start_s
         bound = bound if own is problem else lower_bound(own)
         baselines = baselines_of(problem, score)
@@ -114,6 +117,14 @@ def plan(
     values = {**planned.to_json(planning_s), **more}
     show_planned(terminal, planned, costs, own.cluster, values, words)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
+
+
+def limit_left(time_limit: float, start_s: float) -> "TimeLimit | None":
+    """The time for the planners: the bound took a part of it, but leaves them half."""
+    from penstock.planning.answers import TimeLimit
+
+    left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
+    return TimeLimit(left_s, perf_counter) if time_limit else None
 
 
 def explained(

@@ -12,7 +12,7 @@ from penstock.command_line.terminal import Terminal
 from penstock.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from penstock.search.simulated_plans import SearchStep
+    from penstock.search.judge import SearchStep
 
 __all__ = ["PlanningProgress", "planning_progress"]
 

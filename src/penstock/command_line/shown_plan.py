@@ -89,10 +89,7 @@ def headline(planned: "PlannedPipeline") -> list[str]:
         f"bubble {percent_text(prediction.bubble)}",
         f"{planned.speedup_over_one_device:.2f}x one device",
     ]
-    if isfinite(planned.speedup_over_data_parallel):
-        parts.append(f"{planned.speedup_over_data_parallel:.2f}x data parallelism")
-    else:
-        parts.append("data parallelism does not fit")
+    parts.append(planned.rival_words())
     lines = [
         f"{plan.planner}: {plan_words(plan)}",
         ", ".join(parts),

@@ -10,6 +10,7 @@ from typer import Option
 from penstock.command_line.options import (
     AsJson,
     Csv,
+    Optimizer,
     Out,
     PlanPath,
     PlansCluster,
@@ -68,6 +69,7 @@ def simulate(
     device: DeviceSpeeds = None,
     micro_batches: MicroBatches = 0,
     schedule: Annotated[str, Option(metavar="NAME", help="What if: another schedule.")] = "",
+    optimizer: Optimizer = "",
     iterations: Iterations = 1,
     optimizer_sync: Annotated[
         Literal["before", "after"],
@@ -88,9 +90,9 @@ def simulate(
 ) -> None:
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
-    from penstock.document import check_place
     from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
+    from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan
     from penstock.planning.what_if import play, play_changed, read_what_if
@@ -98,15 +100,15 @@ def simulate(
 
     terminal, files = Terminal(as_json, quiet), TimelineFiles(out, trace, picture)
     files.check()
-    if csv:
-        check_place(csv)
+    terminal.check_places(csv)
     asked = read_what_if(link_bandwidth, link_latency, device or (), micro_batches, schedule)
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
+    state = optimizer_state(optimizer) if optimizer else inputs.optimizer_state
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     terminal.note(other_kinds_words(costs, machines))
     start_s = perf_counter()
-    before = play(given, costs, machines, iterations, optimizer_sync, inputs.memory_reserve)
+    before = play(given, costs, machines, iterations, optimizer_sync, inputs.memory_reserve, state)
     after = play_changed(before, asked) if asked.words else before
     values = values_of(before, after, asked.words, perf_counter() - start_s)
     if timeline:

@@ -14,7 +14,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, PlanningProblem
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import schedules_named
-from penstock.planning.tensor_groups import on_groups, on_ranks, planned_in_groups, without_groups
+from penstock.planning.tensor_groups import on_groups, on_ranks, without_groups
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.micro_batches import check_runnable
@@ -62,6 +62,7 @@ def training_problem(
     return replace(
         problem_of(job, profile, cluster),
         schedules=schedules_named(request.schedule, request.planner, norms=profile.has_norms),
+        blocks="allowed",
         memory_reserve=request.memory_reserve,
         as_fast=AS_FAST,
     )
@@ -80,7 +81,7 @@ def new_plan(
     """
     problem = training_problem(job, request, profile, cluster)
     sizes = job.tensor_parallel.ranks
-    return planned_in_groups(problem, request.planner, make_score(problem), sizes, limit)[0]
+    return find_plan(problem, request.planner, make_score(problem), sizes=sizes, limit=limit)
 
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "device_memory_bytes",
     "estimate_s",
     "leanest_schedule",
+    "memory_of_rows",
     "norms_s",
     "peak_memory_bytes",
     "rows_by_speed",
@@ -112,9 +113,11 @@ class RunCosts:
     state_bytes: float
 
 
-def run_costs(problem: PlanningProblem, layers: range, rows: int) -> RunCosts:
-    """The costs of a run of layers."""
-    profile = problem.profile
+def run_costs(
+    problem: PlanningProblem, layers: range, rows: int, by_block: bool = False
+) -> RunCosts:
+    """The costs of a run of layers; ``by_block`` as in `ModelProfile.by_block`."""
+    profile = problem.profile.by_block if by_block else problem.profile
 
     def computed() -> RunCosts:
         run = profile.layers[layers.start : layers.stop]
@@ -130,18 +133,18 @@ def run_costs(problem: PlanningProblem, layers: range, rows: int) -> RunCosts:
             state_bytes=profile.parameter_bytes(layers) * copies + buffers,
         )
 
-    return recalled(known_runs(problem), (layers.start, layers.stop, rows), computed)
+    return recalled(known_runs(problem), (layers.start, layers.stop, rows, by_block), computed)
 
 
 @remembered
-def known_runs(_: PlanningProblem) -> dict[tuple[int, int, int], RunCosts]:
-    """The costs of runs that were computed before, by their ends and rows."""
+def known_runs(_: PlanningProblem) -> dict[tuple[int, int, int, bool], RunCosts]:
+    """The costs of runs that were computed before, by their ends, rows, and whether by block."""
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class StageSeconds:
-    """Seconds of a micro-batch on the slowest replica of a stage, without recompute.
+    """Seconds of a micro-batch on the slowest replica, with recompute only if it is by block.
 
     ``whole_s`` may be less than forward plus backward, because different replicas may be slowest in
     the two. ``weight_s`` is the weights' half of the backward, ``after_s`` what follows the last
@@ -162,7 +165,8 @@ def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
     def computed() -> StageSeconds:
         devices = [cluster.devices[device] for device in stage.devices]
         kinds = {(rows, d.speed) for d, rows in zip(devices, stage.slices, strict=True)}
-        runs = [(run_costs(problem, stage.layers, rows), speed) for rows, speed in kinds]
+        again = stage.by_block
+        runs = [(run_costs(problem, stage.layers, rows, again), speed) for rows, speed in kinds]
         crowded = crowding(cluster, stage.devices)
         there_s, back_s = norms_s(problem, stage)
         size_bytes = profile.parameter_bytes(stage.layers)
@@ -176,7 +180,8 @@ def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
             after_s=all_reduce_s(cluster, stage.devices, size_bytes) + step_s,
         )
 
-    key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices)
+    layers = stage.layers
+    key = (layers.start, layers.stop, stage.devices, stage.slices, stage.by_block)
     return recalled(known_stages(problem), key, computed)
 
 
@@ -193,7 +198,8 @@ def norms_s(problem: PlanningProblem, stage: Stage) -> tuple[float, float]:
     layers = problem.profile.layers[stage.layers.start : stage.layers.stop]
     norms = sum(layer.norms for layer in layers)
     channels = sum(layer.norm_channels for layer in layers)
-    return norm_sums_s(problem.cluster, stage.devices, norms, channels)
+    there_s, back_s = norm_sums_s(problem.cluster, stage.devices, norms, channels)
+    return there_s, back_s + (there_s if stage.by_block else 0.0)
 
 
 def crossing_bytes(profile: ModelProfile, cut: int, of: Callable[[Edge], Affine]) -> Affine:
@@ -241,15 +247,23 @@ def known_transfers(_: PlanningProblem) -> dict[tuple[object, ...], Transfer]:
 
 
 def device_memory_bytes(
-    problem: PlanningProblem, layers: range, rows: int, *, in_flight: int, recompute: bool
+    problem: PlanningProblem,
+    layers: range,
+    rows: int,
+    *,
+    in_flight: int,
+    recompute: bool = False,
+    by_block: bool = False,
 ) -> float:
     """Peak bytes of a device that holds ``layers`` and computes ``rows`` rows of a micro-batch.
 
     parameters + gradients + optimizer state + buffers + workspace of the hungriest layer
       + in flight * saved                                     (all kept, or only one in flight)
       + (in flight - 1) * stage inputs + max(saved, inputs)   (recompute)
+
+    With ``by_block`` a layer saves what it reads (`ModelProfile.by_block`).
     """
-    run = run_costs(problem, layers, rows)
+    run = run_costs(problem, layers, rows, by_block)
     held = run.state_bytes + run.workspace_bytes
     if recompute and in_flight > 1:
         inputs = (in_flight - 1) * run.input_bytes
@@ -259,15 +273,23 @@ def device_memory_bytes(
 
 def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
     """Peak bytes of every device of ``plan``, in the order of ``plan.devices``."""
-    peaks: list[float] = []
-    for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True):
-        peaks += [
-            device_memory_bytes(
-                problem, stage.layers, rows, in_flight=in_flight, recompute=stage.recompute
-            )
-            for rows in stage.slices
-        ]
-    return tuple(peaks)
+    return tuple(
+        memory_of_rows(problem, stage, rows, in_flight)
+        for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True)
+        for rows in stage.slices
+    )
+
+
+def memory_of_rows(problem: PlanningProblem, stage: Stage, rows: int, in_flight: int) -> float:
+    """`device_memory_bytes` of a replica of ``stage`` that computes so many rows."""
+    return device_memory_bytes(
+        problem,
+        stage.layers,
+        rows,
+        in_flight=in_flight,
+        recompute=stage.recompute,
+        by_block=stage.by_block,
+    )
 
 
 def depths_of(plan: Plan) -> tuple[int, ...]:

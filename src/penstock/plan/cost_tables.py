@@ -23,7 +23,7 @@ from penstock.core.native import (
     RunCosts,
 )
 from penstock.plan.cost import crowding
-from penstock.plan.problem import PlanningProblem
+from penstock.plan.problem import PlanningProblem, in_blocks
 from penstock.plan.run_tables import Floats, RunTables, run_tables, workspace_table
 from penstock.profile.model_profile import Affine
 
@@ -62,6 +62,11 @@ class ChainCosts:
     def runs_in_core(self) -> RunCosts:
         """The same for the core."""
         return runs_in_core(self.runs)
+
+    @cached_property
+    def by_block(self) -> "ChainCosts":
+        """The same where all stages recompute by block."""
+        return ChainCosts(in_blocks(self.problem), self.cuts)
 
     @property
     def layers(self) -> int:

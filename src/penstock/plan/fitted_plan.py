@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from penstock.plan.cost import depths_of, device_memory_bytes
+from penstock.plan.cost import depths_of, memory_of_rows
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import ModelProfile
@@ -41,13 +41,21 @@ def plan_fits(problem: PlanningProblem, plan: Plan) -> bool:
 
 
 def with_needed_recompute(problem: PlanningProblem, plan: Plan) -> Plan:
-    """The plan with recompute where the problem requires it, or a stage does not fit without it."""
-    least, most = min(problem.recompute_choices), max(problem.recompute_choices)
+    """The plan with recompute where the problem requires it, or a stage does not fit without it.
+
+    Of what a stage may do it does the first that fits, or else the last: keep its activations,
+    recompute as a whole, recompute by block.
+    """
     stages: list[Stage] = []
     for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True):
-        kept = replace(stage, recompute=least)
-        enough = least == most or stage_fits(problem, kept, in_flight)
-        stages.append(kept if enough else replace(stage, recompute=most))
+        choices = [
+            replace(stage, recompute=recompute, by_block=False)
+            for recompute in problem.recompute_choices
+        ]
+        if problem.allows_blocks:
+            choices.append(replace(stage, recompute=False, by_block=True))
+        fitting = (one for one in choices[:-1] if stage_fits(problem, one, in_flight))
+        stages.append(next(fitting, choices[-1]))
     return replace(plan, stages=tuple(stages))
 
 
@@ -55,10 +63,7 @@ def stage_fits(problem: PlanningProblem, stage: Stage, in_flight: int) -> bool:
     """Whether all devices of a stage have the memory for so many micro-batches in flight."""
     limits = [problem.cluster.devices[device].memory_bytes for device in stage.devices]
     return all(
-        device_memory_bytes(
-            problem, stage.layers, rows, in_flight=in_flight, recompute=stage.recompute
-        )
-        <= limit
+        memory_of_rows(problem, stage, rows, in_flight) <= limit
         for rows, limit in set(zip(stage.slices, limits, strict=True))
     )
 

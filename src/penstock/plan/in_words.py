@@ -25,10 +25,13 @@ def plan_words(plan: Plan, device: str = "device") -> str:
     words = parallel_words(plan, device)
     if len(plan.device_groups) > 1:
         words.append(plan.schedule)
-    again = sum(stage.recompute for stage in plan.stages)
-    if again:
-        where = "" if again == len(plan.stages) else f" in {again}"
-        words.append(f"activations recomputed{where}")
+    for how, again in (
+        ("", sum(stage.recompute for stage in plan.stages)),
+        (" by block", sum(stage.by_block for stage in plan.stages)),
+    ):
+        if again:
+            where = "" if again == len(plan.stages) else f" in {again}"
+            words.append(f"activations recomputed{how}{where}")
     return f"{', '.join(words)}; {micro_batch_words(plan)}"
 
 

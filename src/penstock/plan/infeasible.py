@@ -11,8 +11,9 @@ from penstock.plan.cost_tables import ChainCosts, whole_chain
 from penstock.plan.leanest import device_orders, leanest
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
+from penstock.schedule.registry import FAMILIES
 
-__all__ = ["infeasible", "size_text"]
+__all__ = ["ONE_STAGE_PLANNERS", "infeasible", "size_text"]
 
 ONE_STAGE_PLANNERS = ("single-device", "data-parallel")
 
@@ -37,8 +38,16 @@ def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
     like the last).
     """
     chain = whole_chain(problem)
+    known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
+    asked, problem = problem.schedules, replace(problem, schedules=known or ("1f1b",))
     if fitting := first_fitting(problem, chain):
-        return planner_too_narrow(problem, planner, fitting)
+        if known:
+            return planner_too_narrow(problem, planner, fitting)
+        return Infeasible(
+            f"planner '{planner}' finds no plan that fits under schedule {', '.join(asked)}, "
+            f"though {len(fitting.stages)} stages with micro-batches of "
+            f"{fitting.micro_batch_size} would under '1f1b'; allow schedule '1f1b'"
+        )
     remedies: dict[str, str] = {}
     for relaxation in relaxations(problem):
         if relaxation.kind not in remedies and first_fitting(relaxation.problem, chain):
@@ -71,7 +80,10 @@ def planner_too_narrow(problem: PlanningProblem, planner: str, fitting: Plan) ->
     layers, devices = range(len(problem.profile.layers)), problem.cluster.devices
     largest = max(devices, key=lambda device: device.memory_bytes)
     rows = ceil(min(problem.micro_batch_sizes) / len(devices))
-    needed = device_memory_bytes(problem, layers, rows, in_flight=1, recompute=False)
+    needed = min(
+        device_memory_bytes(problem, layers, rows, in_flight=1, by_block=by_block)
+        for by_block in {False, problem.allows_blocks}
+    )
     return Infeasible(
         f"planner '{planner}' finds no plan that fits: all layers on one device need "
         f"{size_text(needed)} even for {rows} samples, and {room_text(largest)}; use planner "
@@ -81,8 +93,11 @@ def planner_too_narrow(problem: PlanningProblem, planner: str, fitting: Plan) ->
 
 def relaxations(problem: PlanningProblem) -> Iterator[Allowance]:
     """Each single change that a user could allow, the smallest of its kind first."""
+    freer = replace(problem, recompute="auto", blocks="allowed")
     if problem.recompute == "off":
-        yield Allowance("recompute", "allow recompute", replace(problem, recompute="auto"))
+        yield Allowance("recompute", "allow recompute", freer)
+    elif freer != problem:
+        yield Allowance("recompute", "allow recompute by block (--recompute auto)", freer)
     if "1f1b" not in problem.schedules:
         yield Allowance("schedule", "allow schedule '1f1b'", replace(problem, schedules=("1f1b",)))
     most_stages = min(len(problem.cluster.devices), len(problem.profile.layers))
@@ -118,9 +133,7 @@ def least_memory_bytes(problem: PlanningProblem, chain: ChainCosts) -> float:
     """The least memory of every device with which a plan fits, to within a hundredth of itself."""
     layers, rows = range(len(problem.profile.layers)), min(problem.micro_batch_sizes)
     least, most = 0.0, 1.0
-    most += device_memory_bytes(
-        problem, layers, rows, in_flight=problem.global_batch, recompute=False
-    )
+    most += device_memory_bytes(problem, layers, rows, in_flight=problem.global_batch)
     while most - least > most / 100:
         middle = (least + most) / 2
         fits = leanest(problem, chain, with_memory(problem, middle))

@@ -33,13 +33,14 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class StageEntry(Entry):
     """One stage: ``layers`` is the half-open range ``[lo, hi)``.
 
-    ``recompute`` is true for all of them, false for none, or a list of single ones.
+    ``recompute`` is true for all of them, false for none, "blocks" for all by block, or a list of
+    single ones.
     """
 
     layers: list[int]
     devices: list[int]
     slices: list[int]
-    recompute: bool | list[int] = False
+    recompute: bool | Literal["blocks"] | list[int] = False
 
 
 class CostEntry(Entry):
@@ -113,11 +114,13 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
         raise BadInput(f"{path}: {error}") from None
 
 
-def recompute_of(entry: StageEntry) -> tuple[bool, tuple[int, ...]]:
-    """Whether a stage recomputes, and which layers where not all."""
+def recompute_of(entry: StageEntry) -> tuple[bool, tuple[int, ...], bool]:
+    """Whether a stage recomputes, which layers where not all, and whether by block."""
+    if entry.recompute == "blocks":
+        return False, (), True
     if isinstance(entry.recompute, bool):
-        return entry.recompute, ()
-    return bool(entry.recompute), tuple(entry.recompute)
+        return entry.recompute, (), False
+    return bool(entry.recompute), tuple(entry.recompute), False
 
 
 def plan_to_json(plan: Plan) -> dict[str, Json]:
@@ -147,7 +150,9 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
                 "layers": [stage.layers.start, stage.layers.stop],
                 "devices": list(stage.devices),
                 "slices": list(stage.slices),
-                "recompute": list(stage.recompute_layers) or stage.recompute,
+                "recompute": "blocks"
+                if stage.by_block
+                else list(stage.recompute_layers) or stage.recompute,
             }
             for stage in plan.stages
         ],

@@ -223,11 +223,23 @@ def stage_of(
     layers, places = run
     rows = split_rows(min(problem.micro_batch_sizes), [devices[i].speed for i in places])
     end = np.array([layers.stop])
-    keeps_all = problem.recompute != "on" and all(
-        fitting(problem, chain, (count, devices[i].memory_bytes), depth, end)[0][layers.start, 0]
-        for i, count in zip(places, rows, strict=True)
-    )
-    return Stage(layers, tuple(places), rows, recompute=not keeps_all)
+    ways = [
+        [bool(fits[layers.start, 0]) for fits in fitting(problem, chain, load, depth, end)]
+        for load in {(n, devices[i].memory_bytes) for i, n in zip(places, rows, strict=True)}
+    ]
+    first = [all(way) for way in zip(*ways, strict=True)].index(True)
+    whole, by_block = ways_to_recompute(problem, depth)[first]
+    return Stage(layers, tuple(places), rows, recompute=whole, by_block=by_block)
+
+
+def ways_to_recompute(problem: PlanningProblem, depth: int) -> list[tuple[bool, bool]]:
+    """Whether a stage recomputes as a whole, and by block: what is allowed, and saves memory."""
+    ways = [(problem.recompute == "on", False)]
+    if problem.recompute == "auto" and depth > 1:
+        ways.append((True, False))
+    if problem.allows_blocks:
+        ways.append((False, True))
+    return ways
 
 
 def reach(
@@ -252,9 +264,9 @@ def runs_that_fit(
     """Whether the layers from each first layer (rows) to each end (columns) fit on a window."""
     layers = len(problem.profile.layers)
     real = np.minimum(ends, layers)
-    fits = np.logical_and.reduce(
-        [np.logical_or.reduce(fitting(problem, chain, one, depth, real)) for one in sorted(load)]
-    )
+    # All devices of a stage do the same.
+    ways = zip(*(fitting(problem, chain, one, depth, real) for one in sorted(load)), strict=True)
+    fits = np.logical_or.reduce([np.logical_and.reduce(way) for way in ways])
     return fits & (np.arange(layers + 1)[:, None] < real) & (ends <= layers)
 
 
@@ -265,7 +277,7 @@ def fitting(
     depth: int,
     ends: Integers,
 ) -> list[NDArray[np.bool_]]:
-    """Which runs to ``ends`` fit with all kept, and which with recompute, as far as allowed.
+    """Which runs to ``ends`` fit in each of the `ways_to_recompute`.
 
     ``load`` are the rows of a device and its bytes of memory. The formula is that of
     `penstock.plan.cost.device_memory_bytes`.
@@ -274,12 +286,16 @@ def fitting(
     tables = chain.runs
     saved = runs_at(tables.saved, rows)[:, ends]
     held = tables.held[:, ends] + chain.workspace(rows)[:, ends]
-    kept = held + depth * saved <= memory_bytes
-    if problem.recompute == "off" or depth == 1:
-        return [kept]
-    inputs = at(tables.inputs[:, :, ends], rows)
-    lean = held + (depth - 1) * inputs + np.maximum(saved, inputs) <= memory_bytes
-    return [lean] if problem.recompute == "on" else [kept, lean]
+    found: list[NDArray[np.bool_]] = []
+    for whole, by_block in ways_to_recompute(problem, depth):
+        if by_block:
+            found += fitting(chain.by_block.problem, chain.by_block, load, depth, ends)
+        elif whole and depth > 1:
+            inputs = at(tables.inputs[:, :, ends], rows)
+            found.append(held + (depth - 1) * inputs + np.maximum(saved, inputs) <= memory_bytes)
+        else:
+            found.append(held + depth * saved <= memory_bytes)
+    return found
 
 
 def device_orders(problem: PlanningProblem) -> tuple[tuple[int, ...], ...]:

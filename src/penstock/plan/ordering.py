@@ -9,7 +9,14 @@ from penstock.schedule.registry import FAMILIES, known_schedule
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.validate import validate
 
-__all__ = ["NOT_AS_SIMULATED", "order_of", "schedule_refusal", "stage_refusal"]
+__all__ = [
+    "NOT_AS_SIMULATED",
+    "blocks_refusal",
+    "check_blocks",
+    "order_of",
+    "schedule_refusal",
+    "stage_refusal",
+]
 
 
 def order_of(plan: Plan) -> Schedule:
@@ -18,6 +25,7 @@ def order_of(plan: Plan) -> Schedule:
     Raises:
         BadInput: no schedule has the plan's name for it, or it cannot be played on this pipeline.
     """
+    check_blocks(plan)
     family = known_schedule(plan.schedule)
     if family is None:
         raise BadInput(
@@ -28,6 +36,30 @@ def order_of(plan: Plan) -> Schedule:
     schedule = family.make(shape)
     validate(schedule, shape)
     return schedule
+
+
+def blocks_refusal(schedule: str) -> str:
+    """Why stages cannot recompute by block under a schedule, in words; empty if they can.
+
+    >>> blocks_refusal("1f1b"), blocks_refusal("zb-h1")
+    ('', 'splits backwards: each half would need the activations')
+    """
+    family = FAMILIES.get(schedule)
+    if family is None or (family.flushes and not family.splits):
+        return ""
+    if not family.flushes:
+        return "has no flush: the second forward would see other weights"
+    return "splits backwards: each half would need the activations"
+
+
+def check_blocks(plan: Plan) -> None:
+    """Raise `BadInput` where a stage recomputes by block and the schedule does not let it."""
+    by_block = [index for index, stage in enumerate(plan.stages) if stage.by_block]
+    if by_block and (refusal := blocks_refusal(plan.schedule)):
+        raise BadInput(
+            f"stage {by_block[0]} recomputes by block, and schedule '{plan.schedule}' {refusal}; "
+            f"use another schedule, such as '1f1b', or recompute the whole stage"
+        )
 
 
 NOT_AS_SIMULATED = frozenset({"fbp-as"})

@@ -30,8 +30,9 @@ class Stage:
     """A contiguous run of layers on one or more replica devices.
 
     ``slices[i]`` is the number of rows of every micro-batch that ``devices[i]`` computes. With
-    ``recompute``, activations are computed a second time for the backward: those of
-    ``recompute_layers`` if any are named, else those of all layers.
+    ``recompute``, activations are computed a second time before the backward: those of
+    ``recompute_layers`` if any are named, else those of all layers. With ``by_block`` instead, each
+    layer keeps only what it reads, and runs again at the start of its own backward.
     """
 
     layers: range
@@ -39,10 +40,13 @@ class Stage:
     slices: tuple[int, ...]
     recompute: bool = False
     recompute_layers: tuple[int, ...] = ()
+    by_block: bool = False
 
     def __post_init__(self) -> None:
         if self.recompute_layers and not self.recompute:
             object.__setattr__(self, "recompute_layers", ())
+        if self.by_block and self.recompute:
+            object.__setattr__(self, "by_block", False)
 
     @property
     def replicas(self) -> int:
@@ -200,9 +204,12 @@ def with_cut(plan: Plan, stage: int, start: int) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def with_recompute(plan: Plan, recompute: bool) -> Plan:
-    """The plan with recompute on all stages, or on none."""
-    return replace(plan, stages=tuple(replace(s, recompute=recompute) for s in plan.stages))
+def with_recompute(plan: Plan, recompute: bool, *, by_block: bool = False) -> Plan:
+    """The plan with recompute of whole stages, or by block, on all stages; or on none."""
+    return replace(
+        plan,
+        stages=tuple(replace(s, recompute=recompute, by_block=by_block) for s in plan.stages),
+    )
 
 
 def check_plan(plan: Plan) -> None:

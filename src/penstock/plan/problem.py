@@ -2,27 +2,30 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from penstock.cluster.cluster import Cluster, with_memory_reserve
 from penstock.errors import BadInput
+from penstock.plan.ordering import blocks_refusal
 from penstock.plan.pins import Pin
-from penstock.plan.plan import MOST_MICRO_BATCHES, Plan
+from penstock.plan.plan import MOST_MICRO_BATCHES, Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.words import html_table
 
 __all__ = [
     "AS_FAST",
     "MEMORY_RESERVE",
+    "BlockChoice",
     "Planner",
     "PlanningProblem",
     "RecomputeChoice",
     "Score",
     "check_batch",
     "check_speeds",
+    "in_blocks",
     "micro_batch_sizes_of",
     "other_kinds_words",
     "recalled",
@@ -42,6 +45,10 @@ AS_FAST = 0.002
 profiles are no more precise."""
 
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
+"""Whether whole stages recompute: where memory asks for it, all of them, none."""
+
+BlockChoice: TypeAlias = Literal["no", "allowed", "always"]
+"""Whether stages recompute by block: none, where it makes a plan faster or possible, all."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +62,7 @@ class PlanningProblem:
     - ``max_stages``: the most stages; 0 for no bound.
     - ``memory_reserve``: the share of each device's memory that plans leave free. The devices of
       ``cluster`` then have so much less.
-    - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.search`).
+    - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.preference`).
     - ``pins``: parts of the plan that are fixed. The score of a plan that breaks one is infinite.
 
     Raises:
@@ -70,6 +77,7 @@ class PlanningProblem:
     micro_batch_sizes: tuple[int, ...]
     optimizer_bytes_per_parameter_byte: float = 2.0
     recompute: RecomputeChoice = "auto"
+    blocks: BlockChoice = "no"
     schedules: tuple[str, ...] = ("1f1b", "early-backward", "gpipe")
     max_stages: int = 0
     memory_reserve: float = 0.0
@@ -105,6 +113,16 @@ class PlanningProblem:
     def recompute_choices(self) -> tuple[bool, ...]:
         """Whether a stage may keep its activations, recompute them, or either: keeping first."""
         return {"auto": (False, True), "on": (True,), "off": (False,)}[self.recompute]
+
+    @property
+    def allows_blocks(self) -> bool:
+        """Whether a stage may recompute by block, or not, under some schedule."""
+        may = self.recompute == "auto" and self.blocks == "allowed"
+        return may and not all(map(blocks_refusal, self.schedules))
+
+    def profile_of(self, stage: Stage) -> ModelProfile:
+        """The costs of the layers of a stage, which depend on whether it recomputes by block."""
+        return self.profile.by_block if stage.by_block else self.profile
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_reserve < 1:
@@ -142,6 +160,25 @@ class PlanningProblem:
                 f"optimizer_bytes_per_parameter_byte is "
                 f"{self.optimizer_bytes_per_parameter_byte}; it must be finite and >= 0"
             )
+
+
+def in_blocks(problem: PlanningProblem) -> PlanningProblem:
+    """The problem of plans that recompute by block on all stages, as plans that keep everything.
+
+    A planner solves it like any other; `penstock.plan.plan.with_recompute` turns its plans into
+    those meant. Only schedules that can recompute by block are left.
+
+    Raises:
+        BadInput: no schedule can.
+    """
+    able = tuple(name for name in problem.schedules if not blocks_refusal(name))
+    if not able:
+        raise BadInput(
+            f"no stage recomputes by block under schedule {', '.join(problem.schedules)}, which "
+            f"{blocks_refusal(problem.schedules[0])}; allow '1f1b', or use --recompute stage"
+        )
+    profile = problem.profile.by_block
+    return replace(problem, profile=profile, recompute="off", blocks="no", schedules=able)
 
 
 def check_batch(batch: int) -> None:

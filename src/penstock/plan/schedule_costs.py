@@ -52,7 +52,8 @@ def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int
         weight_backward_s=seconds.weight_s,
         transfer_s=transfer_s,
         saved_bytes=kept_bytes(
-            run_costs(problem, stage.layers, stage.slices[replica]), stage.recompute
+            run_costs(problem, stage.layers, stage.slices[replica], stage.by_block),
+            stage.recompute,
         ),
     )
 
@@ -72,7 +73,10 @@ def least_room(
         kinds.setdefault((memory_bytes, tuple(s.slices[replica] for s in stages)), replica)
     rooms: list[tuple[float, float, float, int]] = []
     for (memory_bytes, rows), replica in kinds.items():
-        runs = [run_costs(problem, s.layers, n) for s, n in zip(stages, rows, strict=True)]
+        runs = [
+            run_costs(problem, stage.layers, own, stage.by_block)
+            for stage, own in zip(stages, rows, strict=True)
+        ]
         again = [stage.recompute for stage in stages]
         left = memory_bytes - state
         left -= max(

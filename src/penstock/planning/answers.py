@@ -1,24 +1,34 @@
 """A planner's answer: a plan, found within a time limit where one is given."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 
 from penstock.cluster.cluster import with_boundless_memory
-from penstock.errors import Infeasible
+from penstock.errors import BadInput, Infeasible
 from penstock.plan.cost_tables import whole_chain
-from penstock.plan.infeasible import first_fitting, infeasible
+from penstock.plan.fitted_plan import with_needed_recompute
+from penstock.plan.infeasible import ONE_STAGE_PLANNERS, first_fitting, infeasible
 from penstock.plan.pins import pins_text
-from penstock.plan.plan import Plan
-from penstock.plan.problem import Planner, PlanningProblem, Score
+from penstock.plan.plan import Plan, with_recompute
+from penstock.plan.problem import PlanningProblem, Score, in_blocks
 from penstock.planners.pinned import pinned
 from penstock.planning.planning_problem import member_named
+from penstock.planning.tensor_groups import groupings, plan_with_groups
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
+from penstock.search.judge import Judge, SearchStep
+from penstock.search.neighbours import climb
 from penstock.search.search import PLANNERS, STARTING_PLANNERS, search_steps
-from penstock.search.simulated_plans import SearchStep
-from penstock.simulate.score import make_score
+from penstock.simulate.score import make_score, predict_plan
+
+NEARLY_FULL = 0.5
+"""From this share of a device's memory on, a plan counts as limited by it: a micro-batch more, or
+one twice as large, might not fit."""
+
+ACTIONS_FOR_MIXED = 600_000
+"""Simulated actions for moves among plans of which some stages recompute by block."""
 
 __all__ = ["TimeLimit", "find_plan", "score_until"]
 
@@ -31,47 +41,75 @@ class TimeLimit:
     clock: Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When planning ends, in seconds of a clock."""
+
+    at_s: float
+    clock: Callable[[], float]
+
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self.clock() > self.at_s
+
+
 def find_plan(
     problem: PlanningProblem,
     planner: str,
     score: Score,
     *,
+    sizes: Sequence[int] = (),
     limit: TimeLimit | None = None,
     on_step: Callable[[SearchStep], None] | None = None,
 ) -> Plan:
     """What the planner of that name answers.
 
+    Where stages may recompute by block, plans that do so on all stages are tried if nothing else
+    fits. For `search`, and for plans of one stage, they are also tried if memory is nearly full.
+    `search` then lets each stage recompute as it can.
+
     After the time limit the best plan so far is the answer. At least one plan that fits is found,
-    however long that takes. ``on_step`` is called with every step.
+    however long that takes. ``on_step`` is called with every step. The plan may have tensor groups
+    of the ``sizes``, if any (`plan_with_groups`). All ways to divide the cluster share the time
+    limit equally, and only the steps without groups are told.
+
+    A published planner does not know all schedules. For the others, its plan for the schedules that
+    it knows provides the devices (`penstock.search.families.rescheduled`).
 
     Raises:
-        BadInput: no planner has the name.
+        BadInput: no planner has the name, the profile does not say what a tensor group divides, or
+            a pin names devices where tensor groups are asked for.
         Infeasible: nothing fits; the message says what would. Or no plan of the planner keeps the
             pins.
     """
     member_named(PLANNERS, planner, "planner")
+    if sizes:
+        check_pins_of_groups(problem)
+        ways = sum(1 for _ in groupings(problem.cluster, sizes))
+        part = replace(limit, seconds=limit.seconds / ways) if limit else None
+
+        def find(view: PlanningProblem, own: Score) -> Plan:
+            told = on_step if view is problem else None
+            return find_plan(view, planner, own, limit=part, on_step=told)
+
+        return plan_with_groups(problem, sizes, find).plan
+    until = Deadline(limit.clock() + limit.seconds, limit.clock) if limit else None
     if not problem.pins:
-        return found_plan(problem, planner, score, limit, on_step)
-    found: list[Plan] = []
-    refused = Infeasible("no plan keeps the pins")
-    starts = STARTING_PLANNERS
-    if planner == "search":
-        with suppress(Infeasible):
-            first = pinned(problem, score)
-            found.append(first)
-            starts = {**starts, "pinned": pinned, "pinned, any schedule": planner_of(first)}
+        return answer(problem, planner, score, until, on_step)
     try:
-        found.append(found_plan(problem, planner, score, limit, on_step, starts))
+        return answer(problem, planner, score, until, on_step)
     except Infeasible as refusal:
-        refused = refusal
-    if not found:
-        raise pins_refused(problem, planner, refused)
-    return min(found, key=score)
+        raise pins_refused(problem, planner, refusal) from None
 
 
-def planner_of(plan: Plan) -> Planner:
-    """The planner that always answers with a plan that is known."""
-    return lambda problem, score: plan
+def check_pins_of_groups(problem: PlanningProblem) -> None:
+    """Raise `BadInput` if a pin names devices, which are groups in plans with tensor groups."""
+    for pin in problem.pins:
+        if pin.devices:
+            raise BadInput(
+                f"pin '{pin.text}' names devices, and with tensor groups a plan's devices are the "
+                f"groups; leave out the pin or --tensor-parallel"
+            )
 
 
 def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) -> Infeasible:
@@ -98,47 +136,153 @@ def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) ->
     )
 
 
-def found_plan(
+def answer(
     problem: PlanningProblem,
     planner: str,
     score: Score,
-    limit: TimeLimit | None,
+    until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
-    starts: Mapping[str, Planner] = STARTING_PLANNERS,
 ) -> Plan:
-    """As `find_plan`; the search improves on the plans of ``starts``.
+    """As `find_plan`, without groups and pins."""
+    if problem.blocks == "always":
+        return by_block(problem, planner, score, until, on_step)
+    found, refusal = list[Plan](), None
+    try:
+        found.append(kept_or_whole(problem, planner, score, until, on_step))
+    except Infeasible as error:
+        refusal = error
+    if not problem.allows_blocks or (found and not may_gain(problem, planner, found[0], score)):
+        if refusal:
+            raise refusal
+        return found[0]
+    with suppress(Infeasible, BadInput):
+        found.append(by_block(problem, planner, score, until, on_step))
+    if not found:
+        raise refusal or infeasible(problem, planner)
+    judge = Judge(problem, problem.schedules, score)
+    for plan in found:
+        judge.simulate(plan)
+        if FAMILIES[plan.schedule].is_planned:
+            judge.simulate(with_needed_recompute(problem, plan))
+    seconds, best = judge.best_of(problem.schedules)
+    if planner == "search" and best and not until:
+        best, _ = climb(judge, best, seconds, ACTIONS_FOR_MIXED)
+    return replace(best or found[0], planner=planner)
 
-    A published planner does not know all schedules. For the others, its plan for the schedules that
-    it knows provides the devices (`penstock.search.families.rescheduled`).
+
+def may_gain(problem: PlanningProblem, planner: str, plan: Plan, score: Score) -> bool:
+    """Whether plans that recompute by block may be faster than ``plan``.
+
+    They can be if memory limits it, and their compute alone would not take longer.
     """
-    others = [name for name in problem.schedules if not FAMILIES[name].is_planned]
-    if planner == "search" or not others:
-        return searched_plan(problem, planner, score, limit, on_step, starts)
+    if planner not in ("search", *ONE_STAGE_PLANNERS):
+        return False
+    layers, speeds = problem.profile.by_block.layers, problem.cluster.devices
+    each_s = sum(layer.forward_s.per_sample + layer.backward_s.per_sample for layer in layers)
+    least_s = problem.global_batch * each_s / sum(device.speed for device in speeds)
+    recomputes = any(stage.recompute for stage in plan.stages)
+    return least_s < score(plan) and (recomputes or is_full(problem, plan))
+
+
+def is_full(problem: PlanningProblem, plan: Plan) -> bool:
+    """Whether a device has less than `NEARLY_FULL` of its memory left."""
+    prediction = predict_plan(problem, plan, with_timeline=False)
+    peaks = zip(prediction.peak_memory_bytes, problem.cluster.devices, strict=True)
+    return any(peak > NEARLY_FULL * device.memory_bytes for peak, device in peaks)
+
+
+def by_block(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    until: Deadline | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """The plan of a planner in which all stages recompute by block (`in_blocks`)."""
+
+    def meant(plan: Plan) -> Plan:
+        return with_recompute(plan, False, by_block=True)
+
+    def shown(step: SearchStep) -> None:
+        if on_step:
+            on_step(replace(step, plan=meant(step.plan) if step.plan else None))
+
+    blocks = in_blocks(problem)
+    return meant(kept_or_whole(blocks, planner, lambda plan: score(meant(plan)), until, shown))
+
+
+def kept_or_whole(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    until: Deadline | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """The answer of a planner without recompute by block."""
+    if planner == "search":
+        return searched_plan(problem, limited(score, until), until, on_step)
+    if on_step:
+        on_step(SearchStep(f"planner {planner}", None, inf))
+    if all(FAMILIES[name].is_planned for name in problem.schedules):
+        return PLANNERS[planner](problem, limited(score, until))
+    return rescheduled_plan(problem, planner, score, until, on_step)
+
+
+def searched_plan(
+    problem: PlanningProblem,
+    score: Score,
+    until: Deadline | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """What `search` answers, or its best plan at the deadline."""
+    best: Plan | None = None
+    starts = dict(STARTING_PLANNERS)
+    if problem.pins:
+
+        def of_any_schedule(_: PlanningProblem, score: Score) -> Plan:
+            return pinned(problem, score)
+
+        starts |= {"pinned": pinned, "pinned, any schedule": of_any_schedule}
+    for step in search_steps(problem, score, starts):
+        best = step.plan
+        if on_step:
+            on_step(step)
+        if until and best is not None and until.is_over():
+            break
+    if best is None:
+        raise infeasible(problem, "search")
+    return best
+
+
+def rescheduled_plan(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    until: Deadline | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """The best plan of a published planner, also under schedules that it does not know."""
+    make = PLANNERS[planner]
     known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
     base = replace(problem, schedules=known or PlanningProblem.schedules)
-    deadline_s = limit.clock() + limit.seconds if limit else inf
-    limited = score_until(score, deadline_s, limit.clock) if limit else score
-    # A plan of a schedule that is not allowed is never an answer, not even when time is up.
-    first_on_step = on_step if known or on_step is None else without_plans(on_step)
     found: list[Plan] = []
     try:
-        first = searched_plan(base, planner, score, limit, first_on_step)
+        first = make(base, limited(score, until))
+        # A plan of a schedule that is not allowed is never an answer, not even when time is up.
         found += [first] if known else []
     except Infeasible:
         wide = replace(base, cluster=with_boundless_memory(base.cluster))
-        first_on_step = without_plans(on_step) if on_step else None
-        if limit:
-            limit = replace(limit, seconds=max(0.0, deadline_s - limit.clock()))
-        first = searched_plan(wide, planner, make_score(wide), limit, first_on_step)
-    for name in others:
+        first = make(wide, limited(make_score(wide), until))
+    in_time = limited(score, until)
+    for name in (name for name in problem.schedules if name not in known):
         best = min(found, key=score, default=None)
         if on_step:
             on_step(SearchStep(f"schedule {name}", best, score(best) if best else inf))
-        if best and limit and limit.clock() > deadline_s:
+        if best and until and until.is_over():
             break
-        plan = rescheduled(problem, first, name, limited)
-        if plan is None and limit and not found:
-            # The limit may have cut short the only schedule that fits.
+        plan = rescheduled(problem, first, name, in_time)
+        if plan is None and until and not found:
+            # The deadline may have cut short the only schedule that fits.
             plan = rescheduled(problem, first, name, score)
         found += [plan] if plan else []
     if not found:
@@ -146,37 +290,9 @@ def found_plan(
     return min(found, key=score)
 
 
-def without_plans(on_step: Callable[[SearchStep], None]) -> Callable[[SearchStep], None]:
-    """``on_step`` called without the plan of each step, only with what is being tried."""
-    return lambda step: on_step(SearchStep(step.doing, None, inf))
-
-
-def searched_plan(
-    problem: PlanningProblem,
-    planner: str,
-    score: Score,
-    limit: TimeLimit | None,
-    on_step: Callable[[SearchStep], None] | None,
-    starts: Mapping[str, Planner] = STARTING_PLANNERS,
-) -> Plan:
-    """The plan of a planner that knows all schedules of the problem; see `find_plan`."""
-    make = PLANNERS[planner]
-    deadline_s = limit.clock() + limit.seconds if limit else inf
-    limited = score_until(score, deadline_s, limit.clock) if limit else score
-    if planner != "search":
-        if on_step:
-            on_step(SearchStep(f"planner {planner}", None, inf))
-        return make(problem, limited)
-    best: Plan | None = None
-    for step in search_steps(problem, limited, starts):
-        best = step.plan
-        if on_step:
-            on_step(step)
-        if limit and best is not None and limit.clock() >= deadline_s:
-            return best
-    if best is None:
-        raise infeasible(problem, planner)
-    return best
+def limited(score: Score, until: Deadline | None) -> Score:
+    """``score``, with infinite seconds for new plans after the deadline (`score_until`)."""
+    return score_until(score, until.at_s, until.clock) if until else score
 
 
 def score_until(score: Score, deadline_s: float, clock: Callable[[], float]) -> Score:

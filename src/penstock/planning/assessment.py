@@ -1,7 +1,7 @@
 """What is predicted of a plan, beside a proven bound and the times without a pipeline."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 
 from penstock.bounds.lower_bound import LowerBound, gap, lower_bound
@@ -10,30 +10,35 @@ from penstock.errors import Infeasible
 from penstock.plan.in_words import plan_html, plan_words
 from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
-from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.plan.throughput import NOT_KNOWN, Throughput, throughput_of
 from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assumed_split import AssumedSplit, assumed_split
+from penstock.planning.rivals import PLAIN, Rival, best_rival, rivals_of
+from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
-from penstock.simulate.score import make_score
+from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
-
-PLAIN = "1f1b"
-"""The schedule of plans of one stage, for which all synchronous schedules are the same."""
 
 
 @dataclass(frozen=True)
 class Baselines:
     """Seconds of an iteration without a pipeline; infinite where memory does not allow it.
 
-    One device counts as if its memory were enough, because all plans are compared with it.
+    One device counts as if its memory were enough, because all plans are compared with it. The
+    ``rivals`` are data parallelism in several kinds, the plain one first.
     """
 
     one_device_s: float
-    data_parallel_s: float
+    rivals: tuple[Rival, ...] = ()
+
+    @property
+    def data_parallel_s(self) -> float:
+        """Data parallelism that keeps all activations."""
+        return self.rivals[0].iteration_s if self.rivals else inf
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,7 +50,8 @@ class PlannedPipeline:
     ``by_length`` has the prediction of each length. ``memory_reserve`` is the share of each
     device's memory that the plan had to leave free. ``assumed_split`` is given where the plan
     splits backwards and the profile does not. ``throughput`` is what it trains each second, by the
-    mean over lengths.
+    mean over lengths. ``optimizer_state`` are the bytes that the optimizer keeps for each byte of
+    parameters.
     """
 
     plan: Plan
@@ -57,6 +63,7 @@ class PlannedPipeline:
     memory_reserve: float = 0.0
     assumed_split: AssumedSplit | None = None
     throughput: Throughput = NOT_KNOWN
+    optimizer_state: float = 2.0
 
     def __repr__(self) -> str:
         return f"PlannedPipeline({plan_words(self.plan)}: {self.prediction!r}, {self.throughput})"
@@ -86,8 +93,18 @@ class PlannedPipeline:
 
     @property
     def speedup_over_data_parallel(self) -> float:
-        """How many times faster than the best data parallelism; infinite where that cannot run."""
+        """How many times faster than plain data parallelism; infinite where that cannot run."""
         return self.baselines.data_parallel_s / self.prediction.iteration_s
+
+    def rival_words(self) -> str:
+        """How the plan compares with plain data parallelism, and with the best of its kinds."""
+        plain, best = self.speedup_over_data_parallel, best_rival(self.baselines.rivals)
+        words = f"{plain:.2f}x data parallelism" if plain < inf else "data parallelism does not fit"
+        if best and best != self.baselines.rivals[0]:
+            factor = best.iteration_s / self.prediction.iteration_s
+            words += f", {factor:.2f}x {best}"
+            words += ", which is faster" if factor < 1 - AS_FAST else ""
+        return words
 
     def to_json(self, planning_s: float) -> dict[str, Json]:
         """The keys that the command line documents; an infinite value becomes null."""
@@ -111,10 +128,12 @@ class PlannedPipeline:
             "peak_memory_bytes": list(self.prediction.peak_memory_bytes),
             "fits": self.prediction.fits,
             "memory_reserve": self.memory_reserve,
+            "optimizer_bytes_per_parameter_byte": self.optimizer_state,
             "planning_s": planning_s,
             **self.throughput.to_json(),
             "speedup_over_one_device": finite(self.speedup_over_one_device),
             "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
+            "rivals": [rival.to_json() for rival in self.baselines.rivals],
             **(lengths if by_length else {}),
             **({"assumed_split": self.assumed_split.to_json()} if self.assumed_split else {}),
         }
@@ -132,24 +151,15 @@ def baselines_of(problem: PlanningProblem, score: Score) -> Baselines:
         score = make_score(problem)
     return Baselines(
         one_device_s=one_device_s(problem, score),
-        data_parallel_s=baseline_s(problem, "data-parallel", score),
+        rivals=rivals_of(problem, score),
     )
-
-
-def baseline_s(problem: PlanningProblem, planner: str, score: Score) -> float:
-    """The score of a planner's plan of one stage; infinite where it finds none."""
-    plain = replace(problem, schedules=(PLAIN,))
-    try:
-        return score(find_plan(plain, planner, score))
-    except Infeasible:
-        return inf
 
 
 def one_device_s(problem: PlanningProblem, score: Score) -> float:
     """Seconds on the fastest device; where its memory is too small, as if it were not."""
-    seconds = baseline_s(problem, "single-device", score)
-    if seconds < inf:
-        return seconds
+    plain = replace(problem, schedules=(PLAIN,), recompute="off")
+    with suppress(Infeasible):
+        return score(find_plan(plain, "single-device", score))
     speeds = [device.speed for device in problem.cluster.devices]
     size = max(problem.micro_batch_sizes)
     layers = range(len(problem.profile.layers))
@@ -173,16 +183,13 @@ def assess_plan(
     with_timeline: bool = True,
 ) -> PlannedPipeline:
     """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
-    simulate = partial(
-        simulate_plan,
-        plan,
-        cluster=problem.cluster,
-        optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-    )
-    prediction = simulate(problem.profile, with_timeline=with_timeline)
-    by_length = predict_lengths(
-        problem.profile, lambda profile: simulate(profile, with_timeline=False).iteration_s
-    )
+
+    def of_length(profile: ModelProfile) -> float:
+        own = replace(problem, profile=profile)
+        return predict_plan(own, plan, with_timeline=False).iteration_s
+
+    prediction = predict_plan(problem, plan, with_timeline=with_timeline)
+    by_length = predict_lengths(problem.profile, of_length)
     mean_s = expected_s(by_length) if by_length else prediction.iteration_s
     return PlannedPipeline(
         plan,
@@ -194,4 +201,5 @@ def assess_plan(
         problem.memory_reserve,
         assumed_split(problem, plan, prediction.iteration_s),
         throughput_of(problem.profile, problem.cluster, plan.devices, plan.global_batch, mean_s),
+        problem.optimizer_bytes_per_parameter_byte,
     )

@@ -13,7 +13,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
-from penstock.simulate.simulation import simulate_plan
+from penstock.simulate.score import predict_plan
 from penstock.words import seconds_text
 
 __all__ = ["AssumedSplit", "assumed_split", "whole_backwards_words"]
@@ -73,13 +73,8 @@ def whole_backwards_words(problem: PlanningProblem) -> str:
 
 def played_s(problem: PlanningProblem, plan: Plan, profile: ModelProfile) -> float:
     """Seconds of an iteration of the plan with these costs."""
-    return simulate_plan(
-        plan,
-        profile,
-        problem.cluster,
-        optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-        with_timeline=False,
-    ).iteration_s
+    own = replace(problem, profile=profile)
+    return predict_plan(own, plan, with_timeline=False).iteration_s
 
 
 def with_input_share(profile: ModelProfile, share: float) -> ModelProfile:

@@ -18,8 +18,8 @@ from penstock.planning.planning_problem import (
     member_named,
     schedules_named,
 )
+from penstock.search.judge import SearchStep
 from penstock.search.search import PLANNERS
-from penstock.search.simulated_plans import SearchStep
 from penstock.simulate.score import make_score
 from penstock.words import html_table, seconds_text
 

@@ -79,7 +79,7 @@ def best_forbidden(problem: PlanningProblem, plan: Plan, stage: int) -> Change |
 
 def changes_of(plan: Plan, stage: int) -> Iterator[Change]:
     """The plan without recompute, with one layer of ``stage`` moved, or with a deeper warm-up."""
-    if any(s.recompute for s in plan.stages):
+    if any(s.recompute or s.by_block for s in plan.stages):
         yield Change("keeping all activations", with_recompute(plan, False))
     layers = plan.stages[stage].layers
     if len(layers) > 1:

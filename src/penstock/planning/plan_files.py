@@ -38,13 +38,15 @@ __all__ = [
 class PlanInputs:
     """The profile and cluster of a plan, as given on the command line; empty where not given.
 
-    ``memory_reserve`` is the share of memory that a plan was made to leave free.
+    ``memory_reserve`` is the share of memory that a plan was made to leave free, and
+    ``optimizer_state`` what the optimizer keeps for each byte of parameters.
     """
 
     profile: str = ""
     cluster: str = ""
     profile_batch: int = 0
     memory_reserve: float = 0.0
+    optimizer_state: float = 2.0
 
     def read_profile(self) -> ModelProfile:
         """The profile.
@@ -74,6 +76,7 @@ class Origin(BaseModel):
     profile_batch: int = 0
     iteration_s: float = 0.0
     memory_reserve: float = 0.0
+    optimizer_bytes_per_parameter_byte: float = 2.0
 
 
 def prediction_path(plan_path: str | Path) -> Path:
@@ -123,7 +126,8 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
                 f"beside it; name one with --{thing}"
             )
     batch = given.profile_batch or recorded.profile_batch
-    return PlanInputs(profile, cluster, batch, recorded.memory_reserve)
+    state = recorded.optimizer_bytes_per_parameter_byte
+    return PlanInputs(profile, cluster, batch, recorded.memory_reserve, state)
 
 
 def cluster_of_plan(plan_path: str, given: str) -> Cluster:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
@@ -13,6 +13,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import (
     AS_FAST,
     MEMORY_RESERVE,
+    BlockChoice,
     PlanningProblem,
     RecomputeChoice,
     micro_batch_sizes_of,
@@ -26,6 +27,7 @@ from penstock.simulate.simulation import check_plan_fits_inputs
 __all__ = [
     "AUTO",
     "SETS",
+    "AskedRecompute",
     "check_schedule",
     "member_named",
     "planning_problem",
@@ -40,6 +42,17 @@ Value = TypeVar("Value")
 AUTO, ANY, WHOLE = "auto", "any", "whole-backwards"
 """Names that may stand for schedules: those that a planner chooses among by itself, all synchronous
 ones, and those that the runtime carries out and that never split a backward."""
+
+AskedRecompute: TypeAlias = Literal["auto", "stage", "on", "blocks", "off"]
+"""What people ask for of recompute; `planning_problem` explains it."""
+
+RECOMPUTE: dict[AskedRecompute, tuple[RecomputeChoice, BlockChoice]] = {
+    "auto": ("auto", "allowed"),
+    "stage": ("auto", "no"),
+    "on": ("on", "no"),
+    "blocks": ("off", "always"),
+    "off": ("off", "no"),
+}
 
 SETS = (AUTO, ANY, WHOLE)
 """Names that stand for several schedules."""
@@ -76,7 +89,7 @@ def planning_problem(
     micro_batch_size: int = 0,
     planner: str = "",
     schedule: str = "auto",
-    recompute: RecomputeChoice = "auto",
+    recompute: AskedRecompute = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,
     memory_reserve: float = MEMORY_RESERVE,
@@ -85,6 +98,8 @@ def planning_problem(
 ) -> PlanningProblem:
     """The problem for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
 
+    ``recompute``: "auto" lets stages recompute as a whole or by block, "stage" only as a whole.
+    With "on" all stages recompute as a whole, with "blocks" by block, with "off" none does.
     `schedules_named` explains ``schedule``. ``planner`` counts for schedule "auto" only: `search`
     chooses among more schedules than the others. ``max_stages`` 0 allows any number of stages.
     ``memory_reserve`` is the share of each device's memory that plans leave free. `search` returns
@@ -97,13 +112,15 @@ def planning_problem(
     """
     schedules = schedules_named(schedule, planner, norms=profile.has_norms)
     sizes = (micro_batch_size,) if micro_batch_size else micro_batch_sizes_of(batch)
+    whole, blocks = RECOMPUTE[recompute]
     problem = PlanningProblem(
         profile=profile,
         cluster=cluster,
         global_batch=batch,
         micro_batch_sizes=sizes,
         optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
-        recompute=recompute,
+        recompute=whole,
+        blocks=blocks,
         schedules=schedules,
         max_stages=max_stages,
         memory_reserve=memory_reserve,
@@ -177,7 +194,11 @@ def synchronous_schedules() -> tuple[str, ...]:
 
 
 def problem_of_plan(
-    plan: Plan, profile: ModelProfile, cluster: Cluster, memory_reserve: float = 0.0
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory_reserve: float = 0.0,
+    optimizer_state: float = 2.0,
 ) -> PlanningProblem:
     """The problem that ``plan`` solves: any micro-batch size, the schedules of its planner.
 
@@ -188,7 +209,12 @@ def problem_of_plan(
     """
     check_plan_fits_inputs(plan, profile, cluster)
     problem = planning_problem(
-        profile, cluster, plan.global_batch, planner=plan.planner, memory_reserve=memory_reserve
+        profile,
+        cluster,
+        plan.global_batch,
+        planner=plan.planner,
+        memory_reserve=memory_reserve,
+        optimizer_bytes_per_parameter_byte=optimizer_state,
     )
     # The bound of the problem must hold for the plan.
     return replace(problem, schedules=tuple(dict.fromkeys((*problem.schedules, plan.schedule))))

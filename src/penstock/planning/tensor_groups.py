@@ -8,7 +8,7 @@ and all other tensors whole. That all activations count as whole is more than wh
 keeps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import inf
@@ -20,11 +20,9 @@ from penstock.errors import BadInput, Infeasible
 from penstock.plan.ordering import schedule_refusal, stage_refusal
 from penstock.plan.plan import MOST_RANKS, Plan, rank_pairs
 from penstock.plan.problem import Planner, PlanningProblem, Score
-from penstock.planning.answers import TimeLimit, find_plan
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile, TensorParallelCosts
-from penstock.search.simulated_plans import SearchStep
-from penstock.simulate.score import make_score
-from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.simulate.score import make_score, predict_plan
+from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Event, MemorySample, Timeline
 
 __all__ = [
@@ -33,7 +31,6 @@ __all__ = [
     "on_groups",
     "on_ranks",
     "plan_with_groups",
-    "planned_in_groups",
     "profile_on",
     "sizes_of",
     "without_groups",
@@ -250,43 +247,6 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
     return best
 
 
-def planned_in_groups(
-    problem: PlanningProblem,
-    planner: str,
-    score: Score,
-    sizes: Sequence[int],
-    limit: TimeLimit | None = None,
-    on_step: Callable[[SearchStep], None] | None = None,
-) -> tuple[Plan, PlanningProblem]:
-    """A plan by a planner's name, with tensor groups of ``sizes`` (if any), and its problem.
-
-    All ways to divide the cluster share the time limit equally. Where the plan has tensor groups,
-    they are the devices of its problem, as in `on_groups`. ``on_step`` gets the steps without
-    groups.
-
-    Raises:
-        BadInput: as `plan_with_groups`, or no planner has the name.
-        Infeasible: as `plan_with_groups`.
-    """
-    if not sizes:
-        return find_plan(problem, planner, score, limit=limit, on_step=on_step), problem
-    for pin in problem.pins:
-        if pin.devices:
-            raise BadInput(
-                f"pin '{pin.text}' names devices, and with tensor groups a plan's devices are the "
-                f"groups; leave out the pin or --tensor-parallel"
-            )
-    ways = sum(1 for _ in groupings(problem.cluster, sizes))
-    part = replace(limit, seconds=limit.seconds / ways) if limit else None
-
-    def find(view: PlanningProblem, own: Score) -> Plan:
-        steps = on_step if view is problem else None
-        return find_plan(view, planner, own, limit=part, on_step=steps)
-
-    found = plan_with_groups(problem, sizes, find)
-    return found.plan, found.problem
-
-
 def sizes_of(text: str) -> tuple[int, ...]:
     """The sizes of tensor groups in a list such as "2,4"; none in an empty text.
 
@@ -360,14 +320,7 @@ def views_of(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProbl
 def predicted(plan: Plan, problem: PlanningProblem) -> GroupedPlan:
     """A plan, simulated with the costs that its layers have on their groups."""
     plan, own = on_groups(plan, problem)
-    state = own.optimizer_bytes_per_parameter_byte
-    prediction = simulate_plan(
-        without_groups(plan),
-        own.profile,
-        own.cluster,
-        optimizer_bytes_per_parameter_byte=state,
-        with_timeline=False,
-    )
+    prediction = predict_plan(own, without_groups(plan), with_timeline=False)
     return GroupedPlan(plan, own, prediction)
 
 

@@ -24,8 +24,8 @@ from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
 from penstock.schedule.weight_rule import OptimizerSync
 from penstock.search.skeletons import recut
-from penstock.simulate.score import make_score
-from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.simulate.score import make_score, predict_plan
+from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Timeline
 
 __all__ = [
@@ -309,9 +309,13 @@ def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
         return plan
     if rounds == 1 and not plan.placement:
         return plan
-    recomputing = {stage.devices for stage in plan.stages if stage.recompute}
+    recomputing = {stage.devices: (stage.recompute, stage.by_block) for stage in plan.stages}
     cut = recut(problem, plan, style, rounds)
-    stages = tuple(replace(s, recompute=s.devices in recomputing) for s in cut.stages)
+    ways = [recomputing[stage.devices] for stage in cut.stages]
+    stages = tuple(
+        replace(stage, recompute=whole, by_block=by_block)
+        for stage, (whole, by_block) in zip(cut.stages, ways, strict=True)
+    )
     return replace(cut, stages=stages)
 
 
@@ -379,30 +383,26 @@ def play(
     iterations: int = 1,
     optimizer_sync: OptimizerSync = "before",
     memory_reserve: float = 0.0,
+    optimizer_state: float = 2.0,
 ) -> PlayedPlan:
     """Simulate one iteration of a plan on a cluster, and ``iterations`` in a row if more than one.
 
     ``optimizer_sync`` is that of `simulate_plan`, for several iterations. The plan fits if it
-    leaves ``memory_reserve`` free. Its tensor groups are the devices of the result.
+    leaves ``memory_reserve`` free, with ``optimizer_state`` bytes for each byte of parameters. Its
+    tensor groups are the devices of the result.
 
     Raises:
         BadInput: the plan does not fit the profile or the cluster, or its schedule refuses it.
     """
-    problem = problem_of_plan(replace(plan, tensor_groups=()), profile, cluster, memory_reserve)
+    bare = replace(plan, tensor_groups=())
+    problem = problem_of_plan(bare, profile, cluster, memory_reserve, optimizer_state)
     baselines = baselines_of(problem, make_score(problem))
     plan, problem = on_groups(plan, problem)
     groups, plan = plan.tensor_groups, replace(plan, tensor_groups=())
     planned = assess_plan(plan, problem, baselines)
     repeated = None
     if iterations > 1:
-        repeated = simulate_plan(
-            plan,
-            problem.profile,
-            problem.cluster,
-            optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-            iterations=iterations,
-            optimizer_sync=optimizer_sync,
-        )
+        repeated = predict_plan(problem, plan, iterations=iterations, optimizer_sync=optimizer_sync)
     return PlayedPlan(problem, planned, iterations, repeated, optimizer_sync, groups)
 
 
@@ -415,5 +415,12 @@ def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:
     cluster = changed_cluster(before.problem.cluster, changes)
     problem = replace(before.problem, cluster=cluster)
     plan = changed_plan(problem, before.planned.plan, changes)
-    costs, reserve = problem.profile, problem.memory_reserve
-    return play(plan, costs, cluster, before.iterations, before.optimizer_sync, reserve)
+    return play(
+        plan,
+        problem.profile,
+        cluster,
+        before.iterations,
+        before.optimizer_sync,
+        problem.memory_reserve,
+        problem.optimizer_bytes_per_parameter_byte,
+    )

@@ -224,6 +224,19 @@ class ModelProfile:
         """Whether any layer has batch normalisation."""
         return any(layer.norms for layer in self.layers)
 
+    @cached_property
+    def by_block(self) -> "ModelProfile":
+        """The costs of stages that recompute by block.
+
+        Each layer keeps only what it reads. Its backward begins with its forward, and needs as
+        workspace what the layer saves beside that. A tensor that several layers read counts for
+        each of them, so the sum over layers may be a little high.
+        """
+        read = [Affine()] * len(self.layers)
+        for (consumer, _), edge in {(e.consumer, e.tensor): e for e in self.edges}.items():
+            read[consumer] += edge.bytes
+        return replace(self, layers=tuple(map(recomputed, self.layers, read)), by_length=())
+
     def at(self, costs: LengthCosts) -> "ModelProfile":
         """The profile of batches of one length."""
         return replace(self, layers=costs.layers, edges=costs.edges, by_length=())
@@ -262,6 +275,18 @@ class ModelProfile:
         forward = accumulate((layer.forward_s.at(samples) for layer in self.layers), initial=0.0)
         backward = accumulate((layer.backward_s.at(samples) for layer in self.layers), initial=0.0)
         return list(forward), list(backward)
+
+
+def recomputed(layer: LayerCost, read: Affine) -> LayerCost:
+    """The costs of a layer that keeps only ``read``, and runs again in its backward."""
+    saved = layer.saved_bytes
+    more = Affine(max(0.0, saved.fixed - read.fixed), max(0.0, saved.per_sample - read.per_sample))
+    return replace(
+        layer,
+        backward_input_s=layer.backward_input_s + layer.forward_s,
+        saved_bytes=read,
+        workspace_bytes=layer.workspace_bytes + more,
+    )
 
 
 def first_of_each_tensor(edges: Iterable[Edge]) -> tuple[Edge, ...]:

@@ -121,14 +121,14 @@ def plan_table(
 
 
 def recompute_text(stage: Stage) -> str:
-    """Which layers of a stage are recomputed: ``yes`` for all, ``no``, or their numbers.
+    """Which layers of a stage are recomputed: ``yes`` or ``blocks``, ``no``, or their numbers.
 
     >>> recompute_text(Stage(range(2, 6), (0,), (1,), recompute=True, recompute_layers=(3, 4)))
     '3, 4'
     """
     if stage.recompute_layers:
         return listed(stage.recompute_layers)
-    return "yes" if stage.recompute else "no"
+    return "blocks" if stage.by_block else "yes" if stage.recompute else "no"
 
 
 def comparison_table(rows: Sequence[ComparisonRow]) -> Table:

@@ -15,9 +15,10 @@ from math import inf
 
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.schedule_costs import with_costs
+from penstock.plan.schedule_costs import priced
 from penstock.schedule.registry import FAMILIES
-from penstock.search.simulated_plans import SearchStep, SimulatedPlans, actions_of, climb
+from penstock.search.judge import Judge, SearchStep, actions_of, judge_of
+from penstock.search.neighbours import climb
 from penstock.search.skeletons import Skeleton, load_s, skeletons_of_plans
 
 __all__ = ["adapted_to", "family_steps", "plain_families", "rescheduled", "under_schedule"]
@@ -31,8 +32,12 @@ ACTIONS_FOR_SKELETONS = 600_000
 ACTIONS_FOR_MOVES = 600_000
 """The same for the moves from each start."""
 
+FIRST_STARTS, ACTIONS_FOR_FIRST_MOVES, FAR = 12, 60_000, 1.5
+"""How many plans of different placements are improved by few moves, with so many actions each; and
+how many times as long as the best plan they may take before."""
+
 STARTS = 3
-"""How many plans of different placements are improved by moves."""
+"""How many of them are then improved by more."""
 
 ADAPTED = 6
 """How many of the fastest plans, and of those with the least load, get an order that is searched
@@ -40,51 +45,60 @@ for."""
 
 
 def family_steps(
-    simulated: SimulatedPlans,
+    judge: Judge,
     starts: Iterable[Skeleton],
     schedules: Iterable[str],
 ) -> Iterator[SearchStep]:
     """Ever better plans under ``schedules``, from ``starts``."""
-    yield simulated.step("schedule families")
-    leaders = yield from simulated_skeletons(simulated, starts)
+    yield judge.step("schedule families")
+    leaders = yield from simulated_skeletons(judge, starts)
     # Where stages recompute, memory is short, and a search for orders takes long and finds little.
     keeping = [one for one in leaders if not any(s.recompute for s in one[1].stages)]
     promising = [*keeping[:ADAPTED], *sorted(keeping, key=load_of)[:ADAPTED]]
     for name in schedules:
         if FAMILIES[name].is_searched:
             for plan in dict.fromkeys(plan for _, plan in promising):
-                yield simulated.step(f"schedule {name}")
-                adapted = adapted_to(simulated.problem, plan, name)
-                if load_s(adapted) < simulated.best_s:
-                    leaders.append((simulated.simulate(adapted), adapted))
+                yield judge.step(f"schedule {name}")
+                adapted = adapted_to(judge.problem, plan, name)
+                if load_s(adapted) < judge.best_s:
+                    leaders.append((judge.simulate(adapted), adapted))
     leaders.sort(key=lambda one: one[0])
-    for seconds, plan in leaders[:STARTS]:
-        if seconds < inf:
-            yield simulated.step(f"moves under {plan.schedule}")
-            climb(simulated, plan, seconds, ACTIONS_FOR_MOVES)
-    yield simulated.step("schedule families")
+    for most, actions in ((FIRST_STARTS, ACTIONS_FOR_FIRST_MOVES), (STARTS, ACTIONS_FOR_MOVES)):
+        near = dict[object, tuple[float, Plan]]()
+        for seconds, plan in leaders:
+            if seconds < FAR * judge.best_s:
+                near.setdefault(
+                    (plan.device_groups, plan.placement, plan.mirrored), (seconds, plan)
+                )
+        leaders = list[tuple[float, Plan]]()
+        for seconds, plan in [*near.values()][:most]:
+            yield judge.step(f"moves under {plan.schedule}")
+            end, end_s = climb(judge, plan, seconds, actions)
+            leaders.append((end_s, end))
+        leaders.sort(key=lambda one: one[0])
+    yield judge.step("schedule families")
 
 
 def simulated_skeletons(
-    simulated: SimulatedPlans, starts: Iterable[Skeleton]
+    judge: Judge, starts: Iterable[Skeleton]
 ) -> Generator[SearchStep, None, list[tuple[float, Plan]]]:
     """Simulate skeletons in the order of their estimate; the best of each placement, in order."""
     leaders: dict[object, tuple[float, Plan]] = {}
     actions = ACTIONS_FOR_SKELETONS
     for skeleton in sorted(starts, key=lambda one: one.estimate_s):
-        if skeleton.load_s >= simulated.best_s:
+        if skeleton.load_s >= judge.best_s:
             continue
         if actions <= 0:
             break
         for name in skeleton.schedules:
             plan = under_schedule(skeleton.plan, name)
-            seconds = simulated.simulate(plan)
-            # A plan that is refused, or does not fit, is not simulated.
+            seconds = judge.simulate(plan)
+            # A plan that is refused, or does not fit, is not judge.
             actions -= actions_of(plan) if seconds < inf else actions_of(plan) // 10
             key = (plan.device_groups, plan.placement, plan.mirrored)
             if seconds < leaders.get(key, (inf,))[0]:
                 leaders[key] = seconds, plan
-        yield simulated.step("schedule families")
+        yield judge.step("schedule families")
     return sorted(leaders.values(), key=lambda one: one[0])
 
 
@@ -110,7 +124,7 @@ def under_schedule(plan: Plan, schedule: str) -> Plan:
 
 def adapted_to(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
     """The plan under a schedule that makes its order for the costs of the stages."""
-    return with_costs(problem, replace(plan, schedule=schedule, in_flight_limit=()))
+    return priced(problem, replace(plan, schedule=schedule, in_flight_limit=()))
 
 
 def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:
@@ -120,8 +134,7 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
     def on_its_devices(other: Plan) -> float:
         return score(other) if groups.issuperset(other.device_groups) else inf
 
-    simulated = SimulatedPlans(replace(problem, schedules=(schedule,)), on_its_devices)
+    judge = judge_of(replace(problem, schedules=(schedule,)), on_its_devices)
     starts = skeletons_of_plans(problem, plain_families([schedule]), [plan])
-    for _ in family_steps(simulated, starts, [schedule]):
-        pass
-    return replace(simulated.best, planner=plan.planner) if simulated.best else None
+    *_, last = family_steps(judge, starts, [schedule])
+    return replace(last.plan, planner=plan.planner) if last.plan else None

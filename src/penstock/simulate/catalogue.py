@@ -81,14 +81,15 @@ class Catalogue:
     def stage(self, stage: Stage, use: StageUse) -> StageWork:
         """The work of one instance of a stage."""
         layers, recomputed = stage.layers, stage.recompute_layers
-        key = (layers.start, layers.stop, stage.devices, stage.slices, use, recomputed)
+        by_block = stage.by_block
+        key = (layers.start, layers.stop, stage.devices, stage.slices, use, recomputed, by_block)
         return self.stages.find(
             key,
             lambda: stage_work(
                 next(self.numbers),
                 stage,
                 use,
-                self.sums,
+                self.sums.by_block if by_block else self.sums,
                 self.cluster,
                 optimizer_bytes_per_parameter_byte=self.optimizer_bytes_per_parameter_byte,
                 shard_optimizer=self.shard_optimizer,

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -59,7 +60,7 @@ class LargestAffine:
         return float((self.fixed[run] + self.per_sample[run] * samples).max())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerSums:
     """All sums that simulating a plan needs; plans of one profile share them.
 
@@ -78,6 +79,11 @@ class LayerSums:
     norms: ByteSums
     norm_channels: ByteSums
     crossing: tuple[tuple[Edge, ...], ...]
+
+    @cached_property
+    def by_block(self) -> "LayerSums":
+        """The same of stages that recompute by block."""
+        return layer_sums(self.profile.by_block)
 
     def parameter_bytes(self, layers: range) -> int:
         """Parameter bytes of ``layers``, counting shared parameters once."""

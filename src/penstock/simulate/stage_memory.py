@@ -13,6 +13,9 @@ If only some layers are recomputed, the stage keeps from F to R what the other l
 tensor that passes between a recomputed layer and another one. That is too much by at most what the
 other layers save of these tensors anyway.
 
+A stage that recomputes by block keeps what its layers read, as if they saved that, and needs
+what the largest layer saves beside it as workspace (`ModelProfile.by_block`).
+
 Buffers of messages in transfer are not counted. Without a flush several versions of the parameters
 are kept (`penstock.schedule.weight_rule`).
 """

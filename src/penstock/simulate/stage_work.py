@@ -233,8 +233,12 @@ def replica_work(
     layers, recomputed = stage.layers, stage.recompute_layers
     rows, speed, least_s, messages = pace
     there_s, back_s = norms_s(layers)
+    back_s += there_s if stage.by_block else 0.0
     begin_s = sums.profile.stage_forward_s / speed
     begin_back_s = sums.profile.stage_backward_s / speed
+    if stage.by_block:
+        # Each backward begins with the forward, whose layers are in the sums already.
+        begin_back_s += begin_s
     forward_messages_s = messages.forward_received_s + messages.forward_sent_s
     backward_messages_s = messages.backward_received_s + messages.backward_sent_s
     backward_more_s = begin_back_s + backward_messages_s + back_s
@@ -255,7 +259,9 @@ def replica_work(
         segments_s = stretched(segments_s, weight_s if use.split else backward_s)
     if not use.split:
         runs = pairwise((layers.stop, *stops))
-        waits_s = (norms_s(range(lower, upper))[1] for upper, lower in runs)
+        waits_s = (
+            sum(norms_s(range(lower, upper))[0 if stage.by_block else 1 :]) for upper, lower in runs
+        )
         segments_s = tuple(map(add, segments_s, waits_s))
         segments_s = with_messages(segments_s, messages)
         segments_s = (segments_s[0] + begin_back_s, *segments_s[1:])

@@ -19,10 +19,10 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.jobs.job_file import find_job
 from penstock.jobs.profile_job import build_and_capture
 from penstock.measure.layer_times import measure_profile
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, with_recompute
 from penstock.runtime.memory.measured_memory import MeasuredMemory
 from penstock.runtime.pipeline import Pipeline
-from penstock.simulate.simulation import simulate_plan
+from penstock.simulate.simulation import Prediction, simulate_plan
 
 WIDTH, SEQUENCE, VOCABULARY = 128, 32, 100
 ROWS, MICRO_BATCHES = 4, 6
@@ -75,15 +75,19 @@ def graph_of_model() -> LayerGraph:
     return capture_model(Model(), batch(3), loss=nn.functional.cross_entropy)
 
 
+def predict(graph: LayerGraph, plan: Plan, example: Batch, state: float) -> Prediction:
+    """What is simulated from a model's counted bytes."""
+    profile = measure_profile(graph, example, batch_sizes=(1, plan.micro_batch_size), repeats=1)
+    devices = max(plan.devices) + 1
+    cluster = Cluster("here", (Host("here", (Device("cpu", 1e12),) * devices, inf),))
+    return simulate_plan(plan, profile, cluster, optimizer_bytes_per_parameter_byte=state)
+
+
 def predicted_and_measured(
     graph: LayerGraph, plan: Plan, example: Batch, optimizer: Any, state: float
 ) -> tuple[float, MeasuredMemory, float]:
     """This rank's peak as simulated from its model's counted bytes, and as measured."""
-    rows = plan.micro_batch_size
-    profile = measure_profile(graph, example, batch_sizes=(1, rows), repeats=1)
-    devices = max(plan.devices) + 1
-    cluster = Cluster("here", (Host("here", (Device("cpu", 1e12),) * devices, inf),))
-    prediction = simulate_plan(plan, profile, cluster, optimizer_bytes_per_parameter_byte=state)
+    prediction = predict(graph, plan, example, state)
     with Pipeline(graph, plan, example, optimizer=optimizer, timeout_s=100) as pipe:
         pipe.step(example)
         with pipe.measuring_memory() as memory:
@@ -141,6 +145,55 @@ def peaks_of_gpt2(
             len(graph.layer_names), (1, 1), schedule, micro_batches=MICRO_BATCHES, rows=ROWS
         )
         found.append(predicted_and_measured(graph, plan, example, torch.optim.AdamW, 2.0))
+    return found
+
+
+def llama() -> nn.Module:
+    """A small Llama with weights of its own in the head."""
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            intermediate_size=3 * WIDTH,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            use_cache=False,
+        )
+    )
+
+
+def by_block_and_kept(names: Sequence[str]) -> list[tuple[float, float, float, float]]:
+    """For each model on two stages: predicted and measured peak by block, measured peak where all
+    is kept, and by how much the losses of two steps differ at most."""
+    join()
+    found = []
+    for name in names:
+        tokens, _ = batch()
+        example = {"input_ids": tokens, "labels": tokens}
+        torch.manual_seed(0)
+        gpt2 = transformers.GPT2Config(**GPT2, resid_pdrop=0.3)
+        model = llama() if name == "llama" else transformers.GPT2LMHeadModel(gpt2)
+        graph = capture_model(model, example, granularity="block")
+        first = {key: value.clone() for key, value in model.state_dict().items()}
+        kept = plan_of(
+            len(graph.layer_names), (1, 1), "gpipe", micro_batches=MICRO_BATCHES, rows=ROWS
+        )
+        losses: list[tuple[float, float]] = []
+        peaks: list[float] = []
+        plans = (with_recompute(kept, False, by_block=True), kept)
+        for plan in plans:
+            model.load_state_dict(first)
+            with Pipeline(graph, plan, example, optimizer=torch.optim.AdamW) as pipe:
+                before = pipe.step(example).loss
+                with pipe.measuring_memory() as memory:
+                    losses.append((before, pipe.step(example).loss))
+                peaks.append(memory.peak_bytes)
+                rank = pipe.rank
+                pipe.close(gather=True)
+        predicted = predict(graph, plans[0], example, 2.0).peak_memory_bytes[rank]
+        differ = max(abs(one - other) for one, other in zip(*losses, strict=True))
+        found.append((predicted, *peaks, differ))
     return found
 
 

@@ -8,6 +8,7 @@ import torch
 from runtime.memory.memory_cases import (
     MICRO_BATCHES,
     ROWS,
+    by_block_and_kept,
     graph_of_model,
     peaks_of,
     peaks_of_gpt2,
@@ -71,6 +72,17 @@ def test_peaks_with_the_models_own_checkpoints_are_those_predicted() -> None:
         for (reentrant, schedule), (predicted, memory, _) in zip(cases, found, strict=True):
             case = f"{schedule}, rank {rank}, reentrant {reentrant}"
             assert memory.peak_bytes == pytest.approx(predicted, rel=OF_CHECKPOINTS), case
+
+
+def test_peaks_of_recompute_by_block_are_those_predicted_and_losses_the_same() -> None:
+    names = ("gpt2", "llama")
+    by_rank = launch_workers(by_block_and_kept, (names,), workers=2, threads=1)
+    for rank, found in enumerate(by_rank):
+        for name, (predicted, peak, kept, differ) in zip(names, found, strict=True):
+            case = f"{name}, rank {rank}: {peak:.0f}, not {predicted:.0f}; kept {kept:.0f}"
+            assert peak == pytest.approx(predicted, rel=OF_CHECKPOINTS), case
+            assert peak < 0.8 * kept, case
+            assert differ < 1e-6, case
 
 
 def test_the_last_rank_of_1f1b_holds_no_more_where_there_are_more_micro_batches() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, with_recompute
 from penstock.runtime.pipeline import Pipeline
 
 
@@ -28,7 +28,10 @@ def selective(plan: Plan, seed: int) -> Plan:
 
 
 def compare_selective(
-    names: Sequence[str], schedules: Sequence[str], replications: Sequence[Sequence[int]]
+    names: Sequence[str],
+    schedules: Sequence[str],
+    replications: Sequence[Sequence[int]],
+    by_block: bool = False,
 ) -> dict[str, list[str]]:
     """What differs from the model left whole, by case."""
     join()
@@ -38,7 +41,9 @@ def compare_selective(
         for number, schedule in enumerate(schedules):
             for replicas in replications:
                 layers = len(graph.layer_names)
-                plan = selective(plan_of(layers, replicas, schedule), seed=number)
+                kept = plan_of(layers, replicas, schedule)
+                plan = with_recompute(kept, False, by_block=True)
+                plan = plan if by_block else selective(kept, seed=number)
                 case = f"{name}, {schedule}, replicas {tuple(replicas)}"
                 found[case] = compare_one(subject, graph, plan)
     return found

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.stages.compiled_call import StageCompiler
@@ -173,7 +173,12 @@ def test_replicas_split_backwards_and_parts_of_stages_are_the_same(model: str) -
     some = tuple(
         replace(stage, recompute=True, recompute_layers=(stage.layers.start,)) for stage in stages
     )
-    plans = [plan, replace(plan, schedule="zb-h1"), replace(plan, stages=some, schedule="gpipe")]
+    plans = [
+        plan,
+        replace(plan, schedule="zb-h1"),
+        replace(plan, stages=some, schedule="gpipe"),
+        with_recompute(plan, False, by_block=True),
+    ]
     for found in launch_workers(compiled_and_not, (plans, {"model": model}), workers=3, threads=1):
         for compiled, plain in found:
             assert_same(compiled, plain)

@@ -1,4 +1,4 @@
-"""Recomputing some layers of a stage changes nothing but its memory."""
+"""Recomputing some layers of a stage, or each by itself, changes nothing but its memory."""
 
 from collections import Counter
 from dataclasses import replace
@@ -9,16 +9,21 @@ from runtime.stages.selective_cases import compare_selective, trained_under
 from torch import nn
 
 from penstock.capture.capture import capture_model
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage
 from penstock.runtime.stages.runner import StageInputs
 
 
-def assert_equal(names: list[str], schedules: list[str], replications: list[tuple[int, ...]]):
+def assert_equal(
+    names: list[str],
+    schedules: list[str],
+    replications: list[tuple[int, ...]],
+    by_block: bool = False,
+):
     workers = max(map(sum, replications))
     results = launch_workers(
-        compare_selective, (names, schedules, replications), workers=workers, threads=1
+        compare_selective, (names, schedules, replications, by_block), workers=workers, threads=1
     )
     for rank, found in enumerate(results):
         assert len(found) == len(names) * len(schedules) * len(replications)
@@ -33,6 +38,11 @@ def test_gradients_are_those_of_one_device() -> None:
 
 def test_tied_weights_and_skip_tensors_cross_parts() -> None:
     assert_equal(["gpt2", "t5"], ["zb-h1"], [(2, 1)])
+
+
+def test_by_block_gradients_are_those_of_one_device() -> None:
+    assert_equal(["gpt2", "t5"], ["1f1b", "chimera"], [(2, 2)], by_block=True)
+    assert_equal(["convolutions"], ["gpipe", "interleaved"], [(2, 1)], by_block=True)
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -50,6 +60,7 @@ def test_random_numbers_and_buffers_are_those_of_a_run_that_keeps_everything(tra
         )
         for layers in chosen
     ]
+    plans.append(with_recompute(kept, False, by_block=True))
     for found in launch_workers(trained_under, (plans, traced), workers=2, threads=1):
         expected, *others = found
         assert len(expected) > 2
@@ -88,17 +99,20 @@ def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
         saved.append(tensor.untyped_storage().nbytes())
         return tensor
 
-    def run(again: tuple[int, ...]) -> tuple[list[int], int, list[torch.Tensor]]:
-        stage = Stage(range(5), (0,), (2,), recompute=True, recompute_layers=again)
+    def run(
+        again: tuple[int, ...], by_block: bool = False
+    ) -> tuple[list[int], int, list[torch.Tensor]]:
+        stage = Stage(range(5), (0,), (2,), not by_block, again, by_block)
         parts = parts_of_stage(graph, stage, program)
-        runner = PartlyRecomputed(program, parts, torch.device("cpu"))
+        runner = PartlyRecomputed(program, parts, torch.device("cpu"), by_block=by_block)
         runner.begin(StageInputs(((x, x),), (2,), frozenset({0})))
         CALLS.clear()
         saved.clear()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             runner.forward(0, [])
         kept = sum(saved)
-        runner.recompute(0)
+        if not by_block:
+            runner.recompute(0)
         runner.backward(0, [])
         gradients = [p.grad.clone() for p in program.module.parameters() if p.grad is not None]
         program.module.zero_grad()
@@ -111,5 +125,8 @@ def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
     # Each layer saves the 2 x 4000 values that tanh made.
     assert kept_bytes - fewer_bytes >= 2 * 4000 * 4
     assert len(gradients) == 8
-    for one, other in zip(gradients, others, strict=True):
+    every_call, no_bytes, by_block = run((), by_block=True)
+    assert (every_call, no_bytes) == ([2, 2, 2, 2], 0)
+    for one, other, third in zip(gradients, others, by_block, strict=True):
         assert torch.equal(one, other)
+        assert torch.equal(one, third)

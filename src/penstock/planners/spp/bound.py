@@ -77,7 +77,7 @@ def workload_s(problem: PlanningProblem, plan: Plan) -> float:
 
 def stage_s(problem: PlanningProblem, stage: Stage) -> float:
     """Forward, backward and recompute of a micro-batch on the slowest replica."""
-    profile, devices = problem.profile, problem.cluster.devices
+    profile, devices = problem.profile_of(stage), problem.cluster.devices
     forwards, (forward_s, backward_s) = 1 + stage.recompute, norms_s(problem, stage)
     return max(
         (forwards * profile.forward_s(stage.layers, rows) + profile.backward_s(stage.layers, rows))

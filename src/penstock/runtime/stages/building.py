@@ -213,18 +213,18 @@ def runner_of(
     calls: StageCalls | None = None,
     **options: Any,
 ) -> ModuleRunner:
-    """The runner of ``program``; it runs part by part if ``stage`` names layers to recompute.
+    """The runner of ``program``; it runs part by part if ``stage`` recomputes some layers, or each.
 
     It is called as ``calls`` says (compiled, or on shards), unless the stage's replicas exchange
     statistics within a forward. ``options`` are those of `ModuleRunner`.
     """
     parts = parts_of_stage(graph, stage, program)
+    in_parts: dict[str, Any] = {"by_block": stage.by_block}
     if calls is not None and not options.get("synchronised"):
         options["call"] = calls.call_of(program)
-        if parts:
-            return PartlyRecomputed(program, parts, device, call_of=calls.call_of, **options)
+        in_parts["call_of"] = calls.call_of
     if parts:
-        return PartlyRecomputed(program, parts, device, **options)
+        return PartlyRecomputed(program, parts, device, **in_parts, **options)
     return ModuleRunner(program, device, **options)
 
 

@@ -1,10 +1,14 @@
-"""Stages that recompute some of their layers and keep the activations of the others.
+"""Stages that recompute some of their layers and keep the activations of the others, or by block.
 
 The layers of such a stage are divided into parts: consecutive layers that all keep or all
 recompute. Each part runs like a stage of its own, so autograd has one graph for each part. A
 recomputed part keeps only its input tensors until its R action. A part that keeps its activations
 runs once (selective activation recomputation: Korthikanti et al., Reducing Activation Recomputation
 in Large Transformer Models, MLSys 2023, section 5).
+
+A stage that recomputes by block has each layer as a part. None has an R action: a part runs its
+forward again right before its own backward, so one part at a time has its activations (Chen et al.,
+Training Deep Nets with Sublinear Memory Cost, 2016).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +25,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Stage
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 
-__all__ = ["PartlyRecomputed", "RecomputeRun", "parts_of_stage", "recompute_run"]
+__all__ = ["PartlyRecomputed", "RecomputeRun", "parts_of_stage", "single_layers"]
 
 
 Watch: TypeAlias = Callable[[Literal["forward", "backward"], ModuleRunner, int, Tensors], None]
@@ -43,13 +47,15 @@ class RecomputeRun:
 def parts_of_stage(
     graph: LayerGraph, stage: Stage, program: StageProgram
 ) -> tuple[RecomputeRun, ...]:
-    """The parts of a stage that names layers to recompute; empty if it names none.
+    """The parts of a stage that recomputes by block or names layers; empty if it does neither.
 
     They have the user's own parameters and buffers, as ``program`` has.
 
     Raises:
         BadInput: a part reads something of the batch that the whole stage does not.
     """
+    if stage.by_block:
+        return single_layers(graph, stage, program)
     if not stage.recompute_layers:
         return ()
     parts: list[RecomputeRun] = []
@@ -74,9 +80,28 @@ def recompute_run(
     return RecomputeRun(part, recomputed, leaves)
 
 
+def single_layers(
+    graph: LayerGraph, stage: Stage, program: StageProgram
+) -> tuple[RecomputeRun, ...]:
+    """The layers of a stage one by one, or several together that cannot run apart."""
+    parts: list[RecomputeRun] = []
+    start, again = stage.layers.start, stage.recompute or stage.by_block
+    for stop in range(start + 1, stage.layers.stop + 1):
+        recomputed = again and start in (stage.recompute_layers or stage.layers)
+        try:
+            parts.append(recompute_run(graph, range(start, stop), program, recomputed=recomputed))
+        except BadInput:
+            if stop == stage.layers.stop:
+                return (recompute_run(graph, stage.layers, program, recomputed=again),)
+            continue
+        start = stop
+    return tuple(parts)
+
+
 class PartlyRecomputed(ModuleRunner):
     """A stage that runs part by part if a micro-batch is recomputed, and as a whole otherwise.
 
+    With ``by_block`` all micro-batches are, each part of them right before its own backward.
     ``call_of`` creates the call of a part in training (``None``: the fastest). ``watch`` is told
     what every part makes in its forwards and backwards of a micro-batch; then all run apart. All
     other options are those of `ModuleRunner`.
@@ -90,6 +115,7 @@ class PartlyRecomputed(ModuleRunner):
         *,
         call_of: Callable[[StageProgram], StageCall | None] = lambda _: None,
         watch: Watch | None = None,
+        by_block: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(program, device, **options)
@@ -102,9 +128,12 @@ class PartlyRecomputed(ModuleRunner):
         self._share_parameters = share_parameters(parts)
         self._apart: frozenset[int] = frozenset()
         self._watch = watch
+        self._by_block = by_block
 
     def begin(self, work: StageInputs) -> None:
         """Discard the last iteration and take the inputs of the next."""
+        if self._by_block:
+            work = replace(work, recomputed=frozenset(range(len(work.rows))))
         super().begin(work)
         self._apart = work.recomputed if work.training else frozenset()
         if self._watch is not None:
@@ -170,6 +199,8 @@ class PartlyRecomputed(ModuleRunner):
         for runner in reversed(self._runners):
             program = runner.program
             given = [known.pop(name, None) for name in names(program.sent)]
+            if self._by_block:
+                runner.recompute(micro_batch)
             backward = runner.backward_input if halved else runner.backward
             found = backward(micro_batch, given)
             if self._watch is not None:

@@ -16,16 +16,14 @@ from typing import Literal, TypeAlias
 import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
-from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.outside_state import RandomState
 from penstock.capture.restored import kept_buffers
-from penstock.capture.stage_program import StageProgram, TensorSpec
-from penstock.errors import BadInput, LossNotFinite
-from penstock.plan.plan import Stage
+from penstock.capture.stage_program import TensorSpec
+from penstock.errors import LossNotFinite
 from penstock.runtime.metrics import NoTerms
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import RankStages
-from penstock.runtime.stages.partial_recompute import PartlyRecomputed, RecomputeRun, recompute_run
+from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stages.runner import ModuleRunner, Tensors
 from penstock.runtime.steps.training import Training, Update
 
@@ -105,6 +103,7 @@ class LayersInspected:
                 single_layers(worker.graph, stage, program),
                 worker.world.device,
                 watch=self.look,
+                by_block=stage.by_block,
                 autocast=worker.autocast_dtype,
                 synchronised=norm is not None,
                 around_forward=norm.counting if norm is not None else None,
@@ -152,24 +151,6 @@ class LayersInspected:
 
     def _note(self, found: Found) -> None:
         self.first = found if self.first is None else min(self.first, found)
-
-
-def single_layers(
-    graph: LayerGraph, stage: Stage, program: StageProgram
-) -> tuple[RecomputeRun, ...]:
-    """The layers of a stage one by one, or several together that cannot run apart."""
-    parts: list[RecomputeRun] = []
-    start = stage.layers.start
-    for stop in range(start + 1, stage.layers.stop + 1):
-        recomputed = stage.recompute and start in (stage.recompute_layers or stage.layers)
-        try:
-            parts.append(recompute_run(graph, range(start, stop), program, recomputed=recomputed))
-        except BadInput:
-            if stop == stage.layers.stop:
-                return (recompute_run(graph, stage.layers, program, recomputed=stage.recompute),)
-            continue
-        start = stop
-    return tuple(parts)
 
 
 def is_finite(tensor: torch.Tensor | None) -> bool:

@@ -1,87 +1,21 @@
-"""The plans that a search has simulated, and hill climbing from one of them."""
+"""Plans one move away from a plan, and the climb from neighbour to faster neighbour."""
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate, chain, pairwise
-from math import inf
 
-from penstock.bounds.lower_bound import plan_bound_s
 from penstock.plan.cost import depths_of, rows_by_speed
+from penstock.plan.ordering import blocks_refusal
 from penstock.plan.plan import Plan, Stage, with_cut, with_recompute
-from penstock.plan.problem import PlanningProblem, Score, score_of
+from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import priced
 from penstock.schedule.registry import FAMILIES
-from penstock.search.skeletons import load_s
+from penstock.search.judge import Judge, actions_of
 
-__all__ = ["MAKING_A_PLAN", "SearchStep", "SimulatedPlans", "actions_of", "climb", "moves"]
-
-
-@dataclass(frozen=True, slots=True)
-class SearchStep:
-    """What is being done, and the best plan so far with its seconds; before, None and infinite."""
-
-    doing: str
-    plan: Plan | None
-    seconds: float
+__all__ = ["climb", "moves"]
 
 
-MAKING_A_PLAN, ITS_DEVICE = 500, 30
-"""Making and looking up a plan counts as so many simulated actions, and so many for each device."""
-
-ORDERED = 4
-"""Making the order of an action takes this many times as long as simulating it. The orders of the
-planners' own schedules take no time."""
-
-
-@dataclass
-class SimulatedPlans:
-    """Every plan that was simulated, with its seconds, and the fastest that the problem allows."""
-
-    problem: PlanningProblem
-    score: Score
-    seconds: dict[Plan, float] = field(default_factory=dict[Plan, float])
-    best: Plan | None = None
-    best_s: float = inf
-
-    def simulate(self, plan: Plan) -> float:
-        """Seconds of a plan; infinite where it does not fit, or its schedule refuses it."""
-        if plan.planner != "search":
-            plan = replace(plan, planner="search")
-        if plan not in self.seconds:
-            self.seconds[plan] = score_of(plan, self.score)
-        seconds = self.seconds[plan]
-        if seconds < self.best_s and plan.schedule in self.problem.schedules:
-            self.best, self.best_s = plan, seconds
-        return seconds
-
-    def may_be_faster(self, plan: Plan, than_s: float) -> bool:
-        """Whether no bound shows that the plan takes at least so long."""
-        if FAMILIES[plan.schedule].is_planned:
-            return plan_bound_s(self.problem, plan) < than_s
-        return not plan.costs or load_s(plan) < than_s
-
-    def fastest(self, schedules: Collection[str]) -> Iterator[tuple[Plan, float]]:
-        """The plans under some schedules that fit, the fastest first."""
-        found = ((p, s) for p, s in self.seconds.items() if s < inf and p.schedule in schedules)
-        return iter(sorted(found, key=lambda one: one[1]))
-
-    def step(self, doing: str) -> SearchStep:
-        """A step with the best plan so far."""
-        return SearchStep(doing, self.best, self.best_s)
-
-
-def actions_of(plan: Plan) -> int:
-    """The cost of simulating a plan, in simulated actions."""
-    devices = len(plan.devices)
-    actions = MAKING_A_PLAN + (ITS_DEVICE + plan.micro_batches) * devices
-    if FAMILIES[plan.schedule].is_planned:
-        return actions
-    return actions + ORDERED * plan.micro_batches * len(plan.stages)
-
-
-def climb(
-    simulated: SimulatedPlans, plan: Plan, seconds: float, actions: float
-) -> tuple[Plan, float]:
+def climb(judge: Judge, plan: Plan, seconds: float, actions: float) -> tuple[Plan, float]:
     """Move on to each faster neighbour until there is none, or ``actions`` are spent.
 
     Cuts move under the order that was made for the plan before, so most orders need not be made. An
@@ -90,18 +24,18 @@ def climb(
     plan, improved = replace(plan, planner="search"), True
     while improved and actions > 0:
         improved = False
-        for other in moves(simulated.problem, plan):
-            if other in simulated.seconds or not simulated.may_be_faster(other, seconds):
+        for other in moves(judge.problem, plan):
+            if other in judge.seconds or not judge.may_be_faster(other, seconds):
                 continue
             actions -= actions_of(other)
-            other_s = simulated.simulate(other)
+            other_s = judge.simulate(other)
             if other_s < seconds:
                 plan, seconds, improved = other, other_s, True
                 break
             if actions <= 0:
                 break
-    last = priced(simulated.problem, plan)
-    return min([(plan, seconds), (last, simulated.simulate(last))], key=lambda one: one[1])
+    last = priced(judge.problem, plan)
+    return min([(plan, seconds), (last, judge.simulate(last))], key=lambda one: one[1])
 
 
 def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
@@ -167,15 +101,21 @@ def with_stages(plan: Plan, changed: dict[int, Stage]) -> Plan:
 
 
 def toggled_recompute(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Recompute switched on or off on all stages of one set of devices; and off everywhere."""
-    if problem.recompute != "auto":
-        return
+    """Another recompute on all stages of one set of devices; and none anywhere."""
+    ways = [(False, False)]
+    if problem.recompute == "auto":
+        ways.append((True, False))
+    if problem.allows_blocks and not blocks_refusal(plan.schedule):
+        ways.append((False, True))
     for devices in plan.device_groups:
         mine = {s: stage for s, stage in enumerate(plan.stages) if stage.devices == devices}
-        yield with_stages(
-            plan, {s: replace(stage, recompute=not stage.recompute) for s, stage in mine.items()}
-        )
-    if sum(stage.recompute for stage in plan.stages) > 1:
+        for whole, by_block in ways if len(ways) > 1 else ():
+            changed = {
+                s: replace(stage, recompute=whole, by_block=by_block) for s, stage in mine.items()
+            }
+            if changed != mine:
+                yield with_stages(plan, changed)
+    if len(ways) > 1 and sum(stage.recompute or stage.by_block for stage in plan.stages) > 1:
         yield with_recompute(plan, False)
 
 
@@ -221,7 +161,10 @@ def joined_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
         if len(devices) <= plan.micro_batch_size:
             rows = rows_by_speed(problem.cluster, devices, plan.micro_batch_size)
             layers = range(before.layers.start, after.layers.stop)
-            joined = Stage(layers, devices, rows, before.recompute and after.recompute)
+            whole = before.recompute and after.recompute
+            joined = Stage(
+                layers, devices, rows, whole, by_block=before.by_block and after.by_block
+            )
             yield replace(
                 plan,
                 stages=(*plan.stages[:s], joined, *plan.stages[s + 2 :]),

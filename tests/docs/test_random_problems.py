@@ -1,0 +1,44 @@
+"""Random problems of the planning benchmark: drawn alike each time, and told as they were found."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import script_at
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "benchmarks" / "planning"
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Any:
+    return script_at("benchmarks/planning/random_problems.py", "random_problems_drawn")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return json.loads((FOLDER / "random.json").read_text(encoding="utf-8"))["rows"]
+
+
+def test_a_seed_always_draws_the_same_problems_and_others_than_another(drawn: Any) -> None:
+    first, same, other = (drawn.random_problem(seed, 5) for seed in (1, 1, 2))
+    assert (first.profile, first.cluster) == (same.profile, same.cluster)
+    assert (first.profile, first.cluster) != (other.profile, other.cluster)
+    drawn_devices = {len(drawn.random_problem(3, n).cluster.devices) for n in range(40)}
+    assert min(drawn_devices) == 2 and max(drawn_devices) == 32
+
+
+def test_a_row_says_where_search_is_behind(drawn: Any) -> None:
+    row = drawn.random_row(1, 6)
+    assert "BEHIND" not in drawn.random_words(row)
+    best = row["search"]["seconds"]
+    row["alone"]["zb-v"] = {"seconds": 0.99 * best, "schedule": "zb-v", "cpu_s": 0.0}
+    assert "BEHIND alone 1.01 %: zb-v" in drawn.random_words(row)
+    assert "| 1 | 1 | 0 | 1 |" in drawn.random_table([row])[2]
+
+
+def test_the_table_of_the_page_is_that_of_the_rows(drawn: Any, rows: list[dict[str, Any]]) -> None:
+    page = (ROOT / "docs" / "benchmarks" / "planning.md").read_text(encoding="utf-8")
+    assert len(rows) == 60
+    assert [line for line in drawn.random_table(rows) if line not in page] == []

@@ -1,0 +1,129 @@
+"""Stages that recompute by block: bytes and seconds, both engines, and where they are refused."""
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_strategies import problems
+from reference.plain_simulator import play
+from strategies import Case, cases
+
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.errors import BadInput
+from penstock.plan.cost import peak_memory_bytes
+from penstock.plan.cost_tables import whole_chain
+from penstock.plan.json_file import plan_from_json, plan_to_json
+from penstock.plan.leanest import leanest
+from penstock.plan.ordering import order_of
+from penstock.plan.plan import Plan, Stage, with_recompute
+from penstock.plan.problem import PlanningProblem
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.runtime.micro_batches import check_runnable
+from penstock.simulate import compiled
+from penstock.simulate.catalogue import workload_of
+from penstock.simulate.score import make_score
+from penstock.simulate.simulation import simulate_plan
+
+SAVED = (10.0, 20.0, 80.0, 40.0)
+FORWARD_S = (1.0, 2.0, 4.0, 8.0)
+TENSOR, WORKSPACE, MICRO_BATCHES = 3.0, 5.0, 4
+
+
+def model() -> ModelProfile:
+    """Four layers in a chain whose costs are told apart by their sums."""
+    layers = tuple(
+        LayerCost(
+            f"layer {i}",
+            Affine(seconds),
+            Affine(1.0),
+            Affine(1.0),
+            saved_bytes=Affine(saved),
+            workspace_bytes=Affine(WORKSPACE),
+        )
+        for i, (seconds, saved) in enumerate(zip(FORWARD_S, SAVED, strict=True))
+    )
+    size = Affine(TENSOR)
+    return ModelProfile("m", layers, tuple(Edge(i, i + 1, f"t{i}", size, size) for i in range(3)))
+
+
+ALONE = Plan((Stage(range(4), (0,), (1,), by_block=True),), MICRO_BATCHES, 1, "gpipe")
+
+
+@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", MICRO_BATCHES), ("1f1b", 1)])
+def test_layers_keep_what_they_read_and_one_at_a_time_has_its_activations(
+    schedule: str, in_flight: int
+) -> None:
+    one = Cluster("c", (Host("h", (Device("d", 1e9),), inf),))
+    prediction = simulate_plan(replace(ALONE, schedule=schedule), model(), one)
+    # The backward of each layer begins with its forward, also with one micro-batch in flight.
+    assert prediction.iteration_s == pytest.approx(MICRO_BATCHES * (2 * sum(FORWARD_S) + 8.0))
+    # Layer 2 saves most; what it reads is kept already.
+    largest = SAVED[2] - TENSOR + WORKSPACE
+    assert prediction.peak_memory_bytes[0] == pytest.approx(in_flight * 3 * TENSOR + largest)
+
+
+def test_each_reader_of_a_tensor_counts_it() -> None:
+    profile = model()
+    whole = replace(profile, edges=(*profile.edges, Edge(0, 3, "t0", Affine(7.0), Affine(7.0))))
+    assert whole.by_block.saved_bytes(range(4), 1) == 3 * TENSOR + 7.0
+
+
+def in_blocks_where(plan: Plan, chosen: list[bool]) -> Plan:
+    """The plan with some stages that recompute by block."""
+    stages = zip(plan.stages, chosen, strict=False)
+    return replace(plan, stages=tuple(replace(s, by_block=by_block) for s, by_block in stages))
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.lists(st.booleans(), min_size=8, max_size=8))
+def test_engines_agree_on_plans_that_recompute_by_block(case: Case, chosen: list[bool]) -> None:
+    made = in_blocks_where(case.plan, chosen)
+    workload = workload_of(made, case.profile, case.cluster, order_of(made))
+    trace = play(workload)
+    np.testing.assert_allclose(compiled.play(workload).actions, trace.actions, 1e-9, 1e-9)
+    found_s = compiled.iteration_s(workload.parts, compiled.orders_of(workload))
+    assert found_s == pytest.approx(trace.iteration_s)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "why"), [("zb-h1", "splits backwards"), ("pipedream", "has no flush")]
+)
+def test_schedules_that_cannot_are_refused_with_the_reason(schedule: str, why: str) -> None:
+    plan = replace(ALONE, schedule=schedule)
+    one = Cluster("c", (Host("h", (Device("d", 1e9),), inf),))
+    for refused in (lambda: simulate_plan(plan, model(), one), lambda: check_runnable(plan)):
+        with pytest.raises(BadInput, match=f"stage 0 recomputes by block.*{why}.*'1f1b'"):
+            refused()
+
+
+def test_a_plan_file_says_so() -> None:
+    written = plan_to_json(ALONE)
+    assert written["stages"][0]["recompute"] == "blocks"  # type: ignore[index,call-overload]
+    assert plan_from_json(written, "plan.json") == ALONE
+    assert replace(ALONE.stages[0], recompute=True).by_block is False
+    assert with_recompute(ALONE, False).stages[0].by_block is False
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_the_leanest_plan_fits_and_planners_count_its_bytes_as_the_simulator_does(
+    problem: PlanningProblem,
+) -> None:
+    free = replace(problem, blocks="allowed")
+    plan, kept = leanest(free, whole_chain(free)), leanest(problem, whole_chain(problem))
+    assert plan is not None or kept is None
+    if plan is None:
+        return
+    assert kept is None or len(plan.stages) <= len(kept.stages)
+    assert make_score(free)(plan) < inf
+    prediction = simulate_plan(
+        plan,
+        free.profile,
+        free.cluster,
+        optimizer_bytes_per_parameter_byte=free.optimizer_bytes_per_parameter_byte,
+    )
+    found = [prediction.peak_memory_bytes[device] for device in plan.devices]
+    assert found == pytest.approx(peak_memory_bytes(free, plan))
