@@ -52,14 +52,12 @@ def choose(
     collect_garbage_rarely()
     from penstock.cluster.toml_file import find_cluster
     from penstock.command_line.compare_command import names_in
-    from penstock.document import check_place
     from penstock.planning.hardware_choice import choose_cluster, plan_on_clusters, samples_of
     from penstock.profile.find import find_profile
     from penstock.report.tables import NarrowTable
 
     terminal = Terminal(as_json, quiet)
-    for place in filter(None, (out, csv)):
-        check_place(place)
+    terminal.check_places(out, csv)
     asked = [amount for amount in (tokens, samples) if amount]
     if len(asked) != 1 or not asked[0] < inf or not names_in(clusters):
         raise BadInput("say how long to train, by --tokens or --samples, on which --clusters")

@@ -86,7 +86,6 @@ def compare(
     """
     collect_garbage_rarely()
     from penstock.plan.optimizer_state import optimizer_state
-    from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.comparison import check_names
     from penstock.planning.plan_files import PlanInputs
@@ -106,7 +105,7 @@ def compare(
         optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,
-        pins=read_pins(pin or ()),
+        pins=pin or (),
     )
     terminal.note(other_kinds_words(problem.profile, problem.cluster))
     asked, orders = names_in(planners), schedules_in(schedules)

@@ -146,11 +146,23 @@ TensorParallel: TypeAlias = Annotated[
         "say what they divide.",
     ),
 ]
+
+
+def read_pins(given: list[str] | None) -> list[str] | None:
+    """The pins, with those of files in place of the files."""
+    if not given:
+        return given
+    from penstock.plan import pins
+
+    return [*pins.read_pins(given)]
+
+
 Pins: TypeAlias = Annotated[
     list[str] | None,
     Option(
         "--pin",
         metavar="PIN",
+        callback=read_pins,
         help="Fix a part of the plan, such as 'lm_head: alone', 'stages: 4' or "
         "'blocks.0: stage 0'; or a TOML file with the table [pins]. Repeatable.",
     ),

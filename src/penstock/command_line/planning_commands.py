@@ -64,9 +64,7 @@ def plan(
 ) -> None:
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
-    from penstock.document import check_place
     from penstock.plan.optimizer_state import optimizer_state
-    from penstock.plan.pins import read_pins
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
@@ -75,8 +73,7 @@ def plan(
 
     terminal = Terminal(as_json, quiet)
     member_named(PLANNERS, planner, "planner")
-    for place in filter(None, (out, csv)):
-        check_place(place)
+    terminal.check_places(out, csv)
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     problem = planning_problem(
@@ -90,7 +87,7 @@ def plan(
         optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,
-        pins=read_pins(pin or ()),
+        pins=pin or (),
     )
     terminal.note(other_kinds_words(costs, machines))
     sizes = sizes_of(tensor_parallel)

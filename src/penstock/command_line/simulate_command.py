@@ -90,7 +90,6 @@ def simulate(
 ) -> None:
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
-    from penstock.document import check_place
     from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
     from penstock.plan.optimizer_state import optimizer_state
@@ -101,8 +100,7 @@ def simulate(
 
     terminal, files = Terminal(as_json, quiet), TimelineFiles(out, trace, picture)
     files.check()
-    if csv:
-        check_place(csv)
+    terminal.check_places(csv)
     asked = read_what_if(link_bandwidth, link_latency, device or (), micro_batches, schedule)
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))

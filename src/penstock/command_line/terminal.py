@@ -50,6 +50,14 @@ class Terminal:
     as_json: bool
     quiet: bool
 
+    @staticmethod
+    def check_places(*places: str) -> None:
+        """Raise `BadInput` for a place that cannot be written to; empty ones are none."""
+        from penstock.document import check_place
+
+        for place in filter(None, places):
+            check_place(place)
+
     def note(self, text: str) -> None:
         """Print a note on standard error, unless it is empty."""
         if text and not self.quiet:

@@ -1,6 +1,6 @@
 """A planner's answer: a plan, found within a time limit where one is given."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -13,7 +13,7 @@ from penstock.plan.fitted_plan import with_needed_recompute
 from penstock.plan.infeasible import ONE_STAGE_PLANNERS, first_fitting, infeasible
 from penstock.plan.pins import pins_text
 from penstock.plan.plan import Plan, with_recompute
-from penstock.plan.problem import Planner, PlanningProblem, Score, in_blocks
+from penstock.plan.problem import PlanningProblem, Score, in_blocks
 from penstock.planners.pinned import pinned
 from penstock.planning.planning_problem import member_named
 from penstock.planning.tensor_groups import groupings, plan_with_groups
@@ -69,9 +69,9 @@ def find_plan(
 ) -> Plan:
     """What the planner of that name answers.
 
-    Where stages may recompute by block, the planner is asked for plans that do so on all stages if
-    nothing else fits. Plans of one stage are also tried so if memory is nearly full. `search` then
-    tries those of a quick planner, and lets each stage recompute as it can.
+    Where stages may recompute by block, plans that do so on all stages are tried if nothing else
+    fits. For `search`, and for plans of one stage, they are also tried if memory is nearly full.
+    `search` then lets each stage recompute as it can.
 
     After the time limit the best plan so far is the answer. At least one plan that fits is found,
     however long that takes. ``on_step`` is called with every step. The plan may have tensor groups
@@ -101,21 +101,10 @@ def find_plan(
     until = Deadline(limit.clock() + limit.seconds, limit.clock) if limit else None
     if not problem.pins:
         return answer(problem, planner, score, until, on_step)
-    found: list[Plan] = []
-    refused = Infeasible("no plan keeps the pins")
-    starts = STARTING_PLANNERS
-    if planner == "search":
-        with suppress(Infeasible):
-            first = pinned(problem, score)
-            found += [first] if problem.blocks != "always" else []
-            starts = {**starts, "pinned": pinned, "pinned, any schedule": planner_of(first)}
     try:
-        found.append(answer(problem, planner, score, until, on_step, starts))
+        return answer(problem, planner, score, until, on_step)
     except Infeasible as refusal:
-        refused = refusal
-    if not found:
-        raise pins_refused(problem, planner, refused)
-    return min(found, key=score)
+        raise pins_refused(problem, planner, refusal) from None
 
 
 def check_pins_of_groups(problem: PlanningProblem) -> None:
@@ -126,11 +115,6 @@ def check_pins_of_groups(problem: PlanningProblem) -> None:
                 f"pin '{pin.text}' names devices, and with tensor groups a plan's devices are the "
                 f"groups; leave out the pin or --tensor-parallel"
             )
-
-
-def planner_of(plan: Plan) -> Planner:
-    """The planner that always answers with a plan that is known."""
-    return lambda problem, score: plan
 
 
 def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) -> Infeasible:
@@ -163,14 +147,13 @@ def answer(
     score: Score,
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
-    starts: Mapping[str, Planner] = STARTING_PLANNERS,
 ) -> Plan:
-    """As `find_plan`, without groups and pins; the search improves on the plans of ``starts``."""
+    """As `find_plan`, without groups and pins."""
     if problem.blocks == "always":
-        return by_block(problem, planner, score, until, on_step, starts)
+        return by_block(problem, planner, score, until, on_step)
     found, refusal = list[Plan](), None
     try:
-        found.append(kept_or_whole(problem, planner, score, until, on_step, starts))
+        found.append(kept_or_whole(problem, planner, score, until, on_step))
     except Infeasible as error:
         refusal = error
     if not problem.allows_blocks or (found and not may_gain(problem, planner, found[0], score)):
@@ -181,7 +164,7 @@ def answer(
         return found[0]
     asked = QUICK if found and planner == "search" else planner
     with suppress(Infeasible, BadInput):
-        found.append(by_block(problem, asked, score, until, on_step, starts))
+        found.append(by_block(problem, asked, score, until, on_step))
     if not found:
         raise refusal or infeasible(problem, planner)
     judge = Judge(problem, problem.schedules, score)
@@ -220,22 +203,18 @@ def by_block(
     score: Score,
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
-    starts: Mapping[str, Planner],
 ) -> Plan:
     """The plan of a planner in which all stages recompute by block (`in_blocks`)."""
 
     def meant(plan: Plan) -> Plan:
         return with_recompute(plan, False, by_block=True)
 
-    def own(plan: Plan) -> float:
-        return score(meant(plan))
-
     def shown(step: SearchStep) -> None:
         if on_step:
             on_step(replace(step, plan=meant(step.plan) if step.plan else None))
 
     blocks = in_blocks(problem)
-    return meant(kept_or_whole(blocks, planner, own, until, shown, starts))
+    return meant(kept_or_whole(blocks, planner, lambda plan: score(meant(plan)), until, shown))
 
 
 def kept_or_whole(
@@ -244,11 +223,10 @@ def kept_or_whole(
     score: Score,
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
-    starts: Mapping[str, Planner],
 ) -> Plan:
     """The answer of a planner without recompute by block."""
     if planner == "search":
-        return searched_plan(problem, limited(score, until), until, on_step, starts)
+        return searched_plan(problem, limited(score, until), until, on_step)
     if on_step:
         on_step(SearchStep(f"planner {planner}", None, inf))
     if all(FAMILIES[name].is_planned for name in problem.schedules):
@@ -261,10 +239,16 @@ def searched_plan(
     score: Score,
     until: Deadline | None,
     on_step: Callable[[SearchStep], None] | None,
-    starts: Mapping[str, Planner],
 ) -> Plan:
     """What `search` answers, or its best plan at the deadline."""
     best: Plan | None = None
+    starts = dict(STARTING_PLANNERS)
+    if problem.pins:
+
+        def of_any_schedule(_: PlanningProblem, score: Score) -> Plan:
+            return pinned(problem, score)
+
+        starts |= {"pinned": pinned, "pinned, any schedule": of_any_schedule}
     for step in search_steps(problem, score, starts):
         best = step.plan
         if on_step:

@@ -15,7 +15,7 @@ from math import inf
 
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.schedule_costs import with_costs
+from penstock.plan.schedule_costs import priced
 from penstock.schedule.registry import FAMILIES
 from penstock.search.judge import Judge, SearchStep, actions_of, judge_of
 from penstock.search.neighbours import climb
@@ -124,7 +124,7 @@ def under_schedule(plan: Plan, schedule: str) -> Plan:
 
 def adapted_to(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
     """The plan under a schedule that makes its order for the costs of the stages."""
-    return with_costs(problem, replace(plan, schedule=schedule, in_flight_limit=()))
+    return priced(problem, replace(plan, schedule=schedule, in_flight_limit=()))
 
 
 def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:
