@@ -40,5 +40,5 @@ def test_a_row_says_where_search_is_behind(drawn: Any) -> None:
 
 def test_the_table_of_the_page_is_that_of_the_rows(drawn: Any, rows: list[dict[str, Any]]) -> None:
     page = (ROOT / "docs" / "benchmarks" / "planning.md").read_text(encoding="utf-8")
-    assert len(rows) == 60
+    assert [row["number"] for row in rows] == list(range(len(rows))) and len(rows) >= 30
     assert [line for line in drawn.random_table(rows) if line not in page] == []
