@@ -139,7 +139,7 @@ def test_a_model_that_fits_no_plan_ends_with_3_and_what_would_do(penstock: Penst
         *("plan", "bert-32", "--cluster", "small-memory", "--batch", 64, "--quiet"),
         *("--planner", "dynamic-program"),
     )
-    refused(answer, 3, "no plan fits", "use >= 16 devices", "use devices with 6.44 GB")
+    refused(answer, 3, "no plan fits", "use >= 12 devices", "use devices with 4.525 GB")
 
 
 def test_the_list_names_models_and_clusters(penstock: Penstock) -> None:

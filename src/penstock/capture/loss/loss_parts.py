@@ -183,6 +183,8 @@ class _Walk:
             for event in record.events
             if event.asks and not event.depends and isinstance(event.answer, int | float)
         }
+        # Ones and zeros that a program asks for are equal to flags and dimensions.
+        self._numbers = {answer for answer in self._answers if isinstance(answer, float)}
         self.found: dict[int, list[LossAction]] = {}
         self.mixing = ""
         self.has_sums = False
@@ -344,7 +346,8 @@ class _Walk:
             self.act(number, LossAction("rows"))
         for position, entry in enumerate(pytree.tree_leaves(event.args)):
             self._whole_statistics(entry)  # targets and weights, too
-            if isinstance(entry, float) and self._is_whole(event, position, entry):
+            is_number = isinstance(entry, float) and entry in self._numbers
+            if is_number or varies(self._others, event, position, entry):
                 self.act(number, LossAction("whole", position))
         for entry in mixed:
             self._before_reduction(entry.value)  # pyright: ignore[reportArgumentType]
