@@ -29,7 +29,7 @@ __all__ = ["BEHIND", "random_problem", "random_row", "random_table", "random_wor
 BEHIND = 0.001
 """A share by which `search` may be slower before it counts as behind."""
 
-NAMED = 5
+NAMED = 3
 """Schedules under which `search` is asked alone, beside that of its plan for all of them."""
 
 PLANNER_LIMIT_S = 1.0

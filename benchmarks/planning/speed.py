@@ -109,22 +109,21 @@ def speed_cases(folder: Path) -> list[SpeedCase]:
     """The commands; their made-up profiles are written to ``folder``."""
     write_profile(transformer(96), folder / "transformer-96.json")
     (folder / "graph-1250.txt").write_text(branching_graph(1250))
-    bert = ("bert-48", "--cluster", "dapple-a", "--batch", "64")
+    bert = ("bert-48", "--cluster", "dapple-b", "--batch", "64")
     deep = f"{folder}/transformer-96.json"
     graph = (f"{folder}/graph-1250.txt", "--profile-batch", "32")
     write_profile(transformer(20), folder / "transformer-20.json")
     four = f"{folder}/four.toml"
     write_cluster(Cluster("four", (Host("host", (Device("H100", 80 * GB),) * 4, 1e9),)), four)
+    others = {"gnmt-16": "1024", "inception-v3": "2048", "resnet-50": "2048"}
     return [
         SpeedCase("bert-48 on 16 devices, dapple", (*bert, "--planner", "dapple"), 1.0),
         SpeedCase("bert-48 on 16 devices, search", bert, 5.0),
-        SpeedCase("gnmt-16 on 16", ("gnmt-16", "--cluster", "dapple-a", "--batch", "1024"), 15.0),
-        SpeedCase(
-            "inception-v3 on 16",
-            ("inception-v3", "--cluster", "dapple-a", "--batch", "2048"),
-            15.0,
+        *(
+            SpeedCase(f"{model} on 16", (model, "--cluster", "dapple-a", "--batch", batch), 5.0)
+            for model, batch in others.items()
         ),
-        SpeedCase("96 layers on 256", (deep, "--cluster", "h100-pod-256", "--batch", "512"), 30.0),
+        SpeedCase("96 layers on 256", (deep, "--cluster", "h100-pod-256", "--batch", "512"), 20.0),
         SpeedCase(
             "96 layers on 1,024", (deep, "--cluster", "h100-pod-1024", "--batch", "2048"), 120.0
         ),
@@ -136,7 +135,7 @@ def speed_cases(folder: Path) -> list[SpeedCase]:
             )
             for model, size in ((f"{folder}/transformer-20.json", 4), ("resnet-50", 8))
         ),
-        SpeedCase("1,250 nodes on 16", (*graph, "--cluster", "dapple-a", "--batch", "512"), 30.0),
+        SpeedCase("1,250 nodes on 16", (*graph, "--cluster", "dapple-a", "--batch", "512"), 10.0),
     ]
 
 

@@ -25,13 +25,12 @@ from penstock.command_line.options import (
     ScheduleNames,
     TensorParallel,
 )
-from penstock.command_line.progress import planning_progress
+from penstock.command_line.progress import PlanningProgress, planning_progress
 from penstock.command_line.shown_plan import show_planned, stage_rows
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
-    from penstock.planning.answers import TimeLimit
     from penstock.planning.assessment import PlannedPipeline
 
 __all__ = ["plan"]
@@ -65,16 +64,12 @@ def plan(
 ) -> None:
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
-    from penstock.bounds.lower_bound import lower_bound
     from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.answers import find_plan
-    from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.plan_files import PlanInputs, write_planned
     from penstock.planning.planning_problem import member_named, planning_problem
-    from penstock.planning.tensor_groups import on_groups, sizes_of, without_groups
+    from penstock.planning.tensor_groups import sizes_of
     from penstock.search.search import PLANNERS
-    from penstock.simulate.score import make_score
 
     terminal = Terminal(as_json, quiet)
     member_named(PLANNERS, planner, "planner")
@@ -97,19 +92,8 @@ def plan(
     terminal.note(other_kinds_words(costs, machines))
     sizes = sizes_of(tensor_parallel)
     with planning_progress(terminal) as progress:
-        start_s, score = perf_counter(), make_score(problem)
-        progress.bound_s = (bound := lower_bound(problem)).seconds
-        limit = limit_left(time_limit, start_s)
-        found = find_plan(
-            problem, planner, score, sizes=sizes, limit=limit, on_step=progress.show_step
-        )
-        found, own = on_groups(found, problem)
-        planning_s = perf_counter() - start_s
-        bound = bound if own is problem else lower_bound(own)
-        baselines = baselines_of(problem, score)
-        plain = without_groups(found)
-        assessed = assess_plan(plain, own, baselines, bound, with_timeline=explain)
-    planned = replace(assessed, plan=found)
+        found = found_and_assessed(problem, planner, sizes, time_limit, explain, progress)
+    assessed, planned, own, planning_s = found
     if out:
         write_planned(planned, out, inputs, planning_s)
     terminal.save_csv(stage_rows(planned, costs), csv)
@@ -119,12 +103,36 @@ def plan(
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 
 
-def limit_left(time_limit: float, start_s: float) -> "TimeLimit | None":
-    """The time for the planners: the bound took a part of it, but leaves them half."""
-    from penstock.planning.answers import TimeLimit
+def found_and_assessed(
+    problem: "PlanningProblem",
+    planner: str,
+    sizes: tuple[int, ...],
+    time_limit_s: float,
+    explain: bool,
+    progress: PlanningProgress,
+) -> tuple["PlannedPipeline", "PlannedPipeline", "PlanningProblem", float]:
+    """The planner's plan, assessed without its tensor groups, and with them.
 
-    left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
-    return TimeLimit(left_s, perf_counter) if time_limit else None
+    Then the problem of these groups, and the seconds that planning took.
+    """
+    from penstock.bounds.lower_bound import lower_bound
+    from penstock.planning.answers import TimeLimit, find_plan
+    from penstock.planning.assessment import assess_plan, baselines_of
+    from penstock.planning.tensor_groups import on_groups, without_groups
+    from penstock.simulate.score import make_score
+
+    start_s, score = perf_counter(), make_score(problem)
+    progress.bound_s = (bound := lower_bound(problem)).seconds
+    # The bound takes a part of the time, but leaves the planners half of it.
+    left_s = max(time_limit_s / 2, start_s + time_limit_s - perf_counter())
+    limit = TimeLimit(left_s, perf_counter) if time_limit_s else None
+    found = find_plan(problem, planner, score, sizes=sizes, limit=limit, on_step=progress.show_step)
+    found, own = on_groups(found, problem)
+    planning_s = perf_counter() - start_s
+    bound = bound if own is problem else lower_bound(own)
+    plain, baselines = without_groups(found), baselines_of(problem, score)
+    assessed = assess_plan(plain, own, baselines, bound, with_timeline=explain)
+    return assessed, replace(assessed, plan=found), own, planning_s
 
 
 def explained(

@@ -157,10 +157,11 @@ def without_pipeline_words(job: Job, plan: Plan, profile: ModelProfile, cluster:
     """What a step of plain data parallelism would take, in words; empty if the plan is that."""
     if len(plan.device_groups) == 1:
         return ""
-    problem = replace(problem_of(job, profile, cluster), schedules=("1f1b",))
+    problem = replace(problem_of(job, profile, cluster), schedules=("1f1b",), blocks="allowed")
     try:
         plain = find_plan(problem, "data-parallel", make_score(problem))
     except Infeasible:
         return "data parallelism does not fit in memory"
     step_s = predict_step(job, plain, profile, cluster)[0].iteration_s
-    return f"{parallel_words(plain, 'worker')[0]} would take {seconds_text(step_s)}"
+    again = " by block" if plain.stages[0].by_block else ""
+    return f"{parallel_words(plain, 'worker')[0]}{again} would take {seconds_text(step_s)}"

@@ -14,6 +14,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
 from penstock.plan.run_tables import Integers, at, runs_at
+from penstock.schedule.registry import FAMILIES
 
 __all__ = ["device_orders", "leanest"]
 
@@ -52,7 +53,8 @@ def leanest(
     devices = problem.cluster.devices if devices is None else devices
     size, layers = min(problem.micro_batch_sizes), len(problem.profile.layers)
     micro_batches = problem.global_batch // size
-    schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
+    known = [name for name in problem.schedules if FAMILIES[name].is_planned]
+    schedule = "1f1b" if "1f1b" in known or not known else known[0]
     depth = depth_function(schedule)
     first: dict[Device, int] = {}
     kinds = [first.setdefault(device, len(first)) for device in devices]

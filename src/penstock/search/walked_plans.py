@@ -99,7 +99,7 @@ def simulate_depths(judge: Judge, plans: Iterable[Plan], seed: int) -> None:
                 seconds = judge.simulate(variant)
                 if seconds < found_s:
                     found, found_s = variant, seconds
-    if found is not None and found_s < NEAR * judge.best_s:
+    if found is not None:
         generator = default_rng([len(problem.profile.layers), seed])
         size = len(problem.cluster.devices) * len(problem.profile.layers)
         actions = ACTIONS_WALKED * min(1.0, size / WALKED)

@@ -10,6 +10,7 @@ from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage, with_recompute
+from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage
 from penstock.runtime.stages.runner import StageInputs
@@ -130,3 +131,28 @@ def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
     for one, other, third in zip(gradients, others, by_block, strict=True):
         assert torch.equal(one, other)
         assert torch.equal(one, third)
+
+
+def test_by_block_autocast_and_clipped_steps_are_those_of_a_run_that_keeps_everything() -> None:
+    torch.manual_seed(0)
+    model, loss = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), nn.MSELoss()
+    batch = (torch.randn(8, 8), torch.randn(8, 8))
+    graph = capture_model(model, batch, loss=loss, granularity="module")
+    kept = Plan((Stage(range(len(graph.layer_names)), (0,), (4,)),), 2, 4, "gpipe")
+    found: list[list[float]] = []
+    first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for plan in (kept, with_recompute(kept, False, by_block=True)):
+        model.load_state_dict(first)
+        with Pipeline(
+            graph,
+            plan,
+            batch,
+            optimizer=lambda p: torch.optim.SGD(p, 0.5),
+            clip_norm=0.1,
+            autocast=torch.bfloat16,
+        ) as pipe:
+            found.append([pipe.step(batch).loss for _ in range(3)])
+            pipe.close(gather=True)
+    # Between parts tensors have the type of the capture, within one stage that of autocast.
+    assert found[1] == pytest.approx(found[0], rel=1e-2)
+    assert found[0][2] < found[0][0]
