@@ -20,7 +20,7 @@ from penstock.search.even_loads import evenly_loaded_plans
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import adapted_to, family_steps, plain_families
 from penstock.search.judge import LEADING, MAKING_A_PLAN, Judge, SearchStep, actions_of, judge_of
-from penstock.search.neighbours import climb
+from penstock.search.neighbours import climb, other_micro_batches
 from penstock.search.preference import preferred
 from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
 from penstock.search.walked_plans import moved_cut, simulate_walked, walked
@@ -143,9 +143,12 @@ def improve_leaders(judge: Judge, planned: Sequence[Plan]) -> Iterator[SearchSte
             first.setdefault(plan.schedule, plan)
             # Under an order that is searched for, only cuts move.
             first.setdefault((*placed(plan), FAMILIES[plan.schedule].is_searched), plan)
-        plan = next((plan for plan in first.values() if plan not in climbed), None)
-        if plan is None:
+        left = [plan for plan in first.values() if plan not in climbed]
+        if not left:
             return
+        # A schedule whose best plan has not moved yet comes before others once more.
+        tried = {plan.schedule for plan in climbed}
+        plan = min(left, key=lambda plan: plan.schedule in tried)
         climbed.add(plan)
         yield judge.step(f"moves under {plan.schedule}")
         known = len(judge.seconds)
@@ -190,9 +193,10 @@ def alike(allowed: Sequence[str], plan: Plan) -> list[str]:
 
 
 def simulate_other_orders(judge: Judge) -> None:
-    """Try the best plan under each schedule that searches for orders, then also with less memory.
+    """Try the best plan under each schedule that searches for orders.
 
-    Such a search is greedy: with less memory it sometimes finds a faster order.
+    If such an order is the best, it is also searched for with other micro-batches, and with less
+    memory: the search for it is greedy, and sometimes finds a faster order then.
     """
     for name in judge.allowed:
         _, plan = judge.best_of(judge.allowed)
@@ -201,6 +205,8 @@ def simulate_other_orders(judge: Judge) -> None:
     _, plan = judge.best_of(judge.allowed)
     if plan is None or not FAMILIES[plan.schedule].is_searched:
         return
+    for other in other_micro_batches(judge.problem, plan):
+        judge.simulate(adapted_to(judge.problem, other, plan.schedule))
     for share in TIGHTER:
         judge.simulate(
             replace(plan, memory_bytes=tuple(share * room for room in plan.memory_bytes))
