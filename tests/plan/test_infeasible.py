@@ -188,3 +188,11 @@ def test_a_schedule_that_planners_do_not_know_is_named_with_what_would_fit() -> 
     )
     with pytest.raises(Infeasible, match=r"under schedule chimera, though 2 stages .* '1f1b'"):
         PLANNERS["search"](problem, make_score(problem))
+
+
+def test_a_schedule_that_splits_backwards_is_told_what_would_fit_by_block() -> None:
+    asked = planning_problem(
+        find_profile("bert-32"), find_cluster("small-memory"), 64, schedule="v-min"
+    )
+    assert asked.blocks == "allowed"
+    assert "use >= 12 devices" in str(infeasible(asked, "search"))

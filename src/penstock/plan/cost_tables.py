@@ -1,7 +1,7 @@
 """The layers of a problem on groups of its devices, for the core's programs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -66,7 +66,9 @@ class ChainCosts:
     @cached_property
     def by_block(self) -> "ChainCosts":
         """The same where all stages recompute by block."""
-        return ChainCosts(in_blocks(self.problem), self.cuts)
+        # Costs do not depend on schedules, and what would fit is asked for others than these.
+        freer = replace(self.problem, schedules=PlanningProblem.schedules)
+        return ChainCosts(in_blocks(freer), self.cuts)
 
     @property
     def layers(self) -> int:
