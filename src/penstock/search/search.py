@@ -50,8 +50,8 @@ the next two it was chosen once, on four random problems on which the search was
 planner; other values were not compared."""
 
 ACTIONS_AT_THE_END, ACTIONS_FOR_CUTS = 2_000_000, 400_000
-"""Simulated actions spent on these neighbours, at most two seconds; and on each walk over cuts. With
-3 million a chain of equal blocks took a sixth longer, and nothing was faster."""
+"""Simulated actions spent on these neighbours, at most two seconds; and on each walk over cuts.
+With 3 million a chain of equal blocks took a sixth longer, and nothing was faster."""
 
 TIGHTER = (0.75, 0.5)
 """Shares of the memory for which a new order of the best plan is tried."""
