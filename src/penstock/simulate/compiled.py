@@ -42,7 +42,7 @@ class Summary:
     """The result of a play without its spans.
 
     ``ends_s[i]`` is when the last work of iteration ``i`` ends. ``busy_s`` are the seconds of
-    compute of each device.
+    compute of each device with work, in the order of their numbers.
     """
 
     ends_s: tuple[float, ...]
@@ -53,7 +53,7 @@ def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Su
     """Play iterations of ``micro_batches`` each, without a trace: for the largest plans."""
     orders = orders_of(workload)
     spans = native.play(workload.parts.times, orders.in_core).actions
-    each, ends_s, busy_s = workload.streams_each, np.zeros(iterations), list[float]()
+    each, ends_s, busy_s = workload.streams_each, np.zeros(iterations), dict[int, float]()
     number = (orders.words >> MICRO_SHIFT) // micro_batches
     is_wait, first = (orders.words & KIND_MASK) > STEP, 0
     for work in workload.devices:
@@ -61,8 +61,10 @@ def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Su
         rows = spans[first : first + end - start]
         first += end - start
         np.maximum.at(ends_s, np.where(is_wait[start:end], 0, number[start:end]), rows[:, 1])
-        busy_s.append(float((rows[:, 1] - rows[:, 0]).sum()))
-    return Summary(tuple(np.maximum.accumulate(ends_s).tolist()), tuple(busy_s))
+        # One after another, as a timeline's events are added up: to the last digit the same.
+        busy_s[work.device] = float(np.add.accumulate(rows[:, 1] - rows[:, 0])[-1])
+    of_devices = tuple(busy_s[device] for device in sorted(busy_s))
+    return Summary(tuple(np.maximum.accumulate(ends_s).tolist()), of_devices)
 
 
 def orders_of(workload: Workload) -> FlatOrders:

@@ -49,7 +49,7 @@ def bubble_fraction(timeline: Timeline) -> float:
     for event in timeline.events:
         if event.kind in COMPUTE:
             busy[event.device].append(event)
-    return max(0.0, 1.0 - sum(covered_s(events) for events in busy.values()) / available_s)
+    return max(0.0, 1.0 - sum(covered_s(busy[device]) for device in devices) / available_s)
 
 
 def peak_memory_bytes(timeline: Timeline) -> tuple[float, ...]:
