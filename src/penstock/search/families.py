@@ -17,7 +17,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.schedule_costs import priced
 from penstock.schedule.registry import FAMILIES
-from penstock.search.judge import Judge, SearchStep, actions_of, judge_of
+from penstock.search.judge import NEAR, Judge, SearchStep, actions_of, judge_of
 from penstock.search.neighbours import climb
 from penstock.search.skeletons import Skeleton, load_s, skeletons_of_plans
 
@@ -31,10 +31,6 @@ ACTIONS_FOR_SKELETONS = 600_000
 
 ACTIONS_FOR_MOVES = 600_000
 """The same for the moves from each start."""
-
-NEAR = 1.1
-"""How many times as long as the best plan the load of a skeleton may be: moves may still gain that.
-Of 1.0, 1.1 and 1.3, on the random problem that showed the need of more than 1.0."""
 
 FIRST_STARTS, ACTIONS_FOR_FIRST_MOVES, FAR = 12, 60_000, 1.5
 """How many plans of different placements are improved by few moves, with so many actions each; and

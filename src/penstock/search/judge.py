@@ -14,6 +14,7 @@ __all__ = [
     "ITS_DEVICE",
     "LEADING",
     "MAKING_A_PLAN",
+    "NEAR",
     "Judge",
     "SearchStep",
     "actions_of",
@@ -36,6 +37,10 @@ MAKING_A_PLAN, ITS_DEVICE = 500, 30
 ORDERED = 4
 """Making the order of an action takes this many times as long as simulating it. The orders of the
 planners' own schedules take no time."""
+
+NEAR = 1.1
+"""How many times as long as the best plan one may take, by its time, load or bound, to be improved
+too: moves may still gain that. For the load of skeletons 1.0 was too little on a random problem."""
 
 LEADING = 6
 """How many of the fastest plans lead."""

@@ -20,7 +20,15 @@ from penstock.schedule.registry import FAMILIES
 from penstock.search.even_loads import evenly_loaded_plans
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.families import adapted_to, family_steps, plain_families
-from penstock.search.judge import LEADING, MAKING_A_PLAN, Judge, SearchStep, actions_of, judge_of
+from penstock.search.judge import (
+    LEADING,
+    MAKING_A_PLAN,
+    NEAR,
+    Judge,
+    SearchStep,
+    actions_of,
+    judge_of,
+)
 from penstock.search.neighbours import climb, other_micro_batches
 from penstock.search.preference import preferred
 from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
@@ -31,9 +39,6 @@ __all__ = ["PLANNERS", "STARTING_PLANNERS", "search_from", "search_steps"]
 ACTIONS_FOR_MOVES, ACTIONS_FOR_MORE_MOVES = 1_500_000, 500_000
 """Simulated actions spent on moves from the best plan with whole backwards, about a second; and on
 those from each other one that leads."""
-
-NEAR = 1.1
-"""How many times as long as the best plan another one may take to be improved too."""
 
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""

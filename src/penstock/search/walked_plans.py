@@ -12,7 +12,7 @@ from penstock.plan.cost import depths_of
 from penstock.plan.plan import Plan, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.search.families import adapted_to
-from penstock.search.judge import ITS_DEVICE, MAKING_A_PLAN, Judge, actions_of
+from penstock.search.judge import ITS_DEVICE, MAKING_A_PLAN, NEAR, Judge, actions_of
 
 __all__ = [
     "deeper_variants",
@@ -25,9 +25,6 @@ __all__ = [
 
 QUICK_DEPTH = 4
 """Micro-batches in flight, for each stage from here to the end, of a plan's first order."""
-
-NEAR = 1.1
-"""Plans whose bound is above the best time by more than this factor are left out."""
 
 ACTIONS = 1_200_000
 """Simulated actions of the first orders of all plans; about a second."""
