@@ -72,12 +72,12 @@ class GroupTransport:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        # Gloo's handle of a send is complete only when it has been waited for.
-        self._keeps_sent = world.backend == "gloo"
-        self._in_order = not self._keeps_sent
+        # Gloo's handle of a send is complete only when it has been waited for, and Gloo needs no
+        # order of sends and receives.
+        self._by_gloo = world.backend == "gloo"
         everyone = range(world.size)
         self._up = world.new_group(everyone)
-        self._down = world.new_group(everyone) if self._keeps_sent else self._up
+        self._down = world.new_group(everyone) if self._by_gloo else self._up
         self._sums = world.new_group(everyone, "gloo")
         self._planned: deque[Message] = deque()
         peers = [rank for rank in everyone if rank != world.rank]
@@ -100,7 +100,7 @@ class GroupTransport:
     def proceed(self, planned: Sequence[Message]) -> None:
         """Post more receives, after those that remain."""
         own = self._world.rank
-        self._planned.extend(m for m in planned if self._in_order or m.sender != own)
+        self._planned.extend(m for m in planned if not self._by_gloo or m.sender != own)
         self._post_ahead()
 
     def at(self, position: int) -> None:
@@ -124,13 +124,13 @@ class GroupTransport:
         self, message: Message, sending: deque[Sent], tensors: Sequence[torch.Tensor]
     ) -> None:
         """Start sending; the buffer is kept until the operation is complete."""
-        if self._keeps_sent:
+        if self._by_gloo:
             while len(sending) >= self._window and bytes_of(sending) >= FREE_BYTES:
                 self._settle(sending.popleft())
         else:
             while sending and sending[0].work and sending[0].work.is_completed():
                 sending.popleft()
-        while self._in_order and (first := self._planned.popleft()) is not message:
+        while not self._by_gloo and (first := self._planned.popleft()) is not message:
             self._post(first)
         buffer = packed(message, tensors)
         try:
