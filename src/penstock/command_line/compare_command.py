@@ -94,7 +94,8 @@ def compare(
     from penstock.report.tables import NarrowTable, comparison_table, refusal_lines
 
     terminal = Terminal(as_json, quiet)
-    check_places(out, picture, csv)
+    check_endings(out, picture)
+    terminal.check_places(out, picture, csv)
     inputs = PlanInputs(profile, cluster, profile_batch)
     problem = planning_problem(
         inputs.read_profile(),
@@ -128,9 +129,8 @@ def compare(
         terminal.note(f"wrote {picture}")
 
 
-def check_places(out: str, picture: str, csv: str) -> None:
-    """Raise `BadInput` unless the files can be written, and hold what their names say."""
-    from penstock.document import check_place
+def check_endings(out: str, picture: str) -> None:
+    """Raise `BadInput` unless the files hold what their names say."""
     from penstock.report.compare_picture import check_picture_path
 
     check_picture_path(picture)
@@ -138,8 +138,6 @@ def check_places(out: str, picture: str, csv: str) -> None:
         raise BadInput(
             f"-o '{out}' would hold JSON, whatever its ending says; name a .json file, or --csv"
         )
-    for place in filter(None, (out, picture, csv)):
-        check_place(place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,11 +99,11 @@ def find_plan(
 
         return plan_with_groups(problem, sizes, find).plan
     until = Deadline(limit.clock() + limit.seconds, limit.clock) if limit else None
-    if not problem.pins:
-        return answer(problem, planner, score, until, on_step)
     try:
         return answer(problem, planner, score, until, on_step)
     except Infeasible as refusal:
+        if not problem.pins:
+            raise
         raise pins_refused(problem, planner, refusal) from None
 
 
