@@ -51,6 +51,16 @@ def test_a_plan_is_found_again_in_another_process():
     )
 
 
+def test_what_the_devices_of_a_stage_divide_survives_a_round_trip():
+    for sharding in ("optimizer", "parameters"):
+        divided = replace(PLAN.stages[0], sharding=sharding)
+        plan = replace(PLAN, stages=(divided, PLAN.stages[1]))
+        assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "p.json") == plan
+    assert replace(PLAN.stages[1], sharding="optimizer").sharding == ""  # one device has all
+    with pytest.raises(BadInput, match="stage 0 has sharding 'half'"):
+        replace(PLAN, stages=(replace(divided, sharding="half"), PLAN.stages[1]))
+
+
 COSTS = {"forward_s": 1.0, "input_backward_s": 1.0, "weight_backward_s": 1.0}
 
 

@@ -34,13 +34,15 @@ class StageEntry(Entry):
     """One stage: ``layers`` is the half-open range ``[lo, hi)``.
 
     ``recompute`` is true for all of them, false for none, "blocks" for all by block, or a list of
-    single ones.
+    single ones. ``sharding`` is what the devices divide: the optimizer's state or, as FSDP does,
+    the parameters too.
     """
 
     layers: list[int]
     devices: list[int]
     slices: list[int]
     recompute: bool | Literal["blocks"] | list[int] = False
+    sharding: Literal["", "optimizer", "parameters"] = ""
 
 
 class CostEntry(Entry):
@@ -98,7 +100,13 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
     try:
         return Plan(
             stages=tuple(
-                Stage(range(*s.layers), tuple(s.devices), tuple(s.slices), *recompute_of(s))
+                Stage(
+                    range(*s.layers),
+                    tuple(s.devices),
+                    tuple(s.slices),
+                    *recompute_of(s),
+                    s.sharding,
+                )
                 for s in entry.stages
             ),
             micro_batches=entry.micro_batches,
@@ -153,6 +161,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
                 "recompute": "blocks"
                 if stage.by_block
                 else list(stage.recompute_layers) or stage.recompute,
+                **({"sharding": stage.sharding} if stage.sharding else {}),
             }
             for stage in plan.stages
         ],

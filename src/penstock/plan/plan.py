@@ -11,6 +11,7 @@ from penstock.schedule.shape import PipelineShape, StageCost
 __all__ = [
     "MOST_MICRO_BATCHES",
     "MOST_RANKS",
+    "SHARDINGS",
     "Plan",
     "Stage",
     "rank_pairs",
@@ -20,6 +21,9 @@ __all__ = [
 
 MOST_MICRO_BATCHES = 65_536
 """The most micro-batches of an iteration."""
+
+SHARDINGS = ("", "optimizer", "parameters")
+"""What the devices of a stage may divide; see `Stage`."""
 
 MOST_RANKS = 64
 """The most ranks of a tensor group that a planner may choose."""
@@ -33,6 +37,10 @@ class Stage:
     ``recompute``, activations are computed a second time before the backward: those of
     ``recompute_layers`` if any are named, else those of all layers. With ``by_block`` instead, each
     layer keeps only what it reads, and runs again at the start of its own backward.
+
+    ``sharding`` is what the devices divide among themselves instead of keeping it whole:
+    "optimizer" is the optimizer's state (ZeRO-1), "parameters" are parameters, gradients and the
+    optimizer's state (ZeRO-3, FSDP). Empty: nothing.
     """
 
     layers: range
@@ -41,12 +49,15 @@ class Stage:
     recompute: bool = False
     recompute_layers: tuple[int, ...] = ()
     by_block: bool = False
+    sharding: str = ""
 
     def __post_init__(self) -> None:
         if self.recompute_layers and not self.recompute:
             object.__setattr__(self, "recompute_layers", ())
         if self.by_block and self.recompute:
             object.__setattr__(self, "by_block", False)
+        if self.sharding and len(self.devices) < 2:
+            object.__setattr__(self, "sharding", "")
 
     @property
     def replicas(self) -> int:
@@ -240,6 +251,11 @@ def check_plan(plan: Plan) -> None:
             raise BadInput(
                 f"stage {index} recomputes layers {list(named)}; name layers of its own, "
                 f"{layers.start} to {layers.stop - 1}, each once and in order"
+            )
+        if stage.sharding not in SHARDINGS:
+            raise BadInput(
+                f"stage {index} has sharding {stage.sharding!r}; it must be one of "
+                f"{', '.join(map(repr, SHARDINGS))}"
             )
         if len(stage.devices) == 1 and stage.slices == (plan.micro_batch_size,):
             continue
