@@ -1,4 +1,4 @@
-"""Published FSDP runs beside the price of FSDP that plans are compared with.
+"""Published FSDP runs beside what is predicted of one stage whose devices divide parameters.
 
     python benchmarks/fsdp.py            # prints the table, in seconds
     python benchmarks/fsdp.py --write    # also puts it into docs/benchmarks/fsdp.md
@@ -8,7 +8,7 @@ The page says what the figures mean, and where they are from.
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -23,8 +23,10 @@ from published_runs import GPUS_OF_HOST, LINKS, NVLINK_S, OPTIMIZER_BYTES, PORT_
 
 from penstock.cluster.cluster import Cluster, Device, Host  # noqa: E402
 from penstock.measure.hardware import HARDWARE  # noqa: E402
+from penstock.plan.plan import Plan, Stage  # noqa: E402
 from penstock.plan.problem import PlanningProblem  # noqa: E402
-from penstock.planning.fsdp import FsdpPrice, fsdp_price  # noqa: E402
+from penstock.simulate.score import predict_plan  # noqa: E402
+from penstock.simulate.simulation import Prediction  # noqa: E402
 
 HEADING = "Predicted and published"
 
@@ -37,9 +39,6 @@ SHAPES = {
 }
 """Blocks, hidden size, heads, those with keys of their own, inner size; words of a sample, and of
 the vocabulary."""
-
-SUMMED_IN_FLOAT32 = {"titan-a100": 2.0, "titan-h100": 2.0, "ibm": 1.0}
-"""Bytes of gradients in messages for each byte of parameters: torchtitan sums in float32."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ RUNS = (
 )
 
 
-def prices(run: Run) -> tuple[FsdpPrice, FsdpPrice]:
-    """The price without recompute, and by block."""
+def problem_of(run: Run) -> PlanningProblem:
+    """The model of a run on its GPUs, all of which take their samples in one micro-batch."""
     blocks, hidden, heads, key_heads, inner, words, vocabulary = SHAPES[run.model]
     shape = Decoder(
         blocks,
@@ -101,24 +100,38 @@ def prices(run: Run) -> tuple[FsdpPrice, FsdpPrice]:
         for i in range(run.gpus // GPUS_OF_HOST)
     )
     batch = run.gpus * run.samples
-    problem = PlanningProblem(
+    return PlanningProblem(
         decoder_profile(shape, 1, run.device, hardware),
         Cluster(f"{run.gpus} {run.device}", tuple(hosts)),
         batch,
         (batch,),
         OPTIMIZER_BYTES,
     )
-    summed = SUMMED_IN_FLOAT32[run.source]
+
+
+def predictions(run: Run) -> tuple[Prediction, Prediction]:
+    """Without recompute, and by block."""
+    problem = problem_of(run)
+    stage = Stage(
+        range(len(problem.profile.layers)),
+        tuple(range(run.gpus)),
+        (run.samples,) * run.gpus,
+        sharding="parameters",
+    )
     kept, again = (
-        fsdp_price(problem, batch, by_block=by_block, scatter_bytes_per_byte=summed)
-        for by_block in (False, True)
+        predict_plan(
+            problem,
+            Plan((replace(stage, by_block=again),), 1, problem.global_batch, "1f1b"),
+            with_timeline=False,
+        )
+        for again in (False, True)
     )
     return kept, again
 
 
 def predicted_tokens_per_s(run: Run) -> float:
     """Tokens a second of each GPU; where half of the forward runs again, the mean time of both."""
-    kept, again = prices(run)
+    kept, again = predictions(run)
     share = {"none": 0.0, "half": 0.5, "all": 1.0}[run.recompute]
     seconds = (1 - share) * kept.iteration_s + share * again.iteration_s
     return run.samples * SHAPES[run.model][5] / seconds

@@ -86,13 +86,16 @@ def clusters(draw: st.DrawFn, max_devices: int = 3, memory: bool = True) -> Clus
 
 
 @st.composite
-def problems(draw: st.DrawFn, max_layers: int = 4, memory: bool = True) -> PlanningProblem:
-    """A problem small enough to enumerate."""
+def problems(
+    draw: st.DrawFn, max_layers: int = 4, memory: bool = True, divided: bool = False
+) -> PlanningProblem:
+    """A problem small enough to enumerate; ``divided``: all stages may have to divide something."""
     return PlanningProblem(
         profile=draw(profiles(max_layers)),
         cluster=draw(clusters(memory=memory)),
         global_batch=4,
         micro_batch_sizes=draw(st.sampled_from([(1,), (2,), (4,), (1, 2, 4)])),
         recompute=draw(st.sampled_from(["auto", "on", "off"])),
+        sharding=draw(st.sampled_from(["off", "optimizer", "parameters"])) if divided else "off",
         schedules=draw(st.sampled_from([("1f1b",), ("gpipe",), ("1f1b", "gpipe")])),
     )

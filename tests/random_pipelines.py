@@ -1,11 +1,11 @@
 """Random pipelines of every kind: any placement, any valid order, any link, unequal throughout."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.profile.model_profile import (
     Affine,
     Edge,
@@ -40,30 +40,42 @@ class RandomPipeline:
     iterations: int
 
 
-def random_pipeline(random: Random, *, slots: bool = False) -> RandomPipeline:
+def random_pipeline(
+    random: Random, *, slots: bool = False, divided: bool = False
+) -> RandomPipeline:
     """A pipeline of any kind; with ``slots`` some hosts have too few cores.
+
+    Where devices may have ``divided`` what they keep, backwards are whole, there is a flush, and no
+    parameter is tied.
 
     Without them no two things happen at the same instant but by a rare chance, or because a forward
     runs beside a backward and takes as long.
     """
-    style = random.choice(STYLES)
-    without_flush = style == "straight" and random.random() < 0.4
+    style = random.choice(STYLES[:3] if divided else STYLES)
+    without_flush = not divided and style == "straight" and random.random() < 0.4
     groups, rounds = random.randint(1, 3), 1
     if style in ("looped", "folded"):
         rounds = random.randint(2, 3)
     if style == "mirrored":
         groups = random.randint(1, 4)
     stages = groups * rounds
-    profile = random_profile(random, random.randint(stages, stages + 4), ties=not without_flush)
+    ties = not (without_flush or divided)
+    profile = random_profile(random, random.randint(stages, stages + 4), ties=ties)
     cluster = random_cluster(random, groups + random.randint(0, 3), slots)
     micro_batches = random.randint(1, 6)
     plan = random_plan(random, profile, len(cluster.devices), micro_batches, style, groups, rounds)
+    if divided:
+        # So that the devices of a stage, which wait for one another, do not end at one instant.
+        profile = replace(profile, stage_forward_s=0.1, stage_backward_s=0.2)
+        kinds = [random.choice(SHARDINGS) for _ in plan.stages]
+        stages_of_plan = zip(plan.stages, kinds, strict=True)
+        plan = replace(plan, stages=tuple(replace(s, sharding=k) for s, k in stages_of_plan))
     weights = SYNCHRONOUS
     if without_flush:
         versions = tuple(random.randint(1, 4) for _ in plan.stages)
         weights = WeightRule(random.randint(1, micro_batches), versions)
     concurrent = random.random() < 0.3
-    schedule = random_order(random, plan.shape(), concurrent, weights)
+    schedule = random_order(random, plan.shape(), concurrent, weights, 0.0 if divided else 0.4)
     iterations = 1 if without_flush else random.choice([1, 1, 2, 3])
     return RandomPipeline(plan, profile, cluster, schedule, iterations)
 
@@ -184,13 +196,14 @@ def random_order(
     shape: PipelineShape,
     concurrent: bool = False,
     weights: WeightRule = SYNCHRONOUS,
+    split_share: float = 0.4,
 ) -> Schedule:
     """Any order that can be played: actions one after the other as their inputs allow.
 
     Some backwards are split; without a flush all of a stage or none.
     """
     halves = {
-        (stage, m): random.random() < 0.4
+        (stage, m): random.random() < split_share
         for stage in range(shape.stages)
         for m in range(shape.micro_batches)
     }

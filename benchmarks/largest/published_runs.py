@@ -12,6 +12,7 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.measure.hardware import HARDWARE
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.sharding import with_sharding
 from penstock.planning.tensor_groups import on_groups, without_groups
 from penstock.simulate.simulation import Prediction, simulate_plan
 
@@ -148,12 +149,12 @@ def problem_of(run: PublishedRun, sustained: float = 0.0) -> PlanningProblem:
 def predicted(run: PublishedRun, sustained: float = 0.0) -> Prediction:
     """The published plan, simulated."""
     plan, problem = on_groups(plan_of(run), problem_of(run, sustained))
+    plan = without_groups(plan)
     return simulate_plan(
-        without_groups(plan),
+        with_sharding(plan, "optimizer") if run.overlaps else plan,
         problem.profile,
         problem.cluster,
         optimizer_bytes_per_parameter_byte=OPTIMIZER_BYTES,
-        shard_optimizer=run.overlaps,
         with_timeline=False,
     )
 

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
-from penstock.plan.problem import MEMORY_RESERVE, Planner
+from penstock.plan.problem import MEMORY_RESERVE, Planner, ShardingChoice
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.comparison import Comparisons, best_first, compare_plans
 from penstock.planning.planning_problem import AskedRecompute, planning_problem
@@ -28,6 +28,7 @@ def plan_pipeline(
     micro_batch_size: int = 0,
     schedule: str | AnySchedule = "auto",
     recompute: AskedRecompute = "auto",
+    sharding: ShardingChoice = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,
     memory_reserve: float = MEMORY_RESERVE,
@@ -39,7 +40,7 @@ def plan_pipeline(
     ``planner`` and ``schedule`` may be functions (`penstock.planning.plugins`), which are known by
     their names from then on. ``batch`` is the number of samples of an iteration.
     ``micro_batch_size`` 0 tries every divisor of it. `penstock.planning.planning_problem` explains
-    the names of schedules (`schedules_named`) and ``recompute`` (`planning_problem`).
+    the names of schedules (`schedules_named`), ``recompute`` and ``sharding`` (`planning_problem`).
     ``max_stages`` 0 allows any number of stages. ``optimizer_bytes_per_parameter_byte`` is the
     state of the optimizer, 2 for Adam. ``memory_reserve`` is the share of each device's memory that
     the plan leaves free. ``pins`` are parts of the plan that are fixed, such as "lm_head: alone"
@@ -63,6 +64,7 @@ def plan_pipeline(
         planner=planner,
         schedule=schedule,
         recompute=recompute,
+        sharding=sharding,
         optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
         max_stages=max_stages,
         memory_reserve=memory_reserve,

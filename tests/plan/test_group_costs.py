@@ -1,5 +1,6 @@
 """The cost model of planners in the core, against the plain one, figure by figure."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -16,7 +17,7 @@ from penstock.plan.cost import (
 )
 from penstock.plan.cost_tables import whole_chain
 from penstock.plan.plan import Stage
-from penstock.plan.problem import PlanningProblem
+from penstock.plan.problem import PlanningProblem, ShardingChoice
 
 ROUNDING = 1e-9
 
@@ -28,10 +29,16 @@ def groups_of(problem: PlanningProblem, most: int) -> list[tuple[int, ...]]:
 
 
 @settings(max_examples=30, deadline=None)
-@given(problem=problems(), depth=st.integers(1, 4), recompute=st.booleans())
+@given(
+    problem=problems(),
+    depth=st.integers(1, 4),
+    recompute=st.booleans(),
+    sharding=st.sampled_from(["off", "optimizer", "parameters"]),
+)
 def test_a_stage_costs_what_the_plain_model_says(
-    problem: PlanningProblem, depth: int, recompute: bool
+    problem: PlanningProblem, depth: int, recompute: bool, sharding: ShardingChoice
 ):
+    problem = replace(problem, sharding=sharding)
     size = max(problem.micro_batch_sizes)
     groups = groups_of(problem, size)
     slices = [rows_by_speed(problem.cluster, group, size) for group in groups]
@@ -39,7 +46,7 @@ def test_a_stage_costs_what_the_plain_model_says(
     costs = chain.costs(groups, slices)
     for lo, hi in combinations(chain.cuts, 2):
         for number, (group, rows) in enumerate(zip(groups, slices, strict=True)):
-            stage = Stage(range(lo, hi), group, rows)
+            stage = Stage(range(lo, hi), group, rows, recompute)
             plain = stage_seconds(problem, stage)
             place = (number, lo, hi)
             found = [
@@ -50,10 +57,7 @@ def test_a_stage_costs_what_the_plain_model_says(
             ]
             expected = [plain.forward_s, plain.backward_s, plain.whole_s, plain.after_s]
             assert found == pytest.approx(expected, rel=ROUNDING)
-            needed = max(
-                device_memory_bytes(problem, range(lo, hi), n, in_flight=depth, recompute=recompute)
-                for n in rows
-            )
+            needed = max(device_memory_bytes(problem, stage, n, depth) for n in rows)
             here = costs.needed_bytes(*place, depth, recompute)
             assert here == pytest.approx(needed, rel=ROUNDING)
 

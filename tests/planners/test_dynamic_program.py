@@ -15,12 +15,14 @@ from penstock.plan.cost import estimate_s, peak_memory_bytes
 from penstock.plan.cost_tables import whole_chain
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.sharding import with_sharding
 from penstock.planners.choice import Candidate
 from penstock.planners.dynamic_program import candidates as table_candidates
 from penstock.planners.dynamic_program import dynamic_program, table_of
 from penstock.planners.spp.partition import PartitionTable
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.simulate.simulation import simulate_plan
+from penstock.simulate.score import predict_plan
+from penstock.simulate.simulation import Prediction
 
 ROUNDING = 1e-9
 """Prefix sums and sums over layers add in a different order."""
@@ -41,12 +43,14 @@ def candidates(problem: PlanningProblem) -> list[tuple[str, int, Candidate]]:
 
 
 def fits(problem: PlanningProblem, plan: Plan) -> bool:
-    return simulate_plan(
-        plan,
-        problem.profile,
-        problem.cluster,
-        optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-    ).fits
+    return predicted(problem, plan).fits
+
+
+def predicted(problem: PlanningProblem, plan: Plan) -> Prediction:
+    """The simulator's prediction of a plan whose stages divide what the problem says."""
+    return predict_plan(
+        problem, with_sharding(plan, "" if problem.sharding == "off" else problem.sharding)
+    )
 
 
 def recompute_only_where_needed(problem: PlanningProblem, plan: Plan, fitting: set[Plan]) -> bool:
@@ -61,7 +65,7 @@ def recompute_only_where_needed(problem: PlanningProblem, plan: Plan, fitting: s
 
 
 @settings(max_examples=60, deadline=None)
-@given(problems())
+@given(problems(divided=True))
 def test_the_table_finds_the_least_estimate_of_every_plan_that_fits(problem: PlanningProblem):
     order = tuple(range(len(problem.cluster.devices)))
     fitting = {plan for plan in every_plan(problem, order) if fits(problem, plan)}
@@ -82,7 +86,7 @@ def test_the_table_finds_the_least_estimate_of_every_plan_that_fits(problem: Pla
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems())
+@given(problems(divided=True))
 def test_the_compiled_table_equals_its_plain_twin(problem: PlanningProblem):
     order = tuple(range(len(problem.cluster.devices)))
     size, schedule = problem.micro_batch_sizes[-1], problem.schedules[0]
@@ -98,16 +102,11 @@ def test_the_compiled_table_equals_its_plain_twin(problem: PlanningProblem):
 
 
 @settings(max_examples=40, deadline=None)
-@given(problems())
+@given(problems(divided=True))
 def test_memory_by_the_planners_formula_is_the_simulators(problem: PlanningProblem):
     for _, _, candidate in candidates(problem):
         plan = candidate.plan
-        prediction = simulate_plan(
-            plan,
-            problem.profile,
-            problem.cluster,
-            optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
-        )
+        prediction = predicted(problem, plan)
         expected = [prediction.peak_memory_bytes[device] for device in plan.devices]
         assert list(peak_memory_bytes(problem, plan)) == pytest.approx(expected, rel=ROUNDING)
 

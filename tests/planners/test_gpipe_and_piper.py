@@ -1,5 +1,6 @@
 """GPipe's partition against the exact minimum, Piper's recurrence against brute force."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 from math import ceil, inf
 
@@ -148,7 +149,7 @@ def slowest_replica_s(problem: PlanningProblem, stage: Stage, *, forwards: int) 
 
 def holds(problem: PlanningProblem, stage: Stage, in_flight: int, *, recompute: bool) -> bool:
     return all(
-        device_memory_bytes(problem, stage.layers, rows, in_flight=in_flight, recompute=recompute)
+        device_memory_bytes(problem, replace(stage, recompute=recompute), rows, in_flight)
         <= problem.cluster.devices[device].memory_bytes
         for device, rows in zip(stage.devices, stage.slices, strict=True)
     )

@@ -118,7 +118,12 @@ def test_a_planner_that_keeps_no_pins_and_a_pin_that_does_not_fit_are_named(
     small = Cluster("small", (Host("h", (Device("cpu", 20e6),) * 4, 1e8, 1e-4),))
     with pytest.raises(Infeasible, match=r"keeps pin 'blocks: together' fits .* without it"):
         plan_pipeline(
-            small_profile, small, 16, recompute="off", pins=["blocks: together", "micro-batch: 4"]
+            small_profile,
+            small,
+            16,
+            recompute="off",
+            sharding="off",
+            pins=["blocks: together", "micro-batch: 4"],
         )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput
 from penstock.plan.cost import device_memory_bytes
+from penstock.plan.plan import Stage
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile import built_in
 from penstock.profile.built_in import MODELS, model_from_table
@@ -225,8 +226,8 @@ def test_the_memory_on_one_device_is_that_of_the_paper(
     problem = planning_problem(
         profile, find_cluster("dapple-a"), 16, optimizer_bytes_per_parameter_byte=optimizer
     )
-    everything = range(len(profile.layers))
-    needed = device_memory_bytes(problem, everything, rows, in_flight=1, recompute=False)
+    everything = Stage(range(len(profile.layers)), (0,), (rows,))
+    needed = device_memory_bytes(problem, everything, rows, 1)
     assert needed / 1e9 == pytest.approx(gigabytes, rel=0.03)
 
 
@@ -239,7 +240,7 @@ def test_two_stages_of_bert_48_need_the_memory_that_dapple_measured():
 
     def average_gb(*depths: int) -> float:
         peaks = [
-            device_memory_bytes(problem, layers, 2, in_flight=depth, recompute=False)
+            device_memory_bytes(problem, Stage(layers, (0,), (2,)), 2, depth)
             for layers, depth in zip(stages, depths, strict=True)
         ]
         return sum(peaks) / len(peaks) / 1e9

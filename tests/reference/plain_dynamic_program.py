@@ -1,5 +1,6 @@
 """The recurrence of `penstock.planners.dynamic_program` as one would write it on paper."""
 
+from dataclasses import replace
 from functools import cache
 from math import inf
 
@@ -34,9 +35,7 @@ def plain_best_s(
 
     def fits(stage: Stage, in_flight: int, *, recompute: bool) -> bool:
         return all(
-            device_memory_bytes(
-                problem, stage.layers, rows, in_flight=in_flight, recompute=recompute
-            )
+            device_memory_bytes(problem, replace(stage, recompute=recompute), rows, in_flight)
             <= problem.cluster.devices[device].memory_bytes
             for device, rows in zip(stage.devices, stage.slices, strict=True)
         )

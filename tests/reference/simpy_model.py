@@ -11,6 +11,7 @@ from math import inf
 
 import simpy
 from reference.all_reduce import all_reduced_s
+from reference.simpy_gathers import gathered_pass_s
 from reference.simpy_wires import (
     COMPUTE,
     MESSAGE,
@@ -73,6 +74,7 @@ class Copy:
     layers: range
     devices: tuple[int, ...]
     slices: tuple[int, ...]
+    gathers: bool = False
 
 
 class Model:
@@ -97,7 +99,14 @@ class Model:
         self.inputs: dict[tuple[int, int, int, str], list[tuple[object, ...]]] = defaultdict(list)
         self.outputs: dict[tuple[int, int, int, str], list[Output]] = defaultdict(list)
         self.copies = {
-            (s, 0): Copy(s, 0, stage.layers, stage.devices, stage.slices)
+            (s, 0): Copy(
+                s,
+                0,
+                stage.layers,
+                stage.devices,
+                stage.slices,
+                stage.sharding == "parameters",
+            )
             for s, stage in enumerate(plan.stages)
         }
         if plan.mirrored:
@@ -180,7 +189,7 @@ class Model:
         for i, layer_s in zip(layers, seconds, strict=True):
             part_s += layer_s
             full = False
-            if update >= 0 and len(copy.devices) > 1 and not self.plan.mirrored:
+            if update >= 0 and self.sums_buckets(copy):
                 waiting_bytes += self.profile.layers[i].parameter_bytes
                 rest = range(copy.layers.start, i)
                 more = any(self.profile.layers[k].parameter_bytes for k in rest)
@@ -205,6 +214,10 @@ class Model:
         if update >= 0:
             self.whole_gradients(copy, update, earlier=False)
         yield self.env.timeout(0)
+
+    def sums_buckets(self, copy: Copy) -> bool:
+        """Whether the devices of a copy sum gradients after the last backward, in buckets."""
+        return len(copy.devices) > 1 and not self.plan.mirrored and not copy.gathers
 
     def claim_s(self, copy: Copy, j: int, kind: str) -> float:
         """What counts when two streams share a device: the seconds of a forward or a backward."""
@@ -245,6 +258,9 @@ class Model:
             return [factor * s for s in seconds]
 
         seconds = of("F" if kind == "R" else kind)
+        if copy.gathers:
+            passed_s = max(least_s, self.gathered_s(copy, forward=kind in "FR"))
+            seconds = [passed_s] + [0.0] * (len(seconds) - 1)
         if kind != "W":
             waits_s = [self.statistics_s(copy, i, kind) for i in copy.layers]
             seconds = [own_s + wait_s for own_s, wait_s in zip(seconds, waits_s, strict=True)]
@@ -259,6 +275,27 @@ class Model:
             begin_s = self.profile.stage_forward_s if forward else self.profile.stage_backward_s
             seconds[0] += begin_s / kind_of.speed
         return seconds
+
+    def gathered_s(self, copy: Copy, *, forward: bool) -> float:
+        """A whole forward or backward: of every layer all devices wait for the slowest."""
+        speeds = [self.cluster.devices[device].speed for device in copy.devices]
+        work_s: list[float] = []
+        messages_s: list[float] = []
+        seen: set[str] = set()
+        for i in copy.layers:
+            layer = self.profile.layers[i]
+            costs = [layer.forward_s] if forward else [layer.backward_input_s]
+            costs += [] if forward else [layer.backward_weight_s]
+            size_bytes = layer.parameter_bytes
+            for tie in self.profile.shared:
+                if i in tie.layers and tie.name not in seen:
+                    seen.add(tie.name)
+                    size_bytes += tie.bytes
+            own = zip(copy.slices, speeds, strict=True)
+            work_s.append(max(sum(cost.at(n) for cost in costs) / speed for n, speed in own))
+            messages_s.append(all_reduced_s(self.cluster, copy.devices, size_bytes) / 2)
+        step = 1 if forward else -1
+        return gathered_pass_s(messages_s[::step], work_s[::step], not forward)
 
     def statistics_s(self, copy: Copy, layer: int, kind: str) -> float:
         """Seconds of a layer's batch normalisations, each of which sums four-byte numbers.
@@ -310,7 +347,7 @@ class Model:
             written = (1 if rule.version == "forward" else 2) if max(leads, default=0) else 0
             passes = 1 + written / 3
             step_s = self.profile.step_s_per_byte * self.profile.parameter_bytes(copy.layers)
-            seconds += passes * step_s / speed
+            seconds += passes * step_s / speed / (len(copy.devices) if copy.gathers else 1)
         yield from self.compute(device, seconds, kinds, seconds)
         self.done["step", device, number].succeed()
 
@@ -320,7 +357,7 @@ class Model:
         for copy in mine:
             if self.plan.mirrored:
                 names.append(("copies", copy.stage))
-            elif len(copy.devices) > 1:
+            elif self.sums_buckets(copy):
                 waiting_bytes = 0
                 for i in reversed(copy.layers):
                     waiting_bytes += self.profile.layers[i].parameter_bytes

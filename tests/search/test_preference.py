@@ -29,7 +29,8 @@ def test_stages_of_a_llama_are_on_neighbours_of_one_host() -> None:
 
 def test_a_chain_of_equal_blocks_on_equal_devices_is_planned_soon() -> None:
     """It simulates 1,744 plans: it moves on from the best plan of each schedule."""
-    asked = planning_problem(llama_like(), two_hosts(memory_bytes=80e9), 128, planner="search")
+    llama, hosts = llama_like(), two_hosts(memory_bytes=80e9)
+    asked = planning_problem(llama, hosts, 128, planner="search", sharding="off")
     score, scored = make_score(asked), set[Plan]()
 
     def counted(plan: Plan) -> float:

@@ -1,5 +1,7 @@
 """The costs that walks compare, against the plain cost model and the simulator."""
 
+from dataclasses import replace
+
 import pytest
 from bound_strategies import bound_problems
 from hypothesis import assume, given, settings
@@ -15,12 +17,14 @@ from penstock.plan.cost import (
 )
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.sharding import with_sharding
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.search.even_loads import search_costs
 from penstock.simulate.simulation import simulate_plan
 
 ROUNDING = 1e-9
 DEPTHS = 8
+DIVIDED = st.sampled_from(["off", "optimizer", "parameters"])
 
 
 def drawn_group(problem: PlanningProblem, data: st.DataObject) -> tuple[tuple[int, ...], int]:
@@ -35,8 +39,10 @@ def drawn_group(problem: PlanningProblem, data: st.DataObject) -> tuple[tuple[in
 def test_rows_seconds_and_memory_are_those_of_the_plain_model(
     problem: PlanningProblem, data: st.DataObject
 ) -> None:
+    problem = replace(problem, sharding=data.draw(DIVIDED))
     # Between explicit links, walks take a group's devices in their order, and not in the best one.
-    assume(not (problem.cluster.links and problem.profile.has_norms))
+    waits = problem.profile.has_norms or problem.sharding == "parameters"
+    assume(not (problem.cluster.links and waits))
     (devices, size), layers = drawn_group(problem, data), len(problem.profile.layers)
     costs, rows = search_costs(problem), rows_by_speed(problem.cluster, devices, size)
     assert tuple(native.rows_of(costs, devices, size)) == rows
@@ -52,7 +58,7 @@ def test_rows_seconds_and_memory_are_those_of_the_plain_model(
             depth
             for depth in range(1, DEPTHS + 1)
             if all(
-                device_memory_bytes(problem, stage.layers, n, in_flight=depth, recompute=recompute)
+                device_memory_bytes(problem, replace(stage, recompute=recompute), n, depth)
                 <= problem.cluster.devices[device].memory_bytes
                 for device, n in zip(devices, stage.slices, strict=True)
             )
@@ -65,6 +71,8 @@ def test_rows_seconds_and_memory_are_those_of_the_plain_model(
 def test_a_stage_alone_takes_what_the_simulator_says(
     problem: PlanningProblem, data: st.DataObject
 ) -> None:
+    sharding = data.draw(DIVIDED)
+    problem = replace(problem, sharding=sharding)
     (devices, size), layers = drawn_group(problem, data), len(problem.profile.layers)
     # Where replicas share cores, the cost models slow all down as long as the slowest works.
     assume(not any(host.full_speed_devices for host in problem.cluster.hosts))
@@ -74,6 +82,7 @@ def test_a_stage_alone_takes_what_the_simulator_says(
     cost = native.stage_cost(search_costs(problem), devices, 0, layers, size, micro_batches)
     stage = Stage(range(layers), devices, rows_by_speed(problem.cluster, devices, size))
     plan = Plan((stage,), micro_batches, size, "1f1b")
+    plan = plan if sharding == "off" else with_sharding(plan, sharding)
     iteration_s = simulate_plan(plan, problem.profile, problem.cluster).iteration_s
     expected_s = micro_batches * (cost.forward_s + cost.backward_s) + cost.after_s
     assert iteration_s <= expected_s * (1 + ROUNDING)

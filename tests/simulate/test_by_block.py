@@ -18,7 +18,7 @@ from penstock.plan.cost_tables import whole_chain
 from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.plan.leanest import leanest
 from penstock.plan.ordering import order_of
-from penstock.plan.plan import Plan, Stage, with_recompute
+from penstock.plan.plan import SHARDINGS, Plan, Stage, with_recompute
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.runtime.micro_batches import check_runnable
@@ -71,16 +71,17 @@ def test_each_reader_of_a_tensor_counts_it() -> None:
     assert whole.by_block.saved_bytes(range(4), 1) == 3 * TENSOR + 7.0
 
 
-def in_blocks_where(plan: Plan, chosen: list[bool]) -> Plan:
-    """The plan with some stages that recompute by block."""
-    stages = zip(plan.stages, chosen, strict=False)
-    return replace(plan, stages=tuple(replace(s, by_block=by_block) for s, by_block in stages))
+WAYS = st.tuples(st.booleans(), st.sampled_from(SHARDINGS))
 
 
-@settings(max_examples=60, deadline=None)
-@given(cases(), st.lists(st.booleans(), min_size=8, max_size=8))
-def test_engines_agree_on_plans_that_recompute_by_block(case: Case, chosen: list[bool]) -> None:
-    made = in_blocks_where(case.plan, chosen)
+@settings(max_examples=80, deadline=None)
+@given(cases(), st.lists(WAYS, min_size=4, max_size=4))
+def test_engines_agree_on_plans_that_recompute_by_block_and_divide(
+    case: Case, ways: list[tuple[bool, str]]
+) -> None:
+    pairs = zip(case.plan.stages, ways, strict=False)
+    stages = tuple(replace(stage, by_block=way[0], sharding=way[1]) for stage, way in pairs)
+    made = replace(case.plan, stages=stages)
     workload = workload_of(made, case.profile, case.cluster, order_of(made))
     trace = play(workload)
     np.testing.assert_allclose(compiled.play(workload).actions, trace.actions, 1e-9, 1e-9)

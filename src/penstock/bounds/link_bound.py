@@ -28,7 +28,7 @@ byte, the last of them in part. No layer counts whose own sum takes too long.
 that is not, for the core that shows most. ∎
 
 Messages, sums and work may all overlap. Stages play no part: devices may hold any number of them,
-in either direction.
+in either direction. But devices keep the parameters of their layers whole.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,6 +41,7 @@ from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.run_tables import Floats
+from penstock.plan.sharding import held_bytes
 from penstock.profile.model_profile import Affine, ModelProfile
 
 __all__ = ["Core", "cores_of", "link_bound"]
@@ -177,6 +178,8 @@ def link_bound(problem: PlanningProblem, size: int, floor_s: float) -> tuple[flo
     if len(problem.cluster.hosts) == 1:
         return found
     hosts, layers = hosts_of(problem.cluster), problem.profile.layers
+    kinds = [sharding for sharding in problem.shardings if sharding != "parameters"]
+    state = problem.optimizer_bytes_per_parameter_byte
 
     def least_s(costs: list[Affine]) -> Floats:
         return np.array([least_per_sample(cost, size) for cost in costs])
@@ -193,7 +196,7 @@ def link_bound(problem: PlanningProblem, size: int, floor_s: float) -> tuple[flo
             core.row_bytes,
             layer_s[order],
             layer_bytes[order],
-            (2 + problem.optimizer_bytes_per_parameter_byte) * float(layer_bytes.sum()),
+            min(held_bytes(what, inf, float(layer_bytes.sum()), 0.0, 2.0, state) for what in kinds),
             float(forwards_s / hosts.speeds.sum()),
         )
         seconds = least_time(work, found[0])

@@ -15,6 +15,7 @@ from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_costs
 from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled, remembered
+from penstock.plan.sharding import held_bytes
 from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.words import size_text
@@ -23,6 +24,7 @@ __all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s"]
 
 WHOLE_BACKWARDS = "whole backwards, one stage a device"
 ANY_ORDER = "whole or split backwards, any stages a device, either direction"
+WHOLE_PARAMETERS = ", parameters not divided"
 """The plans and orders that a bound is about."""
 
 MEMORY_ROUNDING = 1e-9
@@ -46,7 +48,8 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
     """The bound on every plan of ``problem``: any stages, devices, slices, recompute and order.
 
     The answer is the least over the micro-batch sizes. For each it is the largest of the bounds of
-    `bound_of_size`, and of `penstock.bounds.link_bound` if all schedules allowed flush. It is
+    `bound_of_size`, and of `penstock.bounds.link_bound` if all schedules allowed flush. The latter
+    holds where devices keep whole parameters, so it is left out where all divide them. It is
     infinite where the parameters of some layer fit on no device.
 
     The orders depend on the schedules that the problem allows; ``covers`` of the answer names them.
@@ -56,20 +59,26 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
     """
     flushes = all(FAMILIES[name].flushes for name in problem.schedules)
     covers = (WHOLE_BACKWARDS if has_whole_backwards(problem) else ANY_ORDER) if flushes else ""
-    copies = 2 + problem.optimizer_bytes_per_parameter_byte
+    # Messages of divided parameters do not wait for others (`penstock.plan.sharding`).
+    linked = flushes and problem.sharding != "parameters"
     fattest = max(problem.profile.layers, key=lambda layer: layer.parameter_bytes)
     largest = max(device.memory_bytes for device in problem.cluster.devices)
-    if copies * fattest.parameter_bytes > largest * (1 + MEMORY_ROUNDING):
+    size, state = float(fattest.parameter_bytes), problem.optimizer_bytes_per_parameter_byte
+    devices = len(problem.cluster.devices)
+    kept = ("", 1), *((sharding, devices) for sharding in problem.shardings)
+    least = min(held_bytes(sharding, count, size, size, 2.0, state) for sharding, count in kept)
+    if least > largest * (1 + MEMORY_ROUNDING):
         return LowerBound(inf, f"memory: layer '{fattest.name}' fits no device", covers)
     found: list[LowerBound] = []
     for size in problem.micro_batch_sizes:
         bound = bound_of_size(problem, size)
-        seconds, core = link_bound(problem, size, bound.seconds) if flushes else (0.0, None)
+        seconds, core = link_bound(problem, size, bound.seconds) if linked else (0.0, None)
         if core:
-            bound = LowerBound(seconds, core_words(problem, core))
+            whole = WHOLE_PARAMETERS if problem.sharding == "auto" else ""
+            bound = LowerBound(seconds, core_words(problem, core), whole)
         found.append(bound)
-    least = min(found, key=lambda bound: bound.seconds)
-    return LowerBound(least.seconds, least.argument, covers)
+    lowest = min(found, key=lambda bound: bound.seconds)
+    return LowerBound(lowest.seconds, lowest.argument, covers + lowest.covers)
 
 
 def core_words(problem: PlanningProblem, core: Core) -> str:
@@ -236,7 +245,8 @@ def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tupl
     the last backward to the end. Of the slowest replica, forward and backward together, and the
     time from its last backward to the end of its gradients and step.
     """
-    key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices)
+    sharding = problem.sharding_of(stage)
+    key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices, sharding)
 
     def computed() -> tuple[float, ...]:
         replicas = replica_times(known, problem, stage)
@@ -329,13 +339,16 @@ def gradient_tail_s(
 ) -> float:
     """Least seconds from the start of the last backward to the end of the optimizer's step.
 
-    Gradients come from the last layer on; nothing is reduced before `BUCKET_BYTES` are there.
+    Gradients come from the last layer on; nothing is reduced before `BUCKET_BYTES` are there. Where
+    devices divide parameters, gradients are summed in the backwards.
     """
     lo, hi = stage.layers.start, stage.layers.stop
     _, _, fixed, per_row, parameters = known.sums
     size_bytes = parameters[hi] - parameters[lo]
     fastest = max(problem.cluster.devices[device].speed for device in stage.devices)
     step_s = size_bytes * problem.profile.step_s_per_byte / fastest
+    if problem.sharding_of(stage) == "parameters":
+        return slow.backward_s + step_s / stage.replicas
     if stage.replicas == 1 or size_bytes <= 0:
         return slow.backward_s + step_s
     # The first bucket ends with the last layer from which on enough bytes are there.

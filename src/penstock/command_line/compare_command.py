@@ -23,6 +23,7 @@ from penstock.command_line.options import (
     ProfilePath,
     Quiet,
     Recompute,
+    Sharding,
 )
 from penstock.command_line.progress import PlanningProgress, planning_progress
 from penstock.command_line.shown_plan import reserve_lines
@@ -61,6 +62,7 @@ def compare(
     ] = "",
     schedules: ForcedSchedules = "auto",
     recompute: Recompute = "auto",
+    sharding: Sharding = "auto",
     optimizer: Optimizer = "adamw",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,
@@ -103,6 +105,7 @@ def compare(
         batch,
         micro_batch_size=micro_batch,
         recompute=recompute,
+        sharding=sharding,
         optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,

@@ -29,6 +29,7 @@ __all__ = [
     "Recompute",
     "Replan",
     "ScheduleNames",
+    "Sharding",
     "TensorParallel",
     "Workers",
 ]
@@ -99,6 +100,14 @@ Recompute: TypeAlias = Annotated[
         help="Activation checkpointing. 'auto': where needed, of whole stages or by block; "
         "'stage': where needed, of whole stages; 'on': of every whole stage; 'blocks': by block, "
         "on every stage; 'off': none."
+    ),
+]
+Sharding: TypeAlias = Annotated[
+    Literal["auto", "off", "optimizer", "parameters"],
+    Option(
+        help="What the devices of a stage divide. 'auto': what makes a plan faster or possible; "
+        "'off': nothing; 'optimizer': the optimizer's state (ZeRO-1), in every stage; "
+        "'parameters': parameters, gradients and state (FSDP), in every stage."
     ),
 ]
 ScheduleNames: TypeAlias = Annotated[

@@ -23,6 +23,7 @@ from penstock.command_line.options import (
     Quiet,
     Recompute,
     ScheduleNames,
+    Sharding,
     TensorParallel,
 )
 from penstock.command_line.progress import PlanningProgress, planning_progress
@@ -45,6 +46,7 @@ def plan(
     planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
     schedule: ScheduleNames = "auto",
     recompute: Recompute = "auto",
+    sharding: Sharding = "auto",
     optimizer: Optimizer = "adamw",
     max_stages: MaxStages = 0,
     memory_reserve: MemoryReserve = 0.05,
@@ -84,6 +86,7 @@ def plan(
         planner=planner,
         schedule=schedule,
         recompute=recompute,
+        sharding=sharding,
         optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
         max_stages=max_stages,
         memory_reserve=memory_reserve,

@@ -42,6 +42,7 @@ def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[
             "devices": stage.devices,
             "rows": stage.slices,
             "recompute": stage.recompute,
+            "sharding": stage.sharding,
             "parameter_bytes": profile.parameter_bytes(stage.layers),
             "peak_memory_bytes": max(peaks[device] for device in stage.devices),
         }

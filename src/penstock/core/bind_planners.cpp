@@ -120,8 +120,9 @@ int fit_of(const GroupCosts& self, int group, int lo, int hi, int depth, int rec
 double needed_bytes_of(const GroupCosts& self, int group, int lo, int hi, int depth,
                        bool recompute) {
   double most = 0;
-  for (const ReplicaKind& kind : self.groups.at(group).kinds)
-    most = std::max(most, self.needed_bytes(kind, {lo, hi}, depth, recompute));
+  const Group& own = self.groups.at(group);
+  for (const ReplicaKind& kind : own.kinds)
+    most = std::max(most, self.needed_bytes(own, kind, {lo, hi}, depth, recompute));
   return most;
 }
 

@@ -10,12 +10,26 @@ using Pairs = Array<double, 2>;
 using Tables = Array<double, 3>;
 
 void make_runs(RunCosts* self, const std::vector<Pairs>& sums, const Pairs& parameters,
-               const Pairs& held, const Tables& inputs, const ReduceRules& rules) {
-  const int cuts = static_cast<int>(held.shape(0));
+               const std::vector<Pairs>& held, bool gathers, const Tables& inputs,
+               const ReduceRules& rules) {
+  const int cuts = static_cast<int>(parameters.shape(0));
+  const auto kept = [&](std::size_t part) {
+    return part < held.size() ? PerRun<double>(cuts, numbers(held[part])) : PerRun<double>();
+  };
   new (self) RunCosts{affine(sums.at(0)),          affine(sums.at(1)),
                       affine(sums.at(2)),          affine(sums.at(3)),
-                      {cuts, numbers(parameters)}, {cuts, numbers(held)},
-                      {cuts, affine(inputs)},      rules};
+                      {cuts, numbers(parameters)}, kept(0),
+                      kept(1),                     kept(2),
+                      gathers,                     {cuts, affine(inputs)},
+                      rules};
+}
+
+double gathered_pass_s(const std::vector<double>& gathers_s, const std::vector<double>& computes_s,
+                       bool scatters) {
+  GatheredPass pass;
+  for (std::size_t k = 0; k < gathers_s.size(); ++k)
+    pass.add(gathers_s[k], computes_s.at(k), scatters ? gathers_s[k] : 0);
+  return pass.seconds();
 }
 
 void make_links(Links* self, const Pairs& bytes_per_s, const Pairs& both_ways_bytes_per_s,
@@ -66,7 +80,8 @@ void bind_costs(nb::module_& module) {
       .def(nb::init<double, double, double>(), "bucket_bytes"_a, "statistic_bytes"_a,
            "statistics_s"_a);
   nb::class_<RunCosts>(module, "RunCosts")
-      .def("__init__", make_runs, "sums"_a, "parameters"_a, "held"_a, "inputs"_a, "rules"_a);
+      .def("__init__", make_runs, "sums"_a, "parameters"_a, "held"_a, "gathers"_a,
+           "inputs"_a, "rules"_a);
   nb::class_<Machine>(module, "Machine")
       .def(nb::init<double, double, int>(), "speed"_a, "memory_bytes"_a, "host"_a);
   // Links and whatever has them point to the arrays.
@@ -105,6 +120,7 @@ void bind_walk(nb::module_& module) {
       .def_ro("seconds", &Found::seconds)
       .def_ro("size", &Found::size)
       .def_ro("layout", &Found::layout);
+  module.def("gathered_pass_s", gathered_pass_s, "gathers_s"_a, "computes_s"_a, "scatters"_a);
   module.def("stage_cost", stage_cost, "costs"_a, "devices"_a, "lo"_a, "hi"_a, "size"_a,
              "micro_batches"_a);
   module.def("rows_of", rows_of, "costs"_a, "devices"_a, "size"_a);

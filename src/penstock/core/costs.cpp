@@ -27,17 +27,31 @@ double RunCosts::norms_s(const Group& group, Run run, bool forward) const {
   return count * (rules.statistics_s + group.all_reduce_s(bytes));
 }
 
+/// Seconds of a pass on the slowest replica, with the messages of layers that are divided. Layers
+/// are what is between neighbouring cuts; what they share is gathered with the first of them.
+double RunCosts::pass_s(const Group& group, Run run, bool is_forward) const {
+  const std::vector<Affine>& sums = is_forward ? forward : backward;
+  if (!gathers || group.replicas < 2) return slowest_s(group, sums[run.hi] - sums[run.lo]);
+  GatheredPass pass;
+  for (int k = 0; k < run.hi - run.lo; ++k) {
+    const int layer = is_forward ? run.lo + k : run.hi - 1 - k;
+    const double bytes = parameter_bytes[{run.lo, layer + 1}] - parameter_bytes[{run.lo, layer}];
+    const double half_s = bytes > 0 ? group.all_reduce_s(bytes) / 2 : 0;
+    pass.add(half_s, slowest_s(group, sums[layer + 1] - sums[layer]), is_forward ? 0 : half_s);
+  }
+  return pass.seconds();
+}
+
 double RunCosts::forward_s(const Group& group, Run run) const {
-  const double longest_s = slowest_s(group, forward[run.hi] - forward[run.lo]);
-  return (longest_s + norms_s(group, run, true)) * group.crowding;
+  return (pass_s(group, run, true) + norms_s(group, run, true)) * group.crowding;
 }
 
 double RunCosts::backward_s(const Group& group, Run run) const {
-  const double longest_s = slowest_s(group, backward[run.hi] - backward[run.lo]);
-  return (longest_s + norms_s(group, run, false)) * group.crowding;
+  return (pass_s(group, run, false) + norms_s(group, run, false)) * group.crowding;
 }
 
 double RunCosts::micro_batch_s(const Group& group, Run run) const {
+  if (gathers && group.replicas > 1) return forward_s(group, run) + backward_s(group, run);
   const Affine seconds = forward[run.hi] - forward[run.lo] + backward[run.hi] - backward[run.lo];
   double longest_s = slowest_s(group, seconds);
   longest_s += norms_s(group, run, true) + norms_s(group, run, false);
@@ -46,13 +60,14 @@ double RunCosts::micro_batch_s(const Group& group, Run run) const {
 
 double RunCosts::after_s(const Group& group, Run run) const {
   const double bytes = parameter_bytes[run];
-  return bytes > 0 ? group.all_reduce_s(bytes) + step_s(group, run) : 0;
+  if (bytes <= 0) return 0;
+  return step_s(group, run) + (gathers ? 0 : group.all_reduce_s(bytes));
 }
 
-double GroupCosts::needed_bytes(const ReplicaKind& kind, Run run, int depth,
+double GroupCosts::needed_bytes(const Group& group, const ReplicaKind& kind, Run run, int depth,
                                 bool recompute) const {
   const double saved_bytes = (saved[run.hi] - saved[run.lo]).at(kind.rows);
-  const double held = held_bytes[run] + workspaces[kind.workspace][run];
+  const double held = this->held(run, group.replicas) + workspaces[kind.workspace][run];
   if (!recompute || depth <= 1) return held + depth * saved_bytes;
   const double inputs = input_bytes[run].at(kind.rows);
   return held + (depth - 1) * inputs + std::max(saved_bytes, inputs);
@@ -60,7 +75,7 @@ double GroupCosts::needed_bytes(const ReplicaKind& kind, Run run, int depth,
 
 bool GroupCosts::fits(const Group& group, Run run, int depth, bool recompute) const {
   return std::ranges::none_of(group.kinds, [&](const ReplicaKind& kind) {
-    return needed_bytes(kind, run, depth, recompute) > kind.memory_bytes;
+    return needed_bytes(group, kind, run, depth, recompute) > kind.memory_bytes;
   });
 }
 

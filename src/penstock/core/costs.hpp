@@ -33,6 +33,7 @@ class PerRun {
  public:
   PerRun() = default;
   PerRun(int cuts, std::vector<T> values) : cuts_(cuts), values_(std::move(values)) {}
+  bool empty() const { return values_.empty(); }
   const T& operator[](Run run) const { return values_[run.lo * cuts_ + run.hi]; }
 
  private:
@@ -63,6 +64,33 @@ struct Group {
   double all_reduce_s(double bytes) const;
 };
 
+/// A pass over layers whose devices divide their parameters: a layer is gathered, it computes, its
+/// gradients are scattered. Messages go in order beside computing.
+///
+///     messages   gather 0, gather 1, gather 2, scatter 0, gather 3, scatter 1, ...
+///     computing            layer 0,  layer 1,  layer 2, ...
+///
+/// One layer is gathered ahead of the one that computes, so two are whole at a time.
+class GatheredPass {
+ public:
+  void add(double gather_s, double compute_s, double scatter_s) {
+    // The layer two before has computed, so its place is free, and its gradients are there.
+    messages_s_ = std::max(messages_s_, before_s_) + waiting_s_ + gather_s;
+    waiting_s_ = std::exchange(last_s_, scatter_s);
+    before_s_ = std::exchange(computed_s_, std::max(computed_s_, messages_s_) + compute_s);
+  }
+
+  /// Seconds until all have computed and all gradients are scattered.
+  double seconds() const {
+    const double sent_s = std::max(messages_s_, before_s_) + waiting_s_;
+    return std::max(sent_s, computed_s_) + last_s_;
+  }
+
+ private:
+  double messages_s_ = 0, computed_s_ = 0, before_s_ = 0;  // ends; of the layer before the last
+  double waiting_s_ = 0, last_s_ = 0;  // scatters of the layer before the last, and of the last
+};
+
 /// Sizes that `penstock.cluster.collectives` defines.
 struct ReduceRules {
   double bucket_bytes, statistic_bytes, statistics_s;
@@ -80,10 +108,18 @@ struct RunCosts {
   std::vector<Affine> norms;            // batch normalisations, and their channels
   PerRun<double> parameter_bytes;       // what layers share counts once
   PerRun<double> held_bytes;            // all the time: parameters, gradients, optimizer state
+  PerRun<double> whole_bytes, divided_bytes;  // the same of several devices that divide it, or empty
+  bool gathers;                         // they divide parameters and gradients, too
   PerRun<Affine> input_bytes;           // tensors that a run reads from earlier layers
   ReduceRules rules;
 
   int cuts() const { return static_cast<int>(forward.size()); }
+
+  /// Bytes that each of some devices holds all the time.
+  double held(Run run, int replicas) const {
+    if (replicas < 2 || whole_bytes.empty()) return held_bytes[run];
+    return whole_bytes[run] + divided_bytes[run] / replicas;
+  }
 
   /// Seconds of one forward on the slowest replica.
   double forward_s(const Group& group, Run run) const;
@@ -93,12 +129,16 @@ struct RunCosts {
   double micro_batch_s(const Group& group, Run run) const;
   /// Seconds of the optimizer step.
   double step_s(const Group& group, Run run) const {
-    return group.step_s_per_byte * parameter_bytes[run];
+    const int shares = gathers ? group.replicas : 1;
+    return group.step_s_per_byte * parameter_bytes[run] / shares;
   }
   /// Seconds after a stage's last backward: gradient all-reduce and optimizer step.
   double after_s(const Group& group, Run run) const;
   /// Seconds that replicas wait for batch norm's statistics, as `collectives.norm_sums_s`.
   double norms_s(const Group& group, Run run, bool forward) const;
+
+ private:
+  double pass_s(const Group& group, Run run, bool is_forward) const;
 };
 
 /// The costs of a chain on groups of devices that are known before.
@@ -108,7 +148,8 @@ struct GroupCosts : RunCosts {
   std::vector<Group> groups;
 
   /// Peak bytes of a replica with `depth` micro-batches in flight.
-  double needed_bytes(const ReplicaKind& kind, Run run, int depth, bool recompute) const;
+  double needed_bytes(const Group& group, const ReplicaKind& kind, Run run, int depth,
+                      bool recompute) const;
   /// How a stage fits, as `choice` asks for it; it keeps its activations where both fit.
   Fit fit(const Group& group, Run run, int depth, RecomputeChoice choice) const;
 

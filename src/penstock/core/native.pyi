@@ -135,13 +135,16 @@ class RunCosts:
         self,
         sums: Sequence[npt.NDArray[np.float64]],
         parameters: npt.NDArray[np.float64],
-        held: npt.NDArray[np.float64],
+        held: Sequence[npt.NDArray[np.float64]],
+        gathers: bool,
         inputs: npt.NDArray[np.float64],
         rules: ReduceRules,
     ) -> None:
         """``sums`` are those of forward, backward, saved bytes and norms, up to each cut.
 
-        Affine costs have two rows: the fixed part, and the part for each sample.
+        Affine costs have two rows: the fixed part, and the part for each sample. ``held`` are the
+        bytes of one device; then, where several divide them, what each keeps and what they divide.
+        ``gathers``: they divide the parameters, too.
         """
 
 class Machine:
@@ -245,6 +248,15 @@ class Found:
     def size(self) -> int: ...
     @property
     def layout(self) -> Layout: ...
+
+def gathered_pass_s(
+    gathers_s: Sequence[float], computes_s: Sequence[float], scatters: bool
+) -> float:
+    """Seconds of a pass over layers whose devices divide their parameters (FSDP).
+
+    A layer is gathered before it computes, one ahead of the one that does. If ``scatters``, its
+    gradients are sent after it, for as long as it was gathered.
+    """
 
 def stage_cost(
     costs: SearchCosts, devices: Sequence[int], lo: int, hi: int, size: int, micro_batches: int

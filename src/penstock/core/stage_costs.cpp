@@ -13,7 +13,7 @@ StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run 
   StageCost cost{.forward_s = runs.forward_s(group_, run),
                  .backward_s = runs.backward_s(group_, run),
                  .after_s = runs.step_s(group_, run)};
-  if (devices.size() > 1) {
+  if (devices.size() > 1 && !runs.gathers) {
     cost.after_s += after_backward_s(run, cost.backward_s);
     cost.reduced_s = buckets_s(runs.parameter_bytes[run]);
   }
@@ -99,7 +99,7 @@ void StageCosts::set_depths(StageCost& cost, std::span<const int> devices,
     const double saved = (runs.saved[run.hi] - runs.saved[run.lo]).at(rows[i]);
     const double inputs = runs.input_bytes[run].at(rows[i]);
     const double room =
-        costs_.devices[devices[i]].memory_bytes - runs.held_bytes[run] - workspace;
+        costs_.devices[devices[i]].memory_bytes - runs.held(run, group_.replicas) - workspace;
     if (room < saved) {
       cost.kept = cost.leaner = 0;
       return;

@@ -12,6 +12,7 @@ from penstock.plan.in_words import parallel_words
 from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, PlanningProblem
+from penstock.plan.sharding import with_sharding
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import schedules_named
 from penstock.planning.tensor_groups import on_groups, on_ranks, without_groups
@@ -126,13 +127,13 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
     Its devices are the workers, also where the plan has tensor groups.
     """
     grouped, own = on_groups(plan, problem_of(job, profile, cluster))
+    whole = without_groups(grouped)
     ask = partial(
         simulate_plan,
-        without_groups(grouped),
+        with_sharding(whole, "optimizer") if job.shard_optimizer else whole,
         own.profile,
         own.cluster,
         optimizer_bytes_per_parameter_byte=job.optimizer.state_bytes_per_parameter_byte,
-        shard_optimizer=job.shard_optimizer,
         optimizer_sync=job.optimizer_sync,
     )
     prediction = on_ranks(ask(), grouped, len(cluster.devices))

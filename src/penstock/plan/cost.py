@@ -4,7 +4,7 @@ All times are of one micro-batch, all sizes of one device.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_s, norm_sums_s, split_concat_s
@@ -12,6 +12,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled, remembered
 from penstock.plan.row_split import split_rows
+from penstock.plan.sharding import gathered_s, held_bytes, step_share, two_layers_bytes
 from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
 from penstock.schedule.family import DepthFunction
 from penstock.schedule.registry import FAMILIES
@@ -29,12 +30,12 @@ __all__ = [
     "device_memory_bytes",
     "estimate_s",
     "leanest_schedule",
-    "memory_of_rows",
     "norms_s",
     "peak_memory_bytes",
     "rows_by_speed",
     "run_costs",
     "stage_seconds",
+    "state_bytes",
     "transfer",
 ]
 
@@ -101,7 +102,7 @@ class RunCosts:
 
     ``weight_s`` is a part of ``backward_s``. ``saved_bytes`` are kept until the backward;
     ``input_bytes`` are those of the tensors read from earlier layers; ``workspace_bytes`` those of
-    the hungriest layer. ``state_bytes`` are held all the time, whatever the micro-batches.
+    the hungriest layer.
     """
 
     forward_s: float
@@ -110,7 +111,6 @@ class RunCosts:
     saved_bytes: float
     input_bytes: float
     workspace_bytes: float
-    state_bytes: float
 
 
 def run_costs(
@@ -121,8 +121,6 @@ def run_costs(
 
     def computed() -> RunCosts:
         run = profile.layers[layers.start : layers.stop]
-        copies = 2 + problem.optimizer_bytes_per_parameter_byte
-        buffers = sum(layer.buffer_bytes for layer in run)
         return RunCosts(
             forward_s=profile.forward_s(layers, rows),
             backward_s=profile.backward_s(layers, rows),
@@ -130,10 +128,34 @@ def run_costs(
             saved_bytes=profile.saved_bytes(layers, rows),
             input_bytes=sum(edge.bytes.at(rows) for edge in profile.incoming(layers)),
             workspace_bytes=max(layer.workspace_bytes.at(rows) for layer in run),
-            state_bytes=profile.parameter_bytes(layers) * copies + buffers,
         )
 
     return recalled(known_runs(problem), (layers.start, layers.stop, rows, by_block), computed)
+
+
+def state_bytes(problem: PlanningProblem, stage: Stage) -> float:
+    """Bytes that each device of a stage holds all the time, whatever the micro-batches."""
+    profile, layers, sharding = problem.profile, stage.layers, problem.sharding_of(stage)
+
+    def computed() -> float:
+        held = held_bytes(
+            sharding,
+            stage.replicas,
+            float(profile.parameter_bytes(layers)),
+            two_layers_bytes(profile, layers) if sharding == "parameters" else 0.0,
+            2.0,
+            problem.optimizer_bytes_per_parameter_byte,
+        )
+        return held + sum(profile.layers[layer].buffer_bytes for layer in layers)
+
+    key = (layers.start, layers.stop, sharding, sharding and stage.replicas)
+    return recalled(known_states(problem), key, computed)
+
+
+@remembered
+def known_states(_: PlanningProblem) -> dict[tuple[object, ...], float]:
+    """The bytes of `state_bytes` that were computed before."""
+    return {}
 
 
 @remembered
@@ -161,16 +183,28 @@ class StageSeconds:
 def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
     """The seconds of a stage; its replicas slow one another down where they share cores."""
     cluster, profile = problem.cluster, problem.profile
+    sharding = problem.sharding_of(stage)
 
     def computed() -> StageSeconds:
         devices = [cluster.devices[device] for device in stage.devices]
         kinds = {(rows, d.speed) for d, rows in zip(devices, stage.slices, strict=True)}
-        again = stage.by_block
-        runs = [(run_costs(problem, stage.layers, rows, again), speed) for rows, speed in kinds]
+        costs = problem.profile_of(stage)
+        runs = [
+            (run_costs(problem, stage.layers, rows, stage.by_block), speed) for rows, speed in kinds
+        ]
         crowded = crowding(cluster, stage.devices)
         there_s, back_s = norms_s(problem, stage)
         size_bytes = profile.parameter_bytes(stage.layers)
         step_s = size_bytes * profile.step_s_per_byte * crowded / min(d.speed for d in devices)
+        if sharding == "parameters":
+            own = replace(stage, sharding=sharding)
+            passes = (gathered_s(costs, cluster, own, forward=forward) for forward in (True, False))
+            forward_s, backward_s = (
+                (seconds + norm_s) * crowded
+                for seconds, norm_s in zip(passes, (there_s, back_s), strict=True)
+            )
+            whole_s, step_s = forward_s + backward_s, step_s * step_share(own)
+            return StageSeconds(forward_s, backward_s, 0.0, whole_s, step_s)
         whole_s = max((run.forward_s + run.backward_s) / speed for run, speed in runs)
         return StageSeconds(
             forward_s=(max(run.forward_s / speed for run, speed in runs) + there_s) * crowded,
@@ -181,7 +215,7 @@ def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
         )
 
     layers = stage.layers
-    key = (layers.start, layers.stop, stage.devices, stage.slices, stage.by_block)
+    key = (layers.start, layers.stop, stage.devices, stage.slices, stage.by_block, sharding)
     return recalled(known_stages(problem), key, computed)
 
 
@@ -246,26 +280,19 @@ def known_transfers(_: PlanningProblem) -> dict[tuple[object, ...], Transfer]:
     return {}
 
 
-def device_memory_bytes(
-    problem: PlanningProblem,
-    layers: range,
-    rows: int,
-    *,
-    in_flight: int,
-    recompute: bool = False,
-    by_block: bool = False,
-) -> float:
-    """Peak bytes of a device that holds ``layers`` and computes ``rows`` rows of a micro-batch.
+def device_memory_bytes(problem: PlanningProblem, stage: Stage, rows: int, in_flight: int) -> float:
+    """Peak bytes of a device that holds ``stage`` and computes ``rows`` rows of a micro-batch.
 
     parameters + gradients + optimizer state + buffers + workspace of the hungriest layer
       + in flight * saved                                     (all kept, or only one in flight)
       + (in flight - 1) * stage inputs + max(saved, inputs)   (recompute)
 
-    With ``by_block`` a layer saves what it reads (`ModelProfile.by_block`).
+    By block a layer saves what it reads (`ModelProfile.by_block`). What devices divide counts as
+    `penstock.plan.sharding.held_bytes` says.
     """
-    run = run_costs(problem, layers, rows, by_block)
-    held = run.state_bytes + run.workspace_bytes
-    if recompute and in_flight > 1:
+    run = run_costs(problem, stage.layers, rows, stage.by_block)
+    held = state_bytes(problem, stage) + run.workspace_bytes
+    if stage.recompute and in_flight > 1:
         inputs = (in_flight - 1) * run.input_bytes
         return held + inputs + max(run.saved_bytes, run.input_bytes)
     return held + in_flight * run.saved_bytes
@@ -274,21 +301,9 @@ def device_memory_bytes(
 def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
     """Peak bytes of every device of ``plan``, in the order of ``plan.devices``."""
     return tuple(
-        memory_of_rows(problem, stage, rows, in_flight)
+        device_memory_bytes(problem, stage, rows, in_flight)
         for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True)
         for rows in stage.slices
-    )
-
-
-def memory_of_rows(problem: PlanningProblem, stage: Stage, rows: int, in_flight: int) -> float:
-    """`device_memory_bytes` of a replica of ``stage`` that computes so many rows."""
-    return device_memory_bytes(
-        problem,
-        stage.layers,
-        rows,
-        in_flight=in_flight,
-        recompute=stage.recompute,
-        by_block=stage.by_block,
     )
 
 

@@ -159,7 +159,8 @@ def runs_in_core(runs: RunTables) -> RunCosts:
     return RunCosts(
         [runs.forward, runs.backward, runs.saved, runs.norms],
         runs.parameters,
-        runs.held,
+        [runs.held, *runs.divided],
+        runs.gathers,
         runs.inputs,
         ReduceRules(BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S),
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from penstock.plan.cost import depths_of, memory_of_rows
+from penstock.plan.cost import depths_of, device_memory_bytes
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import ModelProfile
@@ -49,11 +49,9 @@ def with_needed_recompute(problem: PlanningProblem, plan: Plan) -> Plan:
     stages: list[Stage] = []
     for stage, in_flight in zip(plan.stages, depths_of(plan), strict=True):
         choices = [
-            replace(stage, recompute=recompute, by_block=False)
-            for recompute in problem.recompute_choices
+            replace(stage, recompute=whole, by_block=by_block)
+            for whole, by_block in problem.recompute_ways
         ]
-        if problem.allows_blocks:
-            choices.append(replace(stage, recompute=False, by_block=True))
         fitting = (one for one in choices[:-1] if stage_fits(problem, one, in_flight))
         stages.append(next(fitting, choices[-1]))
     return replace(plan, stages=tuple(stages))
@@ -63,7 +61,7 @@ def stage_fits(problem: PlanningProblem, stage: Stage, in_flight: int) -> bool:
     """Whether all devices of a stage have the memory for so many micro-batches in flight."""
     limits = [problem.cluster.devices[device].memory_bytes for device in stage.devices]
     return all(
-        memory_of_rows(problem, stage, rows, in_flight) <= limit
+        device_memory_bytes(problem, stage, rows, in_flight) <= limit
         for rows, limit in set(zip(stage.slices, limits, strict=True))
     )
 

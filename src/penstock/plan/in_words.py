@@ -7,6 +7,9 @@ from penstock.words import counted, html_table
 
 __all__ = ["micro_batch_words", "parallel_words", "plan_html", "plan_words"]
 
+DIVIDED = {"optimizer": "optimizer state", "parameters": "parameters"}
+"""What devices divide, in words."""
+
 MOST_NAMED = 6
 """Up to so many numbers of replicas are named one by one."""
 
@@ -32,14 +35,25 @@ def plan_words(plan: Plan, device: str = "device") -> str:
         if again:
             where = "" if again == len(plan.stages) else f" in {again}"
             words.append(f"activations recomputed{how}{where}")
+    divided = Counter(stage.sharding for stage in plan.stages if stage.sharding)
+    for sharding, stages in sorted(divided.items()):
+        where = "" if stages == len(plan.stages) else f" in {stages}"
+        words.append(f"{DIVIDED[sharding]} divided{where}")
     return f"{', '.join(words)}; {micro_batch_words(plan)}"
 
 
 def plan_html(plan: Plan, caption: str) -> str:
     """A plan as a table for a notebook."""
-    heads = ["stage", "layers", "devices", "rows", "recompute"]
+    heads = ["stage", "layers", "devices", "rows", "recompute", "divided"]
     rows = (
-        (index, f"[{s.layers.start}, {s.layers.stop})", s.devices, s.slices, s.recompute)
+        (
+            index,
+            f"[{s.layers.start}, {s.layers.stop})",
+            s.devices,
+            s.slices,
+            s.recompute,
+            s.sharding,
+        )
         for index, s in enumerate(plan.stages)
     )
     return html_table(heads, rows, caption)

@@ -9,7 +9,7 @@ from penstock.errors import Infeasible
 from penstock.plan.cost import device_memory_bytes, peak_memory_bytes
 from penstock.plan.cost_tables import ChainCosts, whole_chain
 from penstock.plan.leanest import device_orders, leanest
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
 
@@ -80,9 +80,12 @@ def planner_too_narrow(problem: PlanningProblem, planner: str, fitting: Plan) ->
     layers, devices = range(len(problem.profile.layers)), problem.cluster.devices
     largest = max(devices, key=lambda device: device.memory_bytes)
     rows = ceil(min(problem.micro_batch_sizes) / len(devices))
+    devices_used = tuple(range(len(devices)))
     needed = min(
-        device_memory_bytes(problem, layers, rows, in_flight=1, by_block=by_block)
-        for by_block in {False, problem.allows_blocks}
+        device_memory_bytes(
+            problem, Stage(layers, devices_used, (rows,) * len(devices), by_block=again), rows, 1
+        )
+        for again in {False, problem.allows_blocks}
     )
     return Infeasible(
         f"planner '{planner}' finds no plan that fits: all layers on one device need "
@@ -133,7 +136,7 @@ def least_memory_bytes(problem: PlanningProblem, chain: ChainCosts) -> float:
     """The least memory of every device with which a plan fits, to within a hundredth of itself."""
     layers, rows = range(len(problem.profile.layers)), min(problem.micro_batch_sizes)
     least, most = 0.0, 1.0
-    most += device_memory_bytes(problem, layers, rows, in_flight=problem.global_batch)
+    most += device_memory_bytes(problem, Stage(layers, (0,), (rows,)), rows, problem.global_batch)
     while most - least > most / 100:
         middle = (least + most) / 2
         fits = leanest(problem, chain, with_memory(problem, middle))

@@ -27,17 +27,20 @@ MOST_WORK = 2_000_000_000
 Run: TypeAlias = tuple[range, range]
 """The layers of a stage, and the positions of its devices."""
 
+Load: TypeAlias = frozenset[tuple[int, float, int]]
+"""Of each kind of a window's devices: its rows, its bytes of memory, how many share the stage."""
+
 
 @dataclass(frozen=True)
 class DeviceWindows:
     """The windows of ``width`` neighbouring devices: the kind of each, by position.
 
-    ``loads`` are the rows and the bytes of memory of each kind's devices.
+    ``loads`` are those of each kind.
     """
 
     width: int
     kinds: Integers
-    loads: tuple[frozenset[tuple[int, float]], ...]
+    loads: tuple[Load, ...]
 
 
 def leanest(
@@ -167,7 +170,7 @@ def windows_of(
     devices: Sequence[Device], device_kinds: Sequence[int], size: int, width: int
 ) -> DeviceWindows:
     """The windows of one width."""
-    index: dict[frozenset[tuple[int, float]], int] = {}
+    index: dict[Load, int] = {}
     known: dict[tuple[int, ...], int] = {}
     kinds: list[int] = []
     for position in range(len(devices) - width + 1):
@@ -175,8 +178,8 @@ def windows_of(
         if names not in known:
             window = devices[position : position + width]
             rows = split_rows(size, [device.speed for device in window])
-            memories = [device.memory_bytes for device in window]
-            load = frozenset(zip(rows, memories, strict=True))
+            pairs = zip(rows, window, strict=True)
+            load = frozenset((own, device.memory_bytes, width) for own, device in pairs)
             known[names] = index.setdefault(load, len(index))
         kinds.append(known[names])
     return DeviceWindows(width, np.array(kinds, dtype=np.int64), tuple(index))
@@ -227,7 +230,9 @@ def stage_of(
     end = np.array([layers.stop])
     ways = [
         [bool(fits[layers.start, 0]) for fits in fitting(problem, chain, load, depth, end)]
-        for load in {(n, devices[i].memory_bytes) for i, n in zip(places, rows, strict=True)}
+        for load in {
+            (n, devices[i].memory_bytes, len(places)) for i, n in zip(places, rows, strict=True)
+        }
     ]
     first = [all(way) for way in zip(*ways, strict=True)].index(True)
     whole, by_block = ways_to_recompute(problem, depth)[first]
@@ -236,18 +241,14 @@ def stage_of(
 
 def ways_to_recompute(problem: PlanningProblem, depth: int) -> list[tuple[bool, bool]]:
     """Whether a stage recomputes as a whole, and by block: what is allowed, and saves memory."""
-    ways = [(problem.recompute == "on", False)]
-    if problem.recompute == "auto" and depth > 1:
-        ways.append((True, False))
-    if problem.allows_blocks:
-        ways.append((False, True))
-    return ways
+    first, *others = problem.recompute_ways
+    return [first, *(way for way in others if way != (True, False) or depth > 1)]
 
 
 def reach(
     problem: PlanningProblem,
     chain: ChainCosts,
-    load: frozenset[tuple[int, float]],
+    load: Load,
     depth: int,
     ends: Integers,
 ) -> Integers:
@@ -259,7 +260,7 @@ def reach(
 def runs_that_fit(
     problem: PlanningProblem,
     chain: ChainCosts,
-    load: frozenset[tuple[int, float]],
+    load: Load,
     depth: int,
     ends: Integers,
 ) -> NDArray[np.bool_]:
@@ -275,19 +276,18 @@ def runs_that_fit(
 def fitting(
     problem: PlanningProblem,
     chain: ChainCosts,
-    load: tuple[int, float],
+    load: tuple[int, float, int],
     depth: int,
     ends: Integers,
 ) -> list[NDArray[np.bool_]]:
     """Which runs to ``ends`` fit in each of the `ways_to_recompute`.
 
-    ``load`` are the rows of a device and its bytes of memory. The formula is that of
-    `penstock.plan.cost.device_memory_bytes`.
+    ``load`` is that of a device. The formula is that of `penstock.plan.cost.device_memory_bytes`.
     """
-    rows, memory_bytes = load
+    rows, memory_bytes, replicas = load
     tables = chain.runs
     saved = runs_at(tables.saved, rows)[:, ends]
-    held = tables.held[:, ends] + chain.workspace(rows)[:, ends]
+    held = tables.held_by(replicas)[:, ends] + chain.workspace(rows)[:, ends]
     found: list[NDArray[np.bool_]] = []
     for whole, by_block in ways_to_recompute(problem, depth):
         if by_block:

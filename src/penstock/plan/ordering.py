@@ -12,9 +12,10 @@ from penstock.schedule.validate import validate
 __all__ = [
     "NOT_AS_SIMULATED",
     "blocks_refusal",
-    "check_blocks",
+    "check_choices",
     "order_of",
     "schedule_refusal",
+    "sharding_refusal",
     "stage_refusal",
 ]
 
@@ -25,7 +26,7 @@ def order_of(plan: Plan) -> Schedule:
     Raises:
         BadInput: no schedule has the plan's name for it, or it cannot be played on this pipeline.
     """
-    check_blocks(plan)
+    check_choices(plan)
     family = known_schedule(plan.schedule)
     if family is None:
         raise BadInput(
@@ -52,8 +53,40 @@ def blocks_refusal(schedule: str) -> str:
     return "splits backwards: each half would need the activations"
 
 
-def check_blocks(plan: Plan) -> None:
-    """Raise `BadInput` where a stage recomputes by block and the schedule does not let it."""
+def sharding_refusal(schedule: str, sharding: str) -> str:
+    """Why devices cannot divide that under a schedule, in words; empty if they can.
+
+    >>> sharding_refusal("1f1b", "parameters"), sharding_refusal("pipedream", "optimizer")
+    ('', '')
+    >>> sharding_refusal("zb-h1", "parameters")
+    'splits backwards: gradients of divided parameters come with whole ones'
+    """
+    family = FAMILIES.get(schedule)
+    if family is None or sharding != "parameters":
+        return ""
+    if family.placement == "mirrored":
+        return "holds stages twice"
+    if not family.flushes:
+        return "has no flush: several versions of the parameters would be divided"
+    if family.splits:
+        return "splits backwards: gradients of divided parameters come with whole ones"
+    return ""
+
+
+def check_choices(plan: Plan) -> None:
+    """Raise `BadInput` where the schedule does not let stages recompute, or divide, as they do."""
+    for index, stage in enumerate(plan.stages):
+        if stage.sharding and (refusal := sharding_refusal(plan.schedule, stage.sharding)):
+            raise BadInput(
+                f"the devices of stage {index} divide its parameters, and schedule "
+                f"'{plan.schedule}' {refusal}; use another schedule, such as '1f1b', or divide "
+                f"only the optimizer's state"
+            )
+        if stage.sharding and plan.tensor_groups:
+            raise BadInput(
+                f"the devices of stage {index} are tensor groups, which divide its layers already; "
+                f"leave out what they divide besides, or the tensor groups"
+            )
     by_block = [index for index, stage in enumerate(plan.stages) if stage.by_block]
     if by_block and (refusal := blocks_refusal(plan.schedule)):
         raise BadInput(

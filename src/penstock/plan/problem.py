@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, TypeVar, cast
 
 from penstock.cluster.cluster import Cluster, with_memory_reserve
 from penstock.errors import BadInput
-from penstock.plan.ordering import blocks_refusal
+from penstock.plan.ordering import blocks_refusal, sharding_refusal
 from penstock.plan.pins import Pin
 from penstock.plan.plan import MOST_MICRO_BATCHES, Plan, Stage
 from penstock.profile.model_profile import ModelProfile
@@ -23,8 +23,10 @@ __all__ = [
     "PlanningProblem",
     "RecomputeChoice",
     "Score",
+    "ShardingChoice",
     "check_batch",
     "check_speeds",
+    "dividing",
     "in_blocks",
     "micro_batch_sizes_of",
     "other_kinds_words",
@@ -49,6 +51,10 @@ RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 
 BlockChoice: TypeAlias = Literal["no", "allowed", "always"]
 """Whether stages recompute by block: none, where it makes a plan faster or possible, all."""
+
+ShardingChoice: TypeAlias = Literal["auto", "off", "optimizer", "parameters"]
+"""What the devices of stages divide: where it makes a plan faster or possible anything, nothing,
+the optimizer's state in all stages, or the parameters too (`penstock.plan.sharding`)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,6 +84,7 @@ class PlanningProblem:
     optimizer_bytes_per_parameter_byte: float = 2.0
     recompute: RecomputeChoice = "auto"
     blocks: BlockChoice = "no"
+    sharding: ShardingChoice = "off"
     schedules: tuple[str, ...] = ("1f1b", "early-backward", "gpipe")
     max_stages: int = 0
     memory_reserve: float = 0.0
@@ -119,6 +126,26 @@ class PlanningProblem:
         """Whether a stage may recompute by block, or not, under some schedule."""
         may = self.recompute == "auto" and self.blocks == "allowed"
         return may and not all(map(blocks_refusal, self.schedules))
+
+    @property
+    def recompute_ways(self) -> tuple[tuple[bool, bool], ...]:
+        """Whether a stage may recompute as a whole, and by block: keeping everything first."""
+        if self.blocks == "always":
+            return ((False, True),)
+        whole = tuple((recompute, False) for recompute in self.recompute_choices)
+        return (*whole, (False, True)) if self.allows_blocks else whole
+
+    @property
+    def shardings(self) -> tuple[str, ...]:
+        """What the devices of a stage may divide, as `Stage.sharding` says it."""
+        every = {"auto": ("", "optimizer", "parameters"), "off": ("",)}
+        return every.get(self.sharding, (self.sharding,))
+
+    def sharding_of(self, stage: Stage) -> str:
+        """What the devices of a stage divide: what the stage says, or what the problem asks for."""
+        if stage.sharding or self.sharding in ("auto", "off") or stage.replicas < 2:
+            return stage.sharding
+        return self.sharding
 
     def profile_of(self, stage: Stage) -> ModelProfile:
         """The costs of the layers of a stage, which depend on whether it recomputes by block."""
@@ -179,6 +206,25 @@ def in_blocks(problem: PlanningProblem) -> PlanningProblem:
         )
     profile = problem.profile.by_block
     return replace(problem, profile=profile, recompute="off", blocks="no", schedules=able)
+
+
+def dividing(problem: PlanningProblem, sharding: ShardingChoice) -> PlanningProblem:
+    """The problem of plans in which the devices of every stage divide ``sharding``.
+
+    Planners count that for every stage, and `penstock.plan.sharding.with_sharding` says so in their
+    plans. Only schedules that allow it are left.
+
+    Raises:
+        BadInput: no schedule does.
+    """
+    refusals = {name: sharding_refusal(name, sharding) for name in problem.schedules}
+    able = tuple(name for name, refusal in refusals.items() if not refusal)
+    if not able:
+        raise BadInput(
+            f"no stage divides its parameters under schedule {', '.join(problem.schedules)}, which "
+            f"{refusals[problem.schedules[0]]}; allow '1f1b', or use --sharding optimizer"
+        )
+    return replace(problem, sharding=sharding, schedules=able)
 
 
 def check_batch(batch: int) -> None:

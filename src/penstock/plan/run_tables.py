@@ -1,12 +1,14 @@
 """The costs of every contiguous run of layers, as arrays."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.sharding import held_bytes
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 __all__ = [
@@ -42,6 +44,8 @@ class RunTables(NamedTuple):
     - ``inputs``, ``parameters``, ``held``: a run is row ``lo``, column ``hi``. ``inputs`` are the
       bytes of the tensors that it reads from earlier layers. ``held`` are the bytes that a device
       keeps all the time: parameters, gradients, optimizer state, buffers.
+    - ``divided``: where several devices divide some of that, what each keeps whole, and what they
+      divide. Else empty. ``gathers``: parameters and gradients are divided, too.
     - ``down``, ``up``: bytes that cross each cut, of activations and of their gradients.
     - ``norms``: batch normalisations up to each cut, and in a second row their channels.
 
@@ -57,6 +61,15 @@ class RunTables(NamedTuple):
     down: Floats
     up: Floats
     norms: Floats
+    divided: tuple[Floats, ...]
+    gathers: bool
+
+    def held_by(self, devices: int) -> Floats:
+        """The bytes that each of so many devices keeps all the time."""
+        if devices < 2 or not self.divided:
+            return self.held
+        whole, shared = self.divided
+        return whole + shared / devices
 
 
 def run_tables(problem: PlanningProblem, cuts: Sequence[int] = ()) -> RunTables:
@@ -70,17 +83,30 @@ def run_tables(problem: PlanningProblem, cuts: Sequence[int] = ()) -> RunTables:
 
     parameters = parameter_table(profile)
     buffers = of_runs(prefix_sums(float(layer.buffer_bytes) for layer in profile.layers))
-    held = parameters * (2 + problem.optimizer_bytes_per_parameter_byte) + buffers
+    (sharding,) = problem.shardings if len(problem.shardings) == 1 else ("",)
+    two = two_layers_table(parameters) if sharding == "parameters" else parameters
+
+    def table_of(what: str, devices: float) -> Floats:
+        state = problem.optimizer_bytes_per_parameter_byte
+        table = held_bytes(what, devices, parameters, two, 2.0, state) + buffers
+        return np.ascontiguousarray(table[square])
+
+    divided: tuple[Floats, ...] = ()
+    if sharding:
+        whole = table_of(sharding, inf)
+        divided = (whole, table_of(sharding, 1.0) - whole)
     return RunTables(
         forward=at_cuts(sums(profile, lambda layer: layer.forward_s)),
         backward=at_cuts(sums(profile, lambda layer: layer.backward_s)),
         saved=at_cuts(sums(profile, lambda layer: layer.saved_bytes)),
         inputs=np.stack([table[square] for table in input_table(profile)]),
         parameters=np.ascontiguousarray(parameters[square]),
-        held=np.ascontiguousarray(held[square]),
+        held=table_of("", 1.0),
         down=at_cuts(crossing_table(profile, lambda edge: edge.bytes)),
         up=at_cuts(crossing_table(profile, lambda edge: edge.gradient_bytes)),
         norms=at_cuts(sums(profile, lambda layer: Affine(layer.norms, layer.norm_channels))),
+        divided=divided,
+        gathers=sharding == "parameters",
     )
 
 
@@ -120,6 +146,19 @@ def parameter_table(profile: ModelProfile) -> Floats:
         first_use = np.append(users, len(profile.layers))[next_user]
         table += shared.bytes * (first_use[:, None] < ends[None, :])
     return table
+
+
+def two_layers_table(parameters: Floats) -> Floats:
+    """Of every run the bytes of the two largest layers that follow one another.
+
+    >>> two_layers_table(of_runs(prefix_sums([5, 2, 4])))[0].tolist()
+    [0.0, 5.0, 7.0, 7.0]
+    """
+    cuts = np.arange(len(parameters))
+    pairs = np.zeros_like(parameters)
+    pairs[:, 2:] = parameters[:, 2:] - parameters[:, :-2]
+    pairs[cuts[:-1], cuts[1:]] = parameters[cuts[:-1], cuts[1:]]
+    return np.maximum.accumulate(np.triu(pairs, 1), axis=1)
 
 
 def edges_by_tensor(profile: ModelProfile) -> list[list[Edge]]:

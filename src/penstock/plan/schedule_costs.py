@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.plan.cost import RunCosts, run_costs, stage_seconds, transfer
+from penstock.plan.cost import RunCosts, run_costs, stage_seconds, state_bytes, transfer
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
@@ -65,7 +65,7 @@ def least_room(
 
     The bytes of a micro-batch are those that all ``stages`` of the group save of it.
     """
-    state = sum(run_costs(problem, s.layers, s.slices[0]).state_bytes for s in stages)
+    state = sum(state_bytes(problem, stage) for stage in stages)
     # Replicas with as much memory and as many rows have as much room.
     kinds: dict[tuple[float, tuple[int, ...]], int] = {}
     for replica, device in enumerate(devices):

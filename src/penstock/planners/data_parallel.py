@@ -1,13 +1,17 @@
 """The whole model on every device, each computing its share of the rows."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from operator import itemgetter
 
+from penstock.bounds.lower_bound import plan_bound_s
 from penstock.plan.cost import estimate_s, leanest_schedule, rows_by_speed
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.choice import Candidate, best_candidate
 
-__all__ = ["data_parallel", "one_stage_candidates", "single_device"]
+__all__ = ["data_parallel", "dividing_plan", "single_device"]
 
 
 def data_parallel(problem: PlanningProblem, score: Score) -> Plan:
@@ -60,6 +64,30 @@ def one_stage_candidates(problem: PlanningProblem, count: int) -> Iterator[Candi
                 schedule=leanest_schedule(problem),
             )
             yield Candidate(plan, estimate_s(problem, plan))
+
+
+def dividing_plan(
+    problem: PlanningProblem, score: Score, sharding: str
+) -> tuple[float, Plan | None]:
+    """The fastest plan of one stage on all devices, which divide ``sharding``; with its seconds.
+
+    "optimizer" is ZeRO-1, "parameters" FSDP. The seconds are infinite where nothing fits.
+    """
+    plain = replace(problem, recompute="off", blocks="no")
+    plans = [
+        replace(one.plan, stages=(replace(stage, recompute=w, by_block=b, sharding=sharding),))
+        for one in one_stage_candidates(plain, len(problem.cluster.devices))
+        for stage in one.plan.stages
+        for w, b in problem.recompute_ways
+    ]
+    best_s, best = inf, None
+    for bound_s, plan in sorted(((plan_bound_s(problem, p), p) for p in plans), key=itemgetter(0)):
+        if bound_s >= best_s:
+            break
+        seconds = score(plan)
+        if seconds < best_s:
+            best_s, best = seconds, plan
+    return best_s, best
 
 
 def single_device(problem: PlanningProblem, score: Score) -> Plan:

@@ -12,8 +12,10 @@ from penstock.plan.cost_tables import whole_chain
 from penstock.plan.fitted_plan import with_needed_recompute
 from penstock.plan.infeasible import ONE_STAGE_PLANNERS, first_fitting, infeasible
 from penstock.plan.pins import pins_text
-from penstock.plan.plan import Plan, with_recompute
-from penstock.plan.problem import PlanningProblem, Score, in_blocks
+from penstock.plan.plan import SHARDINGS, Plan, with_recompute
+from penstock.plan.problem import PlanningProblem, Score, dividing, in_blocks
+from penstock.plan.sharding import with_sharding
+from penstock.planners.data_parallel import dividing_plan
 from penstock.planners.pinned import pinned
 from penstock.planning.planning_problem import member_named
 from penstock.planning.tensor_groups import groupings, plan_with_groups
@@ -71,7 +73,9 @@ def find_plan(
 
     Where stages may recompute by block, plans that do so on all stages are tried if nothing else
     fits. For `search`, and for plans of one stage, they are also tried if memory is nearly full.
-    `search` then lets each stage recompute as it can.
+    `search` then lets each stage recompute as it can. Where devices may divide what they like,
+    `search` also tries ZeRO-1 and FSDP on all devices; if memory is nearly full, plans in which all
+    stages divide the same, and moves to such in which each does as it can.
 
     After the time limit the best plan so far is the answer. At least one plan that fits is found,
     however long that takes. ``on_step`` is called with every step. The plan may have tensor groups
@@ -89,12 +93,13 @@ def find_plan(
     """
     member_named(PLANNERS, planner, "planner")
     if sizes:
-        check_pins_of_groups(problem)
+        check_groups(problem)
         ways = sum(1 for _ in groupings(problem.cluster, sizes))
         part = replace(limit, seconds=limit.seconds / ways) if limit else None
 
         def find(view: PlanningProblem, own: Score) -> Plan:
             told = on_step if view is problem else None
+            view = view if view is problem else replace(view, sharding="off")
             return find_plan(view, planner, own, limit=part, on_step=told)
 
         return plan_with_groups(problem, sizes, find).plan
@@ -107,8 +112,16 @@ def find_plan(
         raise pins_refused(problem, planner, refusal) from None
 
 
-def check_pins_of_groups(problem: PlanningProblem) -> None:
-    """Raise `BadInput` if a pin names devices, which are groups in plans with tensor groups."""
+def check_groups(problem: PlanningProblem) -> None:
+    """Raise `BadInput` if a pin names devices, which are groups in plans with tensor groups.
+
+    And where devices are to divide what groups divide already.
+    """
+    if problem.sharding not in ("auto", "off"):
+        raise BadInput(
+            f"--sharding {problem.sharding} does not go with tensor groups, which divide layers "
+            f"already; leave out one of them"
+        )
     for pin in problem.pins:
         if pin.devices:
             raise BadInput(
@@ -149,6 +162,76 @@ def answer(
     on_step: Callable[[SearchStep], None] | None,
 ) -> Plan:
     """As `find_plan`, without groups and pins."""
+    if problem.sharding not in ("auto", "off"):
+        return divided(problem, planner, score, until, on_step)
+    whole = replace(problem, sharding="off")
+    if problem.sharding == "off" or planner != "search":
+        return undivided(whole, planner, score, until, on_step)
+    judge = Judge(problem, problem.schedules, score)
+    first, refusal = None, None
+    try:
+        first = undivided(whole, planner, score, until, on_step)
+        judge.simulate(first)
+        if until and until.is_over():
+            return first
+    except Infeasible as error:
+        refusal = error
+    if one_stage := [name for name in problem.schedules if FAMILIES[name].is_planned]:
+        alone = replace(problem, schedules=(one_stage[0],))
+        for sharding in problem.shardings[1:]:
+            dividing_plan(alone, judge.simulate, sharding)
+    if first is None or is_short(whole, first):
+        asked = QUICK if judge.leaders else planner
+        for sharding in ("optimizer", "parameters"):
+            with suppress(Infeasible, BadInput):
+                part = replace(problem, sharding=sharding)
+                judge.simulate(divided(part, asked, score, until, on_step))
+        seconds, best = judge.best_of(problem.schedules)
+        if best and not until:
+            climb(judge, best, seconds, ACTIONS_FOR_MIXED)
+    seconds, best = judge.best_of(problem.schedules)
+    if best is None:
+        raise refusal or infeasible(problem, planner)
+    limit_s = seconds * (1 + problem.as_fast)
+    if first and judge.simulate(first) <= limit_s:
+        return first
+    near = [plan for plan, its_s in judge.fastest(problem.schedules) if its_s <= limit_s]
+    return replace(min(near, key=most_divided), planner=planner)
+
+
+def most_divided(plan: Plan) -> int:
+    """What the devices of any stage divide at most, as a place in `SHARDINGS`."""
+    return max(SHARDINGS.index(stage.sharding) for stage in plan.stages)
+
+
+def divided(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    until: Deadline | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """The plan of a planner in which the devices of every stage divide the same (`dividing`)."""
+
+    def meant(plan: Plan) -> Plan:
+        return with_sharding(plan, problem.sharding)
+
+    def shown(step: SearchStep) -> None:
+        if on_step:
+            on_step(replace(step, plan=meant(step.plan) if step.plan else None))
+
+    part = dividing(problem, problem.sharding)
+    return meant(undivided(part, planner, lambda plan: score(meant(plan)), until, shown))
+
+
+def undivided(
+    problem: PlanningProblem,
+    planner: str,
+    score: Score,
+    until: Deadline | None,
+    on_step: Callable[[SearchStep], None] | None,
+) -> Plan:
+    """The plan of a planner that says of no stage what its devices divide."""
     if problem.blocks == "always":
         return by_block(problem, planner, score, until, on_step)
     found, refusal = list[Plan](), None
@@ -185,13 +268,13 @@ def may_gain(problem: PlanningProblem, planner: str, plan: Plan, score: Score) -
     """
     if planner not in ("search", *ONE_STAGE_PLANNERS):
         return False
-    if not any(stage.recompute for stage in plan.stages) and not is_full(problem, plan):
-        return False
-    return lower_bound(in_blocks(problem)).seconds < score(plan)
+    return is_short(problem, plan) and lower_bound(in_blocks(problem)).seconds < score(plan)
 
 
-def is_full(problem: PlanningProblem, plan: Plan) -> bool:
-    """Whether a device has less than `NEARLY_FULL` of its memory left."""
+def is_short(problem: PlanningProblem, plan: Plan) -> bool:
+    """Whether a stage recomputes, or a device has less than `NEARLY_FULL` of its memory left."""
+    if any(stage.recompute or stage.by_block for stage in plan.stages):
+        return True
     prediction = predict_plan(problem, plan, with_timeline=False)
     peaks = zip(prediction.peak_memory_bytes, problem.cluster.devices, strict=True)
     return any(peak > NEARLY_FULL * device.memory_bytes for peak, device in peaks)

@@ -188,6 +188,8 @@ def assess_plan(
         own = replace(problem, profile=profile)
         return predict_plan(own, plan, with_timeline=False).iteration_s
 
+    if any(stage.sharding == "parameters" for stage in plan.stages):
+        bound = lower_bound(replace(problem, sharding="parameters"))
     prediction = predict_plan(problem, plan, with_timeline=with_timeline)
     by_length = predict_lengths(problem.profile, of_length)
     mean_s = expected_s(by_length) if by_length else prediction.iteration_s

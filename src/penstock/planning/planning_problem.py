@@ -16,6 +16,7 @@ from penstock.plan.problem import (
     BlockChoice,
     PlanningProblem,
     RecomputeChoice,
+    ShardingChoice,
     micro_batch_sizes_of,
 )
 from penstock.planners.pinned import check_pins
@@ -90,6 +91,7 @@ def planning_problem(
     planner: str = "",
     schedule: str = "auto",
     recompute: AskedRecompute = "auto",
+    sharding: ShardingChoice = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,
     memory_reserve: float = MEMORY_RESERVE,
@@ -100,6 +102,8 @@ def planning_problem(
 
     ``recompute``: "auto" lets stages recompute as a whole or by block, "stage" only as a whole.
     With "on" all stages recompute as a whole, with "blocks" by block, with "off" none does.
+    ``sharding``: what the devices of a stage may divide, as `penstock.plan.sharding` explains; with
+    "optimizer" or "parameters" those of all stages do. Of its own accord only `search` divides.
     `schedules_named` explains ``schedule``. ``planner`` counts for schedule "auto" only: `search`
     chooses among more schedules than the others. ``max_stages`` 0 allows any number of stages.
     ``memory_reserve`` is the share of each device's memory that plans leave free. `search` returns
@@ -121,6 +125,7 @@ def planning_problem(
         optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
         recompute=whole,
         blocks=blocks,
+        sharding=sharding,
         schedules=schedules,
         max_stages=max_stages,
         memory_reserve=memory_reserve,

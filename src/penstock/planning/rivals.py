@@ -3,7 +3,7 @@
 A plan is compared with all of them, so that it is not praised for beating only the weakest.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -11,10 +11,9 @@ from penstock.document import Json
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, PlanningProblem, Score
-from penstock.planners.data_parallel import one_stage_candidates
+from penstock.planners.data_parallel import dividing_plan
 from penstock.planning.answers import find_plan
-from penstock.planning.fsdp import fsdp_price
-from penstock.simulate.score import make_score, predict_plan
+from penstock.simulate.score import predict_plan
 from penstock.words import seconds_text, size_text
 
 __all__ = ["PLAIN", "Rival", "best_rival", "rivals_line", "rivals_of"]
@@ -68,63 +67,28 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
     """Data parallelism in four kinds, each at its best, whatever recompute the problem allows.
 
     The first two are the plans of `penstock.planners.data_parallel` that keep all activations, and
-    that recompute by block. With ZeRO-1 all devices also divide the optimizer's state, and may do
-    either; as many bytes are sent as without (`penstock.runtime.gradients.sharding`). FSDP, which
-    may do either too, has the price of `penstock.planning.fsdp`.
+    that recompute by block. With ZeRO-1 all devices also divide the optimizer's state, and with
+    FSDP the parameters too; they may do either (`penstock.plan.sharding`).
     """
-    plain = replace(problem, schedules=(PLAIN,), recompute="off", blocks="no")
-    by_block = replace(plain, blocks="always")
-    devices = len(problem.cluster.devices)
-    share = problem.optimizer_bytes_per_parameter_byte / devices
-    divided = replace(problem, optimizer_bytes_per_parameter_byte=share)
-    return (
-        planned(plain, score, "data parallelism"),
-        planned(by_block, score, "data parallelism by block"),
-        fastest(divided, on_all_devices(divided), "ZeRO-1"),
-        fsdp(problem),
-    )
+    plain = replace(problem, schedules=(PLAIN,), recompute="off", blocks="no", sharding="off")
+    free = replace(plain, recompute="auto", blocks="allowed")
+    found = [planned(plain, score), planned(replace(plain, blocks="always"), score)]
+    found += [dividing_plan(free, score, sharding)[1] for sharding in ("optimizer", "parameters")]
+    names = ("data parallelism", "data parallelism by block", "ZeRO-1", "FSDP")
+    return tuple(rival(problem, name, plan) for name, plan in zip(names, found, strict=True))
 
 
-def fsdp(problem: PlanningProblem) -> Rival:
-    """FSDP on all devices, if there are several, with the best micro-batches."""
-    devices = len(problem.cluster.devices)
-    prices = [
-        fsdp_price(problem, size, by_block=by_block)
-        for size in problem.micro_batch_sizes
-        for by_block in (False, True)
-        if size >= devices > 1
-    ]
-    fitting = [price for price in prices if price.fits]
-    if not fitting:
-        return Rival("FSDP")
-    best = min(fitting, key=lambda price: price.iteration_s)
-    return Rival("FSDP", best.iteration_s, best.peak_memory_bytes)
-
-
-def planned(problem: PlanningProblem, score: Score, name: str) -> Rival:
-    """The plan of data parallelism for a problem."""
+def planned(problem: PlanningProblem, score: Score) -> Plan | None:
+    """The plan of data parallelism for a problem; None where none fits."""
     try:
-        return fastest(problem, [find_plan(problem, "data-parallel", score)], name)
+        return find_plan(problem, "data-parallel", score)
     except Infeasible:
-        return Rival(name)
+        return None
 
 
-def on_all_devices(problem: PlanningProblem) -> Iterator[Plan]:
-    """One stage on all devices for each size of micro-batches, keeping everything and by block."""
-    for candidate in one_stage_candidates(
-        replace(problem, schedules=(PLAIN,), recompute="off"), len(problem.cluster.devices)
-    ):
-        (stage,) = candidate.plan.stages
-        yield candidate.plan
-        yield replace(candidate.plan, stages=(replace(stage, by_block=True),))
-
-
-def fastest(problem: PlanningProblem, plans: Iterable[Plan], name: str) -> Rival:
-    """The fastest of some plans that fits, with its memory."""
-    score = make_score(problem)
-    scored = [(score(plan), plan) for plan in plans]
-    seconds, plan = min(scored, key=lambda one: one[0], default=(inf, None))
-    if plan is None or seconds == inf:
+def rival(problem: PlanningProblem, name: str, plan: Plan | None) -> Rival:
+    """What is predicted of a plan."""
+    if plan is None:
         return Rival(name)
     prediction = predict_plan(problem, plan, with_timeline=False)
-    return Rival(name, seconds, max(prediction.peak_memory_bytes))
+    return Rival(name, prediction.iteration_s, max(prediction.peak_memory_bytes))

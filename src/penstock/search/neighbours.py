@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 
 from penstock.plan.cost import depths_of, rows_by_speed
-from penstock.plan.ordering import blocks_refusal
+from penstock.plan.ordering import blocks_refusal, sharding_refusal
 from penstock.plan.plan import Plan, Stage, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import priced
@@ -52,7 +52,7 @@ def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     if family.is_searched:
         return
     for other in chain(
-        toggled_recompute(problem, plan),
+        other_memory(problem, plan),
         shifted_devices(problem, plan),
         swapped_devices(problem, plan),
         joined_stages(problem, plan),
@@ -100,18 +100,21 @@ def with_stages(plan: Plan, changed: dict[int, Stage]) -> Plan:
     return replace(plan, stages=stages)
 
 
-def toggled_recompute(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Another recompute on all stages of one set of devices; and none anywhere."""
-    ways = [(False, False)]
-    if problem.recompute == "auto":
-        ways.append((True, False))
-    if problem.allows_blocks and not blocks_refusal(plan.schedule):
-        ways.append((False, True))
+def other_memory(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """Other recompute, and division, on all stages of one set of devices; and no recompute."""
+    refused = bool(blocks_refusal(plan.schedule))
+    ways = [way for way in problem.recompute_ways if way != (False, True) or not refused]
     for devices in plan.device_groups:
         mine = {s: stage for s, stage in enumerate(plan.stages) if stage.devices == devices}
-        for whole, by_block in ways if len(ways) > 1 else ():
+        shardings = {stage.sharding: None for stage in mine.values()}
+        if problem.sharding == "auto":
+            allowed = (one for one in problem.shardings if not sharding_refusal(plan.schedule, one))
+            shardings |= dict.fromkeys(allowed)
+        choices = [(*way, sharding) for sharding in shardings for way in ways]
+        for whole, by_block, sharding in choices if len(choices) > 1 else ():
             changed = {
-                s: replace(stage, recompute=whole, by_block=by_block) for s, stage in mine.items()
+                s: replace(stage, recompute=whole, by_block=by_block, sharding=sharding)
+                for s, stage in mine.items()
             }
             if changed != mine:
                 yield with_stages(plan, changed)
@@ -163,7 +166,12 @@ def joined_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
             layers = range(before.layers.start, after.layers.stop)
             whole = before.recompute and after.recompute
             joined = Stage(
-                layers, devices, rows, whole, by_block=before.by_block and after.by_block
+                layers,
+                devices,
+                rows,
+                whole,
+                by_block=before.by_block and after.by_block,
+                sharding=before.sharding and after.sharding,
             )
             yield replace(
                 plan,

@@ -72,13 +72,18 @@ def about_as_fast(simulated: Mapping[Plan, float], as_fast: float) -> dict[Plan,
 
 
 def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
-    """Devices, how scattered they are, stages, recomputed layers: the fewer the better."""
+    """Devices, how scattered they are, stages, layers that recompute, stages that divide.
+
+    The fewer the better.
+    """
     recomputed = sum(
         len(stage.recompute_layers or stage.layers)
         for stage in plan.stages
         if stage.recompute or stage.by_block
     )
-    return len(plan.devices), *scatter(problem.cluster, plan), len(plan.stages), recomputed
+    divided = sum(bool(stage.sharding) for stage in plan.stages)
+    scattered = scatter(problem.cluster, plan)
+    return len(plan.devices), *scattered, len(plan.stages), recomputed, divided
 
 
 def scatter(cluster: Cluster, plan: Plan) -> tuple[int, int]:

@@ -42,12 +42,9 @@ class Catalogue:
         profile: ModelProfile,
         cluster: Cluster,
         optimizer_bytes_per_parameter_byte: float = 2.0,
-        *,
-        shard_optimizer: bool = False,
     ) -> None:
         self.cluster = cluster
         self.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte
-        self.shard_optimizer = shard_optimizer
         self.sums = layer_sums(profile)
         self.shared = profile.shared
         skips = [edge for edge in profile.edges if edge.consumer - edge.producer > 1]
@@ -80,19 +77,17 @@ class Catalogue:
 
     def stage(self, stage: Stage, use: StageUse) -> StageWork:
         """The work of one instance of a stage."""
-        layers, recomputed = stage.layers, stage.recompute_layers
-        by_block = stage.by_block
-        key = (layers.start, layers.stop, stage.devices, stage.slices, use, recomputed, by_block)
+        layers, how = stage.layers, (stage.recompute_layers, stage.by_block, stage.sharding)
+        key = (layers.start, layers.stop, stage.devices, stage.slices, use, how)
         return self.stages.find(
             key,
             lambda: stage_work(
                 next(self.numbers),
                 stage,
                 use,
-                self.sums.by_block if by_block else self.sums,
+                self.sums.by_block if stage.by_block else self.sums,
                 self.cluster,
                 optimizer_bytes_per_parameter_byte=self.optimizer_bytes_per_parameter_byte,
-                shard_optimizer=self.shard_optimizer,
             ),
         )
 
@@ -152,14 +147,11 @@ def workload_of(
     schedule: Schedule,
     *,
     optimizer_bytes_per_parameter_byte: float = 2.0,
-    shard_optimizer: bool = False,
     iterations: int = 1,
 ) -> Workload:
     """The workload of iterations of ``plan``; ``schedule`` must be valid for ``plan.shape()``."""
     instances = instances_of(schedule, plan.shape())
-    catalogue = Catalogue(
-        profile, cluster, optimizer_bytes_per_parameter_byte, shard_optimizer=shard_optimizer
-    )
+    catalogue = Catalogue(profile, cluster, optimizer_bytes_per_parameter_byte)
     parts = catalogue.parts_of(plan, instances)
     return Workload(schedule, parts, instances, plan.micro_batches, iterations)
 

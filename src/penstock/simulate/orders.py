@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.native import Orders
-from penstock.plan.ordering import check_blocks, order_of
+from penstock.plan.ordering import check_choices, order_of
 from penstock.plan.plan import Plan
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
 from penstock.schedule.order import Order
@@ -82,7 +82,7 @@ def orders_of_plan(plan: Plan) -> FlatOrders:
     Raises:
         BadInput: the plan's schedule cannot be made or is not valid; see `order_of`.
     """
-    check_blocks(plan)
+    check_choices(plan)
     family, shape = FAMILIES.get(plan.schedule), plan.shape()
     in_flight = family.in_flight if family else None
     limited = plan.schedule == "gpipe" and plan.in_flight_limit

@@ -63,7 +63,6 @@ def simulate_plan(
     cluster: Cluster,
     *,
     optimizer_bytes_per_parameter_byte: float = 2.0,
-    shard_optimizer: bool = False,
     iterations: int = 1,
     optimizer_sync: OptimizerSync = "before",
     with_timeline: bool = True,
@@ -81,8 +80,7 @@ def simulate_plan(
 
     A plan that does not fit in memory is simulated all the same; `Prediction.fits` says so. With
     ``with_timeline=False`` the timeline stays empty, which saves time and memory for plans of
-    millions of actions. With ``shard_optimizer`` each replica of a stage keeps only its part of the
-    optimizer's state; as many bytes are sent as without, so times do not change.
+    millions of actions.
 
     Raises:
         BadInput: the plan does not match the profile or the cluster, its schedule is not valid, or
@@ -95,7 +93,7 @@ def simulate_plan(
     state = optimizer_bytes_per_parameter_byte
     if optimizer_sync == "after":
         profile, state = with_undoable_step(profile, state)
-    workload = workload_of_iterations(plan, profile, cluster, state, shard_optimizer, iterations)
+    workload = workload_of_iterations(plan, profile, cluster, state, iterations)
     if optimizer_sync == "before" and workload.iterations > 1:
         workload = waiting_for_all(workload)
     if not with_timeline and not workload.schedule.concurrent:
@@ -148,7 +146,6 @@ def workload_of_iterations(
     profile: ModelProfile,
     cluster: Cluster,
     optimizer_bytes_per_parameter_byte: float,
-    shard_optimizer: bool,
     iterations: int,
 ) -> Workload:
     """The work of several iterations: a repeated order or, without a flush, one long order."""
@@ -162,7 +159,6 @@ def workload_of_iterations(
         cluster,
         schedule,
         optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
-        shard_optimizer=shard_optimizer,
         iterations=iterations,
     )
 

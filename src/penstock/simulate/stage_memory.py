@@ -16,7 +16,8 @@ other layers save of these tensors anyway.
 A stage that recomputes by block keeps what its layers read, as if they saved that, and needs
 what the largest layer saves beside it as workspace (`ModelProfile.by_block`).
 
-Buffers of messages in transfer are not counted. Without a flush several versions of the parameters
+What replicas divide is `penstock.plan.sharding.held_bytes`. Buffers of messages in transfer are not
+counted. Without a flush several versions of the parameters
 are kept (`penstock.schedule.weight_rule`).
 """
 
@@ -24,6 +25,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.plan.plan import Stage
+from penstock.plan.sharding import held_bytes, two_layers_bytes
 from penstock.profile.model_profile import first_of_each_tensor
 from penstock.schedule.action import Action
 from penstock.simulate.layer_sums import LayerSums
@@ -94,20 +97,21 @@ def most_bytes(memories: Sequence[StageMemory], holdings: Iterable[Holding]) -> 
 
 
 def stage_memory(
-    layers: range,
+    stage: Stage,
     rows: int,
     sums: LayerSums,
     optimizer_bytes_per_parameter_byte: float,
     versions: int = 1,
-    recompute_layers: tuple[int, ...] = (),
 ) -> StageMemory:
     """The bytes of a replica that computes ``rows`` rows of every micro-batch.
 
     A byte of parameters counts ``versions`` times, once for its gradient, and
-    ``optimizer_bytes_per_parameter_byte`` times for optimizer state. The inputs are the tensors
-    received from other stages; the batch itself is on every rank anyway. ``recompute_layers`` keep
-    only their inputs; empty means all layers of a stage that recomputes.
+    ``optimizer_bytes_per_parameter_byte`` times for optimizer state, but for what the replicas
+    divide. Mirrored copies and tied stages could take a part as well; that is not counted. The
+    inputs are the tensors received from other stages; the batch itself is on every rank anyway.
+    ``Stage.recompute_layers`` keep only their inputs.
     """
+    layers, recompute_layers = stage.layers, stage.recompute_layers
     saved_bytes = sums.saved_bytes.of(layers, rows)
     if recompute_layers:
         input_bytes = partly_saved_bytes(layers, rows, sums, frozenset(recompute_layers))
@@ -116,7 +120,14 @@ def stage_memory(
             edge for edge in sums.crossing[layers.start] if edge.consumer in layers
         )
         input_bytes = sum(edge.bytes.at(rows) for edge in inputs)
-    state_bytes = sums.parameter_bytes(layers) * (versions + 1 + optimizer_bytes_per_parameter_byte)
+    state_bytes = held_bytes(
+        stage.sharding,
+        stage.replicas,
+        float(sums.parameter_bytes(layers)),
+        two_layers_bytes(sums.profile, layers) if stage.sharding else 0.0,
+        versions + 1.0,
+        optimizer_bytes_per_parameter_byte,
+    )
     return StageMemory(
         fixed_bytes=state_bytes + sums.buffer_bytes.of(layers),
         saved_bytes=saved_bytes,

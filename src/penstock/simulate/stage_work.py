@@ -11,6 +11,7 @@ from penstock.cluster.cluster import Cluster, Device
 from penstock.cluster.collectives import norm_sums_s
 from penstock.core.native import ReplicaTimes, StageTimes
 from penstock.plan.plan import Stage
+from penstock.plan.sharding import gathered_s, step_share
 from penstock.profile.model_profile import Affine, Edge, first_of_each_tensor
 from penstock.schedule.action import ACTION_KINDS, ActionKind
 from penstock.simulate.gradients import (
@@ -118,18 +119,15 @@ def stage_work(
     cluster: Cluster,
     *,
     optimizer_bytes_per_parameter_byte: float,
-    shard_optimizer: bool = False,
 ) -> StageWork:
     """The work of an instance of a stage; its devices are ``stage.devices`` of ``cluster``.
 
-    With ``shard_optimizer`` the replicas of the stage divide the optimizer's state. Mirrored copies
-    and tied stages could take a part as well; that is not counted.
+    Where they divide parameters, its messages are a part of its actions (`gathered_passes`).
     """
     layers, devices = stage.layers, stage.devices
-    if shard_optimizer:
-        optimizer_bytes_per_parameter_byte /= len(devices)
     stops, shares = (layers.start,), ()
-    if use.reduces:
+    passes = gathered_passes(stage, sums, cluster) if stage.sharding == "parameters" else None
+    if use.reduces and passes is None:
         stops, shares = shares_of_stage(layers, devices, sums, cluster)
     parameter_bytes = sums.parameter_bytes(layers)
 
@@ -146,14 +144,10 @@ def stage_work(
         pace = Pace(rows, kind.speed, least_s, message_seconds(kind, layers, rows, sums))
         if pace not in made:
             memory = stage_memory(
-                layers,
-                rows,
-                sums,
-                optimizer_bytes_per_parameter_byte,
-                use.versions,
-                stage.recompute_layers,
+                stage, rows, sums, optimizer_bytes_per_parameter_byte, use.versions
             )
-            made[pace] = replica_work(stage, use, pace, stops, sums, norms_s, memory)
+            passed = passes or own_passes(stage, sums, rows, kind.speed)
+            made[pace] = replica_work(stage, use, pace, stops, sums, norms_s, passed, memory)
         replicas.append(made[pace])
     device_bytes = tuple(cluster.devices[device].memory_bytes for device in devices)
     limits = zip((replica.memory for replica in replicas), device_bytes, strict=True)
@@ -170,6 +164,32 @@ def stage_work(
         segment_layers=stops,
         shares=shares,
         ports=group_ports(cluster, devices) if shares else Ports(),
+    )
+
+
+class Passes(NamedTuple):
+    """Seconds of a forward, of a backward, and of the forward of the layers that recompute."""
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+
+
+def own_passes(stage: Stage, sums: LayerSums, rows: int, speed: float) -> Passes:
+    """The sums of the layers' seconds for so many rows."""
+    forward_s = sums.forward_s.of(stage.layers, rows) / speed
+    again_s = forward_s
+    if stage.recompute_layers:
+        runs = [range(i, i + 1) for i in stage.recompute_layers]
+        again_s = sum(sums.forward_s.of(run, rows) for run in runs) / speed
+    return Passes(forward_s, sums.backward_s.of(stage.layers, rows) / speed, again_s)
+
+
+def gathered_passes(stage: Stage, sums: LayerSums, cluster: Cluster) -> Passes:
+    """The passes of all replicas, whose layers wait for messages."""
+    asked = ((True, ()), (False, ()), (True, stage.recompute_layers))
+    return Passes(
+        *(gathered_s(sums.profile, cluster, stage, forward=way, of=of) for way, of in asked)
     )
 
 
@@ -224,11 +244,13 @@ def replica_work(
     stops: Sequence[int],
     sums: LayerSums,
     norms_s: Callable[[range], tuple[float, float]],
+    passes: Passes,
     memory: StageMemory,
 ) -> ReplicaWork:
     """The work of a replica of a stage whose last backward has segments that end at ``stops``.
 
-    ``norms_s`` gives the seconds that layers wait for batch norm's statistics, there and back.
+    ``passes`` are the seconds of its layers, ``norms_s`` those that layers wait for batch norm's
+    statistics, there and back.
     """
     layers, recomputed = stage.layers, stage.recompute_layers
     rows, speed, least_s, messages = pace
@@ -242,20 +264,16 @@ def replica_work(
     forward_messages_s = messages.forward_received_s + messages.forward_sent_s
     backward_messages_s = messages.backward_received_s + messages.backward_sent_s
     backward_more_s = begin_back_s + backward_messages_s + back_s
-    forward_s = max(least_s, sums.forward_s.of(layers, rows) / speed) + there_s + begin_s
-    recompute_s = forward_s
-    if recomputed:
-        runs = [range(i, i + 1) for i in recomputed]
-        some_s = sum(sums.forward_s.of(run, rows) for run in runs)
-        recompute_s = max(least_s, some_s / speed) + sum(norms_s(run)[0] for run in runs) + begin_s
-    backward_s = max(least_s, sums.backward_s.of(layers, rows) / speed)
+    forward_s = max(least_s, passes.forward_s) + there_s + begin_s
+    again_s = sum(norms_s(range(i, i + 1))[0] for i in recomputed) if recomputed else there_s
+    backward_s = max(least_s, passes.backward_s)
     weight_s = max(least_s, sums.backward_weight_s.of(layers, rows) / speed)
     layer_gradients_s = sums.backward_weight_s if use.split else sums.backward_s
     segments_s = tuple(
         layer_gradients_s.of(range(lower, upper), rows) / speed
         for upper, lower in pairwise((layers.stop, *stops))
     )
-    if least_s:
+    if least_s or stage.sharding == "parameters":
         segments_s = stretched(segments_s, weight_s if use.split else backward_s)
     if not use.split:
         runs = pairwise((layers.stop, *stops))
@@ -265,14 +283,14 @@ def replica_work(
         segments_s = tuple(map(add, segments_s, waits_s))
         segments_s = with_messages(segments_s, messages)
         segments_s = (segments_s[0] + begin_back_s, *segments_s[1:])
-    step_s = sums.profile.step_s_per_byte * sums.parameter_bytes(layers)
+    step_s = sums.profile.step_s_per_byte * sums.parameter_bytes(layers) * step_share(stage)
     return ReplicaWork(
         forward_s=forward_s + forward_messages_s,
         backward_s=backward_s + backward_more_s,
         backward_input_s=max(least_s, sums.backward_input_s.of(layers, rows) / speed)
         + backward_more_s,
         backward_weight_s=weight_s,
-        recompute_s=recompute_s,
+        recompute_s=max(least_s, passes.recompute_s) + again_s + begin_s,
         step_s=step_s * (1 + PREDICTION_SHARE * use.predictions) / speed,
         segments_s=segments_s,
         memory=memory,

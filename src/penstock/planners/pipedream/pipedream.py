@@ -270,7 +270,7 @@ class Program:
         key = (*window.memory_bytes, window.replicas, in_flight)
         if key not in self.fitting:
             kept = (self.saved + (in_flight - 1) * self.kept_bytes) / window.replicas
-            fits = self.tables.held + kept <= window.memory_bytes[0]
+            fits = self.tables.held_by(window.replicas) + kept <= window.memory_bytes[0]
             self.fitting[key] = np.where(fits, self.compute_s, inf)
         return self.fitting[key]
 
