@@ -366,6 +366,6 @@ def bucket_s(known: Prepared, problem: PlanningProblem, stage: Stage) -> float:
 
     def computed() -> float:
         costs = all_reduce_costs(problem.cluster, stage.devices)
-        return min(cost.latency_s + cost.s_per_byte * BUCKET_BYTES for cost in costs)
+        return min(cost.of(BUCKET_BYTES) for cost in costs)
 
     return recalled(known.bucket_s, stage.devices, computed)

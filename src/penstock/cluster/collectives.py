@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise, permutations
 from typing import NamedTuple, cast
 
 from penstock.cluster.cluster import Cluster
+from penstock.core.native import AllReduceCost
 
 __all__ = [
     "BUCKET_BYTES",
@@ -38,14 +39,6 @@ MOST_ANSWERS = 1 << 16
 """When a cluster's cache has this many entries, it is cleared."""
 
 
-@dataclass(frozen=True, slots=True)
-class AllReduceCost:
-    """The cost of one all-reduce algorithm: ``latency_s + s_per_byte * bytes``."""
-
-    latency_s: float
-    s_per_byte: float
-
-
 class RowTransfer(NamedTuple):
     """Rows of a micro-batch that one device sends another."""
 
@@ -71,7 +64,7 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) ->
     if size_bytes <= 0:
         return 0.0
     costs = all_reduce_costs(cluster, devices)
-    return min((cost.latency_s + cost.s_per_byte * size_bytes for cost in costs), default=0.0)
+    return min((cost.of(size_bytes) for cost in costs), default=0.0)
 
 
 def norm_sums_s(
@@ -122,10 +115,8 @@ def host_shares(cluster: Cluster, devices: Sequence[int]) -> tuple[object, ...]:
 
 
 def costs_over_links(cluster: Cluster, ring: list[int]) -> tuple[AllReduceCost, ...]:
-    """The algorithms in the order of the hosts, and the best ring if it differs."""
-    costs = costs_in_order(cluster, ring)
-    best = ring_cost(cluster, best_ring(cluster, ring))
-    return costs if best in costs else (best, *costs)
+    """The best ring, and the algorithms in the order of the hosts."""
+    return (ring_cost(cluster, best_ring(cluster, ring)), *costs_in_order(cluster, ring))
 
 
 def costs_in_order(cluster: Cluster, ring: list[int]) -> tuple[AllReduceCost, ...]:

@@ -11,13 +11,6 @@ namespace {
 
 using Pairs = Array<double, 2>;
 
-void make_group(Group* self, std::vector<ReplicaKind> kinds, double crowding, int replicas,
-                double step_s_per_byte, const std::vector<std::pair<double, double>>& reduces) {
-  new (self) Group{std::move(kinds), crowding, replicas, step_s_per_byte, {}};
-  for (const auto& [latency_s, s_per_byte] : reduces)
-    self->all_reduces.push_back({latency_s, s_per_byte});
-}
-
 void make_costs(GroupCosts* self, const RunCosts& runs, const Pairs& down, const Pairs& up,
                 const std::vector<Pairs>& workspaces, std::vector<Group> groups) {
   new (self) GroupCosts{runs, affine(down), affine(up), {}, std::move(groups)};
@@ -168,12 +161,24 @@ void make_dapple_question(DappleQuestion* self, int micro_batches, int size, int
 }  // namespace
 
 void bind_planners(nb::module_& module) {
+  nb::class_<ReduceCost>(module, "AllReduceCost")
+      .def(nb::init<double, double>(), "latency_s"_a, "s_per_byte"_a)
+      .def_ro("latency_s", &ReduceCost::latency_s)
+      .def_ro("s_per_byte", &ReduceCost::s_per_byte)
+      .def("of", &ReduceCost::of, "bytes"_a)
+      .def("__getstate__",
+           [](const ReduceCost& self) { return std::pair(self.latency_s, self.s_per_byte); })
+      .def("__setstate__", [](ReduceCost& self, std::pair<double, double> state) {
+        new (&self) ReduceCost{state.first, state.second};
+      });
+  module.def("multiply_all_reduces", [](double factor) { ReduceCost::factor = factor; },
+             "factor"_a);
   nb::class_<ReplicaKind>(module, "ReplicaKind")
       .def(nb::init<double, double, double, int>(), "rows"_a, "speed"_a, "memory_bytes"_a,
            "workspace"_a);
   nb::class_<Group>(module, "DeviceGroup")
-      .def("__init__", make_group, "kinds"_a, "crowding"_a, "replicas"_a, "step_s_per_byte"_a,
-           "all_reduces"_a);
+      .def(nb::init<std::vector<ReplicaKind>, double, int, double, std::vector<ReduceCost>>(),
+           "kinds"_a, "crowding"_a, "replicas"_a, "step_s_per_byte"_a, "all_reduces"_a);
   nb::class_<GroupCosts>(module, "GroupCosts")
       .def("__init__", make_costs, "runs"_a, "down"_a, "up"_a, "workspaces"_a, "groups"_a)
       .def_prop_ro("cuts", &RunCosts::cuts)

@@ -280,8 +280,22 @@ class ReplicaKind:
 
     def __init__(self, rows: float, speed: float, memory_bytes: float, workspace: int) -> None: ...
 
+class AllReduceCost:
+    """The cost of one all-reduce algorithm: ``latency_s + s_per_byte * bytes``."""
+
+    def __init__(self, latency_s: float, s_per_byte: float) -> None: ...
+    @property
+    def latency_s(self) -> float: ...
+    @property
+    def s_per_byte(self) -> float: ...
+    def of(self, bytes: float) -> float:
+        """Seconds to sum so many bytes."""
+
+def multiply_all_reduces(factor: float) -> None:
+    """From now on every all-reduce takes so many times as long; for tests."""
+
 class DeviceGroup:
-    """The devices of a stage; ``all_reduces`` has latency and seconds a byte of each algorithm."""
+    """The devices of a stage; ``all_reduces`` has the cost of each algorithm."""
 
     def __init__(
         self,
@@ -289,7 +303,7 @@ class DeviceGroup:
         crowding: float,
         replicas: int,
         step_s_per_byte: float,
-        all_reduces: Sequence[tuple[float, float]],
+        all_reduces: Sequence[AllReduceCost],
     ) -> None: ...
 
 class GroupCosts:

@@ -15,6 +15,7 @@ from penstock.cluster.collectives import (
 )
 from penstock.cluster.link_matrices import LinkMatrices, link_matrices
 from penstock.core.native import (
+    AllReduceCost,
     DeviceGroup,
     GroupCosts,
     LinkNetwork,
@@ -31,7 +32,7 @@ __all__ = ["FULL", "RECOMPUTES", "RECOMPUTE_MODES", "ChainCosts", "runs_in_core"
 
 
 Devices: TypeAlias = tuple[int, ...]
-OfGroup: TypeAlias = tuple[float, float, list[tuple[float, float]]]
+OfGroup: TypeAlias = tuple[float, float, list[AllReduceCost]]
 
 
 RECOMPUTE_MODES = {"auto": 0, "on": 1, "off": 2}
@@ -140,11 +141,10 @@ class ChainCosts:
             cluster = self.problem.cluster
             slowest = min(cluster.devices[device].speed for device in devices)
             crowded = crowding(cluster, devices)
-            costs = [(c.latency_s, c.s_per_byte) for c in all_reduce_costs(cluster, devices)]
             self.known[devices] = (
                 crowded,
                 self.problem.profile.step_s_per_byte * crowded / slowest,
-                costs or [(0.0, 0.0)],
+                [*all_reduce_costs(cluster, devices)] or [AllReduceCost(0.0, 0.0)],
             )
         return self.known[devices]
 

@@ -201,8 +201,8 @@ def reduction(
         resources |= {(kind, host) for host in hosts for kind in ("port out", "port in")}
     yield ReductionOccupation(
         Occupation(
-            min(buckets * cost.latency_s + cost.s_per_byte * size_bytes for cost in costs),
+            min(buckets * cost.of(size_bytes / buckets) for cost in costs),
             frozenset(resources),
         ),
-        min(cost.latency_s + cost.s_per_byte * longest for cost in costs),
+        min(cost.of(longest) for cost in costs),
     )

@@ -92,7 +92,7 @@ def share_of(costs: Sequence[AllReduceCost], segment: int, size_bytes: float) ->
     """Gradients in equal buckets of at most `BUCKET_BYTES`, with the fastest all-reduce."""
     count = ceil(size_bytes / BUCKET_BYTES)
     bucket_bytes = size_bytes / count
-    seconds = min(cost.latency_s + cost.s_per_byte * bucket_bytes for cost in costs)
+    seconds = min(cost.of(bucket_bytes) for cost in costs)
     return GradientShare(segment, count, seconds, bucket_bytes)
 
 
