@@ -28,6 +28,7 @@ from penstock.runtime.weights.safetensors_file import StoredTensor
 from penstock.words import numbered
 
 __all__ = [
+    "StageCalls",
     "build_stages",
     "check_alike",
     "check_layers",
@@ -215,12 +216,12 @@ def runner_of(
 ) -> ModuleRunner:
     """The runner of ``program``; it runs part by part if ``stage`` recomputes some layers, or each.
 
-    It is called as ``calls`` says (compiled, or on shards), unless the stage's replicas exchange
-    statistics within a forward. ``options`` are those of `ModuleRunner`.
+    It is called as ``calls`` says (compiled, or on shards). ``options`` are those of
+    `ModuleRunner`.
     """
     parts = parts_of_stage(graph, stage, program)
     in_parts: dict[str, Any] = {"by_block": stage.by_block}
-    if calls is not None and not options.get("synchronised"):
+    if calls is not None:
         options["call"] = calls.call_of(program)
         in_parts["call_of"] = calls.call_of
     if parts:
