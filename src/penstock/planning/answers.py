@@ -257,7 +257,7 @@ def searched_plan(
             break
     if best is None:
         raise infeasible(problem, "search")
-    return best
+    return replace(best, planner="search")
 
 
 def rescheduled_plan(
@@ -270,7 +270,7 @@ def rescheduled_plan(
     """The best plan of a published planner, also under schedules that it does not know."""
     make = PLANNERS[planner]
     known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
-    base = replace(problem, schedules=known or PlanningProblem.schedules)
+    base = problem.under(known or PlanningProblem.schedules)
     found: list[Plan] = []
     try:
         first = make(base, limited(score, until))
@@ -304,20 +304,18 @@ def limited(score: Score, until: Deadline | None) -> Score:
 def score_until(score: Score, deadline_s: float, clock: Callable[[], float]) -> Score:
     """``score`` until the deadline; after it, infinite for plans that were not scored before.
 
-    At least one plan that fits is scored, however long that takes. Plans are compared without
-    their planners' names, because a planner may return the plan of another.
+    At least one plan that fits is scored, however long that takes.
     """
     known: dict[Plan, float] = {}
     found = False
 
     def limited(plan: Plan) -> float:
         nonlocal found
-        same = replace(plan, planner="")
-        if same not in known:
+        if plan not in known:
             if found and clock() > deadline_s:
                 return inf
-            known[same] = score(plan)
-            found = found or known[same] < inf
-        return known[same]
+            known[plan] = score(plan)
+            found = found or known[plan] < inf
+        return known[plan]
 
     return limited

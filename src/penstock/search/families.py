@@ -134,7 +134,7 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
     def on_its_devices(other: Plan) -> float:
         return score(other) if groups.issuperset(other.device_groups) else inf
 
-    judge = judge_of(replace(problem, schedules=(schedule,)), on_its_devices)
+    judge = judge_of(problem.under((schedule,)), on_its_devices)
     starts = skeletons_of_plans(problem, plain_families([schedule]), [plan])
     *_, last = family_steps(judge, starts, [schedule])
     return replace(last.plan, planner=plan.planner) if last.plan else None

@@ -81,7 +81,7 @@ def search_from(starts: Mapping[str, Planner]) -> Planner:
         *_, last = search_steps(problem, score, starts)
         if last.plan is None:
             raise infeasible(problem, "search")
-        return last.plan
+        return replace(last.plan, planner="search")
 
     return search
 
@@ -129,7 +129,7 @@ def search_steps(
     answer = judge.step("done")
     if allowed:
         plan, seconds = preferred(problem, allowed, score)
-        answer = SearchStep("done", replace(plan, planner="search"), seconds)
+        answer = SearchStep("done", plan, seconds)
     yield answer
 
 
@@ -240,7 +240,7 @@ def search_alone(
     leaders = [judge.best_of([name]) for name in judge.allowed if name in judge.leaders]
     leaders.sort(key=lambda one: one[0])
     for name in [plan.schedule for s, plan in leaders if plan and s <= best_s * (1 + AS_FAST)][:2]:
-        for step in search_steps(replace(problem, schedules=(name,)), judge.score, starts):
+        for step in search_steps(problem.under((name,)), judge.score, starts):
             if step.plan is not None:
                 judge.simulate(step.plan)
             yield judge.step(f"{name} alone: {step.doing}")
@@ -254,7 +254,7 @@ def planner_steps(
     for name, planner in starts.items():
         yield judge.step(f"planner {name}")
         try:
-            found.append(replace(planner(judge.problem, judge.score), planner="search"))
+            found.append(planner(judge.problem, judge.score))
         except Infeasible:
             continue
         judge.simulate(found[-1])
