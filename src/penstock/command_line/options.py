@@ -31,6 +31,7 @@ __all__ = [
     "ScheduleNames",
     "TensorParallel",
     "Workers",
+    "names_in",
 ]
 
 MOST_WORKERS = 1024
@@ -146,6 +147,15 @@ TensorParallel: TypeAlias = Annotated[
         "say what they divide.",
     ),
 ]
+
+
+def names_in(text: str) -> list[str]:
+    """The names in a list separated by commas.
+
+    >>> names_in("search, data-parallel"), names_in("")
+    (['search', 'data-parallel'], [])
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def read_pins(given: list[str] | None) -> list[str] | None:
