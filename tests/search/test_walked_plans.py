@@ -14,7 +14,7 @@ from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.search.families import adapted_to
 from penstock.search.judge import judge_of
 from penstock.search.search import improve_leaders, simulate_other_orders
-from penstock.search.walked_plans import moved_cut, quick_s, simulate_walked, walked_cuts
+from penstock.search.walked_plans import moved, quick_s, simulate_walked, walked
 from penstock.simulate.score import make_score
 
 SAVED, STATE = 100.0, 40.0
@@ -94,19 +94,42 @@ def test_an_order_that_is_searched_for_is_tried_with_other_micro_batches_and_les
 def test_other_cuts_leave_every_stage_a_layer_and_its_devices() -> None:
     plan, generator, seen = plan_of(1, 2, 1), default_rng(0), set[tuple[int, ...]]()
     for _ in range(60):
-        plan = moved_cut(plan, generator)
+        plan = moved(problem(), plan, generator, deep=False)
         assert [stage.devices for stage in plan.stages] == [(0,), (1,), (2,)]
         seen.add(tuple(len(stage.layers) for stage in plan.stages))
     assert seen == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}
 
 
-def test_a_walk_over_cuts_ends_no_worse_than_it_starts_and_the_same_every_time() -> None:
+def test_moves_of_depths_never_let_them_grow_and_change_recompute_too() -> None:
+    plan, generator = plan_of(1, 2, 1), default_rng(0)
+    plan = replace(plan, schedule="early-backward", in_flight_limit=(3, 2, 1))
+    depths, recompute = set[tuple[int, ...]](), set[bool]()
+    for _ in range(400):
+        plan = moved(problem(), plan, generator, deep=True)
+        assert min(plan.in_flight_limit) >= 1 and max(plan.in_flight_limit) <= 8
+        assert list(plan.in_flight_limit) == sorted(plan.in_flight_limit, reverse=True)
+        depths.add(plan.in_flight_limit)
+        recompute |= {stage.recompute for stage in plan.stages}
+    assert len(depths) > 50 and recompute == {False, True}
+
+
+def test_a_walk_ends_no_worse_than_it_starts_and_the_same_every_time() -> None:
     asked = problem(messages=10.0)
-    score, start = make_score(asked), plan_of(1, 3)
-    ends = [walked_cuts(start, score, default_rng(0), 20_000.0) for _ in range(2)]
+    ends = list[Plan]()
+    for _ in range(2):
+        judge = judge_of(asked, make_score(asked))
+        ends.append(walked(judge, plan_of(1, 3), default_rng(0), 20_000.0))
+        assert judge.simulate(ends[0]) == judge.best_s < judge.simulate(plan_of(1, 3))
     assert ends[0] == ends[1]
     assert [len(stage.layers) for stage in ends[0].stages] == [2, 2]
-    assert walked_cuts(start, lambda plan: float(plan != start), default_rng(0), 2e4) == start
+
+
+def test_a_walk_finds_the_depths_that_a_plan_lacks() -> None:
+    asked = problem(messages=40.0)
+    judge = judge_of(asked, make_score(asked))
+    shallow = replace(plan_of(2, 2), schedule="early-backward", in_flight_limit=(2, 1))
+    assert judge.simulate(walked(judge, shallow, default_rng(0), 2e5)) <= 72.0
+    assert judge.simulate(shallow) > 80.0
 
 
 def test_what_leads_at_the_end_is_tried_under_the_other_schedules_with_other_cuts() -> None:

@@ -31,7 +31,7 @@ from penstock.search.judge import (
 from penstock.search.neighbours import climb, other_micro_batches
 from penstock.search.preference import preferred
 from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
-from penstock.search.walked_plans import simulate_walked, walked_cuts
+from penstock.search.walked_plans import simulate_walked, walked
 
 __all__ = ["PLANNERS", "STARTING_PLANNERS", "search_from", "search_steps"]
 
@@ -51,8 +51,8 @@ ALMOST = 1.05
 the next two it was chosen once, on four random problems on which the search was behind itself or a
 planner; other values were not compared."""
 
-ACTIONS_AT_THE_END, ACTIONS_FOR_CUTS = 2_000_000, 400_000
-"""Simulated actions spent on these neighbours, at most two seconds; and on each walk over cuts.
+ACTIONS_AT_THE_END, ACTIONS_FOR_A_WALK = 2_000_000, 400_000
+"""Simulated actions spent on these neighbours, at most two seconds; and on each walk from one.
 With 3 million a chain of equal blocks took a sixth longer, and nothing was faster."""
 
 ALONE, MOST_ALONE = 0.1, 2
@@ -166,8 +166,8 @@ def improve_leaders(judge: Judge, planned: Sequence[Plan]) -> Iterator[SearchSte
         actions -= actions_of(plan) * (len(judge.seconds) - known)
         if len(plan.stages) > 1 and placed(plan) not in adapted:
             adapted.add(placed(plan))
-            end = walked_cuts(plan, judge.simulate, generator, ACTIONS_FOR_CUTS)
-            actions -= ACTIONS_FOR_CUTS
+            end = walked(judge, plan, generator, ACTIONS_FOR_A_WALK)
+            actions -= ACTIONS_FOR_A_WALK
             judge.simulate(priced(judge.problem, end))
 
 

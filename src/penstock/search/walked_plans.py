@@ -1,4 +1,4 @@
-"""Simulates the plans of random walks, the fastest under many orders; and a walk over cuts."""
+"""Simulates the plans of random walks, the fastest under many orders; and walks that it judges."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -6,12 +6,14 @@ from math import inf
 
 from numpy.random import Generator
 
+from penstock.plan.cost import depths_of
 from penstock.plan.plan import Plan, with_cut, with_recompute
-from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.problem import PlanningProblem
+from penstock.schedule.registry import FAMILIES
 from penstock.search.families import adapted_to
 from penstock.search.judge import ITS_DEVICE, MAKING_A_PLAN, NEAR, Judge, actions_of
 
-__all__ = ["moved_cut", "simulate_walked", "walked_cuts"]
+__all__ = ["moved", "quick_s", "simulate_walked", "walked"]
 
 QUICK_DEPTH = 4
 """Micro-batches in flight, for each stage from here to the end, of a plan's first order."""
@@ -26,10 +28,18 @@ DEPTHS = (1, 2, 3, 4, 6, 8)
 """Micro-batches in flight of their orders, for each stage from here to the end."""
 
 HEAT, COLD = 0.004, 1e-4
-"""The shares by which slower plans are accepted at first, and at the end, of a walk over cuts."""
+"""The shares by which slower plans are accepted at first, and at the end, of a simulated walk."""
 
-MOST_LAYERS, ANOTHER_MOVE = 2, 0.5
-"""A cut moves by at most so many layers at once; and the probability that another cut moves too."""
+MOST_LAYERS, MOST_OF_A_DEPTH = 2, 0.5
+"""A cut moves by at most so many layers at once; a depth changes by at most such a share."""
+
+DEEPER = 3
+"""How many times as long walks over depths are. On BERT-32 with slow links depths were 0.9 % behind
+those of a longer search after a walk of the length for cuts, and 0.5 % after this one."""
+
+CUTS, RECOMPUTE, ANOTHER_MOVE = 0.3, 0.1, 0.5
+"""Probabilities that a move where depths may change is one of a cut, or of recompute; and that
+another move follows before the plan is simulated."""
 
 
 def simulate_walked(judge: Judge, plans: Iterable[Plan], split: Sequence[str]) -> None:
@@ -83,18 +93,27 @@ def at_depth(plan: Plan, depth: int) -> Plan:
     return replace(plan, schedule="early-backward", in_flight_limit=limits)
 
 
-def walked_cuts(start: Plan, score: Score, generator: Generator, actions: float) -> Plan:
-    """The fastest plan of a random walk over cuts: simulated annealing of ``score``.
+def walked(judge: Judge, start: Plan, generator: Generator, actions: float) -> Plan:
+    """The fastest plan of a random walk over cuts and depths: simulated annealing.
 
     (Kirkpatrick et al., Science 1983.) A slower plan is accepted with probability
     ``exp(-slowdown / heat)``. The heat falls evenly while ``actions`` forwards and backwards are
-    simulated.
+    simulated. Depths and recompute move too where the schedule can be early-backward.
     """
-    current, current_s = start, score(start)
+    deep = FAMILIES[start.schedule].is_planned and "early-backward" in judge.allowed
+    if deep:
+        actions *= DEEPER
+        # Climbs have toggled recompute here and there: one variant for all stages leads further.
+        start = min(deeper_variants(judge.problem, start), key=judge.simulate)
+        start = replace(start, schedule="early-backward", in_flight_limit=depths_of(start))
+    current, current_s = start, judge.simulate(start)
     best, best_s, left = current, current_s, actions
     while left > 0:
-        plan = moved_cut(current, generator)
-        seconds = score(plan)
+        plan, another = current, True
+        while another:
+            plan = moved(judge.problem, plan, generator, deep=deep)
+            another = generator.random() < ANOTHER_MOVE
+        seconds = judge.simulate(plan)
         warmth = HEAT * left / actions + COLD
         # The order of a plan whose costs are those of the last one is known.
         left -= MAKING_A_PLAN + (ITS_DEVICE + plan.micro_batches) * len(plan.devices)
@@ -105,14 +124,27 @@ def walked_cuts(start: Plan, score: Score, generator: Generator, actions: float)
     return best
 
 
-def moved_cut(plan: Plan, generator: Generator) -> Plan:
-    """The plan with other cuts; it keeps the costs, and so the order, that it has."""
-    while True:
+def moved(problem: PlanningProblem, plan: Plan, generator: Generator, *, deep: bool) -> Plan:
+    """The plan with another cut, for which it keeps its order; or, if ``deep``, another depth.
+
+    Or with recompute of a stage switched on or off. Depths never grow along the pipeline: others
+    change with one.
+    """
+    sign = 1 if generator.random() < 0.5 else -1
+    kind = float(generator.random()) if deep else 0.0
+    if len(plan.stages) > 1 and kind < CUTS:
         s = int(generator.integers(1, len(plan.stages)))
         before, after = plan.stages[s - 1].layers, plan.stages[s].layers
-        change = int(generator.integers(1, MOST_LAYERS + 1)) * (
-            1 if generator.random() < 0.5 else -1
-        )
-        plan = with_cut(plan, s, min(max(after.start + change, before.start + 1), after.stop - 1))
-        if generator.random() >= ANOTHER_MOVE:
-            return plan
+        start = after.start + sign * int(generator.integers(1, MOST_LAYERS + 1))
+        return with_cut(plan, s, min(max(start, before.start + 1), after.stop - 1))
+    s = int(generator.integers(len(plan.stages)))
+    if kind > 1 - RECOMPUTE and problem.recompute == "auto":
+        other = replace(plan.stages[s], recompute=not plan.stages[s].recompute)
+        return replace(plan, stages=(*plan.stages[:s], other, *plan.stages[s + 1 :]))
+    depths = plan.in_flight_limit
+    furthest = 1 + depths[s] * MOST_OF_A_DEPTH * float(generator.random()) ** 2
+    depth = depths[s] + sign * int(furthest * generator.random() + 1)
+    depth = min(max(1, depth), plan.micro_batches)
+    before_it = (max(other, depth) for other in depths[:s])
+    after_it = (min(other, depth) for other in depths[s + 1 :])
+    return replace(plan, in_flight_limit=(*before_it, depth, *after_it))
