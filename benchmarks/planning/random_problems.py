@@ -189,7 +189,7 @@ def random_row(seed: int, number: int) -> dict[str, Any]:
     alone: that of its plan, and `NAMED` others that are drawn.
     """
     problem = random_problem(seed, number)
-    score, start_s = remembering(problem), process_time()
+    score, start_s = make_score(problem), process_time()
     first = answer(problem, "search", score)
     row = {
         "number": number,
@@ -213,19 +213,6 @@ def random_row(seed: int, number: int) -> dict[str, Any]:
         "planners": dict(zip(STARTING_PLANNERS, planners, strict=True)),
         "cpu_s": process_time() - start_s,
     }
-
-
-def remembering(problem: PlanningProblem) -> Callable[[Plan], float]:
-    """The score of a problem, that knows a plan again whoever made it."""
-    score, known = make_score(problem), dict[Plan, float]()
-
-    def remembered(plan: Plan) -> float:
-        same = replace(plan, planner="")
-        if same not in known:
-            known[same] = score(plan)
-        return known[same]
-
-    return remembered
 
 
 def answer(

@@ -349,9 +349,9 @@ def tree() -> dict[str, Any]:
     """The commands of the command line, by name, with their options."""
     import typer
 
-    from penstock.cli import app
+    from penstock.cli import app_of
 
-    return dict(getattr(typer.main.get_command(app), "commands"))  # noqa: B009
+    return dict(getattr(typer.main.get_command(app_of()), "commands"))  # noqa: B009
 
 
 def run_all(first: int, count: int) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:

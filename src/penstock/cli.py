@@ -5,38 +5,42 @@ Commands import what they need when they run, so that planning never loads torch
 """
 
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 
 from penstock import __version__
-from penstock.command_line import (
-    bridge_commands,
-    choose_command,
-    cluster_commands,
-    compare_command,
-    job_commands,
-    planning_commands,
-    rehearse_command,
-    simulate_command,
-)
 from penstock.command_line.removed_options import check_removed_options
 from penstock.command_line.terminal import INTERRUPTED, print_error, silence_output
 from penstock.errors import RunFailed
 
-__all__ = ["app", "main"]
+__all__ = ["app_of", "main"]
 
 SIGNALLED = 128
 """Exit codes above this one say which signal ended the command."""
 
-app = typer.Typer(
-    name="penstock",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = {
+    "profile": "job_commands.profile",
+    "plan": "planning_commands.plan",
+    "simulate": "simulate_command.simulate",
+    "rehearse": "rehearse_command.rehearse",
+    "compare": "compare_command.compare",
+    "choose": "choose_command.choose",
+    "train": "job_commands.train",
+    "cluster": "cluster_commands.cluster",
+    "launch": "cluster_commands.launch",
+    "verify": "job_commands.verify",
+    "export": "bridge_commands.export_plan",
+    "import": "bridge_commands.import_layout",
+    "report": "job_commands.report",
+    "list": "job_commands.catalogue",
+}
+"""Values are paths of functions, relative to `penstock.command_line`."""
+
+SHORT_HELP = {"rehearse": "Carry out PLAN with processes that wait, not compute."}
 
 
 def print_version(asked: bool) -> None:
@@ -46,7 +50,6 @@ def print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def penstock(
     version: Annotated[
         bool,
@@ -56,22 +59,21 @@ def penstock(
     """Planned pipeline-parallel training for PyTorch."""
 
 
-app.command("profile")(job_commands.profile)
-app.command("plan")(planning_commands.plan)
-app.command("simulate")(simulate_command.simulate)
-app.command("rehearse", short_help="Carry out PLAN with processes that wait, not compute.")(
-    rehearse_command.rehearse
-)
-app.command("compare")(compare_command.compare)
-app.command("choose")(choose_command.choose)
-app.command("train")(job_commands.train)
-app.command("cluster")(cluster_commands.cluster)
-app.command("launch")(cluster_commands.launch)
-app.command("verify")(job_commands.verify)
-app.command("export")(bridge_commands.export_plan)
-app.command("import")(bridge_commands.import_layout)
-app.command("report")(job_commands.report)
-app.command("list")(job_commands.catalogue)
+def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
+    """The command line with these commands; the modules of others are not imported."""
+    app = typer.Typer(
+        name="penstock",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(penstock)
+    for name in names:
+        module, _, function = COMMANDS[name].rpartition(".")
+        command = vars(import_module(f"penstock.command_line.{module}"))[function]
+        app.command(name, short_help=SHORT_HELP.get(name))(command)
+    return app
 
 
 def main() -> None:
@@ -86,8 +88,10 @@ def main() -> None:
 def run() -> int:
     """Run the command; returns its exit code and prints at most one line of error."""
     try:
-        check_removed_options(sys.argv[1:])
-        code: object = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        arguments = sys.argv[1:] or ["--help"]
+        check_removed_options(arguments)
+        app = app_of(arguments[:1] if arguments[0] in COMMANDS else COMMANDS)
+        code: object = app(arguments, standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # typer's, when the reader has gone

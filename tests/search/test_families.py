@@ -138,7 +138,7 @@ def test_what_does_not_fit_in_memory_is_no_answer() -> None:
 def searched(problem: PlanningProblem) -> Plan | None:
     """The best plan on equal groups of devices."""
     judge = judge_of(problem, make_score(problem))
-    *_, last = family_steps(judge, skeletons(problem, ALL), ALL)
+    *_, last = family_steps(judge, skeletons(problem, ALL))
     return last.plan
 
 

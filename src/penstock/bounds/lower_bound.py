@@ -14,7 +14,7 @@ from penstock.bounds.link_bound import Core, floor_of, host_speeds, least_per_sa
 from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_costs
 from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.plan import Plan, Stage
-from penstock.plan.problem import PlanningProblem, recalled, remembered
+from penstock.plan.problem import PlanningProblem, recalled, remembered, remembered_by_schedules
 from penstock.plan.sharding import held_bytes
 from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.schedule.registry import FAMILIES
@@ -43,7 +43,7 @@ class LowerBound:
     covers: str = ""
 
 
-@remembered
+@remembered_by_schedules
 def lower_bound(problem: PlanningProblem) -> LowerBound:
     """The bound on every plan of ``problem``: any stages, devices, slices, recompute and order.
 

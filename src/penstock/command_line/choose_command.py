@@ -14,6 +14,7 @@ from penstock.command_line.options import (
     ProfileBatch,
     ProfilePath,
     Quiet,
+    names_in,
 )
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import BadInput
@@ -51,7 +52,6 @@ def choose(
     """
     collect_garbage_rarely()
     from penstock.cluster.toml_file import find_cluster
-    from penstock.command_line.compare_command import names_in
     from penstock.planning.hardware_choice import choose_cluster, plan_on_clusters, samples_of
     from penstock.profile.find import find_profile
     from penstock.report.tables import NarrowTable

@@ -24,6 +24,7 @@ from penstock.command_line.options import (
     Quiet,
     Recompute,
     Sharding,
+    names_in,
 )
 from penstock.command_line.progress import PlanningProgress, planning_progress
 from penstock.command_line.shown_plan import reserve_lines
@@ -228,15 +229,6 @@ def compared_line(found: "Comparison", problem: "PlanningProblem", wanted: Wante
     prediction = replace(planned.prediction, timeline=Timeline((), timeline.devices))
     slim = replace(found, outcome=replace(planned, prediction=prediction))
     return ComparedLine(slim, row, explanation, drawn)
-
-
-def names_in(text: str) -> list[str]:
-    """The names in a list separated by commas.
-
-    >>> names_in("search, data-parallel"), names_in("")
-    (['search', 'data-parallel'], [])
-    """
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def schedules_in(text: str) -> list[str]:

@@ -32,6 +32,7 @@ __all__ = [
     "Sharding",
     "TensorParallel",
     "Workers",
+    "names_in",
 ]
 
 MOST_WORKERS = 1024
@@ -155,6 +156,15 @@ TensorParallel: TypeAlias = Annotated[
         "say what they divide.",
     ),
 ]
+
+
+def names_in(text: str) -> list[str]:
+    """The names in a list separated by commas.
+
+    >>> names_in("search, data-parallel"), names_in("")
+    (['search', 'data-parallel'], [])
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def read_pins(given: list[str] | None) -> list[str] | None:

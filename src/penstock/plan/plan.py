@@ -1,7 +1,7 @@
 """Which layers run where, on how many rows, in which order of work."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from penstock.errors import BadInput
@@ -74,7 +74,7 @@ class Plan:
     schedules adapt their order to costs and memory. Then ``costs`` (one for each stage) and
     ``memory_bytes`` (one for each set of devices) are those for which the order was made, so that a
     run finds the same order without the profile. Predictions are stored beside a plan, not inside
-    it, because a plan may be written by hand.
+    it, because a plan may be written by hand. Plans of two planners are equal if all else is.
 
     A device of the plan is one rank, that of its number, or a group of ranks that share its stages
     by tensor parallelism: ``tensor_groups[device]`` are its ranks. Empty: every device is one rank.
@@ -88,7 +88,7 @@ class Plan:
     micro_batches: int
     micro_batch_size: int
     schedule: str
-    planner: str = "hand"
+    planner: str = field(default="hand", compare=False)
     in_flight_limit: tuple[int, ...] = ()
     costs: tuple[StageCost, ...] = ()
     memory_bytes: tuple[float, ...] = ()
@@ -114,8 +114,9 @@ class Plan:
 
     @cached_property
     def known_hash(self) -> int:
-        """The hash of all fields."""
-        return hash(tuple(self.__getstate__().values()))
+        """The hash of what tells plans apart."""
+        order = self.schedule, self.in_flight_limit, self.costs, self.memory_bytes
+        return hash((self.stages, self.micro_batches, order, self.tensor_groups))
 
     def __getstate__(self) -> dict[str, object]:
         """All fields. Another process has other hashes of words."""

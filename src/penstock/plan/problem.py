@@ -32,6 +32,7 @@ __all__ = [
     "other_kinds_words",
     "recalled",
     "remembered",
+    "remembered_by_schedules",
     "score_of",
 ]
 
@@ -115,6 +116,12 @@ class PlanningProblem:
     def known_answers(self) -> dict[object, object]:
         """A cache for functions that compute something about this problem (`remembered`)."""
         return {}
+
+    def under(self, schedules: tuple[str, ...]) -> "PlanningProblem":
+        """The problem under other schedules; what is known of this one is shared with it."""
+        other = replace(self, schedules=schedules)
+        other.__dict__["known_answers"] = self.known_answers
+        return other
 
     @property
     def recompute_choices(self) -> tuple[bool, ...]:
@@ -316,7 +323,10 @@ Answer = TypeVar("Answer")
 
 
 def remembered(find: Callable[[PlanningProblem], Answer]) -> Callable[[PlanningProblem], Answer]:
-    """``find``, with its result kept beside the problem; hashing a problem would be slow."""
+    """``find``, with its result kept beside the problem; hashing a problem would be slow.
+
+    The result must not depend on the problem's schedules; else see `remembered_by_schedules`.
+    """
 
     def answer(problem: PlanningProblem) -> Answer:
         known = cast("dict[object, Answer]", problem.known_answers)
@@ -324,6 +334,18 @@ def remembered(find: Callable[[PlanningProblem], Answer]) -> Callable[[PlanningP
         if found is None:
             found = known[find] = find(problem)
         return found
+
+    return answer
+
+
+def remembered_by_schedules(
+    find: Callable[[PlanningProblem], Answer],
+) -> Callable[[PlanningProblem], Answer]:
+    """As `remembered`, with a result for the schedules of each `PlanningProblem.under`."""
+
+    def answer(problem: PlanningProblem) -> Answer:
+        known = cast("dict[object, Answer]", problem.known_answers)
+        return recalled(known, (find, problem.schedules), lambda: find(problem))
 
     return answer
 

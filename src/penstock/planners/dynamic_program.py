@@ -10,7 +10,7 @@ from penstock.plan.cost import leanest_schedule
 from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.leanest import device_orders
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem, Score, remembered
+from penstock.plan.problem import PlanningProblem, Score, remembered_by_schedules
 from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import device_line, likely_cuts
 from penstock.planners.spp.partition import PartitionTable, partition
@@ -45,7 +45,7 @@ def dynamic_program(problem: PlanningProblem, score: Score) -> Plan:
     return best_candidate(problem, candidates[:SCORED], score, planner="dynamic-program")
 
 
-@remembered
+@remembered_by_schedules
 def known_candidates(problem: PlanningProblem) -> tuple[Candidate, ...]:
     """`pipeline_candidates`, computed once for each problem."""
     return tuple(pipeline_candidates(problem))

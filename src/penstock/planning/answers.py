@@ -49,15 +49,27 @@ class TimeLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class Deadline:
-    """When planning ends, in seconds of a clock."""
+class Question:
+    """What a planner is asked, until when by which clock, and who is told of its steps."""
 
-    at_s: float
-    clock: Callable[[], float]
+    problem: PlanningProblem
+    planner: str
+    score: Score
+    until: tuple[float, Callable[[], float]] | None
+    on_step: Callable[[SearchStep], None] | None
 
     def is_over(self) -> bool:
         """Whether the time is up."""
-        return self.clock() > self.at_s
+        return self.until is not None and self.until[1]() > self.until[0]
+
+    def limited(self, score: Score) -> Score:
+        """``score``, with infinite seconds for new plans once the time is up (`score_until`)."""
+        return score_until(score, *self.until) if self.until else score
+
+    def tell(self, step: SearchStep) -> None:
+        """Show a step."""
+        if self.on_step:
+            self.on_step(step)
 
 
 def find_plan(
@@ -103,9 +115,9 @@ def find_plan(
             return find_plan(view, planner, own, limit=part, on_step=told)
 
         return plan_with_groups(problem, sizes, find).plan
-    until = Deadline(limit.clock() + limit.seconds, limit.clock) if limit else None
+    until = (limit.clock() + limit.seconds, limit.clock) if limit else None
     try:
-        return answer(problem, planner, score, until, on_step)
+        return answer(Question(problem, planner, score, until, on_step))
     except Infeasible as refusal:
         if not problem.pins:
             raise
@@ -154,40 +166,35 @@ def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) ->
     )
 
 
-def answer(
-    problem: PlanningProblem,
-    planner: str,
-    score: Score,
-    until: Deadline | None,
-    on_step: Callable[[SearchStep], None] | None,
-) -> Plan:
+def answer(asked: Question) -> Plan:
     """As `find_plan`, without groups and pins."""
+    problem, planner = asked.problem, asked.planner
     if problem.sharding not in ("auto", "off"):
-        return divided(problem, planner, score, until, on_step)
-    whole = replace(problem, sharding="off")
+        return divided(asked)
+    whole = replace(asked, problem=replace(problem, sharding="off"))
     if problem.sharding == "off" or planner != "search":
-        return undivided(whole, planner, score, until, on_step)
-    judge = Judge(problem, problem.schedules, score)
+        return undivided(whole)
+    judge = Judge(problem, problem.schedules, asked.score)
     first, refusal = None, None
     try:
-        first = undivided(whole, planner, score, until, on_step)
+        first = undivided(whole)
         judge.simulate(first)
-        if until and until.is_over():
+        if asked.is_over():
             return first
     except Infeasible as error:
         refusal = error
     if one_stage := [name for name in problem.schedules if FAMILIES[name].is_planned]:
-        alone = replace(problem, schedules=(one_stage[0],))
+        alone = problem.under((one_stage[0],))
         for sharding in problem.shardings[1:]:
             dividing_plan(alone, judge.simulate, sharding)
-    if first is None or is_short(whole, first):
-        asked = QUICK if judge.leaders else planner
+    if first is None or is_short(whole.problem, first):
+        quick = QUICK if judge.leaders else planner
         for sharding in ("optimizer", "parameters"):
             with suppress(Infeasible, BadInput):
                 part = replace(problem, sharding=sharding)
-                judge.simulate(divided(part, asked, score, until, on_step))
+                judge.simulate(divided(replace(asked, problem=part, planner=quick)))
         seconds, best = judge.best_of(problem.schedules)
-        if best and not until:
+        if best and not asked.until:
             climb(judge, best, seconds, ACTIONS_FOR_MIXED)
     seconds, best = judge.best_of(problem.schedules)
     if best is None:
@@ -204,50 +211,42 @@ def most_divided(plan: Plan) -> int:
     return max(SHARDINGS.index(stage.sharding) for stage in plan.stages)
 
 
-def divided(
-    problem: PlanningProblem,
-    planner: str,
-    score: Score,
-    until: Deadline | None,
-    on_step: Callable[[SearchStep], None] | None,
-) -> Plan:
+def divided(asked: Question) -> Plan:
     """The plan of a planner in which the devices of every stage divide the same (`dividing`)."""
+    problem = asked.problem
 
     def meant(plan: Plan) -> Plan:
         return with_sharding(plan, problem.sharding)
 
     def shown(step: SearchStep) -> None:
-        if on_step:
-            on_step(replace(step, plan=meant(step.plan) if step.plan else None))
+        asked.tell(replace(step, plan=meant(step.plan) if step.plan else None))
+
+    def score(plan: Plan) -> float:
+        return asked.score(meant(plan))
 
     part = dividing(problem, problem.sharding)
-    return meant(undivided(part, planner, lambda plan: score(meant(plan)), until, shown))
+    return meant(undivided(replace(asked, problem=part, score=score, on_step=shown)))
 
 
-def undivided(
-    problem: PlanningProblem,
-    planner: str,
-    score: Score,
-    until: Deadline | None,
-    on_step: Callable[[SearchStep], None] | None,
-) -> Plan:
+def undivided(asked: Question) -> Plan:
     """The plan of a planner that says of no stage what its devices divide."""
+    problem, planner, score = asked.problem, asked.planner, asked.score
     if problem.blocks == "always":
-        return by_block(problem, planner, score, until, on_step)
+        return by_block(asked)
     found, refusal = list[Plan](), None
     try:
-        found.append(kept_or_whole(problem, planner, score, until, on_step))
+        found.append(kept_or_whole(asked))
     except Infeasible as error:
         refusal = error
     if not problem.allows_blocks or (found and not may_gain(problem, planner, found[0], score)):
         if refusal:
             raise refusal
         return found[0]
-    if found and until and until.is_over():
+    if found and asked.is_over():
         return found[0]
-    asked = QUICK if found and planner == "search" else planner
     with suppress(Infeasible, BadInput):
-        found.append(by_block(problem, asked, score, until, on_step))
+        quick = found and planner == "search"
+        found.append(by_block(replace(asked, planner=QUICK) if quick else asked))
     if not found:
         raise refusal or infeasible(problem, planner)
     judge = Judge(problem, problem.schedules, score)
@@ -256,7 +255,7 @@ def undivided(
         if FAMILIES[plan.schedule].is_planned:
             judge.simulate(with_needed_recompute(problem, plan))
     seconds, best = judge.best_of(problem.schedules)
-    if planner == "search" and best and not until:
+    if planner == "search" and best and not asked.until:
         best, _ = climb(judge, best, seconds, ACTIONS_FOR_MIXED)
     return replace(best or found[0], planner=planner)
 
@@ -280,51 +279,35 @@ def is_short(problem: PlanningProblem, plan: Plan) -> bool:
     return any(peak > NEARLY_FULL * device.memory_bytes for peak, device in peaks)
 
 
-def by_block(
-    problem: PlanningProblem,
-    planner: str,
-    score: Score,
-    until: Deadline | None,
-    on_step: Callable[[SearchStep], None] | None,
-) -> Plan:
+def by_block(asked: Question) -> Plan:
     """The plan of a planner in which all stages recompute by block (`in_blocks`)."""
 
     def meant(plan: Plan) -> Plan:
         return with_recompute(plan, False, by_block=True)
 
     def shown(step: SearchStep) -> None:
-        if on_step:
-            on_step(replace(step, plan=meant(step.plan) if step.plan else None))
+        asked.tell(replace(step, plan=meant(step.plan) if step.plan else None))
 
-    blocks = in_blocks(problem)
-    return meant(kept_or_whole(blocks, planner, lambda plan: score(meant(plan)), until, shown))
+    def score(plan: Plan) -> float:
+        return asked.score(meant(plan))
+
+    blocks = in_blocks(asked.problem)
+    return meant(kept_or_whole(replace(asked, problem=blocks, score=score, on_step=shown)))
 
 
-def kept_or_whole(
-    problem: PlanningProblem,
-    planner: str,
-    score: Score,
-    until: Deadline | None,
-    on_step: Callable[[SearchStep], None] | None,
-) -> Plan:
+def kept_or_whole(asked: Question) -> Plan:
     """The answer of a planner without recompute by block."""
-    if planner == "search":
-        return searched_plan(problem, limited(score, until), until, on_step)
-    if on_step:
-        on_step(SearchStep(f"planner {planner}", None, inf))
-    if all(FAMILIES[name].is_planned for name in problem.schedules):
-        return PLANNERS[planner](problem, limited(score, until))
-    return rescheduled_plan(problem, planner, score, until, on_step)
+    if asked.planner == "search":
+        return searched_plan(asked)
+    asked.tell(SearchStep(f"planner {asked.planner}", None, inf))
+    if all(FAMILIES[name].is_planned for name in asked.problem.schedules):
+        return PLANNERS[asked.planner](asked.problem, asked.limited(asked.score))
+    return rescheduled_plan(asked)
 
 
-def searched_plan(
-    problem: PlanningProblem,
-    score: Score,
-    until: Deadline | None,
-    on_step: Callable[[SearchStep], None] | None,
-) -> Plan:
+def searched_plan(asked: Question) -> Plan:
     """What `search` answers, or its best plan at the deadline."""
-    best: Plan | None = None
+    problem, best = asked.problem, None
     starts = dict(STARTING_PLANNERS)
     if problem.pins:
 
@@ -332,75 +315,60 @@ def searched_plan(
             return pinned(problem, score)
 
         starts |= {"pinned": pinned, "pinned, any schedule": of_any_schedule}
-    for step in search_steps(problem, score, starts):
+    for step in search_steps(problem, asked.limited(asked.score), starts):
         best = step.plan
-        if on_step:
-            on_step(step)
-        if until and best is not None and until.is_over():
+        asked.tell(step)
+        if best is not None and asked.is_over():
             break
     if best is None:
         raise infeasible(problem, "search")
-    return best
+    return replace(best, planner="search")
 
 
-def rescheduled_plan(
-    problem: PlanningProblem,
-    planner: str,
-    score: Score,
-    until: Deadline | None,
-    on_step: Callable[[SearchStep], None] | None,
-) -> Plan:
+def rescheduled_plan(asked: Question) -> Plan:
     """The best plan of a published planner, also under schedules that it does not know."""
-    make = PLANNERS[planner]
+    problem, score, make = asked.problem, asked.score, PLANNERS[asked.planner]
     known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
-    base = replace(problem, schedules=known or PlanningProblem.schedules)
+    base = problem.under(known or PlanningProblem.schedules)
     found: list[Plan] = []
     try:
-        first = make(base, limited(score, until))
+        first = make(base, asked.limited(score))
         # A plan of a schedule that is not allowed is never an answer, not even when time is up.
         found += [first] if known else []
     except Infeasible:
         wide = replace(base, cluster=with_boundless_memory(base.cluster))
-        first = make(wide, limited(make_score(wide), until))
-    in_time = limited(score, until)
+        first = make(wide, asked.limited(make_score(wide)))
+    in_time = asked.limited(score)
     for name in (name for name in problem.schedules if name not in known):
         best = min(found, key=score, default=None)
-        if on_step:
-            on_step(SearchStep(f"schedule {name}", best, score(best) if best else inf))
-        if best and until and until.is_over():
+        asked.tell(SearchStep(f"schedule {name}", best, score(best) if best else inf))
+        if best and asked.is_over():
             break
         plan = rescheduled(problem, first, name, in_time)
-        if plan is None and until and not found:
+        if plan is None and asked.until and not found:
             # The deadline may have cut short the only schedule that fits.
             plan = rescheduled(problem, first, name, score)
         found += [plan] if plan else []
     if not found:
-        raise infeasible(base, planner)
+        raise infeasible(base, asked.planner)
     return min(found, key=score)
-
-
-def limited(score: Score, until: Deadline | None) -> Score:
-    """``score``, with infinite seconds for new plans after the deadline (`score_until`)."""
-    return score_until(score, until.at_s, until.clock) if until else score
 
 
 def score_until(score: Score, deadline_s: float, clock: Callable[[], float]) -> Score:
     """``score`` until the deadline; after it, infinite for plans that were not scored before.
 
-    At least one plan that fits is scored, however long that takes. Plans are compared without
-    their planners' names, because a planner may return the plan of another.
+    At least one plan that fits is scored, however long that takes.
     """
     known: dict[Plan, float] = {}
     found = False
 
     def limited(plan: Plan) -> float:
         nonlocal found
-        same = replace(plan, planner="")
-        if same not in known:
+        if plan not in known:
             if found and clock() > deadline_s:
                 return inf
-            known[same] = score(plan)
-            found = found or known[same] < inf
-        return known[same]
+            known[plan] = score(plan)
+            found = found or known[plan] < inf
+        return known[plan]
 
     return limited

@@ -67,7 +67,7 @@ def assumed_split(problem: PlanningProblem, plan: Plan, iteration_s: float) -> A
 
 def whole_backwards_words(problem: PlanningProblem) -> str:
     """The least time of plans for which the split plays no part, as a sentence."""
-    bound = lower_bound(replace(problem, schedules=PlanningProblem.schedules))
+    bound = lower_bound(problem.under(PlanningProblem.schedules))
     return f"No plan with {bound.covers} takes less than {seconds_text(bound.seconds)}."
 
 

@@ -44,18 +44,14 @@ ADAPTED = 6
 for."""
 
 
-def family_steps(
-    judge: Judge,
-    starts: Iterable[Skeleton],
-    schedules: Iterable[str],
-) -> Iterator[SearchStep]:
-    """Ever better plans under ``schedules``, from ``starts``."""
+def family_steps(judge: Judge, starts: Iterable[Skeleton]) -> Iterator[SearchStep]:
+    """Ever better plans under the schedules that planners do not know, from ``starts``."""
     yield judge.step("schedule families")
     leaders = yield from simulated_skeletons(judge, starts)
     # Where stages recompute, memory is short, and a search for orders takes long and finds little.
     keeping = [one for one in leaders if not any(s.recompute for s in one[1].stages)]
     promising = [*keeping[:ADAPTED], *sorted(keeping, key=load_of)[:ADAPTED]]
-    for name in schedules:
+    for name in judge.allowed:
         if FAMILIES[name].is_searched:
             for plan in dict.fromkeys(plan for _, plan in promising):
                 yield judge.step(f"schedule {name}")
@@ -134,7 +130,7 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
     def on_its_devices(other: Plan) -> float:
         return score(other) if groups.issuperset(other.device_groups) else inf
 
-    judge = judge_of(replace(problem, schedules=(schedule,)), on_its_devices)
+    judge = judge_of(problem.under((schedule,)), on_its_devices)
     starts = skeletons_of_plans(problem, plain_families([schedule]), [plan])
-    *_, last = family_steps(judge, starts, [schedule])
+    *_, last = family_steps(judge, starts)
     return replace(last.plan, planner=plan.planner) if last.plan else None

@@ -1,7 +1,7 @@
 """Simulates plans, each once, and knows the fastest under every schedule."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 
 from penstock.bounds.lower_bound import plan_bound_s
@@ -62,8 +62,6 @@ class Judge:
 
     def simulate(self, plan: Plan) -> float:
         """Seconds of a plan; infinite where it does not fit, or its schedule refuses it."""
-        if plan.planner != "search":
-            plan = replace(plan, planner="search")
         if plan not in self.seconds:
             self.seconds[plan] = score_of(plan, self.score)
         seconds = self.seconds[plan]
@@ -117,9 +115,7 @@ def judge_of(problem: PlanningProblem, score: Score) -> Judge:
     own = tuple(name for name in problem.schedules if name in PlanningProblem.schedules)
     own = own or tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
     if own != problem.schedules:
-        return Judge(
-            replace(problem, schedules=own or PlanningProblem.schedules), problem.schedules, score
-        )
+        return Judge(problem.under(own or PlanningProblem.schedules), problem.schedules, score)
     return Judge(problem, problem.schedules, score)
 
 

@@ -21,7 +21,7 @@ def climb(judge: Judge, plan: Plan, seconds: float, actions: float) -> tuple[Pla
     Cuts move under the order that was made for the plan before, so most orders need not be made. An
     order for the last plan's own costs is tried at the end.
     """
-    plan, improved = replace(plan, planner="search"), True
+    improved = True
     while improved and actions > 0:
         improved = False
         for other in moves(judge.problem, plan):

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from math import inf
 
@@ -32,7 +31,7 @@ from penstock.search.judge import (
 from penstock.search.neighbours import climb, other_micro_batches
 from penstock.search.preference import preferred
 from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
-from penstock.search.walked_plans import moved_cut, simulate_walked, walked
+from penstock.search.walked_plans import simulate_walked, walked
 
 __all__ = ["PLANNERS", "STARTING_PLANNERS", "search_from", "search_steps"]
 
@@ -43,25 +42,23 @@ those from each other one that leads."""
 PROVEN = 5e-4
 """A gap up to which a plan counts as good enough: the bound itself is no more precise."""
 
-WIDE_GAP = 0.25
-"""A gap from which all rounds are made; below it, they end with one that finds nothing."""
-
-ROUNDS_OF_LOADS = ((0.02, False), (0.02, False), (WIDE_GAP, True))
-"""Rounds of random walks to evenly loaded plans: the gap from which each is made, and whether it
-may start at a plan with split backwards."""
+ROUNDS_OF_LOADS = ((0.02, False), (0.02, False), (0.25, True))
+"""Rounds of random walks to evenly loaded plans, up to one that finds nothing: the gap from which
+each is made, and whether it may start at a plan with split backwards."""
 
 ALMOST = 1.05
 """How many times as long as the best plan one may take whose neighbours are tried at the end. Like
 the next two it was chosen once, on four random problems on which the search was behind itself or a
 planner; other values were not compared."""
 
-ACTIONS_AT_THE_END, ACTIONS_FOR_CUTS = 2_000_000, 400_000
-"""Simulated actions spent on these neighbours, at most two seconds; and on each walk over cuts.
+ACTIONS_AT_THE_END, ACTIONS_FOR_A_WALK = 2_000_000, 400_000
+"""Simulated actions spent on these neighbours, at most two seconds; and on each walk from one.
 With 3 million a chain of equal blocks took a sixth longer, and nothing was faster."""
 
-ALONE = 0.1
-"""A gap to the bound from which the search is made once more under one schedule. Of 60 random
-problems it was behind itself on 4, with gaps of 30 % or more; in most it would find nothing."""
+ALONE, MOST_ALONE = 0.1, 2
+"""A gap to the bound from which plans of one family alone are searched for; and for how many
+families. Of 60 random problems the search was behind itself under one schedule on 4, with gaps of
+30 % or more; in most it would find nothing."""
 
 TIGHTER = (0.75, 0.5)
 """Shares of the memory for which a new order of the best plan is tried."""
@@ -81,7 +78,7 @@ def search_from(starts: Mapping[str, Planner]) -> Planner:
         *_, last = search_steps(problem, score, starts)
         if last.plan is None:
             raise infeasible(problem, "search")
-        return last.plan
+        return replace(last.plan, planner="search")
 
     return search
 
@@ -112,7 +109,7 @@ def search_steps(
     plain = plain_families(others)
     split = placed_so(plain, "straight", 1)[-1:]
     if others:
-        yield from family_steps(judge, skeletons(judge.problem, plain), others)
+        yield from family_steps(judge, skeletons(judge.problem, plain))
     yield judge.step("lower bound")
     bound_s = lower_bound_s(judge.problem)
     planned = yield from planner_steps(judge, starts)
@@ -121,15 +118,15 @@ def search_steps(
     if others:
         plans = [*judge.leading(known), *judge.leading(split), *planned]
         further = skeletons_of_plans(judge.problem, plain, list(dict.fromkeys(plans)))
-        yield from family_steps(judge, further, others)
+        yield from family_steps(judge, further)
     yield from improve_leaders(judge, planned)
     simulate_other_orders(judge)
-    yield from search_alone(judge, problem, starts, bound_s)
+    yield from search_alone(judge, bound_s)
     allowed = dict(judge.fastest(problem.schedules))
     answer = judge.step("done")
     if allowed:
         plan, seconds = preferred(problem, allowed, score)
-        answer = SearchStep("done", replace(plan, planner="search"), seconds)
+        answer = SearchStep("done", plan, seconds)
     yield answer
 
 
@@ -169,9 +166,8 @@ def improve_leaders(judge: Judge, planned: Sequence[Plan]) -> Iterator[SearchSte
         actions -= actions_of(plan) * (len(judge.seconds) - known)
         if len(plan.stages) > 1 and placed(plan) not in adapted:
             adapted.add(placed(plan))
-            move = partial(moved_cut, generator=generator)
-            end = walked(plan, move, judge.simulate, lambda plan: 0.0, generator, ACTIONS_FOR_CUTS)
-            actions -= ACTIONS_FOR_CUTS
+            end = walked(judge, plan, generator, ACTIONS_FOR_A_WALK)
+            actions -= ACTIONS_FOR_A_WALK
             judge.simulate(priced(judge.problem, end))
 
 
@@ -206,15 +202,10 @@ def alike(allowed: Sequence[str], plan: Plan) -> list[str]:
 
 
 def simulate_other_orders(judge: Judge) -> None:
-    """Try the best plan under each schedule that searches for orders.
+    """If the best order was searched for, do so with other micro-batches, and with less memory.
 
-    If such an order is the best, it is also searched for with other micro-batches, and with less
-    memory: the search for it is greedy, and sometimes finds a faster order then.
+    The search for it is greedy, and sometimes finds a faster order then.
     """
-    for name in judge.allowed:
-        _, plan = judge.best_of(judge.allowed)
-        if plan and FAMILIES[name].is_searched and not any(s.recompute for s in plan.stages):
-            judge.simulate(adapted_to(judge.problem, plan, name))
     _, plan = judge.best_of(judge.allowed)
     if plan is None or not FAMILIES[plan.schedule].is_searched:
         return
@@ -226,21 +217,29 @@ def simulate_other_orders(judge: Judge) -> None:
         )
 
 
-def search_alone(
-    judge: Judge, problem: PlanningProblem, starts: Mapping[str, Planner], bound_s: float
-) -> Iterator[SearchStep]:
-    """Search once more under the best schedule alone, and the next if its plan is as fast.
+def search_alone(judge: Judge, bound_s: float) -> Iterator[SearchStep]:
+    """Search for plans of the best family alone, and of the next if its plan is as fast.
 
     Only if the gap to the bound is wide. All schedules share the simulated actions of a search, so
     one alone gets more of them.
     """
-    best_s = judge.best_s
-    if best_s == inf or len(judge.allowed) == 1 or gap(best_s, bound_s) < ALONE:
+    best_s, known = judge.best_s, judge.problem.schedules
+    if len(judge.allowed) == 1 or not ALONE <= gap(best_s, bound_s) < inf:
         return
-    leaders = [judge.best_of([name]) for name in judge.allowed if name in judge.leaders]
-    leaders.sort(key=lambda one: one[0])
-    for name in [plan.schedule for s, plan in leaders if plan and s <= best_s * (1 + AS_FAST)][:2]:
-        for step in search_steps(replace(problem, schedules=(name,)), judge.score, starts):
+    as_fast = sorted(
+        (seconds, name)
+        for name, (seconds, _) in judge.leaders.items()
+        if name in judge.allowed and name not in known and seconds <= best_s * (1 + AS_FAST)
+    )
+    for _, name in as_fast[:MOST_ALONE]:
+        own = judge_of(judge.problem.under((name,)), judge.score)
+        plain = plain_families(own.allowed)
+        plans = [*judge.leading(own.allowed), *judge.leading(known)]
+        for step in chain(
+            family_steps(own, skeletons(own.problem, plain)),
+            family_steps(own, skeletons_of_plans(own.problem, plain, plans)),
+            improve_leaders(own, []),
+        ):
             if step.plan is not None:
                 judge.simulate(step.plan)
             yield judge.step(f"{name} alone: {step.doing}")
@@ -254,7 +253,7 @@ def planner_steps(
     for name, planner in starts.items():
         yield judge.step(f"planner {name}")
         try:
-            found.append(replace(planner(judge.problem, judge.score), planner="search"))
+            found.append(planner(judge.problem, judge.score))
         except Infeasible:
             continue
         judge.simulate(found[-1])
@@ -291,11 +290,11 @@ def straight_steps(
         fastest_s = judge.best_s
         if may_split:
             start, _ = next(judge.fastest([*known, *split]))
-        simulate_walked(judge, evenly_loaded_plans(judge.problem, start, seed), split, seed)
+        simulate_walked(judge, evenly_loaded_plans(judge.problem, start, seed), split)
         now_s, plan = judge.whole
         if now_s < before_s:
             yield from improve(judge, plan, bound_s, ACTIONS_FOR_MOVES)
-        elif judge.best_s == fastest_s and gap(now_s, bound_s) < WIDE_GAP:
+        elif judge.best_s == fastest_s:
             break
     if gap(judge.whole[0], bound_s) > PROVEN:
         yield from simulate_all(judge)

@@ -104,7 +104,7 @@ def skeletons_on(
 
 
 def recomputed(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """The plan with recompute on no stage, on stages that are short of memory, and on all stages.
+    """The plan with recompute on no stage; if memory is short, on those short of it; and on all.
 
     Each has its costs (`with_costs`).
     """
@@ -118,7 +118,8 @@ def recomputed(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
         short = groups_short_of_memory(keeping)
         if 0 < len(short) < len(every):
             yield recomputing_on(problem, plan, short)
-        yield recomputing_on(problem, plan, every)
+        if short:
+            yield recomputing_on(problem, plan, every)
 
 
 def recomputing_on(

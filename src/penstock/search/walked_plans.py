@@ -1,27 +1,19 @@
-"""Simulates the plans of random walks: all under two orders, the fastest under many more."""
+"""Simulates the plans of random walks, the fastest under many orders; and walks that it judges."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from math import inf
 
-from numpy.random import Generator, default_rng
+from numpy.random import Generator
 
-from penstock.bounds.lower_bound import plan_bound_s
 from penstock.plan.cost import depths_of
 from penstock.plan.plan import Plan, with_cut, with_recompute
-from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.problem import PlanningProblem
+from penstock.schedule.registry import FAMILIES
 from penstock.search.families import adapted_to
 from penstock.search.judge import ITS_DEVICE, MAKING_A_PLAN, NEAR, Judge, actions_of
 
-__all__ = [
-    "deeper_variants",
-    "moved_cut",
-    "moved_in_flight",
-    "simulate_walked",
-    "walked",
-    "walked_depths",
-]
+__all__ = ["moved", "quick_s", "simulate_walked", "walked"]
 
 QUICK_DEPTH = 4
 """Micro-batches in flight, for each stage from here to the end, of a plan's first order."""
@@ -32,9 +24,26 @@ ACTIONS = 1_200_000
 FASTEST = 6
 """How many plans are tried under more orders."""
 
+DEPTHS = (1, 2, 3, 4, 6, 8)
+"""Micro-batches in flight of their orders, for each stage from here to the end."""
 
-def simulate_walked(judge: Judge, plans: Iterable[Plan], split: Sequence[str], seed: int) -> None:
-    """Simulate the plans of walks, the fastest of them also at other depths (`simulate_depths`).
+HEAT, COLD = 0.004, 1e-4
+"""The shares by which slower plans are accepted at first, and at the end, of a simulated walk."""
+
+MOST_LAYERS, MOST_OF_A_DEPTH = 2, 0.5
+"""A cut moves by at most so many layers at once; a depth changes by at most such a share."""
+
+DEEPER = 3
+"""How many times as long walks over depths are. On BERT-32 with slow links depths were 0.9 % behind
+those of a longer search after a walk of the length for cuts, and 0.5 % after this one."""
+
+CUTS, RECOMPUTE, ANOTHER_MOVE = 0.3, 0.1, 0.5
+"""Probabilities that a move where depths may change is one of a cut, or of recompute; and that
+another move follows before the plan is simulated."""
+
+
+def simulate_walked(judge: Judge, plans: Iterable[Plan], split: Sequence[str]) -> None:
+    """Simulate the plans of walks, the fastest of them under every schedule and several depths.
 
     Each is simulated with early backwards, and under ``split``, schedules with one stage a device
     and split backwards.
@@ -46,7 +55,10 @@ def simulate_walked(judge: Judge, plans: Iterable[Plan], split: Sequence[str], s
             actions -= sum(actions_of(replace(plan, schedule=name)) for name in split)
             actions -= actions_of(plan)
     fastest = sorted((plan for plan in seconds if seconds[plan] < inf), key=seconds.__getitem__)
-    simulate_depths(judge, fastest[:FASTEST], seed)
+    for plan in fastest[:FASTEST]:
+        for variant in deeper_variants(judge.problem, plan):
+            if judge.may_be_faster(variant, judge.whole[0]):
+                judge.simulate(variant)
 
 
 def quick_s(judge: Judge, plan: Plan, split: Sequence[str]) -> float:
@@ -59,147 +71,6 @@ def quick_s(judge: Judge, plan: Plan, split: Sequence[str]) -> float:
             if judge.may_be_faster(order, NEAR * judge.best_s):
                 least_s = min(least_s, judge.simulate(order))
     return least_s
-
-
-ACTIONS_WALKED = 1_500_000
-"""Simulated actions of a walk over depths and recompute; about a second."""
-
-WALKED = 16 * 40
-"""Devices times layers from which walks have that length; on smaller problems they are shorter."""
-
-HEAT, COLD = 0.004, 1e-4
-"""The shares by which slower plans are accepted at first, and at the end."""
-
-MOST_FAILURES = 500
-"""A walk ends after so many plans in a row without a time: nothing fits, or time is up."""
-
-MOST_LAYERS = 2
-"""A cut moves by at most so many layers at once."""
-
-DEPTHS = (1, 2, 3, 4, 6, 8)
-"""Micro-batches in flight of a variant for each stage from here to the end."""
-
-RECOMPUTE, ANOTHER_MOVE, MOST_OF_A_DEPTH = 0.1, 0.5, 0.5
-"""Probabilities that a move changes recompute, and that another move follows before the plan is
-simulated; and the largest share by which a depth changes."""
-
-
-def simulate_depths(judge: Judge, plans: Iterable[Plan], seed: int) -> None:
-    """Simulate variants of plans: schedules, depths and recompute.
-
-    A random walk from the fastest variant changes depths and recompute further.
-    """
-    problem, found, found_s = judge.problem, None, inf
-    for plan in plans:
-        for variant in deeper_variants(problem, plan):
-            if judge.may_be_faster(variant, found_s):
-                seconds = judge.simulate(variant)
-                if seconds < found_s:
-                    found, found_s = variant, seconds
-    if found is not None:
-        generator = default_rng([len(problem.profile.layers), seed])
-        size = len(problem.cluster.devices) * len(problem.profile.layers)
-        actions = ACTIONS_WALKED * min(1.0, size / WALKED)
-        judge.simulate(walked_depths(problem, judge.score, found, generator, actions))
-
-
-def walked_depths(
-    problem: PlanningProblem, score: Score, start: Plan, generator: Generator, actions: float
-) -> Plan:
-    """The stages of ``start`` with the best depths and recompute on a random walk (`walked`).
-
-    The answer is ``start`` itself where the problem leaves no choice of depths, or where it does
-    not fit.
-    """
-    first = replace(start, schedule="early-backward", in_flight_limit=depths_of(start))
-    if "early-backward" not in problem.schedules or score(first) == inf:
-        return start
-    move = partial(moved_in_flight, problem, generator=generator)
-    return walked(first, move, score, partial(plan_bound_s, problem), generator, actions)
-
-
-def walked(
-    start: Plan,
-    move: Callable[[Plan], Plan],
-    score: Score,
-    bound_s: Score,
-    generator: Generator,
-    actions: float,
-) -> Plan:
-    """The fastest plan of a random walk by ``move``: simulated annealing of ``score``.
-
-    (Kirkpatrick et al., Science 1983.) A slower plan is accepted with probability
-    ``exp(-slowdown / heat)``. The heat falls evenly while ``actions`` forwards and backwards are
-    simulated. The random number is drawn first, so a plan whose bound is too slow for it is not
-    simulated.
-    """
-    current, current_s = start, score(start)
-    best, best_s, left, failures = current, current_s, actions, 0
-    while left > 0 and failures < MOST_FAILURES:
-        plan = move(current)
-        left -= MAKING_A_PLAN
-        warmth = HEAT * left / actions + COLD
-        limit_s = current_s * (1 + warmth * float(generator.standard_exponential()))
-        if bound_s(plan) > limit_s:
-            continue
-        seconds = score(plan)
-        # The order of a plan whose costs are those of the last one is known.
-        left -= (ITS_DEVICE + plan.micro_batches) * len(plan.devices)
-        failures = failures + 1 if seconds == inf else 0
-        if seconds > limit_s or seconds == inf:
-            continue
-        current, current_s = plan, seconds
-        if seconds < best_s:
-            best, best_s = plan, seconds
-    return best
-
-
-def moved_cut(plan: Plan, generator: Generator) -> Plan:
-    """The plan with other cuts; it keeps the costs, and so the order, that it has."""
-    while True:
-        s = int(generator.integers(1, len(plan.stages)))
-        before, after = plan.stages[s - 1].layers, plan.stages[s].layers
-        change = int(generator.integers(1, MOST_LAYERS + 1)) * (
-            1 if generator.random() < 0.5 else -1
-        )
-        plan = with_cut(plan, s, min(max(after.start + change, before.start + 1), after.stop - 1))
-        if generator.random() >= ANOTHER_MOVE:
-            return plan
-
-
-def moved_in_flight(problem: PlanningProblem, plan: Plan, generator: Generator) -> Plan:
-    """The plan with another depth, or recompute, of one stage or several."""
-    while True:
-        if generator.random() < RECOMPUTE and problem.recompute == "auto":
-            plan = other_recompute(plan, generator)
-        else:
-            plan = other_depth(plan, generator)
-        if generator.random() >= ANOTHER_MOVE:
-            return plan
-
-
-def other_recompute(plan: Plan, generator: Generator) -> Plan:
-    """The plan with recompute of one stage switched on or off."""
-    stages = list(plan.stages)
-    place = int(generator.integers(len(stages)))
-    stages[place] = replace(stages[place], recompute=not stages[place].recompute)
-    return replace(plan, stages=tuple(stages))
-
-
-def other_depth(plan: Plan, generator: Generator) -> Plan:
-    """The plan with one stage deeper or shallower, by little more often than by much.
-
-    Other stages change where depths would otherwise grow along the pipeline.
-    """
-    depths = plan.in_flight_limit
-    place = int(generator.integers(len(depths)))
-    furthest = 1 + depths[place] * MOST_OF_A_DEPTH * float(generator.random()) ** 2
-    change = int(furthest * generator.random() + 1) * (1 if generator.random() < 0.5 else -1)
-    depth = min(max(1, depths[place] + change), plan.micro_batches)
-
-    before = (max(other, depth) for other in depths[:place])
-    after = (min(other, depth) for other in depths[place + 1 :])
-    return replace(plan, in_flight_limit=(*before, depth, *after))
 
 
 def deeper_variants(problem: PlanningProblem, plan: Plan) -> list[Plan]:
@@ -220,3 +91,60 @@ def at_depth(plan: Plan, depth: int) -> Plan:
     stages = len(plan.stages)
     limits = tuple(min(plan.micro_batches, depth * (stages - s)) for s in range(stages))
     return replace(plan, schedule="early-backward", in_flight_limit=limits)
+
+
+def walked(judge: Judge, start: Plan, generator: Generator, actions: float) -> Plan:
+    """The fastest plan of a random walk over cuts and depths: simulated annealing.
+
+    (Kirkpatrick et al., Science 1983.) A slower plan is accepted with probability
+    ``exp(-slowdown / heat)``. The heat falls evenly while ``actions`` forwards and backwards are
+    simulated. Depths and recompute move too where the schedule can be early-backward.
+    """
+    deep = FAMILIES[start.schedule].is_planned and "early-backward" in judge.allowed
+    if deep:
+        actions *= DEEPER
+        # Climbs have toggled recompute here and there: one variant for all stages leads further.
+        start = min(deeper_variants(judge.problem, start), key=judge.simulate)
+        start = replace(start, schedule="early-backward", in_flight_limit=depths_of(start))
+    current, current_s = start, judge.simulate(start)
+    best, best_s, left = current, current_s, actions
+    while left > 0:
+        plan, another = current, True
+        while another:
+            plan = moved(judge.problem, plan, generator, deep=deep)
+            another = generator.random() < ANOTHER_MOVE
+        seconds = judge.simulate(plan)
+        warmth = HEAT * left / actions + COLD
+        # The order of a plan whose costs are those of the last one is known.
+        left -= MAKING_A_PLAN + (ITS_DEVICE + plan.micro_batches) * len(plan.devices)
+        if seconds <= current_s * (1 + warmth * float(generator.standard_exponential())):
+            current, current_s = plan, seconds
+        if seconds < best_s:
+            best, best_s = plan, seconds
+    return best
+
+
+def moved(problem: PlanningProblem, plan: Plan, generator: Generator, *, deep: bool) -> Plan:
+    """The plan with another cut, for which it keeps its order; or, if ``deep``, another depth.
+
+    Or with recompute of a stage switched on or off. Depths never grow along the pipeline: others
+    change with one.
+    """
+    sign = 1 if generator.random() < 0.5 else -1
+    kind = float(generator.random()) if deep else 0.0
+    if len(plan.stages) > 1 and kind < CUTS:
+        s = int(generator.integers(1, len(plan.stages)))
+        before, after = plan.stages[s - 1].layers, plan.stages[s].layers
+        start = after.start + sign * int(generator.integers(1, MOST_LAYERS + 1))
+        return with_cut(plan, s, min(max(start, before.start + 1), after.stop - 1))
+    s = int(generator.integers(len(plan.stages)))
+    if kind > 1 - RECOMPUTE and problem.recompute == "auto":
+        other = replace(plan.stages[s], recompute=not plan.stages[s].recompute)
+        return replace(plan, stages=(*plan.stages[:s], other, *plan.stages[s + 1 :]))
+    depths = plan.in_flight_limit
+    furthest = 1 + depths[s] * MOST_OF_A_DEPTH * float(generator.random()) ** 2
+    depth = depths[s] + sign * int(furthest * generator.random() + 1)
+    depth = min(max(1, depth), plan.micro_batches)
+    before_it = (max(other, depth) for other in depths[:s])
+    after_it = (min(other, depth) for other in depths[s + 1 :])
+    return replace(plan, in_flight_limit=(*before_it, depth, *after_it))

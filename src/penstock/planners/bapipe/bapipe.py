@@ -67,7 +67,7 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
     Raises:
         Infeasible: no plan fits; the message says what would.
     """
-    problem = replace(problem, schedules=methods_for(problem))
+    problem = problem.under(methods_for(problem))
     every_size = tuple(sorted(problem.micro_batch_sizes))
     for sizes in dict.fromkeys((few_sizes(problem), every_size)):
         for recompute in problem.recompute_choices:
