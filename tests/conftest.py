@@ -24,7 +24,7 @@ STEPS = 40
 
 IN_WORKERS = (
     "transformers.models.gpt2.modeling_gpt2",
-    "penstock.jobs.worker",
+    "penstock.jobs.rank_program",
     "torch.utils.tensorboard",
 )
 """What worker processes of tests need besides; the first takes each of them more than a second."""

@@ -27,6 +27,7 @@ __all__ = [
     "SaidByAnotherRank",
     "Stalled",
     "WorkerLost",
+    "exit_code_of",
     "missing_for_training",
     "shortened",
 ]
@@ -126,6 +127,24 @@ class SaidByAnotherRank(PenstockError):
 
 class Stalled(RunFailed):
     """A wait exceeded its bound; the message says which rank waited for which action of whom."""
+
+
+INTERRUPTED = 130
+
+
+def exit_code_of(failure: BaseException) -> int:
+    """The exit code with which a process ends after ``failure``."""
+    match failure:
+        case SaidByAnotherRank():
+            return failure.code
+        case PenstockError():
+            return failure.exit_code
+        case SystemExit(code=int(code)):
+            return code
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case _:
+            return RunFailed.exit_code
 
 
 def missing_for_training(error: BaseException) -> str:

@@ -120,8 +120,8 @@ def train(
         check_folder(folder)
     with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
+        from penstock.jobs.rank_program import run_started_rank
         from penstock.jobs.train import TrainRequest, train_job
-        from penstock.jobs.train_on_ranks import train_on_ranks
         from penstock.planning.planning_problem import member_named, schedules_named
         from penstock.search.search import PLANNERS
 
@@ -144,10 +144,7 @@ def train(
         replan=replan,
     )
     found = find_job(job)
-    if started.ranks > 1:
-        result = train_on_ranks(found, request, log=terminal.note)
-    else:
-        result = train_job(found, request, log=terminal.note)
+    result = (run_started_rank if started.ranks > 1 else train_job)(found, request)
     if result is not None:  # rank 0 has it
         show_run(result, terminal)
 
