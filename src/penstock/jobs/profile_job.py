@@ -9,6 +9,7 @@ model runs forward and backward on groups, as the runtime does it, and on single
 size of groups one factor says how many times as long as computed it takes.
 """
 
+import json
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -278,10 +279,10 @@ def cost_job(world: World, job: Job, device: str) -> CostedJob | None:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
     profile = measure_job(job, device, shares_cores=device == "cpu" and here > usable_cores())
     profile = with_measured_groups(profile, job, cluster, device)
-    told = world.gather_to_first(profile_to_json(profile))
+    told = world.gather_to_first(json.dumps(profile_to_json(profile)))
     if not told:
         return None
-    profiles = [profile_from_json(found, "a rank's profile") for found in told]
+    profiles = [profile_from_json(json.loads(found), "a rank's profile") for found in told]
     return CostedJob(median_profile(profiles), cluster)
 
 

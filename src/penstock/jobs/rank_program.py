@@ -6,6 +6,7 @@ Where it fails at what it alone does, the others end as it ends, and say nothing
 """
 
 import gc
+import json
 import os
 import platform
 import signal
@@ -186,8 +187,10 @@ def run_rank(
     with ExitStack() as held:
         by_first(world, lambda: held.enter_context(directory.held()))
         given = by_first(world, lambda: read_plan(request.plan) if request.plan else None)
-        plan = world.from_first(plan_to_json(given) if given else {})
-        job = with_groups_of(plan_from_json(plan, "rank 0's plan"), job) if plan else job
+        plan = world.from_first(json.dumps(plan_to_json(given)) if given else "")
+        job = (
+            with_groups_of(plan_from_json(json.loads(plan), "rank 0's plan"), job) if plan else job
+        )
         run = JobRun(world, directory, job, request, say if shown else ignore)
         check_seen(world, directory.path)
         result = run_parts(run, termination, given, history, pause_after)
@@ -469,7 +472,7 @@ def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart
         # The checkpoint contains all weights.
         needless = resume_from and weights and not Path(weights.directory).exists()
         told = {
-            "plan": plan_to_json(planned.plan),
+            "plan": json.dumps(plan_to_json(planned.plan)),
             "resume_from": str(resume_from.absolute()) if resume_from else "",
             "weights": weights is not None and not needless,
             "step_s": planned.prediction.iteration_s,
@@ -479,7 +482,7 @@ def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart
     check_seen(run.world, resume_from or run.directory.path)
     return RunPart(
         job if told["weights"] else replace(job, weights=None),
-        plan_from_json(told["plan"], "rank 0's plan"),
+        plan_from_json(json.loads(told["plan"]), "rank 0's plan"),
         run.directory,
         planned=planned.prediction.timeline if planned else None,
         resume_from=resume_from,
