@@ -103,6 +103,16 @@ RIGHT: dict[str, tuple[torch.Tensor, Loss]] = {
         lambda o, y: -o.log_softmax(-1)[torch.arange(len(o)), y].mean(),
     ),
     "less the first sample": (NUMBERS, lambda o, y: functional.mse_loss(o, y - y[0])),
+    "a branch on a target of one slice": (
+        NUMBERS,
+        lambda o, y: (
+            functional.mse_loss(o, y) if bool((y == NUMBERS[0, 0]).any()) else (o - y).sum()
+        ),
+    ),
+    "as many parts as there are different targets": (
+        torch.tensor([0.0, 1, 2, 3, 4, 0, 1, 0]).double(),
+        lambda o, y: (o.sum(1) - y).square().sum() / len(y.unique()),
+    ),
     "squares over what is kept": (
         KEPT,
         lambda o, y: functional.mse_loss(o.sum(1)[y > 0], torch.ones(int((y > 0).sum())).double()),

@@ -1,5 +1,6 @@
 """Estimates for absent hardware follow from operations and bytes, without computing anything."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch
 from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput
-from penstock.measure.hardware import HARDWARE
+from penstock.measure.hardware import HARDWARE, hardware_named
 from penstock.measure.layer_runs import LayerRun
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
@@ -142,8 +143,31 @@ def test_an_estimate_leaves_the_model_its_own_tensors(
 
 
 def test_unknown_hardware_lists_what_there_is(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-    with pytest.raises(BadInput, match="hardware 'TPU' is not in the table; use one of V100-16GB"):
+    with pytest.raises(BadInput, match=r"'TPU' is no TOML .* in the table; use one of V100-16GB"):
         estimate_profile(graph_of(wide(), batch), batch, "TPU")
+    with pytest.raises(BadInput, match="did you mean A100-40GB or A100-80GB"):
+        hardware_named("A100")
+    assert hardware_named("rtx 4090") is HARDWARE["RTX4090-24GB"]
+
+
+def test_hardware_of_a_file_has_its_rates_and_the_shares_of_a_device_like_it(
+    tmp_path: Path, batch: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-it-works" / "measuring.md").read_text()
+    (text,) = re.findall(r"```toml\n(# l20\.toml\n.*?)```", page, re.DOTALL)
+    rates, line, _ = text.partition("like =")
+    file = tmp_path / "l20.toml"
+    file.write_text(rates)
+    at_roofline = hardware_named(str(file))
+    assert line and at_roofline.product_share == at_roofline.memory_share == 1.0
+    file.write_text(f"{text}product_share = 0.9\n")
+    like = hardware_named(str(file))
+    assert (like.product_share, like.attention_share, like.bytes_per_s) == (0.9, 0.73, 0.864e12)
+    profile = estimate_profile(graph_of(wide(), batch), batch, str(file))
+    assert profile.device == "L20-48GB" and "NVIDIA L20 data sheet" in profile.source
+    file.write_text(f"{rates}product_share = 1.2\n")
+    with pytest.raises(BadInput, match=r"l20\.toml: hardware\.product_share"):
+        hardware_named(str(file))
 
 
 class Attention(nn.Module):

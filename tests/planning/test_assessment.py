@@ -7,12 +7,12 @@ import pytest
 from penstock.bounds.lower_bound import lower_bound
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage, with_recompute
-from penstock.planners.spp.bound import spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assessment import Baselines, assess_plan, baselines_of
 from penstock.planning.fsdp import fsdp_price
 from penstock.planning.planning_problem import planning_problem, problem_of_plan
 from penstock.planning.rivals import best_rival, rivals_line
+from penstock.planning.spp_bound import spp_bound_s
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan

@@ -78,7 +78,7 @@ class SmallGPT(nn.Module):
             self.blocks[1].get_submodule("up").weight = self.blocks[0].get_submodule("up").weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.words(tokens) + self.places
+        x = self.words(tokens) + self.places[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -186,6 +186,50 @@ def differences(plan: Plan, **options: Any) -> list[str]:
             here += wrong_tensors(pipe, one.model, "weight")
             wrong += [f"step {number}: {each}" for each in here]
         wrong += wrongly_verified(pipe)
+    return wrong
+
+
+def mean_output(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return output.float().mean()
+
+
+def unequal_with_settings(plan: Plan, autocast: torch.dtype | None) -> list[str]:
+    """What differs from one device in three steps of different lengths, with a metric."""
+    join()
+    torch.manual_seed(0)
+    one = SmallGPT()
+    ours, optimizer = copy.deepcopy(one), adam(one.parameters())
+    lengths: Any = {"dynamic": {0: {1: "words"}, 1: {1: "words"}}}
+    options = {**SETTINGS, **lengths, "metrics": {"mean": mean_output}, "verify": "first-step"}
+    rounding = SINGLE_PRECISION if autocast is None else 0.01
+    batch, wrong = list(batch_of(0)), list[str]()
+    with Pipeline(ours, plan, tuple(batch), autocast=autocast, **options) as pipe:
+        for number in range(3):
+            batch = [leaf[:, : SEQUENCE - number] for leaf in batch_of(number)]
+            optimizer.zero_grad()
+            with torch.autocast("cpu", autocast, enabled=autocast is not None):
+                output = one(batch[0])
+                loss = loss_of(output, batch[1])
+            loss.backward()
+            nn.utils.clip_grad_norm_(one.parameters(), CLIP)
+            optimizer.step()
+            found = pipe.step(tuple(batch))
+            pairs = {
+                "loss": (found.loss, float(loss.detach())),
+                "mean": (found.metrics["mean"], float(output.detach().float().mean())),
+            }
+            wrong += [
+                f"step {number}: {name} is {is_now} instead of {expected}"
+                for name, (is_now, expected) in pairs.items()
+                if abs(is_now - expected) > rounding
+            ]
+        with torch.no_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
+            expected = float(one(batch[0]).float().mean())
+        mean = pipe.evaluate(tuple(batch)).metrics["mean"]
+        if abs(mean - expected) > rounding:
+            wrong.append(f"evaluated mean {mean} instead of {expected}")
+        if pipe.verified is None or not pipe.verified.equal:
+            wrong.append(f"the first step: {pipe.verified}")
     return wrong
 
 

@@ -14,6 +14,7 @@ from runtime.tensor_cases import (
     llama_differences,
     refusals,
     small_gpt,
+    unequal_with_settings,
     unusual_differences,
     unusual_refusal,
     with_a_failure,
@@ -74,6 +75,14 @@ def test_a_model_of_hugging_face_is_divided_by_its_own_plan() -> None:
         assert found == []
 
 
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_lengths_metrics_and_autocast_are_as_on_one_device(autocast: torch.dtype | None) -> None:
+    stages = Stage(range(8), (0,), (4,)), Stage(range(8, LAYERS), (1,), (4,))
+    plan = Plan(stages, 3, 4, "1f1b", tensor_groups=((0, 1), (2, 3)))
+    for found in launch_workers(unequal_with_settings, (plan, autocast), workers=4, threads=1):
+        assert found == []
+
+
 def test_code_between_divided_layers_may_write_in_place_and_ask_for_values() -> None:
     for found in launch_workers(unusual_differences, (False,), workers=2, threads=1):
         assert found == []
@@ -108,11 +117,8 @@ def test_a_failure_of_one_rank_of_a_group_ends_all() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "autocast": ({"autocast": torch.bfloat16}, "autocast=torch.bfloat16 does not work with the"),
     "sharded": ({"shard_optimizer": True}, "shard_optimizer=True does not work with the tensor"),
     "compiled": ({"compile": True}, "compile=True does not work with the tensor groups of a plan"),
-    "metrics": ({"metrics": {"m": max}}, "metrics does not work with the tensor groups of a plan"),
-    "dynamic": ({"dynamic": "auto"}, "dynamic does not work with the tensor groups of a plan"),
     "after": ({"optimizer_sync": "after"}, 'optimizer_sync="after" does not work with the tensor'),
     "no table": ({"tensor_parallel": None}, "model SmallGPT does not say how its layers are div"),
     "no layer": ({"tensor_parallel": {"blocks.*.x": "colwise"}}, "names 'blocks.*.x', and the"),

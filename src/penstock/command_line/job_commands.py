@@ -36,7 +36,8 @@ def profile(
     estimate: Annotated[
         str,
         Option(
-            metavar="KIND", help="Estimate for this GPU, such as H100-80GB, instead of measuring."
+            metavar="KIND",
+            help="Estimate for this GPU, such as H100-80GB or a TOML file, instead of measuring.",
         ),
     ] = "",
     out: Out = "",

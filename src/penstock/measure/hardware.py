@@ -11,6 +11,8 @@ Peaks are from data sheets. The shares are from these sources:
   achievable matmul FLOPS", Bekman, Machine Learning Engineering, compute/accelerator, read in
   November 2026): A100 SXM 271.2 of 312 TFLOP/s, H100 SXM and H200 794.5 of 989. V100: 83 of 125
   TFLOP/s (Markidis et al., NVIDIA tensor core programmability, performance and precision, 2018).
+  MI300X 668.4 of 1,307 TFLOP/s (Bekman's table again). Nobody's figures were found for the others:
+  Ampere and Ada are assumed to be as the A100, Blackwell as the H100, Turing as the V100.
 - Fused attention, heads of 128, 4,096 words: A100 at most 73 % of the peak forward and 63 %
   backward (Dao, FlashAttention-2, 2023, section 4.1); the same kernel on the H100 368 and 310
   TFLOP/s (Shah et al., FlashAttention-3, NeurIPS 2024, figures 5 and 6). Newer kernels reach more
@@ -19,13 +21,19 @@ Peaks are from data sheets. The shares are from these sources:
 - Sustained: a training run is slower than the best kernels, because shapes are not the best, clocks
   fall under load and not every message is hidden. One published run for each kind of device sets
   this share: MPT-1b with 2,048 words of ``benchmarks/hardware.py`` gives 0.75 on the A100 and 0.66
-  on the H100. The other runs of that benchmark check it. H200 is as H100, V100 as A100.
+  on the H100. The other runs of that benchmark check it. Of newer kinds than the A100 all others
+  are as the H100, the rest as the A100.
 
-If all shares are 1, a device is estimated at its roofline.
+If all shares are 1, a device is estimated at its roofline. A device that is not in the table has a
+file of its own (`HardwareEntry`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Annotated
 
+from pydantic import Field
+
+from penstock.document import Entry, read_document
 from penstock.errors import BadInput
 
 __all__ = ["HARDWARE", "Hardware", "hardware_named"]
@@ -37,11 +45,13 @@ MEMORY_SHARE = 0.9
 class Hardware:
     """Peak rates of one device, and the shares of them that its kernels reach.
 
-    ``half_flops_per_s`` is for bfloat16 (float16 on V100), ``flops_per_s`` for float32.
+    ``half_flops_per_s`` is for bfloat16 (float16 on V100 and T4) with sums in float32 and without
+    sparsity, ``flops_per_s`` for float32 outside of tensor cores.
     ``launch_s`` is the least time of a kernel. ``fused_attention``: attention runs as one kernel,
     which never writes its scores.
     """
 
+    name: str
     flops_per_s: float
     half_flops_per_s: float
     bytes_per_s: float
@@ -56,7 +66,15 @@ class Hardware:
     fused_attention: bool = False
 
 
+V100_SHARES = (0.66, 0.66, 0.66, 0.75)
+A100_SHARES = (0.87, 0.73, 0.63, 0.75)
+ADA_SHARES = (0.87, 0.73, 0.63, 0.66)
+H100_SHARES = (0.80, 0.37, 0.31, 0.66)
+MI300X_SHARES = (0.51, 0.37, 0.31, 0.66)
+
+
 def gpu(
+    name: str,
     rates: tuple[float, float, float],
     memory_bytes: float,
     shares: tuple[float, float, float, float],
@@ -65,12 +83,10 @@ def gpu(
     """A GPU from its rates (float32, half, memory) and shares (product, attention and its backward,
     sustained).
     """
-    flops_per_s, half_flops_per_s, bytes_per_s = rates
     product, attention, backward, sustained = shares
     return Hardware(
-        flops_per_s,
-        half_flops_per_s,
-        bytes_per_s,
+        name,
+        *rates,
         memory_bytes,
         5e-6,
         source,
@@ -83,33 +99,84 @@ def gpu(
     )
 
 
-HARDWARE: dict[str, Hardware] = {
-    "V100-16GB": gpu(
-        (15.7e12, 125e12, 0.9e12), 16e9, (0.66, 0.66, 0.66, 0.75), "NVIDIA V100 data sheet, SXM2"
+KINDS = (
+    gpu("V100-16GB", (15.7e12, 125e12, 0.9e12), 16e9, V100_SHARES, "NVIDIA V100 data sheet, SXM2"),
+    gpu("A100-40GB", (19.5e12, 312e12, 1.555e12), 40e9, A100_SHARES, "NVIDIA A100 data sheet, SXM"),
+    gpu("A100-80GB", (19.5e12, 312e12, 2.039e12), 80e9, A100_SHARES, "NVIDIA A100 data sheet, SXM"),
+    gpu("H100-80GB", (67e12, 989e12, 3.35e12), 80e9, H100_SHARES, "NVIDIA H100 data sheet, SXM"),
+    gpu("H200-141GB", (67e12, 989e12, 4.8e12), 141e9, H100_SHARES, "NVIDIA H200 data sheet, SXM"),
+    gpu("H20-96GB", (44e12, 148e12, 4.0e12), 96e9, H100_SHARES, "NVIDIA H20 as resellers list it"),
+    gpu("B200-180GB", (75e12, 2250e12, 8.0e12), 180e9, H100_SHARES, "NVIDIA DGX B200 data sheet"),
+    gpu("T4-16GB", (8.1e12, 65e12, 0.32e12), 16e9, V100_SHARES, "NVIDIA T4 data sheet"),
+    gpu("A10-24GB", (31.2e12, 125e12, 0.6e12), 24e9, A100_SHARES, "NVIDIA A10 data sheet"),
+    gpu("L4-24GB", (30.3e12, 121e12, 0.3e12), 24e9, ADA_SHARES, "NVIDIA L4 data sheet"),
+    gpu("L40S-48GB", (91.6e12, 362e12, 0.864e12), 48e9, ADA_SHARES, "NVIDIA L40S data sheet"),
+    gpu("RTX3090-24GB", (35.6e12, 71e12, 0.936e12), 24e9, A100_SHARES, "NVIDIA GA102 white paper"),
+    gpu("RTX4090-24GB", (82.6e12, 165.2e12, 1.008e12), 24e9, ADA_SHARES, "NVIDIA Ada white paper"),
+    gpu("MI300X-192GB", (163.4e12, 1307e12, 5.3e12), 192e9, MI300X_SHARES, "AMD MI300X data sheet"),
+    Hardware(
+        *("cpu", 83e9, 83e9, 12e9, 8e9, 2e-6),
+        "one 2.6 GHz core with two 256-bit multiply-add units",
     ),
-    "A100-80GB": gpu(
-        (19.5e12, 312e12, 2.039e12), 80e9, (0.87, 0.73, 0.63, 0.75), "NVIDIA A100 data sheet, SXM"
-    ),
-    "H100-80GB": gpu(
-        (67e12, 989e12, 3.35e12), 80e9, (0.80, 0.37, 0.31, 0.66), "NVIDIA H100 data sheet, SXM"
-    ),
-    "H200-141GB": gpu(
-        (67e12, 989e12, 4.8e12), 141e9, (0.80, 0.37, 0.31, 0.66), "NVIDIA H200 data sheet, SXM"
-    ),
-    "cpu": Hardware(
-        83e9, 83e9, 12e9, 8e9, 2e-6, "one 2.6 GHz core with two 256-bit multiply-add units"
-    ),
-}
+)
+HARDWARE = {kind.name: kind for kind in KINDS}
+"""The built-in devices by name."""
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class HardwareEntry(Entry):
+    """The table ``[hardware]`` of a file: rates of a data sheet, and shares as of a device ``like``
+    it, or the roofline; shares that are given count."""
+
+    name: str
+    flops_per_s: Rate
+    half_flops_per_s: Rate
+    bytes_per_s: Rate
+    memory_bytes: Rate
+    source: str
+    like: str = ""
+    launch_s: Rate | None = None
+    product_share: Share | None = None
+    attention_share: Share | None = None
+    attention_backward_share: Share | None = None
+    memory_share: Share | None = None
+    sustained_share: Share | None = None
+    fused_attention: bool | None = None
+
+
+class HardwareFile(Entry):
+    """A file with a device."""
+
+    hardware: HardwareEntry
 
 
 def hardware_named(name: str) -> Hardware:
-    """The device of that name in `HARDWARE`.
+    """The device of that name in `HARDWARE`, or that of a TOML file.
+
+    The beginning of a name will do where no other begins so.
 
     Raises:
-        BadInput: there is none; the message says which was probably meant.
+        BadInput: there is none, or there are several; the message says which was probably meant.
     """
-    if name in HARDWARE:
-        return HARDWARE[name]
-    meant = [known for known in HARDWARE if name and known.lower().startswith(name.lower())]
+    if name.endswith(".toml"):
+        return hardware_of(read_document(HardwareFile, name, "hardware").hardware)
+    meant = [known for known in HARDWARE if name and simple(known).startswith(simple(name))]
+    if len(meant) == 1 or name in HARDWARE:
+        return HARDWARE[name if name in HARDWARE else meant[0]]
     hint = f"did you mean {' or '.join(meant)}?" if meant else f"use one of {', '.join(HARDWARE)}"
-    raise BadInput(f"hardware '{name}' is not in the table; {hint}")
+    raise BadInput(f"hardware '{name}' is no TOML file and not in the table; {hint}")
+
+
+def hardware_of(entry: HardwareEntry) -> Hardware:
+    """The device that a file describes."""
+    given = entry.model_dump(exclude={"like"}, exclude_none=True)
+    plain = HARDWARE["H100-80GB"] if not entry.like else hardware_named(entry.like)
+    kept = ("launch_s",) if not entry.like else tuple(field.name for field in fields(Hardware))
+    return Hardware(**{name: getattr(plain, name) for name in kept} | given)
+
+
+def simple(name: str) -> str:
+    """A name in small letters without marks."""
+    return "".join(filter(str.isalnum, name.lower()))

@@ -251,7 +251,7 @@ def estimate_profile(
     autocast: torch.dtype | None = None,
     compiled: bool = False,
 ) -> ModelProfile:
-    """The profile of ``graph`` on a device of the table `HARDWARE`, from shapes alone.
+    """The profile of ``graph`` on a device of `HARDWARE`, or of a file, from shapes alone.
 
     The model may be on the meta device. ``compiled``: operators are fused, as by ``torch.compile``.
 
@@ -274,9 +274,9 @@ def estimate_profile(
         shared=shared,
         batch_size=max(sizes),
         step_s_per_byte=ADAM_STEP_PASSES / (hardware.memory_share * hardware.bytes_per_s),
-        source=f"estimated for {hardware_name} ({hardware.source})"
+        source=f"estimated for {hardware.name} ({hardware.source})"
         + (", compiled" if compiled else ""),
-        device=hardware_name,
+        device=hardware.name,
         flops_per_sample=sum(own.flops for _, own in estimates[-1]) / sizes[-1],
     )
 

@@ -12,10 +12,10 @@ from penstock.plan.json_file import plan_to_json
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.plan.throughput import NOT_KNOWN, Throughput, throughput_of
-from penstock.planners.spp.bound import is_spp_order, spp_bound_s
 from penstock.planning.answers import find_plan
 from penstock.planning.assumed_split import AssumedSplit, assumed_split
 from penstock.planning.rivals import PLAIN, Rival, best_rival, rivals_of
+from penstock.planning.spp_bound import is_spp_order, spp_bound_s
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.score import make_score, predict_plan

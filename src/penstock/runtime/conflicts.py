@@ -52,9 +52,7 @@ CONFLICTS = (
     ),
     *(
         Conflict("tensor groups", setting, "it is not built for shards", NOT_IN_GROUPS)
-        for setting in (
-            *("autocast", "shard_optimizer", "compile", "metrics", "dynamic", "undoing", "kinds"),
-        )
+        for setting in ("shard_optimizer", "compile", "undoing", "kinds")
     ),
     Conflict(
         "tensor groups",

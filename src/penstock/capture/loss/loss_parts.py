@@ -166,6 +166,7 @@ def loss_parts(
             own.act(record.values[term].maker, LossAction("rows"))
             own.mixing = "a term of the loss is neither a mean nor a sum over samples"
         walk.add(own)
+    walk.values_asked_for()
     actions = {number: found for number, found in walk.found.items() if found}
     return LossParts(actions, walk.mixing, walk.has_sums)
 
@@ -196,6 +197,25 @@ class _Walk:
             reads = record.events[value.maker].reads
             if sizes.has_samples(number) or any(read in self._sampled for read in reads):
                 self._sampled.add(number)
+
+    def values_asked_for(self) -> None:
+        """What decides about a branch of the loss, as in ``if (y == 4).any()``, is the step's.
+
+        The same holds of ``y.unique()``, whose size programs read. A number that a program asks for
+        may be the size of something in its micro-batch, so it stays that of the micro-batch.
+        """
+        events = self.record.events
+        last = max((number for number, event in enumerate(events) if event.is_unit), default=-1)
+        for event in events[last + 1 :]:
+            if event.depends:
+                continue
+            if event.asks and isinstance(event.answer, bool):
+                asked = [value for value in event.reads if not self.sizes.has_samples(value)]
+            else:
+                asked = [value for value in event.makes if _has_own_size(event)]
+            for value in asked:
+                if value in self._sampled and value not in self.record.dependent:
+                    self.act(self.record.values[value].maker, LossAction("result"))
 
     def _event(self, value: int) -> RecordedCall:
         return self.record.events[self.record.values[value].maker]
@@ -414,6 +434,14 @@ class _Walk:
                 todo += leaves
             elif own.value in self._sampled and not self.sizes.has_samples(own.value):
                 self.act(number, LossAction("result"))
+
+
+def _has_own_size(event: RecordedCall) -> bool:
+    """Whether the values of its argument decide about the size of a result."""
+    if event.address[1] not in ("unique", "unique_consecutive") or event.args is None:
+        return False
+    args, kwargs = event.args
+    return len(args) == 1 and not kwargs.get("return_inverse", False)
 
 
 def varies(

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from penstock.cluster.collectives import (
     BUCKET_BYTES,
@@ -12,10 +13,13 @@ from penstock.cluster.collectives import (
     message_resources,
     row_messages,
 )
-from penstock.plan.cost import crowding, norms_s
+from penstock.plan.cost import crowding
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge
+from penstock.simulate.catalogue import Catalogue
+from penstock.simulate.instances import StageUse
+from penstock.simulate.stage_work import StageWork
 
 __all__ = ["is_spp_order", "spp_bound_s", "workload_s"]
 
@@ -52,7 +56,13 @@ def spp_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     first. Where the messages of several stages compete for an engine or port, a later wave may go
     first. For such plans the bound is not proven, but it was never exceeded (1,000 random instances
     in the tests). It does not hold for other schedules, nor for a plan with ``in_flight_limit``.
+
+    Infinite where a device stands still while a message of its own waits: then a wave may wait for
+    devices of all stages, one after the other, which ``C`` does not count.
     """
+    devices = problem.cluster.devices
+    if plan.stages[1:] and not all(devices[d].overlaps_communication for d in plan.devices):
+        return inf
     waves = plan.micro_batches + 4 * len(plan.stages) - 4
     return waves * workload_s(problem, plan) / plan.micro_batches + ending_s(problem, plan)
 
@@ -70,20 +80,25 @@ def workload_s(problem: PlanningProblem, plan: Plan) -> float:
     """
     messages = list(messages_of(problem, plan))
     busiest_s = max((shared_s(message, messages) for message in messages), default=0.0)
-    crowd = crowding(problem.cluster, plan.devices)
-    computing_s = max(crowd * stage_s(problem, stage) for stage in plan.stages)
-    return plan.micro_batches * max(computing_s, busiest_s)
+    computing_s = max(map(computing_of, plan.stages, works_of(problem, plan)))
+    return plan.micro_batches * max(
+        crowding(problem.cluster, plan.devices) * computing_s, busiest_s
+    )
 
 
-def stage_s(problem: PlanningProblem, stage: Stage) -> float:
-    """Forward, backward and recompute of a micro-batch on the slowest replica."""
-    profile, devices = problem.profile_of(stage), problem.cluster.devices
-    forwards, (forward_s, backward_s) = 1 + stage.recompute, norms_s(problem, stage)
-    return max(
-        (forwards * profile.forward_s(stage.layers, rows) + profile.backward_s(stage.layers, rows))
-        / devices[device].speed
-        for device, rows in zip(stage.devices, stage.slices, strict=True)
-    ) + (forwards * forward_s + backward_s)
+def works_of(problem: PlanningProblem, plan: Plan) -> list[StageWork]:
+    """The work of every stage as the simulator has it."""
+    catalogue = Catalogue(problem.profile, problem.cluster)
+    return [catalogue.stage(stage, StageUse()) for stage in plan.stages]
+
+
+def computing_of(stage: Stage, work: StageWork) -> float:
+    """Forward, backward and recompute of a micro-batch on the slowest replica.
+
+    They include reads of parameters from off-chip memory, and what messages take of the device.
+    """
+    kinds = ("F", "B", "R") if stage.recompute else ("F", "B")
+    return max(sum(replica.seconds(kind) for kind in kinds) for replica in work.replicas)
 
 
 def shared_s(one: Occupation, others: Iterable[Occupation]) -> float:
@@ -153,13 +168,7 @@ def ending_s(problem: PlanningProblem, plan: Plan) -> float:
     wholes = [reduction.whole for reduction in reductions]
     reduced_s = max((shared_s(whole, wholes) for whole in wholes), default=0.0)
     held_up_s = sum(reduction.bucket_s for reduction in reductions) if plan.stages[1:] else 0.0
-    profile, devices = problem.profile, problem.cluster.devices
-    step_s = max(
-        profile.step_s_per_byte
-        * profile.parameter_bytes(stage.layers)
-        / min(devices[device].speed for device in stage.devices)
-        for stage in plan.stages
-    )
+    step_s = max(replica.step_s for work in works_of(problem, plan) for replica in work.replicas)
     return reduced_s + held_up_s + crowding(problem.cluster, plan.devices) * step_s
 
 
