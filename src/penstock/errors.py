@@ -16,6 +16,8 @@ PenstockError
 from typing import ClassVar
 
 __all__ = [
+    "INTERRUPTED",
+    "SIGNALLED",
     "BadInput",
     "CaptureFailed",
     "Infeasible",
@@ -130,6 +132,10 @@ class Stalled(RunFailed):
 
 
 INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
+SIGNALLED = 128
+"""Exit codes above this one say which signal has ended a process."""
 
 
 def exit_code_of(failure: BaseException) -> int:

@@ -27,7 +27,7 @@ from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import local_cluster
-from penstock.errors import BadInput, PenstockError
+from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
 from penstock.jobs.data_lengths import data_lengths, mean_profile
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
@@ -81,6 +81,8 @@ def built_model(job: Job) -> nn.Module:
     try:
         model: object = job.build_model()
     except SystemExit as error:
+        if exit_code_of(error) > SIGNALLED:
+            raise
         raise BadInput(
             f"job '{job.name}': building the model ended the program (SystemExit: {error}); name "
             f"a function that returns a module"

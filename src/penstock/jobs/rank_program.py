@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import sys
@@ -187,10 +188,8 @@ def run_rank(
     with ExitStack() as held:
         by_first(world, lambda: held.enter_context(directory.held()))
         given = by_first(world, lambda: read_plan(request.plan) if request.plan else None)
-        plan = world.from_first(json.dumps(plan_to_json(given)) if given else "")
-        job = (
-            with_groups_of(plan_from_json(json.loads(plan), "rank 0's plan"), job) if plan else job
-        )
+        if told := world.from_first(json.dumps(plan_to_json(given)) if given else ""):
+            job = with_groups_of(plan_from_json(json.loads(told), "rank 0's plan"), job)
         run = JobRun(world, directory, job, request, say if shown else ignore)
         check_seen(world, directory.path)
         result = run_parts(run, termination, given, history, pause_after)
@@ -656,7 +655,11 @@ def saying_once() -> Generator[None]:
             # When one has ended, torchrun ends the others.
             time.sleep(LINGER_S)
             raise SaidByAnotherRank(exit_code_of(failure)) from failure
-        if rank and isinstance(failure, PenstockError) and "rank" not in str(failure):
+        if (
+            rank
+            and isinstance(failure, PenstockError)
+            and not re.search(r"\brank \d", str(failure))
+        ):
             host = socket.gethostname()
             raise type(failure)(f"rank {rank} on host '{host}': {failure}") from None
         raise

@@ -42,6 +42,7 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from penstock import errors
 from penstock.errors import (
+    SIGNALLED,
     BadInput,
     PenstockError,
     RunFailed,
@@ -80,9 +81,6 @@ SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
 
 TOLD_WITHIN = timedelta(seconds=5)
 """How long a failing worker tries to reach the launcher."""
-
-SIGNALLED = 128
-"""Exit codes above this one say which signal has ended a process."""
 
 LONGEST_CAUSE = 200
 """The most characters of another error in a message."""
