@@ -237,7 +237,8 @@ def by_first(world: World, act: Callable[[], T]) -> T | None:
     try:
         result = act()
     except Exception as failure:
-        world.from_first(exit_code_of(failure))
+        with suppress(RunFailed):
+            world.from_first(exit_code_of(failure))
         raise
     world.from_first(0)
     return result
@@ -655,11 +656,8 @@ def saying_once() -> Generator[None]:
             # When one has ended, torchrun ends the others.
             time.sleep(LINGER_S)
             raise SaidByAnotherRank(exit_code_of(failure)) from failure
-        if (
-            rank
-            and isinstance(failure, PenstockError)
-            and not re.search(r"\brank \d", str(failure))
-        ):
+        named = re.search(r"\brank \d", str(failure))
+        if rank and isinstance(failure, PenstockError) and not named:
             host = socket.gethostname()
             raise type(failure)(f"rank {rank} on host '{host}': {failure}") from None
         raise

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from multiprocessing import forkserver, parent_process, util
+from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -52,15 +52,13 @@ from penstock.errors import (
     shortened,
 )
 from penstock.machine import usable_cores
+from penstock.runtime.processes.fork_server import ensure_fork_server, environment
 from penstock.runtime.processes.stopped import shortage_words, wait_unless_stopped
 from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
 from penstock.runtime.processes.watch import WATCH
 from penstock.torch_internals import processes_of
 
 __all__ = ["LINGER_S", "launch_workers", "long_slices_if_crowded", "threads_per_worker"]
-
-IMPORTED_ONCE = (__name__, "penstock.runtime.pipeline")
-"""The modules that the fork server imports; they must start no threads and use no devices."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -74,10 +72,6 @@ GRACE_AFTER_A_KILL_S = 0.1
 """The same when one was killed: then they have nothing to say, and a run may wait to go on."""
 
 POLL_S = 0.1
-
-FORK_SERVER = "penstock.runtime.processes.fork_server"
-SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
-"""Names to `FORK_SERVER` the folder of its socket."""
 
 TOLD_WITHIN = timedelta(seconds=5)
 """How long a failing worker tries to reach the launcher."""
@@ -150,8 +144,7 @@ def launch_workers(
     with log_files(log_directory) as directory, quiet_torchrun(), restored_signals():
         call = (function, arguments, threads, directory, OwnOutput())
         try:
-            if sys.platform == "linux":
-                ensure_fork_server(imports)
+            ensure_fork_server(imports)
             context = start(call, workers, store.port, threads)
         except SignalException as interruption:
             raise interrupted(interruption) from None
@@ -229,36 +222,6 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
             logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
             start_method="forkserver" if forks else "spawn",
         )
-
-
-def ensure_fork_server(imports: Sequence[str] = ()) -> None:
-    """Start the server that workers are forked from, if it does not run.
-
-    ``imports`` are modules that it imports too; they must start no threads and use no devices.
-
-    Raises:
-        BadInput: the path of its socket would be too long.
-    """
-    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
-    users = server._preload_modules
-    forkserver.set_forkserver_preload([FORK_SERVER, *IMPORTED_ONCE, *imports])
-    # Libraries must not start threads at import, before a fork. And torch warns, when memory is
-    # measured, that it has not seen all allocations.
-    quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
-    socket_folder = environment(SOCKET_FOLDER, util.get_temp_dir())
-    with environment("OMP_NUM_THREADS", "1"), quiet, socket_folder:
-        try:
-            forkserver.ensure_running()
-        except OSError as cause:
-            if "too long" not in str(cause):
-                raise
-            folder = tempfile.gettempdir()
-            raise BadInput(
-                f"the temporary directory '{shortened(folder, LONGEST_CAUSE)}' has {len(folder)} "
-                f"characters, too many for a socket in it; set TMPDIR to a shorter one"
-            ) from None
-        finally:
-            server._preload_modules = users
 
 
 def join_soon(
@@ -490,17 +453,3 @@ def quiet_torchrun() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Within, an environment variable is set."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
