@@ -236,9 +236,9 @@ def test_ranks_with_another_job_end_with_one_message(tmp_path: Path) -> None:
 
 
 def test_other_versions_name_the_host() -> None:
-    own = RankFacts("a", "0", {"torch": "2.13.0"})
-    check_alike([own, RankFacts("b", "1", {"torch": "2.13.0"})])
-    other = RankFacts("b", "1", {"torch": "2.12.0"})
+    own = RankFacts("a", {"torch": "2.13.0"})
+    check_alike([own, RankFacts("b", {"torch": "2.13.0"})])
+    other = RankFacts("b", {"torch": "2.12.0"})
     with pytest.raises(BadInput, match=r"rank 2 on host 'b' has torch 2\.12\.0, but rank 0 on"):
         check_alike([own, own, other])
 

@@ -316,10 +316,9 @@ def goes_on(request: TrainRequest) -> bool:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank tells of itself: where it is, and what must be alike on all."""
+    """What a rank tells of itself: its host, and what must be alike on all."""
 
     host: str
-    node: str
     alike: dict[str, str]
 
 
@@ -331,7 +330,7 @@ def facts_of(job: Job) -> RankFacts:
         "Python": platform.python_version(),
         "the job": f"'{job.name}' with {job.steps} steps of {job.batch_size} samples",
     }
-    return RankFacts(socket.gethostname(), os.environ.get("GROUP_RANK", ""), alike)
+    return RankFacts(socket.gethostname(), alike)
 
 
 def check_alike(facts: Sequence[RankFacts]) -> None:
