@@ -24,7 +24,7 @@ STEPS = 40
 
 IN_WORKERS = (
     "transformers.models.gpt2.modeling_gpt2",
-    "penstock.jobs.worker",
+    "penstock.jobs.rank_program",
     "torch.utils.tensorboard",
 )
 """What worker processes of tests need besides; the first takes each of them more than a second."""
@@ -32,9 +32,9 @@ IN_WORKERS = (
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let the server that workers are forked from import it, once for all of them."""
-    launch: Any = sys.modules.get("penstock.runtime.processes.launch")
-    if launch is not None:
-        launch.IMPORTED_ONCE = (*launch.IMPORTED_ONCE, *IN_WORKERS)
+    server: Any = sys.modules.get("penstock.runtime.processes.fork_server")
+    if server is not None:
+        server.IMPORTED_ONCE = (*server.IMPORTED_ONCE, *IN_WORKERS)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -27,12 +27,12 @@ sys.path.append(str(Path(__file__).parents[1] / "rehearsal"))
 
 from host_networks import PORT, joined_hosts
 from other_load import other_load
-from predict_and_run import balanced, processor, run
+from predict_and_run import balanced, measured_costs, processor, run
 
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job
 from penstock.jobs.plan_job import problem_of
-from penstock.jobs.profile_job import CostedJob, cost_job
+from penstock.jobs.profile_job import CostedJob
 from penstock.plan.plan import Plan
 from penstock.search.families import rescheduled
 from penstock.simulate.score import make_score
@@ -100,7 +100,7 @@ def plan_of(case: LocalCase, job: Job, costs: CostedJob) -> Plan:
 def local_rows(name: str) -> list[dict[str, Any]]:
     """The runs of a model on one host, and the first of them again."""
     job = find_job(name)
-    costs = {n: cost_job(job, workers=n) for n in sorted({sum(c.replicas) for c in LOCAL})}
+    costs = {n: measured_costs(job, n) for n in sorted({sum(c.replicas) for c in LOCAL})}
     rows: list[dict[str, Any]] = []
     for case in (*LOCAL, LOCAL[0]):
         ranks = sum(case.replicas)

@@ -29,6 +29,9 @@ from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.profile.json_file import write_profile
+from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.processes.watch import LIMIT_S
+from penstock.runtime.processes.world import join_world
 from penstock.search.families import rescheduled
 from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
@@ -132,12 +135,23 @@ def least_disturbed(attempt: Callable[[], tuple[Result, float]], wait_s: float) 
     return best[0]
 
 
+def cost_worker(job: Job) -> CostedJob | None:
+    """Run by each worker: measure while all others do."""
+    return cost_job(join_world("cpu", LIMIT_S), job, "cpu")
+
+
+def measured_costs(job: Job, workers: int) -> CostedJob:
+    """Profile and cluster, measured by so many workers at the same time."""
+    costs, *_ = launch_workers(cost_worker, (job,), workers=workers)
+    return costs
+
+
 def costs_of(job: Job, wait_s: float, workers: int) -> CostedJob:
     """Profile and cluster, measured undisturbed where possible."""
 
     def attempt() -> tuple[CostedJob, float]:
         with other_load() as load:
-            costs = cost_job(job, workers=workers)
+            costs = measured_costs(job, workers)
         return costs, load.cores
 
     return least_disturbed(attempt, wait_s)

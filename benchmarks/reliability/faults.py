@@ -93,7 +93,7 @@ def reached(run: Run, phase: str, draw: random.Random) -> bool:
         "start": lambda: True,
         "measure": lambda: "measuring" in run.said(),
         "plan": lambda: "planning" in run.said(),
-        "workers": lambda: "starting" in run.said(),
+        "workers": lambda: "plan: " in run.said(),
         "steps": lambda: run.steps() >= step,
         "checkpoint": lambda: run.steps() >= step and run.writes_checkpoint(),
         "end": lambda: (run.place.checkpoints / f"step-{STEPS:08d}").exists(),

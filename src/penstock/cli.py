@@ -14,13 +14,10 @@ import typer
 
 from penstock import __version__
 from penstock.command_line.removed_options import check_removed_options
-from penstock.command_line.terminal import INTERRUPTED, print_error, silence_output
-from penstock.errors import RunFailed
+from penstock.command_line.terminal import print_error, silence_output
+from penstock.errors import INTERRUPTED, SIGNALLED, RunFailed
 
 __all__ = ["app_of", "main"]
-
-SIGNALLED = 128
-"""Exit codes above this one say which signal ended the command."""
 
 COMMANDS = {
     "profile": "job_commands.profile",

@@ -16,6 +16,8 @@ PenstockError
 from typing import ClassVar
 
 __all__ = [
+    "INTERRUPTED",
+    "SIGNALLED",
     "BadInput",
     "CaptureFailed",
     "Infeasible",
@@ -27,6 +29,7 @@ __all__ = [
     "SaidByAnotherRank",
     "Stalled",
     "WorkerLost",
+    "exit_code_of",
     "missing_for_training",
     "shortened",
 ]
@@ -126,6 +129,28 @@ class SaidByAnotherRank(PenstockError):
 
 class Stalled(RunFailed):
     """A wait exceeded its bound; the message says which rank waited for which action of whom."""
+
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
+SIGNALLED = 128
+"""Exit codes above this one say which signal has ended a process."""
+
+
+def exit_code_of(failure: BaseException) -> int:
+    """The exit code with which a process ends after ``failure``."""
+    match failure:
+        case SaidByAnotherRank():
+            return failure.code
+        case PenstockError():
+            return failure.exit_code
+        case SystemExit(code=int(code)):
+            return code
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case _:
+            return RunFailed.exit_code
 
 
 def missing_for_training(error: BaseException) -> str:

@@ -52,6 +52,17 @@ def test_each_file_of_the_map_defines_its_concept() -> None:
     assert "\n".join(wrong) == ""
 
 
+def test_the_walk_of_a_job_names_files_and_what_they_define() -> None:
+    page = (DOCS / "how-it-works" / "runtime.md").read_text(encoding="utf-8")
+    walk = page.partition("## The walk of a job")[2].partition("\n## ")[0]
+    paths = re.findall(r"`([\w/]+\.py)`", walk)
+    assert len(paths) == 11
+    sources = [(ROOT / "src" / "penstock" / path).read_text(encoding="utf-8") for path in paths]
+    names = set(re.findall(r"`([a-z]+_[a-z_]+)`", walk))
+    assert {"run_rank", "costs_of", "planned_part", "train_part"} < names
+    assert names - set().union(*map(defined_in, sources)) == set()
+
+
 def test_a_name_that_is_only_imported_is_not_defined() -> None:
     assert defined_in("from a import B\nC: int = 1\nD = 2\ndef e(): ...\nclass F: ...") == {
         *("C", "D", "e", "F")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import WorkerLost
+from penstock.jobs.rank_program import last_checkpoint_said
 from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.train_part import last_checkpoint_said
 
 
 def test_a_run_without_a_checkpoint_can_be_resumed_too(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BadInput
+from penstock.jobs.rank_program import checkpoint_to_resume
 from penstock.jobs.run_directory import drop_rows_after, latest_run, new_run, read_rows
-from penstock.jobs.train_part import checkpoint_to_resume
 from penstock.runtime.checkpoints.checkpoint import state_text
 
 

@@ -10,18 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from training_jobs import job_file
 
+from penstock.cluster.cluster import Device
+from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.errors import BadInput, Infeasible, LossNotFinite, Stalled
-from penstock.jobs import profile_job
 from penstock.jobs import train as train_module
 from penstock.jobs.job_file import find_job
+from penstock.jobs.rank_program import last_checkpoint_said
 from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.train import TrainRequest, TrainResult, train_job
-from penstock.jobs.train_part import last_checkpoint_said
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
@@ -131,13 +133,13 @@ def test_resuming_under_another_plan_continues_the_loss_curve(tmp_path: Path, co
 
 
 def test_data_that_end_early_end_the_training_and_are_told(
-    tmp_path: Path, costs: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, costs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     result = train(tmp_path, TWO_STAGES, costs, data="count_batches", shown=True, steps=100)
     assert result.steps == 5
     assert result.checkpoint.name == "step-00000005"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["data_ended_after"] == 5
-    told = capsys.readouterr().err
+    told = capfd.readouterr().err
     assert "the data of job 'small' ended after 5 of 100 steps, and the training with them" in told
     assert "the others idle" not in told
 
@@ -211,29 +213,31 @@ def test_there_must_be_something_to_resume(tmp_path: Path, monkeypatch: pytest.M
         train_job(job, TrainRequest(resume=True, out=tmp_path / "nothing", shown=False))
 
 
-def test_a_model_too_big_for_the_memory_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(profile_job, "usable_memory_bytes", lambda: 1000.0)
+def test_a_model_too_big_for_the_memory_says_so(tmp_path: Path, costs: Path) -> None:
+    (small := tmp_path / "small").mkdir()
+    shutil.copy(costs / "profile.json", small)
+    cluster = read_cluster(costs / "cluster.toml")
+    host = replace(cluster.hosts[0], devices=(Device("cpu", 500.0),) * 2)
+    write_cluster(replace(cluster, hosts=(host,)), small / "cluster.toml")
     with pytest.raises(
         Infeasible,
         match=r"no plan fits.*needs .* and cpu has 475 B beside a .* reserve of 25 B; use",
     ):
-        train(tmp_path, None)
+        train(tmp_path, None, small)
 
 
 def test_a_plan_that_leaves_a_worker_idle_says_so_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(train_module, "train_through_changes", lambda *asked: sys.exit())
+    monkeypatch.setattr(train_module, "launch_workers", lambda *asked, **more: sys.exit())
     write_plan(TWO_STAGES, tmp_path / "two.json")
     request = TrainRequest(workers=3, plan=tmp_path / "two.json", out=tmp_path / "run")
     with pytest.raises(SystemExit):
-        train_job(find_job(job_file(tmp_path)), request, log=said.append)
-    assert said == [
+        train_job(find_job(job_file(tmp_path)), request)
+    assert capsys.readouterr().err.splitlines()[:2] == [
         f"plan '{tmp_path}/two.json' uses 2 of 3 workers, and the others idle; start 2 with "
-        f"--workers, or plan for 3"
+        f"--workers, or plan for 3",
+        "starting 3 workers",
     ]
 
 

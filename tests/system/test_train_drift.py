@@ -17,14 +17,16 @@ pytestmark = pytest.mark.timeout(280)
 STAGES = (Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,)))
 
 
-def test_a_rank_that_sleeps_in_its_layers_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_sleeps_in_its_layers_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_plan(Plan(STAGES, 4, 4, "1f1b"), tmp_path / "given.json")
-    said: list[str] = []
     job = job_file(tmp_path, steps=16, callbacks='["training_jobs:slow_down_rank_one"]')
     request = TrainRequest(
-        workers=2, plan=tmp_path / "given.json", out=tmp_path / "run", shown=False, verify=False
+        workers=2, plan=tmp_path / "given.json", out=tmp_path / "run", verify=False
     )
-    result = train_job(find_job(job), request, log=said.append)
+    result = train_job(find_job(job), request)
+    said = capfd.readouterr().err.splitlines()
     first, *_, again = result.drift
     assert first.startswith("stage 1 on rank 1 is a straggler: "), result.drift
     assert again.startswith("planning again with these times would")
@@ -36,9 +38,10 @@ def test_a_rank_that_sleeps_in_its_layers_is_named(tmp_path: Path) -> None:
     assert b"drift/stage_1_rank_1" in board and b"drift/all_ranks" in board
 
 
-def test_a_run_plans_again_at_a_checkpoint_and_follows_the_plan(tmp_path: Path) -> None:
+def test_a_run_plans_again_at_a_checkpoint_and_follows_the_plan(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_plan(Plan(STAGES, 4, 4, "1f1b"), tmp_path / "given.json")
-    said: list[str] = []
     job = job_file(
         tmp_path, steps=30, checkpoint_every=5, callbacks='["training_jobs:slow_down_rank_one"]'
     )
@@ -46,14 +49,15 @@ def test_a_run_plans_again_at_a_checkpoint_and_follows_the_plan(tmp_path: Path) 
         workers=2,
         plan=tmp_path / "given.json",
         out=tmp_path / "run",
-        shown=False,
         verify=False,
         replan=True,
     )
-    result = train_job(find_job(job), request, log=said.append)
+    result = train_job(find_job(job), request)
+    said = capfd.readouterr().err.splitlines()
     planned = [line for line in result.drift if ": planning again" in line]
     assert planned and planned[0] in said
     assert all(int(line.split(":")[0].removeprefix("step ")) % 5 == 0 for line in planned)
-    assert sum(line.startswith("starting 2") for line in said) == 1 + len(planned)
+    assert said.count("starting 2 workers") == 1
+    assert sum(line.startswith("plan: ") for line in said) == 1 + len(planned)
     rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 31))

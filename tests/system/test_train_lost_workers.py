@@ -11,7 +11,7 @@ from training_jobs import job_file
 from penstock.errors import BadInput, WorkerLost
 from penstock.jobs.job_file import find_job
 from penstock.jobs.train import TrainRequest, TrainResult, train_job
-from penstock.jobs.worker import Pauses
+from penstock.jobs.training_loop import Pauses
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 
@@ -23,9 +23,7 @@ THREE_STAGES = tuple(
 LOSE = {"callbacks": '["training_jobs:lose_a_worker"]', "checkpoint_every": 2, "steps": 8}
 
 
-def train(
-    folder: Path, costs: Path | None, said: list[str], *, may_lose: int, **settings: Any
-) -> TrainResult:
+def train(folder: Path, costs: Path | None, *, may_lose: int, **settings: Any) -> TrainResult:
     """Train the small job on three workers, a stage each."""
     directory = folder / "run"
     directory.mkdir(parents=True)
@@ -37,11 +35,10 @@ def train(
         workers=3,
         plan=folder / "given.json",
         out=directory,
-        shown=False,
         verify=False,
         may_lose=may_lose,
     )
-    return train_job(find_job(job_file(folder, **settings)), request, log=said.append)
+    return train_job(find_job(job_file(folder, **settings)), request)
 
 
 def losses(result: TrainResult) -> dict[int, float]:
@@ -53,12 +50,14 @@ def losses(result: TrainResult) -> dict[int, float]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     """The run without a loss."""
-    return train(tmp_path_factory.mktemp("whole"), None, [], may_lose=0, steps=8)
+    return train(tmp_path_factory.mktemp("whole"), None, may_lose=0, steps=8)
 
 
-def test_the_others_go_on_until_the_lost_one_is_back(tmp_path: Path, whole: TrainResult) -> None:
-    said: list[str] = []
-    result = train(tmp_path, whole.run_directory, said, may_lose=1, **LOSE)
+def test_the_others_go_on_until_the_lost_one_is_back(
+    tmp_path: Path, whole: TrainResult, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = train(tmp_path, whole.run_directory, may_lose=1, **LOSE)
+    said = capfd.readouterr().err.splitlines()
     assert result.lost_workers == 1
     assert losses(result) == pytest.approx(losses(whole), rel=1e-5)
     (line,) = (line for line in said if "goes on" in line)
@@ -72,10 +71,12 @@ def test_the_others_go_on_until_the_lost_one_is_back(tmp_path: Path, whole: Trai
     assert result.report.is_file()
 
 
-def test_without_a_checkpoint_the_others_finish_the_run(tmp_path: Path, whole: TrainResult) -> None:
-    said: list[str] = []
+def test_without_a_checkpoint_the_others_finish_the_run(
+    tmp_path: Path, whole: TrainResult, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings = {**LOSE, "checkpoint_every": 8}
-    result = train(tmp_path, whole.run_directory, said, may_lose=1, **settings)
+    result = train(tmp_path, whole.run_directory, may_lose=1, **settings)
+    said = capfd.readouterr().err.splitlines()
     assert losses(result) == pytest.approx(losses(whole), rel=1e-5)
     assert max(read_plan(result.plan).devices) < 2
     assert not any("taken again" in line for line in said)
@@ -99,13 +100,14 @@ def test_workers_pause_at_scheduled_checkpoints(pauses: Pauses, stops: list[int]
     assert not any(pauses.stop_at(step, 4, 0, drifts=True) for step in steps)
 
 
-def test_one_loss_more_ends_the_run(tmp_path: Path, whole: TrainResult) -> None:
-    said: list[str] = []
+def test_one_loss_more_ends_the_run(
+    tmp_path: Path, whole: TrainResult, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(WorkerLost, match=r"worker 1 .* was killed by SIGKILL"):
-        train(tmp_path, whole.run_directory, said, may_lose=0, **LOSE)
-    assert "--resume --out" in said[-1]
+        train(tmp_path, whole.run_directory, may_lose=0, **LOSE)
+    assert "--resume --out" in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_more_losses_than_workers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--may-lose is 3, but of 3 workers at most 2 can be lost"):
-        train(tmp_path, None, [], may_lose=3)
+        train(tmp_path, None, may_lose=3)

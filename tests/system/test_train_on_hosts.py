@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from host_jobs import job_of, plain_losses
@@ -15,10 +17,11 @@ from namespaces import host_networks, needs_namespaces
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.errors import BadInput
+from penstock.jobs.rank_program import RankFacts, check_alike, check_seen, goes_on
 from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.train_on_ranks import RankFacts, check_alike, goes_on, refusal_of
 from penstock.jobs.train_request import TrainRequest
 from penstock.plan.json_file import read_plan
+from penstock.runtime.processes.world import World
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -233,14 +236,20 @@ def test_ranks_with_another_job_end_with_one_message(tmp_path: Path) -> None:
 
 
 def test_other_versions_name_the_host() -> None:
-    own = RankFacts("a", "0", {"torch": "2.13.0"})
-    check_alike([own, RankFacts("b", "1", {"torch": "2.13.0"})])
-    other = RankFacts("b", "1", {"torch": "2.12.0"})
+    own = RankFacts("a", {"torch": "2.13.0"})
+    check_alike([own, RankFacts("b", {"torch": "2.13.0"})])
+    other = RankFacts("b", {"torch": "2.12.0"})
     with pytest.raises(BadInput, match=r"rank 2 on host 'b' has torch 2\.12\.0, but rank 0 on"):
         check_alike([own, own, other])
 
 
 def test_a_host_that_does_not_see_the_run_says_so(tmp_path: Path) -> None:
-    assert refusal_of({"directory": str(tmp_path), "resume_from": ""}, "b") == ""
-    missing = {"directory": str(tmp_path), "resume_from": str(tmp_path / "step-00000003")}
-    assert "host 'b' has no" in refusal_of(missing, "b")
+    """Rank 0, which does see it, beside a rank on host 'b' that does not."""
+
+    def world(other: str) -> World:
+        found = {"gather": lambda own: [own, other], "from_first": lambda told: told, "rank": 0}
+        return cast("World", SimpleNamespace(**found))
+
+    check_seen(world(""), tmp_path)
+    with pytest.raises(BadInput, match=rf"host 'b' has no '{tmp_path}'; put the run directory on"):
+        check_seen(world("b"), tmp_path)

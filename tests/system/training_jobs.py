@@ -19,6 +19,8 @@ __all__ = [
     "blocks_after_three",
     "blocks_on_rank_one",
     "build",
+    "build_but_on_rank_one",
+    "build_for_ever",
     "build_forked",
     "build_on_meta",
     "closeness",
@@ -46,6 +48,22 @@ def build() -> nn.Module:
     return nn.Sequential(
         nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4)
     )
+
+
+def build_but_on_rank_one() -> nn.Module:
+    """The same, but rank 1 fails to build it."""
+    if os.environ.get("RANK") == "1":
+        raise ValueError("no such model")
+    return build()
+
+
+def build_for_ever() -> nn.Module:
+    """The same, but ranks say that they build it, and never end."""
+    if "RANK" in os.environ:
+        Path(f"building-{os.environ['RANK']}").touch()
+        while True:
+            time.sleep(0.1)
+    return build()
 
 
 def build_on_meta() -> nn.Module:

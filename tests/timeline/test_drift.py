@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster.cluster import Cluster, Link
-from penstock.jobs.drift_watch import STEADY_SAMPLES, DriftWatch
-from penstock.jobs.train import as_found
+from penstock.jobs.drift_watch import STEADY_SAMPLES, DriftWatch, as_found
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.simulation import simulate_plan

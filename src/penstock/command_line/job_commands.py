@@ -115,14 +115,18 @@ def train(
 
     started = one_of_several()
     from penstock.document import check_folder
+    from penstock.runtime.processes.fork_server import ensure_fork_server
 
     terminal = Terminal(as_json, quiet or started.rank > 0)
     for folder in filter(None, (out, save_weights) if started.ranks == 1 else ()):
         check_folder(folder)
+    if started.ranks == 1:
+        # It imports torch while this process does.
+        ensure_fork_server(["penstock.jobs.rank_program"])
     with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
+        from penstock.jobs.rank_program import run_started_rank
         from penstock.jobs.train import TrainRequest, train_job
-        from penstock.jobs.train_on_ranks import train_on_ranks
         from penstock.planning.planning_problem import member_named, schedules_named
         from penstock.search.search import PLANNERS
 
@@ -145,10 +149,7 @@ def train(
         replan=replan,
     )
     found = find_job(job)
-    if started.ranks > 1:
-        result = train_on_ranks(found, request, log=terminal.note)
-    else:
-        result = train_job(found, request, log=terminal.note)
+    result = (run_started_rank if started.ranks > 1 else train_job)(found, request)
     if result is not None:  # rank 0 has it
         show_run(result, terminal)
 

@@ -17,6 +17,7 @@ from typer import TyperException
 
 from penstock.command_line.removed_options import REMOVED_OPTIONS
 from penstock.errors import (
+    INTERRUPTED,
     BadInput,
     PenstockError,
     RunFailed,
@@ -30,10 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.timeline.timeline import Timeline
 
-__all__ = ["INTERRUPTED", "Terminal", "collect_garbage_rarely", "print_error", "silence_output"]
-
-INTERRUPTED = 130
-"""The exit code after Ctrl-C."""
+__all__ = ["Terminal", "collect_garbage_rarely", "print_error", "silence_output"]
 
 LONGEST_LINE = 600
 """The most characters of an error's line, unless the error has more to say."""

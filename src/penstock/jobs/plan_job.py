@@ -30,6 +30,7 @@ __all__ = [
     "check_layers",
     "check_plan_fits",
     "new_plan",
+    "predict",
     "predict_step",
     "problem_of",
     "training_problem",

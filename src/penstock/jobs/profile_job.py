@@ -9,17 +9,16 @@ model runs forward and backward on groups, as the runtime does it, and on single
 size of groups one factor says how many times as long as computed it takes.
 """
 
+import json
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
@@ -28,7 +27,7 @@ from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import local_cluster
-from penstock.errors import BadInput, PenstockError
+from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
 from penstock.jobs.data_lengths import data_lengths, mean_profile
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
@@ -42,10 +41,10 @@ from penstock.measure.workers import median_profile
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.planning.tensor_groups import profile_on
+from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.processes.world import make_default_group
+from penstock.runtime.processes.world import World
 from penstock.runtime.weights.pretrained import sources_of
 
 __all__ = [
@@ -54,7 +53,6 @@ __all__ = [
     "built_model",
     "cluster_for",
     "cost_job",
-    "cost_worker",
     "has_tensor_costs",
     "profile_job",
 ]
@@ -83,6 +81,8 @@ def built_model(job: Job) -> nn.Module:
     try:
         model: object = job.build_model()
     except SystemExit as error:
+        if exit_code_of(error) > SIGNALLED:
+            raise
         raise BadInput(
             f"job '{job.name}': building the model ended the program (SystemExit: {error}); name "
             f"a function that returns a module"
@@ -267,36 +267,25 @@ def sizes_to_measure(job: Job) -> tuple[int, ...]:
     return tuple(sorted({smallest, max(1, largest // 4), max(1, largest // 2), largest}))
 
 
-def cost_job(
-    job: Job, *, workers: int, device: str = "cpu", log_directory: Path | None = None
-) -> CostedJob:
-    """Profile and cluster for ``workers`` local workers.
+def cost_job(world: World, job: Job, device: str) -> CostedJob | None:
+    """Profile and cluster of the ranks of ``world``; all must call this, and only rank 0 has them.
 
-    All workers measure at the same time, because they also train at the same time. Their tracebacks
-    go to ``log_directory`` (None: a temporary one).
+    All ranks measure at the same time, because they also train at the same time: links first, then
+    layers.
     """
-    launch = partial(launch_workers, workers=workers, log_directory=log_directory)
-    if workers == 1:
-        profile = launch(measure_job, (job, device))[0]
-        return CostedJob(profile, local_cluster(1, usable_cores(), usable_memory_bytes()))
-    results = launch(cost_worker, (job, device))
-    cluster = results[0].cluster
-    if device == "cpu":
-        cluster = cluster_for(workers, cluster.hosts[0])
-    return CostedJob(median_profile([result.profile for result in results]), cluster)
-
-
-def cost_worker(job: Job, device: str) -> CostedJob:
-    """Run by each measuring worker: links first, then layers, all workers at the same time."""
-    make_default_group("nccl" if device == "cuda" else "gloo")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if world.size == 1:
+        alone = local_cluster(1, usable_cores(), usable_memory_bytes())
+        return CostedJob(measure_job(job, device), alone)
     cluster = measure_links(device)
-    distributed.barrier()
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", distributed.get_world_size()))
-    shares_cores = device == "cpu" and ranks > usable_cores()
-    profile = measure_job(job, device, shares_cores=shares_cores)
-    return CostedJob(with_measured_groups(profile, job, cluster, device), cluster)
+    world.barrier()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    profile = measure_job(job, device, shares_cores=device == "cpu" and here > usable_cores())
+    profile = with_measured_groups(profile, job, cluster, device)
+    told = world.gather_to_first(json.dumps(profile_to_json(profile)))
+    if not told:
+        return None
+    profiles = [profile_from_json(json.loads(found), "a rank's profile") for found in told]
+    return CostedJob(median_profile(profiles), cluster)
 
 
 def with_measured_groups(

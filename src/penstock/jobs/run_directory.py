@@ -18,7 +18,7 @@ from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import ModelProfile
-from penstock.timeline.json_file import read_timeline, write_timeline
+from penstock.timeline.json_file import write_timeline
 from penstock.timeline.timeline import Timeline
 
 __all__ = ["RunDirectory", "drop_rows_after", "latest_run", "new_run", "read_rows"]
@@ -84,7 +84,7 @@ class RunDirectory:
         """
         name, kept = launch_name(), self.path / LAUNCH
         is_same = bool(name) and kept.exists() and read_text(kept, "launch") == name
-        return is_same and (self.path / "plan.json").exists()
+        return is_same and self.is_planned
 
     @property
     def is_costed(self) -> bool:
@@ -92,36 +92,45 @@ class RunDirectory:
         return (self.path / "profile.json").exists() and (self.path / "cluster.toml").exists()
 
     def write_costs(self, profile: ModelProfile, cluster: Cluster) -> None:
-        """Save what was measured, so that a resumed run need not measure again."""
+        """Save what was measured, so that a resumed run need not measure again.
+
+        Plans that were made with other costs are forgotten.
+        """
+        self.forget_plans()
         write_profile(profile, self.path / "profile.json")
+        self.write_cluster(cluster)
+
+    def write_cluster(self, cluster: Cluster) -> None:
+        """Save the same devices and links in another number."""
         write_cluster(cluster, self.path / "cluster.toml")
 
     def read_costs(self) -> tuple[ModelProfile, Cluster]:
         """What `write_costs` wrote."""
         return read_profile(self.path / "profile.json"), read_cluster(self.path / "cluster.toml")
 
-    def hosts(self) -> tuple[int, ...]:
-        """The number of workers of each host, as measured; empty before."""
-        place = self.path / "cluster.toml"
-        if not place.exists():
-            return ()
-        return tuple(len(host.devices) for host in read_cluster(place).hosts)
+    @property
+    def is_planned(self) -> bool:
+        """Whether the run in it has had a plan, and so can be resumed."""
+        return (self.path / "plan.json").exists()
 
-    def write_plan(self, plan: Plan) -> None:
-        """Save the plan."""
+    def write_plan(self, plan: Plan, ranks: int) -> None:
+        """Save the plan that ``ranks`` ranks follow, and keep it for a later start of as many."""
         write_plan(plan, self.path / "plan.json")
+        write_plan(plan, self.path / f"plan-{ranks}.json")
 
-    def read_plan(self) -> Plan:
-        """What `write_plan` wrote."""
-        return read_plan(self.path / "plan.json")
+    def kept_plan(self, ranks: int) -> Plan | None:
+        """The plan that so many ranks have followed; None if there is none."""
+        place = self.path / f"plan-{ranks}.json"
+        return read_plan(place) if place.exists() else None
+
+    def forget_plans(self) -> None:
+        """Keep no plan for a later start."""
+        for place in self.path.glob("plan-*.json"):
+            place.unlink()
 
     def write_predicted(self, timeline: Timeline) -> None:
         """Save the simulated iteration."""
         write_timeline(timeline, self.path / "predicted.json")
-
-    def read_predicted(self) -> Timeline:
-        """What `write_predicted` wrote."""
-        return read_timeline(self.path / "predicted.json")
 
     def write_measured(self, timeline: Timeline) -> None:
         """Save a measured iteration."""

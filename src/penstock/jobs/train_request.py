@@ -1,12 +1,13 @@
-"""What a user asks of a training run."""
+"""What a user asks of a training run, and what comes of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.jobs.data_lengths import MeasuredLength
 from penstock.plan.problem import MEMORY_RESERVE
 
-__all__ = ["Log", "TrainRequest"]
+__all__ = ["History", "Log", "TrainRequest", "TrainResult"]
 
 Log = Callable[[str], None]
 """Prints one line about what happens."""
@@ -40,3 +41,42 @@ class TrainRequest:
     verify: bool = True
     may_lose: int = 0
     replan: bool = False
+
+
+@dataclass(frozen=True)
+class History:
+    """What has happened to a run in its earlier parts.
+
+    ``lost`` counts workers. ``steps`` were taken, except ``left_out``.
+    """
+
+    steps: int = 0
+    lost: int = 0
+    verified: str = ""
+    left_out: tuple[int, ...] = ()
+    drift: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The result of a run; its fields are the keys of ``penstock train --json``.
+
+    If batches have different lengths, ``predicted_s`` and ``measured_s`` are means over them. Both
+    are those of the last part of the run, if its workers or its plan changed.
+    """
+
+    steps: int
+    loss: float
+    samples_per_s: float
+    predicted_s: float
+    measured_s: float
+    verified: str
+    plan: Path
+    checkpoint: Path
+    report: Path
+    run_directory: Path
+    weights: Path | None = None
+    by_length: tuple[MeasuredLength, ...] = ()
+    left_out_steps: tuple[int, ...] = ()
+    drift: tuple[str, ...] = ()
+    lost_workers: int = 0

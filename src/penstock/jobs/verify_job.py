@@ -7,7 +7,7 @@ from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.jobs.plan_job import check_plan_fits, problem_of
 from penstock.jobs.profile_job import profile_job
-from penstock.jobs.worker import pipeline_of
+from penstock.jobs.training_loop import pipeline_of
 from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan

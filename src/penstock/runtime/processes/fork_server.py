@@ -1,25 +1,71 @@
-"""Prepares the server that workers are forked from, which alone imports this module.
+"""Starts the server that workers of this process are forked from, without importing torch here.
 
-The server ends after the process that started it. So it removes the folder of its socket where that
-process was killed and could not.
+The server imports torch once for all launches, since each import takes seconds. A command that will
+launch workers starts it first, and imports torch itself meanwhile.
 """
 
-import atexit
 import os
-import shutil
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver, util
+from typing import Any
 
-__all__ = ["SOCKET_FOLDER"]
+from penstock.errors import BadInput, shortened
+
+__all__ = ["SOCKET_FOLDER", "ensure_fork_server", "environment"]
+
+IMPORTED_ONCE = ("penstock.runtime.processes.launch", "penstock.runtime.pipeline")
+"""The modules that the server imports; they must start no threads and use no devices."""
+
+INSIDE = "penstock.runtime.processes.inside_fork_server"
 
 SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
-"""The variable that names the folder of its socket to the server."""
+"""Names to `INSIDE` the folder of the server's socket."""
 
 
-def say_that_no_worker_started(kind: type, failure: object, _: object) -> None:
-    """A fork that cannot start prints one line. Its launcher has ended."""
-    sys.stderr.write(f"a worker could not be started ({kind.__name__}: {failure})\n")
+def ensure_fork_server(imports: Sequence[str] = ()) -> None:
+    """Start the server that workers are forked from, if it does not run; on Linux only.
+
+    ``imports`` are modules that it imports too; they must start no threads and use no devices.
+
+    Raises:
+        BadInput: the path of its socket would be too long.
+    """
+    if sys.platform != "linux":
+        return
+    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    users = server._preload_modules
+    forkserver.set_forkserver_preload([INSIDE, *IMPORTED_ONCE, *imports])
+    # Libraries must not start threads at import, before a fork. And torch warns, when memory is
+    # measured, that it has not seen all allocations.
+    quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
+    socket_folder = environment(SOCKET_FOLDER, util.get_temp_dir())
+    with environment("OMP_NUM_THREADS", "1"), quiet, socket_folder:
+        try:
+            forkserver.ensure_running()
+        except OSError as cause:
+            if "too long" not in str(cause):
+                raise
+            folder = tempfile.gettempdir()
+            raise BadInput(
+                f"the temporary directory '{shortened(folder, 200)}' has {len(folder)} "
+                f"characters, too many for a socket in it; set TMPDIR to a shorter one"
+            ) from None
+        finally:
+            server._preload_modules = users
 
 
-if folder := os.environ.pop(SOCKET_FOLDER, ""):
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    sys.excepthook = say_that_no_worker_started
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Within, an environment variable is set."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -23,8 +23,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from multiprocessing import forkserver, parent_process, util
+from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,22 +41,29 @@ from torch.distributed.elastic.multiprocessing import (
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from penstock import errors
-from penstock.errors import BadInput, PenstockError, RunFailed, WorkerLost, shortened
+from penstock.errors import (
+    SIGNALLED,
+    BadInput,
+    PenstockError,
+    RunFailed,
+    SaidByAnotherRank,
+    WorkerLost,
+    exit_code_of,
+    shortened,
+)
 from penstock.machine import usable_cores
+from penstock.runtime.processes.fork_server import ensure_fork_server, environment
 from penstock.runtime.processes.stopped import shortage_words, wait_unless_stopped
 from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
 from penstock.runtime.processes.watch import WATCH
 from penstock.torch_internals import processes_of
 
-__all__ = ["launch_workers", "long_slices_if_crowded", "threads_per_worker"]
-
-IMPORTED_ONCE = (__name__, "penstock.runtime.pipeline")
-"""The modules that the fork server imports; they must start no threads and use no devices."""
+__all__ = ["LINGER_S", "launch_workers", "long_slices_if_crowded", "threads_per_worker"]
 
 LOOPBACK = "127.0.0.1"
 
 LINGER_S = 1.0
-"""Seconds that a failed worker waits before it exits, so that a killed peer is noticed first."""
+"""Seconds that a failed rank waits before it exits, so that who has failed first is noticed."""
 
 GRACE_S = 1.5
 """How long the other workers have to end when one has failed: by themselves, then by SIGTERM."""
@@ -64,10 +72,6 @@ GRACE_AFTER_A_KILL_S = 0.1
 """The same when one was killed: then they have nothing to say, and a run may wait to go on."""
 
 POLL_S = 0.1
-
-FORK_SERVER = "penstock.runtime.processes.fork_server"
-SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
-"""Names to `FORK_SERVER` the folder of its socket."""
 
 TOLD_WITHIN = timedelta(seconds=5)
 """How long a failing worker tries to reach the launcher."""
@@ -138,10 +142,9 @@ def launch_workers(
     threads = threads or threads_per_worker(workers)
     store = serve_store(LOOPBACK)
     with log_files(log_directory) as directory, quiet_torchrun(), restored_signals():
-        call = (function, arguments, threads, directory)
+        call = (function, arguments, threads, directory, OwnOutput())
         try:
-            if sys.platform == "linux":
-                ensure_fork_server(imports)
+            ensure_fork_server(imports)
             context = start(call, workers, store.port, threads)
         except SignalException as interruption:
             raise interrupted(interruption) from None
@@ -221,36 +224,6 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
         )
 
 
-def ensure_fork_server(imports: Sequence[str] = ()) -> None:
-    """Start the server that workers are forked from, if it does not run.
-
-    ``imports`` are modules that it imports too; they must start no threads and use no devices.
-
-    Raises:
-        BadInput: the path of its socket would be too long.
-    """
-    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
-    users = server._preload_modules
-    forkserver.set_forkserver_preload([FORK_SERVER, *IMPORTED_ONCE, *imports])
-    # Libraries must not start threads at import, before a fork. And torch warns, when memory is
-    # measured, that it has not seen all allocations.
-    quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
-    socket_folder = environment(SOCKET_FOLDER, util.get_temp_dir())
-    with environment("OMP_NUM_THREADS", "1"), quiet, socket_folder:
-        try:
-            forkserver.ensure_running()
-        except OSError as cause:
-            if "too long" not in str(cause):
-                raise
-            folder = tempfile.gettempdir()
-            raise BadInput(
-                f"the temporary directory '{shortened(folder, LONGEST_CAUSE)}' has {len(folder)} "
-                f"characters, too many for a socket in it; set TMPDIR to a shorter one"
-            ) from None
-        finally:
-            server._preload_modules = users
-
-
 def join_soon(
     processes: Sequence[BaseProcess], join: Callable[..., bool], timeout: float | None = None
 ) -> bool:
@@ -286,6 +259,7 @@ def worker_main(
     arguments: tuple[Any, ...],
     threads: int,
     log_directory: Path,
+    output: object,
 ) -> Any:
     """The main function of each process: runs ``function``, writes failures for the launcher."""
     die_with_launcher()
@@ -307,11 +281,12 @@ def worker_main(
 
 def end_with(failure: BaseException, rank: int, log_directory: Path) -> None:
     """Tell the launcher the failure, and end this process."""
-    write_failure(failure, rank, log_directory)
+    if not isinstance(failure, SaidByAnotherRank):
+        write_failure(failure, rank, log_directory)
     # A worker whose peer was killed also fails; the killed peer must be noticed first.
     time.sleep(LINGER_S)
     sys.stderr.flush()
-    os._exit(failure.exit_code if isinstance(failure, PenstockError) else 1)
+    os._exit(exit_code_of(failure))
 
 
 def long_slices_if_crowded() -> None:
@@ -344,6 +319,25 @@ def compute_in_long_slices() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+class OwnOutput:
+    """Makes the output of the process that unpickles it that of the process that has pickled it.
+
+    A fork's output is that of the server, which may have been started before this process
+    redirected its own.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return take_output, tuple((number, DupFd(number)) for number in (1, 2))
+
+
+def take_output(*streams: tuple[int, Any]) -> None:
+    """Use each of the given handles as the standard stream of its number."""
+    for number, given in streams:
+        handle = given.detach()
+        os.dup2(handle, number)
+        os.close(handle)
+
+
 def write_failure(failure: BaseException, rank: int, log_directory: Path) -> None:
     """Tell the launcher the failure in a line, and write the traceback for the user.
 
@@ -358,6 +352,8 @@ def write_failure(failure: BaseException, rank: int, log_directory: Path) -> Non
         place = f"there is no traceback in {trace} ({cause.strerror})"
     if isinstance(failure, PenstockError):
         kind, message = type(failure).__name__, str(failure)
+    elif exit_code_of(failure) > SIGNALLED:
+        kind, message = SystemExit.__name__, str(exit_code_of(failure))
     else:
         frame = traceback.extract_tb(failure.__traceback__)[-1]
         text = shortage_words(failure) or str(failure).strip().partition("\n")[0]
@@ -391,7 +387,7 @@ def failure_key(rank: int) -> str:
 
 def root_cause(
     result: RunProcsResult, workers: int, store: Any, log_directory: Path
-) -> PenstockError:
+) -> PenstockError | SystemExit:
     """The first failure: a killed worker if there is one, else the earliest that was told."""
     for rank, failure in result.failures.items():
         if failure.exitcode < 0:
@@ -408,6 +404,8 @@ def root_cause(
             f"without a message; run it again and look at its standard error"
         )
     first = min(records, key=lambda failure: failure.time_s)
+    if first.kind == SystemExit.__name__:
+        return SystemExit(int(first.message))
     return getattr(errors, first.kind, RunFailed)(first.message)
 
 
@@ -455,17 +453,3 @@ def quiet_torchrun() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Within, an environment variable is set."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

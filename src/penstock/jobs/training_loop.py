@@ -1,12 +1,10 @@
-"""The training loop that every worker of a run executes over the same batches."""
+"""The training loop that every rank of a run executes over the same batches."""
 
 import math
-import os
 import signal
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -35,7 +33,15 @@ from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long
 from penstock.words import counted
 
-__all__ = ["WARM_UP_STEPS", "Pauses", "WorkerReport", "WorkerTask", "pipeline_of", "train_worker"]
+__all__ = [
+    "WARM_UP_STEPS",
+    "PartReport",
+    "Pauses",
+    "RunPart",
+    "Termination",
+    "pipeline_of",
+    "train_part",
+]
 
 MOST_TO_ONE_CHECKPOINT = 3
 """A run that has gone back to one checkpoint so many times ends at the next bad step."""
@@ -87,9 +93,9 @@ LONGEST_UNSAMPLED = 100
 
 @dataclass(frozen=True)
 class Pauses:
-    """When the workers stop at a scheduled checkpoint, so that the run goes on in another way.
+    """When the ranks stop at a scheduled checkpoint, so that the run goes on in another way.
 
-    ``checkpoints``: at the checkpoint of this number, counted from the start of the workers (0: at
+    ``checkpoints``: at the checkpoint of this number, counted from the start of the part (0: at
     none). ``drift``: at the next one after ranks or links were slower than planned.
     """
 
@@ -105,12 +111,17 @@ class Pauses:
 
 
 @dataclass(frozen=True)
-class WorkerTask:
-    """What the main process gives every worker; ``resume_from`` is a checkpoint's directory."""
+class RunPart:
+    """A part of a run: from a checkpoint to a later one, all ranks follow one plan.
+
+    ``resume_from`` is the checkpoint's directory. ``planned`` is the simulated iteration, which
+    only rank 0 has. ``pauses`` says where the part ends before the run does.
+    """
 
     job: Job
     plan: Plan
-    directory: Path
+    directory: RunDirectory
+    planned: Timeline | None = None
     resume_from: Path | None = None
     device: str = "cpu"
     shown: bool = True
@@ -119,14 +130,14 @@ class WorkerTask:
 
 
 @dataclass(frozen=True)
-class WorkerReport:
-    """What a worker returns; ``timeline`` is that of a step of about median time.
+class PartReport:
+    """What a rank knows of a part that has ended; ``timeline`` is of a step of about median time.
 
     ``start`` is the number of steps taken before. ``verified`` says how the first step compared
     with the user's module, if it was compared. ``left_out`` are the steps that were not taken
     because loss or gradients were not finite. ``drifts`` were slower than planned at the end.
-    ``terminated``: SIGTERM has ended the training. ``paused``: there are steps left, see `Pauses`.
-    ``data_ended``: the data had no batch for a step that was left.
+    ``paused``: there are steps left, see `Pauses`. ``data_ended``: the data had no batch for a step
+    that was left.
     """
 
     steps: int
@@ -139,7 +150,6 @@ class WorkerReport:
     start: int = 0
     left_out: tuple[int, ...] = ()
     drifts: tuple[Drift, ...] = ()
-    terminated: bool = False
     paused: bool = False
     data_ended: bool = False
 
@@ -202,34 +212,28 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
     )
 
 
-def train_worker(task: WorkerTask) -> WorkerReport:
-    """Train from the first step, or from a checkpoint, to the job's last step.
+def train_part(part: RunPart, termination: "Termination", say: Callable[[str], None]) -> PartReport:
+    """Train from the first step, or from a checkpoint, to the end of the part.
 
     Raises:
         LossNotFinite: the loss became NaN or infinite; the last checkpoint is intact.
         RunFailed: a peer vanished or a stage failed.
     """
-    job, shown = task.job, task.shown and os.environ["RANK"] == "0"
-    termination = Termination()
-    with notice_if_long(say if shown else ignore, "building the model and the stages"):
-        trackers = trackers_of(task.directory, job, task.plan, say if shown else ignore)
+    job = part.job
+    with notice_if_long(say, "building the model and the stages"):
+        trackers = trackers_of(part.directory.path, job, part.plan, say)
         tracked = replace(job, callbacks=(*job.callbacks, *trackers))
-        made = pipeline_of(tracked, task.plan, task.device, task.timeout_s)
-    with made as pipe:
-        termination.stops(pipe)
-        start = 0
-        if task.resume_from:
-            start = pipe.load(task.resume_from)
-        report = train(pipe, task, start)
-        return replace(report, terminated=termination.asked)
+        made = pipeline_of(tracked, part.plan, part.device, part.timeout_s)
+    with termination.stopping(made), made as pipe:
+        start = pipe.load(part.resume_from) if part.resume_from else 0
+        return train(pipe, part, start)
 
 
-def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
+def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
     """The training loop: step, record, display; at intervals evaluate and write a checkpoint."""
-    job, first = task.job, pipe.rank == 0
-    directory = RunDirectory(task.directory)
+    job, directory, first = part.job, part.directory, pipe.rank == 0
     measured, memory = Measurements(), list[MeasuredMemory]()
-    display = display_for(start, job.steps, shown=task.shown and first)
+    display = display_for(start, job.steps, shown=part.shown and first)
     loss, step, samples = math.nan, start, job.batch_size * job.accumulate
     lengths = deque[Mapping[str, int]]()
     pipe.print_with(display.note)
@@ -241,8 +245,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
             records.go_back(to)
             display.note(why)
 
-        planned = directory.read_predicted() if first else Timeline((), 0)
-        watch = DriftWatch(planned, job.accumulate, display.note)
+        watch = DriftWatch(part.planned or Timeline((), 0), job.accumulate, display.note)
         back = RollBack(pipe, directory.checkpoints, gone_back)
         steps = trained(pipe, job, start, memory, lengths, back)
         words = "the first step" if job.verify == "off" else "the first step, and the model's own"
@@ -264,8 +267,8 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
                 display.note(f"step {step}: {in_words(evaluation)}")
             if job.checkpoint_every and step % job.checkpoint_every == 0:
                 # On the CPU, saving in the background would copy all state, which is not planned.
-                pipe.save(directory.checkpoints, wait=task.device == "cpu")
-            stops = task.pauses.stop_at(
+                pipe.save(directory.checkpoints, wait=part.device == "cpu")
+            stops = part.pauses.stop_at(
                 step + 1, start, job.checkpoint_every, drifts=bool(watch.drifts)
             )
             if stops and first and step + 1 < job.steps:
@@ -285,7 +288,7 @@ def train(pipe: Pipeline, task: WorkerTask, start: int) -> WorkerReport:
         if not measured.timelines:
             measured.timelines.append((measured.seconds[-1], pipe.timeline()))
     typical_s, timeline = measured.typical()
-    return WorkerReport(
+    return PartReport(
         steps=step,
         loss=loss,
         measured_s=typical_s,
@@ -308,15 +311,6 @@ def notice_of_first(
     with notice_if_long(note, words):
         first = list(islice(steps, 1))
     return chain(first, steps)
-
-
-def say(text: str) -> None:
-    """Print a line on standard error."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def ignore(text: str) -> None:
-    """Print nothing."""
 
 
 def trained(
@@ -468,10 +462,11 @@ def measured_step(start: int, steps: int) -> int:
 
 
 class Termination:
-    """Whether this worker has received SIGTERM, which asks its pipeline to stop after a step.
+    """Whether this rank has received SIGTERM, which ends the run.
 
-    Further signals are ignored: a scheduler may send one to every process, and the launcher passes
-    its own on. A second one ends the launcher, and with it the workers.
+    While a pipeline trains, it stops after a step. Otherwise there is nothing to save, and the
+    process ends. Further signals are ignored: a scheduler may send one to every process, and the
+    launcher passes its own on. A second one ends the launcher, and with it the ranks.
     """
 
     def __init__(self) -> None:
@@ -479,14 +474,18 @@ class Termination:
         self._pipe: Pipeline | None = None
         signal.signal(signal.SIGTERM, self._ask)
 
-    def stops(self, pipe: Pipeline) -> None:
-        """From now on the signal stops ``pipe``, also one that has come before."""
+    @contextmanager
+    def stopping(self, pipe: Pipeline) -> Iterator[None]:
+        """Within, the signal stops ``pipe``."""
         self._pipe = pipe
-        if self.asked:
-            pipe.stop()
+        try:
+            yield
+        finally:
+            self._pipe = None
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.asked = True
-        if self._pipe is not None:
-            self._pipe.stop()
+        if self._pipe is None:
+            raise SystemExit(128 + number)
+        self._pipe.stop()

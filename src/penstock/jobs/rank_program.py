@@ -1,0 +1,662 @@
+"""What every process of a training run does, whether ``penstock train`` or torchrun started it.
+
+All ranks measure, unless costs are known. Rank 0 plans, and all train by its plan in the same
+processes. Rank 0 alone writes the run directory, except for checkpoints, and says what happens.
+Where it fails at what it alone does, the others end as it ends, and say nothing.
+"""
+
+import gc
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from penstock.errors import (
+    BadInput,
+    PenstockError,
+    RunFailed,
+    SaidByAnotherRank,
+    Stalled,
+    WorkerLost,
+    exit_code_of,
+)
+from penstock.jobs.data_lengths import mean_s, measured_lengths
+from penstock.jobs.device_check import check_device
+from penstock.jobs.drift_watch import LEAST_GAIN, replan
+from penstock.jobs.job import Job
+from penstock.jobs.plan_job import (
+    check_layers,
+    check_plan_fits,
+    new_plan,
+    predict_step,
+    without_pipeline_words,
+)
+from penstock.jobs.profile_job import CostedJob, cluster_for, cost_job, has_tensor_costs
+from penstock.jobs.progress import show_cursor
+from penstock.jobs.run_directory import RunDirectory, latest_run, new_run, read_rows
+from penstock.jobs.train_request import History, Log, TrainRequest, TrainResult
+from penstock.jobs.training_loop import (
+    WARM_UP_STEPS,
+    PartReport,
+    Pauses,
+    RunPart,
+    Termination,
+    train_part,
+)
+from penstock.machine import usable_cores
+from penstock.measure.machine_load import busy_beside
+from penstock.plan.in_words import plan_words
+from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan, write_plan
+from penstock.plan.plan import Plan
+from penstock.planning.answers import TimeLimit
+from penstock.report.page import write_report
+from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
+from penstock.runtime.checkpoints.weight_saving import check_free
+from penstock.runtime.processes.launch import LINGER_S, long_slices_if_crowded
+from penstock.runtime.processes.store import met_at
+from penstock.runtime.processes.watch import LIMIT_S, WATCH, say_and_end
+from penstock.runtime.processes.world import World, check_environment, join_world
+from penstock.runtime.trackers import check_trackers
+from penstock.simulate.by_length import LengthPrediction
+from penstock.simulate.simulation import Prediction
+from penstock.waiting import notice_if_long
+from penstock.words import counted, seconds_text
+
+__all__ = [
+    "LOST",
+    "RankFacts",
+    "check_alike",
+    "check_seen",
+    "checked_request",
+    "checkpoint_to_resume",
+    "goes_on",
+    "last_checkpoint_said",
+    "run_local_rank",
+    "run_started_rank",
+    "say",
+]
+
+T = TypeVar("T")
+
+LOST = WorkerLost, Stalled
+"""After these errors the other workers can go on."""
+
+AFTER_A_LOSS = TimeLimit(2.0, time.perf_counter)
+"""For the plan of the workers that are left, while they stand still."""
+
+WAIT_LIMIT_STEPS, LEAST_WAIT_LIMIT_S = 20, 60.0
+"""A rank waits for another at most as long as so many predicted steps, and as so many seconds."""
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """A run as one of its ranks sees it. On other ranks than 0, ``say`` says nothing."""
+
+    world: World
+    directory: RunDirectory
+    job: Job
+    request: TrainRequest
+    say: Log
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """What rank 0 has planned for a part of a run; ``by_length`` where batches have lengths."""
+
+    plan: Plan
+    prediction: Prediction
+    by_length: tuple[LengthPrediction, ...]
+    resume_from: Path | None
+
+
+def run_local_rank(
+    job: Job, request: TrainRequest, history: History, pause_after: int
+) -> TrainResult | History | None:
+    """`run_rank` in a process that `train_job` has started."""
+    world = join_world(request.device, LIMIT_S)
+    return run_rank(world, job, request, history, pause_after)
+
+
+def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
+    """`run_rank` in a process that torchrun or srun has started; only rank 0 has a result.
+
+    The number of ranks that were started takes the place of ``request.workers``. A start after a
+    failure, or after hosts have come or gone, resumes the run that this launch has begun.
+
+    Raises:
+        PenstockError: as `train_job`; on the rank that has failed first.
+        SaidByAnotherRank: on all other ranks.
+    """
+    with saying_once():
+        long_slices_if_crowded()
+        world = join_world(request.device, LIMIT_S)
+        asked = replace(request, workers=world.size, resume=request.resume or goes_on(request))
+        told = say if request.shown and not world.rank else ignore
+        facts = world.gather(facts_of(job_as_asked(job, request)), RankFacts)
+
+        def checked() -> TrainRequest:
+            check_alike(facts)
+            if request.may_lose:
+                raise BadInput(
+                    f"--may-lose is {request.may_lose}, but torchrun or srun has started the ranks "
+                    f"and starts them again; leave it out and give torchrun --max-restarts"
+                )
+            return checked_request(job, asked, told)
+
+        first = by_first(world, checked)
+        place = world.from_first(str(first.out.absolute()) if first and first.out else "")
+        asked = first or replace(asked, out=Path(place))
+        said = last_checkpoint_said(RunDirectory(Path(place)), told, goes_on=False)
+        with ExitStack() if world.rank else said:
+            result = run_rank(world, job, asked, History(), 0)
+        assert not isinstance(result, History)  # nothing pauses such a run
+        return result
+
+
+def run_rank(
+    world: World, job: Job, request: TrainRequest, history: History, pause_after: int
+) -> TrainResult | History | None:
+    """Train ``job`` as one of the ranks of ``world``; every rank must call this.
+
+    ``request`` names the run directory. ``history`` is what has happened before. With
+    ``pause_after`` the run pauses at the checkpoint of this number, so that lost workers take their
+    places again. Rank 0 returns the result of the run; if it pauses, all return its history.
+
+    Raises:
+        PenstockError: as `train_job`; on the rank that has failed.
+        SaidByAnotherRank: rank 0 has failed at what it alone does.
+        SystemExit: SIGTERM has ended the run.
+    """
+    termination = Termination()
+    assert request.out is not None
+    shown = request.shown and not world.rank
+    directory, job = RunDirectory(request.out), job_as_asked(job, request)
+    with ExitStack() as held:
+        by_first(world, lambda: held.enter_context(directory.held()))
+        given = by_first(world, lambda: read_plan(request.plan) if request.plan else None)
+        if told := world.from_first(json.dumps(plan_to_json(given)) if given else ""):
+            job = with_groups_of(plan_from_json(json.loads(told), "rank 0's plan"), job)
+        run = JobRun(world, directory, job, request, say if shown else ignore)
+        check_seen(world, directory.path)
+        result = run_parts(run, termination, given, history, pause_after)
+    # A rank that fails does not leave: others would see that before it has said why.
+    world.leave()
+    return result
+
+
+def run_parts(
+    run: JobRun, termination: Termination, given: Plan | None, history: History, pause_after: int
+) -> TrainResult | History | None:
+    """Measure, then plan and train until the run ends or pauses; see `run_rank`.
+
+    ``given`` is the plan of the first part.
+    """
+    world, pauses = run.world, Pauses(pause_after, run.request.replan)
+    costs = costs_of(run)
+    while True:
+        planned = by_first(world, partial(planned_part, run, costs, given, history))
+        report = train_part(part_of(run, planned, pauses), termination, run.say)
+        peaks = world.gather_to_first(report.peak_memory_bytes)
+        if any(world.gather(termination.asked)) and report.steps < run.job.steps:
+            run.say(f"stopped by SIGTERM after step {report.steps}")
+            raise SystemExit(128 + signal.SIGTERM)
+        history = after_part(history, report)
+        if not report.paused:
+            return finish(run, planned, report, peaks, history) if planned else None
+        if planned and report.drifts:
+            costs, history = followed_drift(run, costs, planned.plan, report, history)
+        if pause_after:
+            return history
+        given, run = None, replace(run, request=replace(run.request, resume=True))
+
+
+def by_first(world: World, act: Callable[[], T]) -> T | None:
+    """What ``act`` returns, which only rank 0 calls; None on others. All ranks must call this.
+
+    Raises:
+        SaidByAnotherRank: on the other ranks, if it raises on rank 0.
+    """
+    if world.rank:
+        if code := world.from_first(0):
+            raise SaidByAnotherRank(code)
+        return None
+    try:
+        result = act()
+    except Exception as failure:
+        with suppress(RunFailed):
+            world.from_first(exit_code_of(failure))
+        raise
+    world.from_first(0)
+    return result
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def ignore(text: str) -> None:
+    """Print nothing."""
+
+
+def job_as_asked(job: Job, request: TrainRequest) -> Job:
+    """The job with what the request changes in it."""
+    job = replace(job, steps=request.steps) if request.steps else job
+    job = replace(job, save_weights=request.save_weights or job.save_weights)
+    return job if request.verify else replace(job, verify="off")
+
+
+def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
+    """The request with its run directory, which is made if it is a new one.
+
+    Raises:
+        BadInput: the request or the job cannot be carried out.
+    """
+    check_device(request.device, request.workers)
+    job = job_as_asked(job, request)
+    if job.save_weights is not None:
+        check_free(job.save_weights)
+    if request.plan:
+        given = read_plan(request.plan)
+        check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
+        if len(given.ranks) < request.workers:
+            say(
+                f"plan '{request.plan}' uses {len(given.ranks)} of {request.workers} workers, and "
+                f"the others idle; start {len(given.ranks)} with --workers, or plan for "
+                f"{request.workers}"
+            )
+        job = with_groups_of(given, job)
+    check_group_sizes(job, request.workers)
+    check_trackers(job.trackers, f"job '{job.name}'")
+    find = latest_run if request.resume else new_run
+    return replace(request, out=find(job.name, request.out).path)
+
+
+def with_groups_of(plan: Plan, job: Job) -> Job:
+    """The job with the sizes of the tensor groups of ``plan``, so that their costs are measured."""
+    sizes = tuple(sorted({len(group) for group in plan.tensor_groups} - {1}))
+    return replace(job, tensor_parallel=replace(job.tensor_parallel, ranks=sizes, given=True))
+
+
+def check_group_sizes(job: Job, workers: int) -> None:
+    """Raise `BadInput` if no tensor group that the job asks for has enough workers."""
+    sizes = job.tensor_parallel.ranks
+    if sizes and min(sizes) > workers:
+        raise BadInput(
+            f"job '{job.name}': tensor_parallel has groups of {list(sizes)} ranks, but there are "
+            f"{workers} workers; start at least {min(sizes)} with --workers"
+        )
+
+
+def goes_on(request: TrainRequest) -> bool:
+    """Whether torchrun has started the ranks again, after the run had been planned.
+
+    Its count of restarts stays the same when hosts come and go; then the launch's name tells it.
+    """
+    if request.out is None:
+        return False
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    directory = RunDirectory(request.out)
+    return (again and directory.is_planned) or directory.is_of_this_launch
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What a rank tells of itself: its host, and what must be alike on all."""
+
+    host: str
+    alike: dict[str, str]
+
+
+def facts_of(job: Job) -> RankFacts:
+    """The facts of this rank."""
+    alike = {
+        "penstock": version("penstock"),
+        "torch": str(torch.__version__),
+        "Python": platform.python_version(),
+        "the job": f"'{job.name}' with {job.steps} steps of {job.batch_size} samples",
+    }
+    return RankFacts(socket.gethostname(), alike)
+
+
+def check_alike(facts: Sequence[RankFacts]) -> None:
+    """Raise `BadInput` if a rank differs from rank 0, naming its host and what differs."""
+    for rank, found in enumerate(facts):
+        for thing, first in facts[0].alike.items():
+            own = found.alike.get(thing, "none")
+            if own != first:
+                raise BadInput(
+                    f"rank {rank} on host '{found.host}' has {thing} {own}, but rank 0 on host "
+                    f"'{facts[0].host}' has {first}; install and start the same on all hosts"
+                )
+
+
+def check_seen(world: World, path: Path) -> None:
+    """Check that every rank sees a path of rank 0; all must call this.
+
+    Raises:
+        BadInput: a host does not see it; on rank 0.
+        SaidByAnotherRank: on the others.
+    """
+    hosts = world.gather("" if path.exists() else socket.gethostname())
+
+    def refuse() -> None:
+        for host in filter(None, hosts):
+            raise BadInput(
+                f"host '{host}' has no '{path}'; put the run directory on a disk that all hosts "
+                f"share, and name it with --out"
+            )
+
+    by_first(world, refuse)
+
+
+def costs_of(run: JobRun) -> CostedJob | None:
+    """Profile and cluster, measured now or by the run that is resumed; only rank 0 has them."""
+    world = run.world
+    places = world.gather((socket.gethostname(), os.environ.get("GROUP_RANK", "")))
+    layout = tuple(len(list(ranks)) for _, ranks in groupby(places))
+    known = by_first(world, partial(known_costs, run, layout))
+    if world.from_first(known is not None):
+        return known
+    WATCH.phase = "measures the layers"
+    run.say(f"measuring the layers of '{run.job.name}' and the links between workers")
+    start_s = time.perf_counter()
+    costs = cost_job(world, run.job, run.request.device)
+    gc.collect()
+    if costs:
+        run.directory.write_costs(costs.profile, costs.cluster)
+        seconds = time.perf_counter() - start_s
+        run.say(f"measured {counted(len(costs.profile.layers), 'layer')} in {seconds:.1f} s")
+        for text in costs.profile.notes:
+            run.say(text)
+    return costs
+
+
+def known_costs(run: JobRun, layout: Sequence[int]) -> CostedJob | None:
+    """What was measured on as many ranks of as many hosts as ``layout`` says; None if nothing.
+
+    Layers and links of a single host's CPUs stay, whatever the number of its ranks.
+    """
+    directory = run.directory
+    if not directory.is_costed:
+        return None
+    profile, cluster = directory.read_costs()
+    before = tuple(len(host.devices) for host in cluster.hosts)
+    if not has_tensor_costs(profile, run.job):
+        return None
+    if before != layout:
+        one_host = len(before) == len(layout) == 1
+        if not one_host or run.request.device != "cpu" or before[0] == 1:
+            return None
+        cluster = cluster_for(layout[0], cluster.hosts[0])
+        directory.write_cluster(cluster)
+    return CostedJob(profile, cluster)
+
+
+def planned_part(
+    run: JobRun, costs: CostedJob | None, given: Plan | None, history: History
+) -> PlannedPart:
+    """Plan the next part of the run where that is not done yet, and predict its steps."""
+    assert costs is not None
+    WATCH.phase = "plans"
+    job, directory, request = run.job, run.directory, run.request
+    resume_from = checkpoint_to_resume(directory, run.say) if request.resume else None
+    with notice_if_long(run.say, "planning"):
+        plan = given or plan_for(run, costs, history)
+    check_plan_fits(plan, job, run.world.size, f"the plan of '{directory.path}'")
+    check_layers(plan, costs.profile)
+    directory.write_plan(plan, run.world.size)
+    with notice_if_long(run.say, "simulating a step of the plan"):
+        prediction, by_length = predict_step(job, plan, costs.profile, costs.cluster)
+        other = without_pipeline_words(job, plan, costs.profile, costs.cluster)
+    directory.write_predicted(prediction.timeline)
+    step = f"predicted {seconds_text(prediction.iteration_s)} a step"
+    run.say("; ".join(filter(None, (f"plan: {plan_words(plan, 'worker')}", step, other))))
+    return PlannedPart(plan, prediction, by_length, resume_from)
+
+
+def plan_for(run: JobRun, costs: CostedJob, history: History) -> Plan:
+    """The plan that the resumed run has kept for so many ranks with these costs, or a new one."""
+    if not run.request.resume:
+        run.directory.forget_plans()
+    kept = run.directory.kept_plan(run.world.size)
+    if kept is not None and kept.global_batch == run.job.batch_size:
+        return kept
+    if run.request.resume and not history.lost:
+        run.say("the run gets a new plan, because its hosts, its workers or the batch size changed")
+    limit = AFTER_A_LOSS if history.lost else None
+    return new_plan(run.job, run.request, costs.profile, costs.cluster, limit)
+
+
+def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
+    """The newest undamaged checkpoint; None if the run ended before its first one.
+
+    Raises:
+        BadInput: all checkpoints are damaged.
+    """
+    found = complete_in(directory.checkpoints)
+    for path in reversed(found):
+        damage = damage_of(path)
+        if not damage:
+            return path
+        say(f"checkpoint '{path}' is left out: {damage}")
+    if found:
+        raise BadInput(
+            f"all {len(found)} checkpoints of '{directory.path}' are damaged; restore one from a "
+            f"copy, or start a new run with another --out"
+        )
+    say(f"'{directory.path}' has no checkpoint yet; training starts at the first step")
+    return None
+
+
+def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart:
+    """The part that rank 0 has planned, on every rank; all must call this."""
+    job, told = run.job, dict[str, Any]()
+    if planned:
+        resume_from, weights = planned.resume_from, job.weights
+        # The checkpoint contains all weights.
+        needless = resume_from and weights and not Path(weights.directory).exists()
+        told = {
+            "plan": json.dumps(plan_to_json(planned.plan)),
+            "resume_from": str(resume_from.absolute()) if resume_from else "",
+            "weights": weights is not None and not needless,
+            "step_s": planned.prediction.iteration_s,
+        }
+    told = run.world.from_first(told)
+    resume_from = Path(told["resume_from"]) if told["resume_from"] else None
+    check_seen(run.world, resume_from or run.directory.path)
+    return RunPart(
+        job if told["weights"] else replace(job, weights=None),
+        plan_from_json(json.loads(told["plan"]), "rank 0's plan"),
+        run.directory,
+        planned=planned.prediction.timeline if planned else None,
+        resume_from=resume_from,
+        device=run.request.device,
+        shown=run.request.shown,
+        timeout_s=max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * told["step_s"]),
+        pauses=pauses,
+    )
+
+
+def after_part(history: History, report: PartReport) -> History:
+    """The history with a part that has ended."""
+    return replace(
+        history,
+        steps=report.steps,
+        verified=history.verified or report.verified,
+        left_out=tuple(sorted({*history.left_out, *report.left_out})),
+    )
+
+
+def followed_drift(
+    run: JobRun, costs: CostedJob | None, plan: Plan, report: PartReport, history: History
+) -> tuple[CostedJob, History]:
+    """Plan again with the times found, and keep the new plan for the next part if it gains enough.
+
+    In both cases the rest of the run is compared with the times found.
+    """
+    assert costs is not None
+    before = costs.profile, costs.cluster
+    with notice_if_long(run.say, "planning again, since ranks or links were slower than planned"):
+        replanned, found = replan(run.job, run.request, plan, before, report.drifts)
+    # Plans for other numbers of ranks were made with the old times.
+    run.directory.write_costs(*found)
+    text = f"step {report.steps}: {replanned}; the run follows the new plan"
+    if replanned.gain < LEAST_GAIN:
+        text = f"step {report.steps}: planning again would bring nothing; the plan stays"
+    run.directory.write_plan(
+        replanned.plan if replanned.gain >= LEAST_GAIN else plan, run.world.size
+    )
+    run.say(text)
+    drift = (*history.drift, *map(str, report.drifts), text)
+    return CostedJob(*found), replace(history, drift=drift)
+
+
+def finish(
+    run: JobRun, planned: PlannedPart, report: PartReport, peaks: Sequence[float], history: History
+) -> TrainResult:
+    """Write the measured timeline, the summary and the report."""
+    job, directory, plan = run.job, run.directory, planned.plan
+    rows = read_rows(directory.metrics)
+    lengths = measured_lengths(planned.by_length, rows, report.start + WARM_UP_STEPS)
+    measured_s = mean_s(lengths) or report.measured_s
+    samples_per_s = report.samples_per_s * report.measured_s / measured_s
+    directory.write_measured(report.timeline)
+    summary: dict[str, Any] = {
+        "name": directory.path.name,
+        "job": job.name,
+        "planner": plan.planner,
+        "schedule": plan.schedule,
+        "workers": run.world.size,
+        "predicted_s": planned.prediction.iteration_s,
+        "measured_s": measured_s,
+        "predicted_peak_memory_bytes": list(planned.prediction.peak_memory_bytes),
+        "measured_peak_memory_bytes": [peaks[rank] for rank in plan.ranks],
+        "steps": report.steps,
+        "loss": report.loss,
+        "samples_per_s": samples_per_s,
+    }
+    if report.data_ended:
+        summary["data_ended_after"] = report.steps
+        run.say(
+            f"the data of job '{job.name}' ended after {report.steps} of {job.steps} steps, and "
+            f"the training with them; give data for all steps, or set steps = {report.steps}"
+        )
+    drift = history.drift
+    if report.drifts:
+        hint = hint_of_new_plan(run, plan, report)
+        drift = (*drift, *map(str, report.drifts), hint)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size))
+    busy = busy_beside(here, usable_cores(), os.getloadavg()[0])
+    if busy:
+        run.say(busy)
+        summary["busy"] = busy
+    if drift:
+        summary["drift"] = list(drift)
+    for text in drift[len(history.drift) :]:
+        run.say(text)
+    if history.left_out:
+        summary["left_out_steps"] = list(history.left_out)
+    if lengths:
+        summary["by_length"] = [found.to_json() for found in lengths]
+    directory.write_summary(summary)
+    return TrainResult(
+        steps=report.steps,
+        loss=report.loss,
+        samples_per_s=samples_per_s,
+        predicted_s=planned.prediction.iteration_s,
+        measured_s=measured_s,
+        verified=history.verified,
+        plan=directory.path / "plan.json",
+        checkpoint=latest_checkpoint(directory.checkpoints),
+        report=write_report(directory.path),
+        run_directory=directory.path,
+        weights=job.save_weights,
+        by_length=lengths,
+        left_out_steps=history.left_out,
+        drift=drift,
+        lost_workers=history.lost,
+    )
+
+
+def hint_of_new_plan(run: JobRun, plan: Plan, report: PartReport) -> str:
+    """What planning again would bring; a plan that gains enough is written beside the old one."""
+    directory, costs = run.directory, run.directory.read_costs()
+    with notice_if_long(run.say, "planning again, since ranks or links were slower than planned"):
+        replanned, _ = replan(run.job, run.request, plan, costs, report.drifts)
+    if replanned.gain < LEAST_GAIN:
+        return "planning again with these times would bring nothing"
+    place = directory.path / "replanned.json"
+    write_plan(replanned.plan, place)
+    return f"{replanned}; to do so: --resume --out {directory.path} --plan {place}"
+
+
+@contextmanager
+def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) -> Generator[None]:
+    """Within, a failure prints how to resume the run, unless the run ``goes_on`` by itself."""
+    try:
+        yield
+    except BaseException as failure:
+        show_cursor()
+        if not (goes_on and isinstance(failure, LOST)):
+            remedy = f"--resume --out {directory.path}"
+            try:
+                checkpoint = latest_checkpoint(directory.checkpoints)
+                say(f"the last checkpoint is {checkpoint}; {remedy} continues")
+            except BadInput:
+                # An error of the user's would come again.
+                if isinstance(failure, (KeyboardInterrupt, SystemExit, *LOST)):
+                    say(f"there is no checkpoint yet; {remedy} starts at the first step again")
+        raise
+
+
+@contextmanager
+def saying_once() -> Generator[None]:
+    """Within, of all ranks that torchrun has started and that fail, only the first says why.
+
+    Raises:
+        SaidByAnotherRank: in place of an error, where another rank has failed before.
+    """
+    check_environment()
+    store, rank, _ = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+
+    def is_first() -> bool:
+        first = str(rank)
+        with suppress(RunFailed):
+            first = store.compare_set("penstock/said", "", str(rank)).decode()
+        return first == str(rank)
+
+    def give_up(failure: RunFailed) -> None:
+        if is_first():
+            say_and_end(failure)
+        os._exit(failure.exit_code)
+
+    WATCH.give_up = give_up
+    try:
+        yield
+    except SystemExit:
+        raise
+    except BaseException as failure:
+        if isinstance(failure, SaidByAnotherRank) or not is_first():
+            # When one has ended, torchrun ends the others.
+            time.sleep(LINGER_S)
+            raise SaidByAnotherRank(exit_code_of(failure)) from failure
+        named = re.search(r"\brank \d", str(failure))
+        if rank and isinstance(failure, PenstockError) and not named:
+            host = socket.gethostname()
+            raise type(failure)(f"rank {rank} on host '{host}': {failure}") from None
+        raise

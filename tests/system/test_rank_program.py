@@ -1,0 +1,116 @@
+"""Ranks measure and train in the same processes: that changes no result, and failures are named."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_jobs import job_file
+
+from penstock.errors import BadInput
+from penstock.jobs.job_file import find_job
+from penstock.jobs.train import TrainRequest, TrainResult, train_job
+from penstock.plan.json_file import read_plan, write_plan
+from penstock.plan.plan import Plan, Stage
+
+pytestmark = pytest.mark.timeout(180)
+
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
+WHY = "job 'small': building the model raised ValueError in "
+
+
+def train(folder: Path, *, plan: Plan | None = TWO_STAGES, **settings: Any) -> TrainResult:
+    """Train the small job on two ranks."""
+    folder.mkdir(exist_ok=True)
+    if plan is not None:
+        write_plan(plan, folder / "given.json")
+    request = TrainRequest(
+        workers=2,
+        plan=None if plan is None else folder / "given.json",
+        out=folder / "run",
+        shown=False,
+        resume=plan is None,
+    )
+    return train_job(find_job(job_file(folder, **settings)), request)
+
+
+def losses(run: Path) -> list[float]:
+    """All losses that a run has recorded."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row[key] for row in rows for key in ("loss", "evaluation_loss") if key in row]
+
+
+def test_ranks_that_have_measured_train_as_others_do_to_the_last_bit(tmp_path: Path) -> None:
+    measured = train(tmp_path / "measured").run_directory
+    (known := tmp_path / "known" / "run").mkdir(parents=True)
+    for name in ("profile.json", "cluster.toml"):
+        shutil.copy(measured / name, known)
+    train(tmp_path / "known")
+    assert losses(measured) == losses(known)
+    assert len(losses(measured)) == 8
+
+
+def test_a_run_keeps_the_plan_for_each_number_of_ranks(tmp_path: Path) -> None:
+    train(tmp_path, steps=4)
+    other = Plan((Stage(range(0, 4), (0,), (4,)),), 4, 4, "1f1b")
+    run = tmp_path / "run"
+    write_plan(other, run / "plan-1.json")
+    write_plan(other, run / "plan.json")
+    train(tmp_path, plan=None)
+    assert read_plan(run / "plan.json") == read_plan(run / "plan-2.json") == TWO_STAGES
+
+
+def test_a_rank_that_fails_while_all_measure_is_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=WHY):
+        train(tmp_path, model="build_but_on_rank_one")
+
+
+@pytest.mark.slow
+def test_a_rank_that_torchrun_has_started_says_alone_why_it_fails(tmp_path: Path) -> None:
+    job = job_file(tmp_path, model="build_but_on_rank_one")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    started = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [PENSTOCK, "train", str(job), "-o", str(tmp_path / "run")],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **started, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=150)[1] for rank in ranks]
+    assert "error" not in said[0]
+    assert f"penstock: error: rank 1 on host '{socket.gethostname()}': {WHY}" in said[1]
+    assert (ranks[0].returncode, ranks[1].returncode) == (4, 2)
+
+
+def test_sigterm_ends_a_run_at_once_that_has_not_trained(tmp_path: Path) -> None:
+    job, run = job_file(tmp_path, model="build_for_ever"), tmp_path / "run"
+    process = subprocess.Popen(
+        [PENSTOCK, "train", str(job), "--workers", "2", "-o", str(run)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not all((tmp_path / f"building-{rank}").exists() for rank in range(2)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 143
+    assert "there is no checkpoint yet; --resume --out" in said
+    assert "error" not in said
