@@ -16,7 +16,13 @@ from typing import Any
 
 from penstock.errors import BadInput, shortened
 
-__all__ = ["SOCKET_FOLDER", "begin_fork_server", "ensure_fork_server", "environment"]
+__all__ = [
+    "IMPORTED_ONCE",
+    "SOCKET_FOLDER",
+    "begin_fork_server",
+    "ensure_fork_server",
+    "environment",
+]
 
 IMPORTED_ONCE = ("penstock.runtime.processes.launch", "penstock.runtime.pipeline")
 """The modules that the server imports; they must start no threads and use no devices."""
