@@ -64,7 +64,7 @@ INTERNALS = SOURCE / "torch_internals.py"
 
 PRIVATE_OF_OTHERS = {
     *("_exit", "_getframe", "_fields"),
-    *("_forkserver", "_preload_modules"),
+    *("_forkserver", "_forkserver_pid", "_preload_modules"),
     "_init_weights",
 }
 """Names in the source that are private and not torch's: Python's, a user's model's."""

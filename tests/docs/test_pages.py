@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from docs.page_programs import run_file
 
-from penstock.runtime.processes.launch import IMPORTED_ONCE
+from penstock.runtime.processes.fork_server import IMPORTED_ONCE
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"

@@ -114,3 +114,30 @@ def test_sigterm_ends_a_run_at_once_that_has_not_trained(tmp_path: Path) -> None
     assert process.returncode == 143
     assert "there is no checkpoint yet; --resume --out" in said
     assert "error" not in said
+
+
+def test_ctrl_c_while_torch_is_imported_says_one_word(tmp_path: Path) -> None:
+    """A terminal sends it to the command and to the server that imports torch beside it."""
+    process = subprocess.Popen(
+        [PENSTOCK, "train", "-o", str(tmp_path / "run")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
+    def server_runs() -> bool:
+        commands = (Path(f"/proc/{child}/cmdline") for child in children.read_text().split())
+        return any(b"forkserver" in command.read_bytes() for command in commands)
+
+    try:
+        while not server_runs():
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert said.removeprefix("loading PyTorch\n") == "penstock: interrupted\n"

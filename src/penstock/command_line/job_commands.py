@@ -115,14 +115,14 @@ def train(
 
     started = one_of_several()
     from penstock.document import check_folder
-    from penstock.runtime.processes.fork_server import ensure_fork_server
+    from penstock.runtime.processes.fork_server import begin_fork_server
 
     terminal = Terminal(as_json, quiet or started.rank > 0)
     for folder in filter(None, (out, save_weights) if started.ranks == 1 else ()):
         check_folder(folder)
     if started.ranks == 1:
         # It imports torch while this process does.
-        ensure_fork_server(["penstock.jobs.rank_program"])
+        begin_fork_server(["penstock.jobs.rank_program"])
     with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
         from penstock.jobs.rank_program import run_started_rank

@@ -4,17 +4,25 @@ The server imports torch once for all launches, since each import takes seconds.
 launch workers starts it first, and imports torch itself meanwhile.
 """
 
+import atexit
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, util
 from typing import Any
 
 from penstock.errors import BadInput, shortened
 
-__all__ = ["SOCKET_FOLDER", "ensure_fork_server", "environment"]
+__all__ = [
+    "IMPORTED_ONCE",
+    "SOCKET_FOLDER",
+    "begin_fork_server",
+    "ensure_fork_server",
+    "environment",
+]
 
 IMPORTED_ONCE = ("penstock.runtime.processes.launch", "penstock.runtime.pipeline")
 """The modules that the server imports; they must start no threads and use no devices."""
@@ -23,6 +31,28 @@ INSIDE = "penstock.runtime.processes.inside_fork_server"
 
 SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
 """Names to `INSIDE` the folder of the server's socket."""
+
+
+def begin_fork_server(imports: Sequence[str]) -> None:
+    """Start the server of a command, before the command has imported what it needs itself.
+
+    Ctrl-C is for the command alone: the server and its forks ignore it. The server ends with the
+    command, also where it has not yet imported everything.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ensure_fork_server(imports)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    atexit.register(end_fork_server)
+
+
+def end_fork_server() -> None:
+    """End the server at once; this process removes the folder of its socket."""
+    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    if server._forkserver_pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(server._forkserver_pid, signal.SIGTERM)
 
 
 def ensure_fork_server(imports: Sequence[str] = ()) -> None:
