@@ -21,18 +21,20 @@ from runtime.pipeline_cases import (
     join,
     layer_norm_in_float64,
     next_token_loss,
+    normal,
     plan_of,
 )
 from runtime.tensor_cases import continued
 from torch import nn
 from torch.optim import AdamW
+from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.choices import REFUSED
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.stages.parameter_shards import Unit
 
@@ -276,6 +278,37 @@ def choices_for(features: frozenset[str]) -> list[tuple[str, ...]]:
     return [(choice, *blocks) for choice in kept] or [blocks]
 
 
+class Checkpointed(nn.Module):
+    """Blocks of which one checkpoint of the user's runs several again within the backward."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)])
+        self.reentrant = reentrant
+
+    def both(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[2](self.blocks[1](x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.both, self.blocks[0](x), use_reentrant=self.reentrant)
+        return self.blocks[3](x).square().mean()
+
+
+def with_checkpoints(choose: Choose) -> list[str]:
+    """What the comparison of a step finds in models with checkpoints of the user's."""
+    found: list[str] = []
+    for reentrant in (False, True):
+        torch.manual_seed(0)
+        graph = capture_model(Checkpointed(reentrant=reentrant).double(), normal(3, 6, 1))
+        stage = Stage(range(len(graph.layer_names)), (0, 1, 2, 3), (1, 1, 1, 1))
+        plan = choose(Plan((stage,), 3, 4, "gpipe"))
+        with Pipeline(graph, plan, normal(12, 6, 1)) as pipe:
+            pipe.step(normal(12, 6, 1))
+            if pipe.verified is None or not pipe.verified.equal:
+                found.append(f"{reentrant}: {pipe.verified}")
+    return found
+
+
 class TiedChain(nn.Module):
     """Two linear layers with one weight."""
 
@@ -336,5 +369,6 @@ def every_run() -> tuple[dict[str, list[str]], list[tuple[dict[str, int], float]
         ("untied", "interleaved", (2, 2)),
     ):
         found[f"{name}, {schedule}"] = trained(alone, name, schedule, replicas)
+    found["checkpoints"] = with_checkpoints(alone)
     found["refused"] = thawed(alone)
     return found, [gathered(alone), gathered(choosing("parameters", "blocks"))]

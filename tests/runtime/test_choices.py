@@ -12,11 +12,34 @@ from torch import nn
 from torch.optim import SGD
 
 from penstock.errors import BadInput
-from penstock.plan.choices import CHOICES, FEATURES, REFUSED, SCHEDULES, choice_refusal
+from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, choice_refusal
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
+
+FEATURES = {
+    "whole backwards": "`gpipe`, `1f1b` and all others not named below",
+    "interleaved": "several stages on a device (`interleaved`)",
+    "split backwards": "split backwards (`zb-h1`, ...)",
+    "mirrored": "stages held twice (`chimera`, ...)",
+    "no flush": "no flush (`pipedream`, ...)",
+    "undoing": '`optimizer_sync="after"`',
+    "unequal replicas": "replicas with unequal numbers of rows, or none",
+    "tied stages": "parameters tied between stages",
+    "norms": "batch normalisation",
+    "autocast": "`autocast`",
+    "clipping": "`clip_norm`",
+    "accumulate": "several batches in a step",
+    "frozen": "frozen parameters",
+    "thawed": "a change of `requires_grad` between steps",
+    "compile": "`compile=True`",
+    "other plan": "resume under another plan",
+    "first step": "the comparison of the first step with your module",
+    "whole parameters": "Muon, Adafactor, LBFGS",
+    "tensor groups": "tensor groups",
+}
+"""What a choice may meet, with the words of the page for it."""
 
 PAGE = Path(__file__).parents[2] / "docs/how-it-works/gradients.md"
 

@@ -20,6 +20,7 @@ from penstock.schedule.registry import FAMILIES
 __all__ = [
     "CONFLICTS",
     "check_conflicts",
+    "choices_of",
     "uses_of",
     "uses_of_graph",
     "uses_of_optimizer",
