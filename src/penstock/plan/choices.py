@@ -37,7 +37,6 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("parameters", "split backwards"): "gradients are summed when a block's first half ends",
     ("parameters", "mirrored"): "each copy would have shares of its own",
     ("parameters", "no flush"): "the versions of the weights are whole",
-    ("parameters", "undoing"): "forwards that are undone have gathered weights",
     ("parameters", "tied stages"): "its gradients are summed where it is divided",
     ("parameters", "thawed"): IS_FIXED,
     ("parameters", "compile"): "compiled code does not see when weights are gathered",
