@@ -280,9 +280,13 @@ RUNS: dict[str, tuple[frozenset[str], Callable[[Choose], list[str]]]] = {
 """What is run for which features."""
 
 
+RUN_ELSEWHERE = frozenset({("optimizer", "other plan")})
+
+
 def choices_for(features: frozenset[str]) -> list[tuple[str, ...]]:
     """The choices to run with these features, recompute by block together with others."""
-    kept = [c for c in ("parameters", "optimizer") if not any((c, f) in REFUSED for f in features)]
+    left_out = REFUSED.keys() | RUN_ELSEWHERE
+    kept = [c for c in ("parameters", "optimizer") if not any((c, f) in left_out for f in features)]
     blocks = ("blocks",) * (not any(("blocks", f) in REFUSED for f in features))
     return [(choice, *blocks) for choice in kept] or [blocks]
 

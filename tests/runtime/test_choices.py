@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from runtime import test_tensor_groups
+from runtime.gradients import test_gradients
 from runtime.sharding_cases import RUNS, TiedChain, choices_for, choosing, every_run
 from runtime.stages import test_compile
 from torch import nn
@@ -44,9 +45,15 @@ FEATURES = {
 PAGE = Path(__file__).parents[2] / "docs/how-it-works/gradients.md"
 
 COMPILED = test_compile.test_replicas_split_backwards_and_parts_of_stages_are_the_same
+CHECKPOINT = (
+    test_gradients.test_a_checkpoint_of_a_sharded_run_continues_under_any_plan_and_the_reverse
+)
 ELSEWHERE = {
     ("optimizer", "compile"): COMPILED,
     ("blocks", "compile"): COMPILED,
+    ("optimizer", "other plan"): (
+        test_gradients.test_a_checkpoint_of_a_sharded_run_continues_under_any_plan_and_the_reverse
+    ),
     ("blocks", "tensor groups"): test_tensor_groups.test_other_transports_and_stages_of_one_group,
 }
 """Tests of what `every_run` leaves out."""
