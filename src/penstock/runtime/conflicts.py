@@ -164,8 +164,9 @@ def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
             for kind, words in SCHEDULES.items()
         },
         **{
-            choice: f"{whose} with {words}" * any(choice in choices_of(s) for s in plan.stages)
+            choice: f"{whose} with {words}"
             for choice, words in CHOICES.items()
+            if any(choice in choices_of(stage) for stage in plan.stages)
         },
     }
     if not flushes and not plan.tensor_groups and order_of(plan).weights.version == "newest":
