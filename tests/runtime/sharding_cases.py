@@ -322,6 +322,14 @@ def with_checkpoints(choose: Choose) -> list[str]:
     return found
 
 
+def each_another(plan: Plan) -> Plan:
+    """The first stage divides parameters, on devices in another order, and the second nothing."""
+    first, second = plan.stages
+    devices = first.devices[::-1]
+    first = replace(first, devices=devices, sharding="parameters", recompute=True)
+    return replace(plan, stages=(first, second))
+
+
 class TiedChain(nn.Module):
     """Two linear layers with one weight."""
 
@@ -382,6 +390,7 @@ def every_run() -> tuple[dict[str, list[str]], list[tuple[dict[str, int], float]
         ("untied", "interleaved", (2, 2)),
     ):
         found[f"{name}, {schedule}"] = trained(alone, name, schedule, replicas)
+    found["mixed"] = trained(each_another, "untied", shard_optimizer=True)
     found["checkpoints"] = with_checkpoints(alone)
     found["refused"] = thawed(alone)
     return found, [gathered(alone), gathered(choosing("parameters", "blocks"))]
