@@ -21,18 +21,20 @@ from runtime.pipeline_cases import (
     join,
     layer_norm_in_float64,
     next_token_loss,
+    normal,
     plan_of,
 )
 from runtime.tensor_cases import continued
 from torch import nn
 from torch.optim import AdamW
+from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.choices import REFUSED
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.stages.parameter_shards import Unit
 
@@ -108,12 +110,12 @@ class OneDevice:
         self.subject, self.model = subject, copy.deepcopy(subject.model)
         self.optimizer = make([p for p in self.model.parameters() if p.requires_grad])
 
-    def step(self, batch: Any) -> tuple[float, float]:
+    def step(self, batch: Any, clip: float = CLIP) -> tuple[float, float]:
         """The loss and the gradient's norm."""
         self.optimizer.zero_grad()
         loss = self.subject.whole_loss(self.model, batch)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip)
         self.optimizer.step()
         return float(loss.detach()), float(norm)
 
@@ -218,18 +220,27 @@ def thawed(choose: Choose) -> list[str]:
 
 
 def overlapped(choose: Choose) -> list[str]:
-    """What differs from one device where steps are checked afterwards."""
-    subject, graph = known("mlp")
+    """What differs from one device where steps are checked afterwards.
+
+    Other than the steps before, the third is not clipped: it is undone, and taken again.
+    """
+    subject, graph = captured("mlp")
     plan = choose(plan_of(len(graph.layer_names), (2, 2)))
     one = OneDevice(subject, adam)
-    options: Any = {"clip_norm": CLIP, "optimizer_sync": "after", "verify": "off"}
+    clip = 0.45
+    options: Any = {"clip_norm": clip, "optimizer_sync": "after", "verify": "off"}
     with Pipeline(graph, plan, subject.batch(12), optimizer=adam, **options) as pipe:
-        losses = [found.loss for found in pipe.stream([subject.batch(12)] * 3)]
-        expected = [one.step(subject.batch(12))[0] for _ in losses]
-        pairs = zip(losses, expected, strict=True)
-        wrong = [f"{a} instead of {b}" for a, b in pairs if abs(a - b) > TOLERANCE * b]
-        pipe.close(gather=True)
-    return wrong
+        metrics = list(pipe.stream([subject.batch(12)] * 4))
+        expected = [one.step(subject.batch(12), clip) for _ in metrics]
+        wrong = [
+            f"{found.loss} instead of {loss}"
+            for found, (loss, _) in zip(metrics, expected, strict=True)
+            if abs(found.loss - loss) > TOLERANCE * loss
+        ]
+        wrong += wrong_rows(pipe, one.model)
+    return (
+        wrong if [norm > clip for _, norm in expected] == [True, True, False, False] else ["norms"]
+    )
 
 
 def resumed(choose: Choose) -> list[str]:
@@ -269,11 +280,54 @@ RUNS: dict[str, tuple[frozenset[str], Callable[[Choose], list[str]]]] = {
 """What is run for which features."""
 
 
+RUN_ELSEWHERE = frozenset({("optimizer", "other plan")})
+
+
 def choices_for(features: frozenset[str]) -> list[tuple[str, ...]]:
     """The choices to run with these features, recompute by block together with others."""
-    kept = [c for c in ("parameters", "optimizer") if not any((c, f) in REFUSED for f in features)]
+    left_out = REFUSED.keys() | RUN_ELSEWHERE
+    kept = [c for c in ("parameters", "optimizer") if not any((c, f) in left_out for f in features)]
     blocks = ("blocks",) * (not any(("blocks", f) in REFUSED for f in features))
     return [(choice, *blocks) for choice in kept] or [blocks]
+
+
+class Checkpointed(nn.Module):
+    """Blocks of which one checkpoint of the user's runs several again within the backward."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)])
+        self.reentrant = reentrant
+
+    def both(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[2](self.blocks[1](x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.both, self.blocks[0](x), use_reentrant=self.reentrant)
+        return self.blocks[3](x).square().mean()
+
+
+def with_checkpoints(choose: Choose) -> list[str]:
+    """What the comparison of a step finds in models with checkpoints of the user's."""
+    found: list[str] = []
+    for reentrant in (False, True):
+        torch.manual_seed(0)
+        graph = capture_model(Checkpointed(reentrant=reentrant).double(), normal(3, 6, 1))
+        stage = Stage(range(len(graph.layer_names)), (0, 1, 2, 3), (1, 1, 1, 1))
+        plan = choose(Plan((stage,), 3, 4, "gpipe"))
+        with Pipeline(graph, plan, normal(12, 6, 1)) as pipe:
+            pipe.step(normal(12, 6, 1))
+            if pipe.verified is None or not pipe.verified.equal:
+                found.append(f"{reentrant}: {pipe.verified}")
+    return found
+
+
+def each_another(plan: Plan) -> Plan:
+    """The first stage divides parameters, on devices in another order, and the second nothing."""
+    first, second = plan.stages
+    devices = first.devices[::-1]
+    first = replace(first, devices=devices, sharding="parameters", recompute=True)
+    return replace(plan, stages=(first, second))
 
 
 class TiedChain(nn.Module):
@@ -336,5 +390,7 @@ def every_run() -> tuple[dict[str, list[str]], list[tuple[dict[str, int], float]
         ("untied", "interleaved", (2, 2)),
     ):
         found[f"{name}, {schedule}"] = trained(alone, name, schedule, replicas)
+    found["mixed"] = trained(each_another, "untied", shard_optimizer=True)
+    found["checkpoints"] = with_checkpoints(alone)
     found["refused"] = thawed(alone)
     return found, [gathered(alone), gathered(choosing("parameters", "blocks"))]

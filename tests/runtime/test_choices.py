@@ -6,24 +6,54 @@ from typing import Any
 import pytest
 import torch
 from runtime import test_tensor_groups
+from runtime.gradients import test_gradients
 from runtime.sharding_cases import RUNS, TiedChain, choices_for, choosing, every_run
 from runtime.stages import test_compile
 from torch import nn
 from torch.optim import SGD
 
 from penstock.errors import BadInput
-from penstock.plan.choices import CHOICES, FEATURES, REFUSED, SCHEDULES, choice_refusal
+from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, choice_refusal
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 
+FEATURES = {
+    "whole backwards": "`gpipe`, `1f1b` and all others not named below",
+    "interleaved": "several stages on a device (`interleaved`)",
+    "split backwards": "split backwards (`zb-h1`, ...)",
+    "mirrored": "stages held twice (`chimera`, ...)",
+    "no flush": "no flush (`pipedream`, ...)",
+    "undoing": '`optimizer_sync="after"`',
+    "unequal replicas": "replicas with unequal numbers of rows, or none",
+    "tied stages": "parameters tied between stages",
+    "norms": "batch normalisation",
+    "autocast": "`autocast`",
+    "clipping": "`clip_norm`",
+    "accumulate": "several batches in a step",
+    "frozen": "frozen parameters",
+    "thawed": "a change of `requires_grad` between steps",
+    "compile": "`compile=True`",
+    "other plan": "resume under another plan",
+    "first step": "the comparison of the first step with your module",
+    "whole parameters": "Muon, Adafactor, LBFGS",
+    "tensor groups": "tensor groups",
+}
+"""What a choice may meet, with the words of the page for it."""
+
 PAGE = Path(__file__).parents[2] / "docs/how-it-works/gradients.md"
 
 COMPILED = test_compile.test_replicas_split_backwards_and_parts_of_stages_are_the_same
+CHECKPOINT = (
+    test_gradients.test_a_checkpoint_of_a_sharded_run_continues_under_any_plan_and_the_reverse
+)
 ELSEWHERE = {
     ("optimizer", "compile"): COMPILED,
     ("blocks", "compile"): COMPILED,
+    ("optimizer", "other plan"): (
+        test_gradients.test_a_checkpoint_of_a_sharded_run_continues_under_any_plan_and_the_reverse
+    ),
     ("blocks", "tensor groups"): test_tensor_groups.test_other_transports_and_stages_of_one_group,
 }
 """Tests of what `every_run` leaves out."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from penstock.errors import BadInput
 from penstock.jobs.job import Job, uses_of_job
+from penstock.plan.choices import CHOICES
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.conflicts import CONFLICTS, check_conflicts, uses_of
 from penstock.runtime.pipeline import Pipeline
@@ -28,7 +29,7 @@ def test_every_use_of_the_table_has_words_somewhere() -> None:
     """A misspelt use would never be met."""
     job = Job("small", build_model=nn.Identity, data=lambda *asked: iter(()))
     own = {*uses_of_job(job), *uses_of(PLAN), "lengths", "kinds", "newer weights", "no optimizer"}
-    own |= {"tied stages", "thawed"}
+    own |= {"tied stages", "thawed", *CHOICES}
     assert {use for rule in CONFLICTS for use in (rule.this, rule.that)} == own
 
 

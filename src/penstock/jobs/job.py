@@ -313,7 +313,7 @@ def uses_of_job(job: Job) -> dict[str, str]:
         "tensor groups": f"tensor_parallel with groups of {sizes} ranks" * bool(sizes),
         "autocast": autocast * (job.autocast != "off"),
         "loss_scaling": autocast * (job.autocast == "float16"),
-        **({"optimizer": "shard_optimizer = true"} if job.shard_optimizer else {}),
+        "optimizer": "shard_optimizer = true" * job.shard_optimizer,
         "compile": "compile = true" * job.compile,
         "undoing": 'optimizer_sync = "after"' * (job.optimizer_sync == "after"),
         "whole parameters": 'optimizer.name = "muon"' * (job.optimizer.name == "muon"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from penstock.schedule.registry import FAMILIES
 
-__all__ = ["CHOICES", "FEATURES", "REFUSED", "SCHEDULES", "choice_refusal", "kinds_of_schedule"]
+__all__ = ["CHOICES", "REFUSED", "SCHEDULES", "choice_refusal", "kinds_of_schedule"]
 
 CHOICES: Mapping[str, str] = {
     "optimizer": "divided optimizer state",
@@ -26,29 +26,6 @@ SCHEDULES: Mapping[str, str] = {
 }
 """Properties of schedules, with the words for them."""
 
-FEATURES: Mapping[str, str] = {
-    "whole backwards": "`gpipe`, `1f1b` and all others not named below",
-    "interleaved": "several stages on a device (`interleaved`)",
-    "split backwards": "split backwards (`zb-h1`, ...)",
-    "mirrored": "stages held twice (`chimera`, ...)",
-    "no flush": "no flush (`pipedream`, ...)",
-    "undoing": '`optimizer_sync="after"`',
-    "unequal replicas": "replicas with unequal numbers of rows, or none",
-    "tied stages": "parameters tied between stages",
-    "norms": "batch normalisation",
-    "autocast": "`autocast`",
-    "clipping": "`clip_norm`",
-    "accumulate": "several batches in a step",
-    "frozen": "frozen parameters",
-    "thawed": "a change of `requires_grad` between steps",
-    "compile": "`compile=True`",
-    "other plan": "resume under another plan",
-    "first step": "the comparison of the first step with your module",
-    "whole parameters": "Muon, Adafactor, LBFGS",
-    "tensor groups": "tensor groups",
-}
-"""What a choice may meet, with the words for it."""
-
 NOT_IN_GROUPS = "it is not built for shards"
 IS_FIXED = "what is trained is fixed"
 
@@ -60,7 +37,6 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("parameters", "split backwards"): "gradients are summed when a block's first half ends",
     ("parameters", "mirrored"): "each copy would have shares of its own",
     ("parameters", "no flush"): "the versions of the weights are whole",
-    ("parameters", "undoing"): "forwards that are undone have gathered weights",
     ("parameters", "tied stages"): "its gradients are summed where it is divided",
     ("parameters", "thawed"): IS_FIXED,
     ("parameters", "compile"): "compiled code does not see when weights are gathered",
@@ -69,7 +45,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("blocks", "split backwards"): "each half would need the activations",
     ("blocks", "no flush"): "the second forward would see other weights",
 }
-"""Which choice is refused with which feature, and why; all others run."""
+"""Which choice is refused with which use (see `penstock.runtime.conflicts`), and why."""
 
 
 def kinds_of_schedule(name: str) -> tuple[str, ...]:

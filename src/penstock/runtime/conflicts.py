@@ -14,12 +14,12 @@ from penstock.errors import BadInput
 from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, kinds_of_schedule
 from penstock.plan.ordering import order_of, schedule_refusal
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.gradients.buckets import stages_of_parameters
 from penstock.schedule.registry import FAMILIES
 
 __all__ = [
     "CONFLICTS",
     "check_conflicts",
+    "choices_of",
     "uses_of",
     "uses_of_graph",
     "uses_of_optimizer",
@@ -127,11 +127,12 @@ give it one
 
 def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
     """The uses of a captured model under a plan."""
-    buffers, tied = {use.name for use in graph.parameter_uses if use.is_buffer}, ""
-    for name, stages in stages_of_parameters(graph, plan).items():
-        divides = any(plan.stages[stage].sharding == "parameters" for stage in stages)
-        if len(stages) > 1 and divides and name not in buffers:
-            tied = tied or f"parameter '{name}', which stages {list(stages)} use"
+    tied = ""
+    for use in graph.parameter_uses:
+        users = [n for n, s in enumerate(plan.stages) if not set(use.layers).isdisjoint(s.layers)]
+        divides = any(plan.stages[stage].sharding == "parameters" for stage in users)
+        if len(users) > 1 and divides and not use.is_buffer:
+            tied = tied or f"parameter '{use.name}', which stages {users} use"
     return {
         "tied stages": tied,
         "lengths": "a model with lengths" * bool(graph.lengths),
@@ -163,8 +164,9 @@ def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
             for kind, words in SCHEDULES.items()
         },
         **{
-            choice: f"{whose} with {words}" * any(choice in choices_of(s) for s in plan.stages)
+            choice: f"{whose} with {words}"
             for choice, words in CHOICES.items()
+            if any(choice in choices_of(stage) for stage in plan.stages)
         },
     }
     if not flushes and not plan.tensor_groups and order_of(plan).weights.version == "newest":

@@ -192,7 +192,7 @@ class Pipeline:
         check_metrics(metrics or {})
         check_callbacks(callbacks)
         modes = optimizer, optimizer_sync, on_non_finite
-        uses = uses_of(plan) | uses_of_settings(settings, compile, *modes)
+        uses = uses_of_settings(settings, compile, *modes) | uses_of(plan)
         check_conflicts(uses)
         scaling = loss_scaling_for(autocast, loss_scaling)
         graph = graph_of(model, batch, loss, granularity, dynamic, other_examples)

@@ -52,7 +52,7 @@ def uses_of_settings(
     return {
         "autocast": autocast,
         "loss_scaling": autocast * (settings.autocast == torch.float16),
-        **({"optimizer": "shard_optimizer=True"} if settings.shard_optimizer else {}),
+        "optimizer": "shard_optimizer=True" * settings.shard_optimizer,
         "compile": "compile=True" * compile,
         "undoing": 'optimizer_sync="after"' * (optimizer_sync == "after"),
         "skip": 'on_non_finite="skip"' * (on_non_finite == "skip"),

@@ -18,6 +18,7 @@ from penstock.capture.stage.call import StageCall
 from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.conflicts import choices_of
 from penstock.runtime.iteration import places_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.processes.world import World
@@ -85,7 +86,10 @@ def check_alike(plan: Plan, graph: LayerGraph, world: World) -> None:
     All ranks must call this. Otherwise one would wait for a message that another does not send.
     """
     trained = [use.name for use in graph.parameter_uses if use.requires_grad]
-    cut = [f"{stage.layers} on {stage.devices} in {stage.slices}" for stage in plan.stages]
+    cut = [
+        " with ".join((f"{s.layers} on {s.devices} in {s.slices}", *filter(None, choices_of(s))))
+        for s in plan.stages
+    ]
     planned = [*cut, plan.schedule, f"{plan.micro_batches} micro-batches"]
     own = {"was given the plan": planned, "calls": graph.calls, "trains": trained}
     digests = world.gather({what: zlib.crc32(repr(told).encode()) for what, told in own.items()})

@@ -310,18 +310,14 @@ class ParameterShards(Shards):
 
     def _called_once(self, module: StageModule) -> set[str]:
         """Modules whose single call is all the part's, and whose parameters none else reads."""
-        record, part = module.graph.recorded.record, module.part
+        record, part, tied = module.graph.recorded.record, module.part, self.tied.items()
         blocks = whole_blocks(record, lambda block: is_within(block, part.first, part.last))
         found = {path for path, calls in blocks.items() if len(calls) == 1}
         found |= {path for path in part.paths if record.counts[path] == 1}
-        names: dict[str, list[str]] = {}
-        for name, _ in module.graph.program.named_parameters():
-            names.setdefault(self.tied.get(name, name), []).append(f"{name}.")
-        tied = [every for every in names.values() if len(every) > 1]
         return {
             path
             for path in found
-            if all(len({name.startswith(f"{path}.") for name in every}) == 1 for every in tied)
+            if all(a.startswith(f"{path}.") == b.startswith(f"{path}.") for a, b in tied)
         }
 
     # Around the calls of modules.
