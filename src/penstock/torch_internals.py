@@ -36,6 +36,7 @@ __all__ = [
     "NoFunctionCalls",
     "Norm",
     "TorchDispatchMode",
+    "after_backward",
     "allocation_event",
     "as_parameter",
     "as_subclass",
@@ -72,6 +73,12 @@ NoFunctionCalls = torch._C.DisableTorchFunction  # calls of our own, which are n
 
 run_engine: Callable[..., Any] | None = getattr(engine, "run_backward", None)
 """A backward 13 microseconds faster than `torch.autograd`, which is used where this is None."""
+
+
+def after_backward(act: Callable[[], None]) -> None:
+    """Call ``act`` when the backward that runs now has ended."""
+    engine.queue_callback(act)
+
 
 # Tensors.
 

@@ -28,6 +28,7 @@ def test_every_use_of_the_table_has_words_somewhere() -> None:
     """A misspelt use would never be met."""
     job = Job("small", build_model=nn.Identity, data=lambda *asked: iter(()))
     own = {*uses_of_job(job), *uses_of(PLAN), "lengths", "kinds", "newer weights", "no optimizer"}
+    own |= {"tied stages", "thawed"}
     assert {use for rule in CONFLICTS for use in (rule.this, rule.that)} == own
 
 

@@ -1,4 +1,4 @@
-"""The example of a large batch runs, and learns."""
+"""The examples of a large batch and of divided parameters run, and learn."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,21 @@ from runtime.processes.workers_under_test import run_script
 
 from penstock.runtime.processes.launch import launch_workers
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "large_batch.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_example_trains_in_workers_that_torchrun_could_have_started() -> None:
-    printed, _ = launch_workers(run_script, (str(EXAMPLE), []), workers=2, threads=1)
+    printed, _ = launch_workers(
+        run_script, (str(EXAMPLES / "large_batch.py"), []), workers=2, threads=1
+    )
     match = re.fullmatch(r"step 30: loss (\d\.\d+) on 64 samples\nloss scale 65536\n", printed)
     assert match, printed
     assert float(match.group(1)) < 1.0
+
+
+def test_a_rank_keeps_half_of_the_parameters_while_it_trains() -> None:
+    script = str(EXAMPLES / "divided_parameters.py")
+    printed, _ = launch_workers(run_script, (script, []), workers=2, threads=1)
+    match = re.fullmatch(r"step 30: loss (\d\.\d+); 866 of 1732 parameters here\n", printed)
+    assert match, printed
+    assert float(match.group(1)) < 1.1

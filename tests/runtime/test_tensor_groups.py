@@ -21,7 +21,7 @@ from runtime.tensor_cases import (
 )
 
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.runtime.processes.launch import launch_workers
 
 LAYERS = 15
@@ -63,7 +63,7 @@ def test_replicas_of_groups_beside_a_plain_stage_equal_one_device() -> None:
 
 
 def test_other_transports_and_stages_of_one_group() -> None:
-    plans = (interleaved(), interleaved())
+    plans = (interleaved(), with_recompute(interleaved(), False, by_block=True))
     for found in launch_workers(
         compared, (plans, ("shared-memory", "process-groups")), workers=4, threads=1
     ):

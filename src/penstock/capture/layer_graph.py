@@ -585,6 +585,8 @@ class LayerGraph:
                 value = value_of(name)
                 if type(parameter) is Absent or parameter.is_meta:
                     give_back(parameter, value)
+                elif parameter.shape != value.shape:  # a shard
+                    parameter.grad, parameter.data = None, value
                 else:
                     parameter.copy_(value)
             for name, buffer in self.program.named_buffers():

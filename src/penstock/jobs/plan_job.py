@@ -88,7 +88,7 @@ def new_plan(
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
     """Raise `BadInput` for a plan that these workers cannot run with this job."""
-    check_conflicts(uses_of_job(job) | uses_of(plan, name), f"job '{job.name}': ")
+    check_conflicts(uses_of(plan, name) | uses_of_job(job), f"job '{job.name}': ")
     check_runnable(plan)
     if max(plan.ranks) >= workers:
         what = "rank" if plan.tensor_groups else "device"

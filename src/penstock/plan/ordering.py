@@ -4,6 +4,7 @@ Planning asks the latter before it chooses, the runtime before it runs.
 """
 
 from penstock.errors import BadInput
+from penstock.plan.choices import choice_refusal
 from penstock.plan.plan import Plan
 from penstock.schedule.registry import FAMILIES, known_schedule
 from penstock.schedule.schedule import Schedule
@@ -45,12 +46,7 @@ def blocks_refusal(schedule: str) -> str:
     >>> blocks_refusal("1f1b"), blocks_refusal("zb-h1")
     ('', 'splits backwards: each half would need the activations')
     """
-    family = FAMILIES.get(schedule)
-    if family is None or (family.flushes and not family.splits):
-        return ""
-    if not family.flushes:
-        return "has no flush: the second forward would see other weights"
-    return "splits backwards: each half would need the activations"
+    return choice_refusal("blocks", schedule)
 
 
 def sharding_refusal(schedule: str, sharding: str) -> str:

@@ -52,8 +52,8 @@ class BatchNeeds:
     """The tensors that ``rank`` reads of every batch, in training and evaluation; none in between.
 
     It can be pickled, so that the processes of a loader can have it. ``sized`` are tensors of which
-    a stage reads only sizes, and which may be absent. The stages ``synchronised`` share statistics:
-    a replica of them without rows of a micro-batch reads its first row.
+    a stage reads only sizes, and which may be absent. The stages ``synchronised`` share statistics
+    or parameters: a replica of them without rows of a micro-batch reads its first row.
     """
 
     rank: int

@@ -49,7 +49,7 @@ class BatchReading:
         synchronised = frozenset(
             place.stage
             for place in worker.places
-            if worker.norm_of(place, programs[place.stage]) is not None
+            if worker.acts_jointly(place, programs[place.stage])
         )
         return needs_of(
             self._graph,

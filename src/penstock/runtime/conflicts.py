@@ -11,13 +11,15 @@ from torch.optim import Optimizer
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
+from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, kinds_of_schedule
 from penstock.plan.ordering import order_of, schedule_refusal
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.schedule.registry import FAMILIES
 
 __all__ = [
     "CONFLICTS",
     "check_conflicts",
+    "choices_of",
     "uses_of",
     "uses_of_graph",
     "uses_of_optimizer",
@@ -43,6 +45,16 @@ KEEPS_COPIES = "it keeps copies of the forward's weights, and the backward uses 
 TWO_AT_ONCE = "two batches are in the pipeline at once, and all must be of one kind there"
 SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weights, as 'pipedream'"
 
+THAWED = "call save(), make a new Pipeline from the model, and load()"
+
+REMEDIES = {
+    "thawed": THAWED,
+    "tensor groups": NOT_IN_GROUPS,
+    "tied stages": "keep the layers that use it in one stage, or let these stages divide nothing",
+    "whole parameters": "use one that treats every element alone, as AdamW or SGD",
+}
+"""What to do where a choice of the plan is refused, by feature."""
+
 CONFLICTS = (
     Conflict(
         "tensor groups",
@@ -52,7 +64,12 @@ CONFLICTS = (
     ),
     *(
         Conflict("tensor groups", setting, "it is not built for shards", NOT_IN_GROUPS)
-        for setting in ("shard_optimizer", "compile", "undoing", "kinds")
+        for setting in ("compile", "undoing", "kinds")
+    ),
+    Conflict("tensor groups", "thawed", "what is trained is fixed", THAWED),
+    *(
+        Conflict(feature, choice, because, REMEDIES.get(feature, Conflict.remedy))
+        for (choice, feature), because in REFUSED.items()
     ),
     Conflict(
         "tensor groups",
@@ -62,7 +79,6 @@ CONFLICTS = (
     ),
     Conflict("no flush", "no optimizer", "that needs an optimizer", "give it one"),
     Conflict("no flush", "loss_scaling", ONE_UPDATE, "use bfloat16"),
-    Conflict("no flush", "shard_optimizer", ONE_UPDATE, "leave it out"),
     Conflict("no flush", "accumulate", ONE_UPDATE, "set it to 1, or use another schedule"),
     Conflict(
         "no flush",
@@ -76,7 +92,6 @@ CONFLICTS = (
     Conflict("no flush", "kinds", TWO_AT_ONCE, "use a schedule with a flush"),
     Conflict("undoing", "kinds", TWO_AT_ONCE, 'leave it "before"'),
     Conflict("undoing", "no optimizer", "that needs an optimizer", "give it one"),
-    Conflict("undoing", "shard_optimizer", "a rank keeps not all that it needs to undo a step"),
     Conflict("undoing", "accumulate", "a step is checked in the forwards of the next batch"),
     Conflict(
         "undoing",
@@ -110,9 +125,16 @@ give it one
             )
 
 
-def uses_of_graph(graph: LayerGraph) -> dict[str, str]:
-    """The uses of a captured model."""
+def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
+    """The uses of a captured model under a plan."""
+    tied = ""
+    for use in graph.parameter_uses:
+        users = [n for n, s in enumerate(plan.stages) if not set(use.layers).isdisjoint(s.layers)]
+        divides = any(plan.stages[stage].sharding == "parameters" for stage in users)
+        if len(users) > 1 and divides and not use.is_buffer:
+            tied = tied or f"parameter '{use.name}', which stages {users} use"
     return {
+        "tied stages": tied,
         "lengths": "a model with lengths" * bool(graph.lengths),
         "kinds": "a model with other_examples" * bool(graph.others),
     }
@@ -124,6 +146,11 @@ def uses_of_optimizer(optimizer: Optimizer | None) -> dict[str, str]:
     return {"whole parameters": f"optimizer {kind}" * (kind in WHOLE_PARAMETERS)}
 
 
+def choices_of(stage: Stage) -> tuple[str, ...]:
+    """What of the table of choices a stage has."""
+    return stage.sharding, "blocks" * stage.by_block
+
+
 def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
     """The uses of a plan, called ``whose``."""
     name, family = f"schedule '{plan.schedule}'", FAMILIES.get(plan.schedule)
@@ -132,7 +159,14 @@ def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
     uses = {
         "tensor groups": f"the tensor groups of {whose}" * bool(plan.tensor_groups),
         "not in groups": f"{name} (it {refusal})" * bool(refusal),
-        "no flush": "" if flushes else f"{name} (it has no flush)",
+        **{
+            kind: f"{name} (it {words})" * (kind in kinds_of_schedule(plan.schedule))
+            for kind, words in SCHEDULES.items()
+        },
+        **{
+            choice: f"{whose} with {words}" * any(choice in choices_of(s) for s in plan.stages)
+            for choice, words in CHOICES.items()
+        },
     }
     if not flushes and not plan.tensor_groups and order_of(plan).weights.version == "newest":
         uses["newer weights"] = f"{name} (its backwards use newer weights than its forwards)"

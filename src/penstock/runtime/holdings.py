@@ -6,12 +6,13 @@ import torch
 from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import StageProgram
+from penstock.capture.stage_program import ParameterUse, StageProgram
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import holders_of_parameters
 from penstock.runtime.gradients.sharding import owners_of_parameters
 from penstock.runtime.processes.world import Groups, World
-from penstock.runtime.stages.tensor_shards import TensorShards, copy_values
+from penstock.runtime.stages.parameter_shards import ParameterShards
+from penstock.runtime.stages.shards import Shards, copy_values
 
 __all__ = ["Holdings"]
 
@@ -19,10 +20,11 @@ __all__ = ["Holdings"]
 class Holdings:
     """The tensors in ``programs``, this rank's stages, by their first names in the model.
 
-    ``holders[name]`` are the ranks that hold a tensor. With ``sharded`` optimizer state
-    ``owners[name]`` is the rank that steps a parameter; otherwise ``owners`` is empty. In a tensor
+    ``holders[name]`` are the ranks that hold a tensor. Where optimizer state is divided
+    (everywhere, if ``sharded``), ``owners[name]`` is the rank that steps a parameter. In a tensor
     group ``holders`` are only ranks at the same ``place`` of their groups, which hold equal shards.
     ``holders_at[place]`` are the holders at any place, and ``shards`` says what is divided.
+    ``copies`` are the holders with equal values: where a stage divides its parameters, each alone.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class Holdings:
         plan: Plan,
         rank: int,
         programs: Mapping[int, StageProgram],
-        shards: TensorShards,
+        shards: Shards,
         *,
         sharded: bool,
     ) -> None:
@@ -40,9 +42,16 @@ class Holdings:
         places = max(len(plan.ranks_of(device)) for device in plan.devices)
         self.holders_at = [holders_of_parameters(graph, plan, place) for place in range(places)]
         self.holders = self.holders_at[self.place]
-        self.owners: Mapping[str, int] = {}
-        if sharded:
-            self.owners = owners_of_parameters(graph.parameter_uses, self.holders)
+        alone = shards.dims if isinstance(shards, ParameterShards) else ()
+        uses = [use for use in graph.parameter_uses if use.name not in alone]
+        divided = [use for use in uses if sharded or divides_state(use, plan)]
+        self.owners = owners_of_parameters(divided, self.holders)
+        held = {name: own for name, own in self.holders.items() if own}
+        self._firsts = {n: min(own) if n in alone else own[0] for n, own in held.items()}
+        self.copies = {n: (rank,) if n in alone else own for n, own in self.holders.items()}
+        self.copies_at = [
+            {n: own for n, own in holders.items() if n not in alone} for holders in self.holders_at
+        ]
         self._modules = [program.module for program in programs.values()]
         self._tied = graph.tied_names
         self._rank, self._shards = rank, shards
@@ -55,7 +64,7 @@ class Holdings:
     def stepped_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The trained parameters that this rank's optimizer steps."""
         trained = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
-        return [(name, p) for name, p in trained if not self.owners or self.owns(name)]
+        return [(name, p) for name, p in trained if name not in self.owners or self.owns(name)]
 
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         """All buffers."""
@@ -84,15 +93,14 @@ class Holdings:
     def owns(self, name: str) -> bool:
         """Whether this rank owns the tensor ``name``, or the optimizer state ``<name>.<key>``.
 
-        The owner is the rank that steps a parameter if that is sharded, else the first holder, at
-        the first place of its tensor group.
+        The owner is the rank that steps a parameter if its state is divided, else the first holder,
+        at the first place of its tensor group, to which divided tensors are gathered.
         """
         if name not in self.holders:
             name = name.rpartition(".")[0]
-        holders = self.holders.get(name)
-        if not holders or self.place:
+        if not self.holders.get(name) or self.place:
             return False
-        return self.owners.get(name, holders[0]) == self._rank
+        return self.owners.get(name, self._firsts[name]) == self._rank
 
     def share_first_values(self, groups: Groups, world: World) -> None:
         """Copy the values of each tensor from its first holder to the other holders.
@@ -100,6 +108,11 @@ class Holdings:
         Otherwise scripts that do not seed would train replicas with different weights unnoticed.
         """
         for name, tensor in sorted(self.named_tensors().items()):
-            group = groups.get(self.holders[name])
+            group = groups.get(self.copies[name])
             if group is not None:
-                copy_values(tensor, self.holders[name][0], group, world)
+                copy_values(tensor, self.copies[name][0], group, world)
+
+
+def divides_state(use: ParameterUse, plan: Plan) -> bool:
+    """Whether a stage that uses a parameter divides the optimizer's state."""
+    return any(plan.stages[plan.stage_of_layer(n)].sharding == "optimizer" for n in use.layers)

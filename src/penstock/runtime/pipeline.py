@@ -192,11 +192,11 @@ class Pipeline:
         check_metrics(metrics or {})
         check_callbacks(callbacks)
         modes = optimizer, optimizer_sync, on_non_finite
-        uses = uses_of(plan) | uses_of_settings(settings, compile, metrics, dynamic, *modes)
+        uses = uses_of(plan) | uses_of_settings(settings, compile, *modes)
         check_conflicts(uses)
         scaling = loss_scaling_for(autocast, loss_scaling)
         graph = graph_of(model, batch, loss, granularity, dynamic, other_examples)
-        check_conflicts(uses | uses_of_graph(graph))
+        check_conflicts(uses | uses_of_graph(graph, plan))
         self._graph = graph.with_outputs() if metrics else graph
         self._callbacks = tuple(callbacks)
         self._choices = _Choices(
@@ -583,12 +583,8 @@ class Pipeline:
         changed = self._graph.changed_flags
         if not changed:
             return
-        if self.plan.tensor_groups or self._worker.held.owners:
-            raise BadInput(
-                f"requires_grad of '{changed[0]}' was changed, and with tensor groups or a divided "
-                f"optimizer state what is trained is fixed; call save(), make a new Pipeline from "
-                f"the model, and load()"
-            )
+        thawed = f"a change of requires_grad of '{changed[0]}'"
+        check_conflicts(self._choices.uses | {"thawed": thawed})
         self._checkpoints.wait()
         worker, training, verified = self._worker, self._training, self._verified
         worker.buckets.close()

@@ -37,8 +37,9 @@ from penstock.runtime.rank_stages import RankStages
 from penstock.runtime.replica_check import ReplicaCheck
 from penstock.runtime.settings import RankSettings
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
-from penstock.runtime.stages.building import runner_of, stages_of
+from penstock.runtime.stages.building import StageCalls, runner_of, stages_of
 from penstock.runtime.stages.compiled_call import StageCompiler
+from penstock.runtime.stages.parameter_shards import ParameterShards
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
 from penstock.runtime.stages.tensor_shards import TensorShards
@@ -107,14 +108,19 @@ class Worker:
     ) -> None:
         """Make all that connects this rank with the others, and its stages."""
         graph, plan, world = self.graph, self.plan, self.world
-        self.tensor = world.agreed(
-            lambda: TensorShards(graph, plan, world, settings.tensor_parallel)
+        by_rows = any(stage.sharding == "parameters" for stage in plan.stages)
+        self.shards: ParameterShards | TensorShards = world.agreed(
+            lambda: (
+                ParameterShards(graph, plan, world)
+                if by_rows
+                else TensorShards(graph, plan, world, settings.tensor_parallel)
+            )
         )
         for closing in (self._abort, self.disconnect):
-            closing.callback(self.tensor.leave)
-        world.agreed(lambda: self.tensor.divide(programs))
+            closing.callback(self.shards.leave)
+        world.agreed(lambda: self.shards.divide(programs))
         self.held = Holdings(
-            graph, plan, world.rank, programs, self.tensor, sharded=settings.shard_optimizer
+            graph, plan, world.rank, programs, self.shards, sharded=settings.shard_optimizer
         )
         self.replicas = ReplicaCheck(graph, plan, world, self.held, settings.compare_replicas_every)
         holder_sets = [ranks for holders in self.held.holders_at for ranks in holders.values()]
@@ -190,20 +196,20 @@ class Worker:
         }
         stages = stages_of_parameters(self.graph, self.plan)
         buckets = GradientBuckets(
-            self.world, trained, stages, held.holders, self.groups, self.clock, held.owners
+            self.world, trained, stages, held.copies, self.groups, self.clock, held.owners
         )
         if held.place:
             named = held.named_parameters()
-            whole = (p for name, p in named if self.tensor.dim_of(name) is None)
+            whole = (p for name, p in named if self.shards.dim_of(name) is None)
             buckets.not_counted = frozenset(whole)
         return buckets
 
     def _share_sums(self) -> None:
         """Sum gradients on the CPU in shared memory if messages use it."""
         on_cpu = all(device == "cpu" for device in self.world.devices)
-        whole = on_cpu and not self.held.owners
-        if isinstance(self.transport, SharedMemoryTransport) and whole:
-            share_sums(self.world, self.transport.segments, self.buckets.shared)
+        if isinstance(self.transport, SharedMemoryTransport) and on_cpu:
+            whole = [bucket for bucket in self.buckets.shared if bucket.values is None]
+            share_sums(self.world, self.transport.segments, whole)
 
     def _runner(
         self,
@@ -221,18 +227,21 @@ class Worker:
                 f"stage {place.stage} has batch normalisation, and schedule "
                 f"'{self.plan.schedule}' {why}; use a schedule that holds every stage once"
             )
-        if graph is not self.graph:
-            compiler = None  # compiled for the first kind of batch only
+        divides = self.shards.divides(place.stage)
+        calls: StageCalls | None = self.shards if divides else None
+        # Compiled for the first kind of batch only, and not where replicas exchange statistics.
+        if not divides and norm is None and graph is self.graph:
+            calls = compiler
         return runner_of(
             graph,
             self.plan.stages[place.stage],
             program,
             self.world.device,
             autocast=self.autocast_dtype,
-            synchronised=norm is not None,
+            synchronised=self.acts_jointly(place, program),
             around_forward=norm.counting if norm is not None else None,
             around_last_backward=launching,
-            calls=self.tensor if self.tensor.is_divided else compiler,
+            calls=calls,
             take_outputs=self.metrics.take_outputs if self.metrics is not None else None,
         )
 
@@ -250,6 +259,11 @@ class Worker:
         if devices not in self._norm_groups or not uses_batch_norm(program.module):
             return None
         return SynchronisedBatchNorm(self._norm_groups, devices, place.replica)
+
+    def acts_jointly(self, place: Place, program: StageProgram) -> bool:
+        """Whether replicas without rows take part: they share statistics, or parameters."""
+        by_rows = self.plan.stages[place.stage].sharding == "parameters"
+        return by_rows or self.norm_of(place, program) is not None
 
     def share_values(self) -> None:
         """After the optimizer's step, send the parameters stepped here to ranks that did not."""
@@ -440,11 +454,11 @@ class Worker:
         compiler.prepare(self.plan, self.world, leaves, self.autocast, lengths)
 
     def _try_shards(self, leaves: Sequence[torch.Tensor]) -> None:
-        if self.tensor.is_divided:
+        if isinstance(self.shards, TensorShards) and self.shards.is_divided:
             lengths = self.graph.lengths_of(dict(enumerate(leaves)))
             with self.random.set_aside():
                 for program in self.stages.programs.values():
-                    self.tensor.attempt(program, leaves, lengths)
+                    self.shards.attempt(program, leaves, lengths)
             self.buckets.zero()
 
     def autocast(self) -> AbstractContextManager[object]:

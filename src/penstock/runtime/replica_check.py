@@ -45,8 +45,8 @@ class ReplicaCheck:
         self._world, self._held = world, held
         self._stages = stages_of_parameters(graph, plan)
         weights = [use.name for use in graph.parameter_uses if not use.is_buffer]
-        self._names = [name for name in weights if len(held.holders[name]) > 1]
-        of_all = (holders[name] for holders in held.holders_at for name in weights)
+        self._names = [name for name in weights if len(held.copies[name]) > 1]
+        of_all = (holders[n] for holders in held.copies_at for n in weights if n in holders)
         self._sets = sorted({ranks for ranks in of_all if len(ranks) > 1})
         self._every = every if self._sets else 0
 
@@ -61,9 +61,7 @@ class ReplicaCheck:
         if not self._every or step % self._every:
             return
         own = self._sums()
-        digests = [
-            digest(s for name, s in own if self._held.holders[name] == h) for h in self._sets
-        ]
+        digests = [digest(s for name, s in own if self._held.copies[name] == h) for h in self._sets]
         with failures.shared():
             rows = numbers.exchange(digests, "the checksums of weights")
         for place, holders in enumerate(self._sets):
@@ -82,7 +80,7 @@ class ReplicaCheck:
         """The error message; all ranks must call this."""
         of_ranks = self._world.gather(own)
         # Another place of the tensor group holds other shards, but all ranks name the same weight.
-        shared = [n for h in self._held.holders_at for n, r in h.items() if r == tuple(holders)]
+        shared = [n for h in self._held.copies_at for n, r in h.items() if r == tuple(holders)]
         known = of_ranks[holders[0]]
         name = next(
             n for n in shared if n in known and len({of_ranks[rank][n] for rank in holders}) > 1

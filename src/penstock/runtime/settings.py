@@ -43,8 +43,6 @@ class RankSettings:
 def uses_of_settings(
     settings: RankSettings,
     compile: bool,
-    metrics: object,
-    dynamic: object,
     optimizer: object,
     optimizer_sync: str,
     on_non_finite: str,
@@ -54,10 +52,8 @@ def uses_of_settings(
     return {
         "autocast": autocast,
         "loss_scaling": autocast * (settings.autocast == torch.float16),
-        "shard_optimizer": "shard_optimizer=True" * settings.shard_optimizer,
+        **({"optimizer": "shard_optimizer=True"} if settings.shard_optimizer else {}),
         "compile": "compile=True" * compile,
-        "metrics": "metrics" * bool(metrics),
-        "dynamic": "dynamic" * bool(dynamic),
         "undoing": 'optimizer_sync="after"' * (optimizer_sync == "after"),
         "skip": 'on_non_finite="skip"' * (on_non_finite == "skip"),
         "no optimizer": "a pipeline without an optimizer" * (optimizer is None),

@@ -173,11 +173,12 @@ def test_replicas_split_backwards_and_parts_of_stages_are_the_same(model: str) -
     some = tuple(
         replace(stage, recompute=True, recompute_layers=(stage.layers.start,)) for stage in stages
     )
+    divided = tuple(replace(stage, sharding="optimizer") for stage in stages)
     plans = [
         plan,
         replace(plan, schedule="zb-h1"),
         replace(plan, stages=some, schedule="gpipe"),
-        with_recompute(plan, False, by_block=True),
+        with_recompute(replace(plan, stages=divided), False, by_block=True),
     ]
     for found in launch_workers(compiled_and_not, (plans, {"model": model}), workers=3, threads=1):
         for compiled, plain in found:

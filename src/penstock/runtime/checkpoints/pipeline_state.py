@@ -73,7 +73,7 @@ def saved_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]
     own = state_tensors(worker, training)
     return {
         name: tensor
-        for name, tensor in worker.tensor.whole(own, parameters_of(own)).items()
+        for name, tensor in worker.shards.whole(own, parameters_of(own)).items()
         if name.startswith("random.") or worker.held.owns(name.partition(".")[2])
     }
 
@@ -161,7 +161,7 @@ def wanted_tensors(
     worker: Worker, training: Training, stored: Mapping[str, StoredTensor]
 ) -> dict[str, torch.Tensor]:
     """The tensors that this rank loads: those of its model, and new ones for everything else."""
-    held, room = worker.held.named_tensors(), worker.tensor.room
+    held, room = worker.held.named_tensors(), worker.shards.room
     tensors = {f"model.{name}": room(name, tensor.detach()) for name, tensor in held.items()}
     wanted = tuple(f"optimizer.{name}." for name in training.names.values())
     random = f"random.{worker.world.rank}"
@@ -175,10 +175,10 @@ def wanted_tensors(
 @torch.no_grad()
 def keep_own_parts(worker: Worker, tensors: dict[str, torch.Tensor]) -> None:
     """Keep of whole tensors the shards of this rank, and put the model's into the model."""
-    if not worker.tensor.is_divided:
+    if not worker.shards.is_divided:
         return
     held = worker.held.named_tensors()
     for name, parameter in parameters_of(tensors).items():
-        tensors[name] = worker.tensor.own_part(parameter, tensors[name])
+        tensors[name] = worker.shards.own_part(parameter, tensors[name])
         if name == f"model.{parameter}":
             held[parameter].copy_(tensors[name])

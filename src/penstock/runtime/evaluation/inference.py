@@ -23,7 +23,7 @@ from penstock.runtime.processes.watch import doing
 from penstock.runtime.processes.world import World
 from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import RankStages, Ready
-from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work
+from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work, row_of_zeros
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation, Means, Metric, MetricSums
 from penstock.schedule.action import ActionKind
@@ -59,7 +59,7 @@ class ForwardPass:
         }
         share_tensors(programs, worker)
         runners = {
-            stage: ForwardRunner(program, worker, take_outputs)
+            stage: ForwardRunner(stage, program, worker, take_outputs)
             for stage, program in programs.items()
         }
         self._stages = RankStages(
@@ -115,12 +115,16 @@ class ForwardPass:
 class ForwardRunner:
     """Runs the forwards of one stage for the action loop."""
 
-    def __init__(self, program: StageProgram, worker: Worker, take_outputs: TakeOutputs) -> None:
+    def __init__(
+        self, stage: int, program: StageProgram, worker: Worker, take_outputs: TakeOutputs
+    ) -> None:
         self.loss_terms: list[LossTerm] = []
         self.seed = 1.0
         self._program = program
-        divided = worker.tensor.is_divided
-        self._call = worker.tensor.call_of(program) if divided else ProgramCall(program.module)
+        divides = worker.shards.divides(stage)
+        self._call = worker.shards.call_of(program) if divides else ProgramCall(program.module)
+        self._gathers = worker.plan.stages[stage].sharding == "parameters"
+        self._device = worker.world.device
         self._autocast = worker.autocast if worker.autocast_dtype is not None else nullcontext
         self._take_outputs = take_outputs
         self._work = StageInputs((), ())
@@ -140,12 +144,17 @@ class ForwardRunner:
         return self.forward
 
     def forward(self, micro_batch: int, received: Tensors) -> Tensors:
-        """Run the stage on this rank's rows; a replica without rows does nothing."""
-        if not self._work.rows[micro_batch]:
-            return ()
-        program = self._program
+        """Run the stage on this rank's rows; without rows it only helps to gather weights."""
+        program, work = self._program, self._work
+        borrowed = not work.rows[micro_batch]
+        if borrowed:
+            if not self._gathers:
+                return ()
+            received = row_of_zeros(program.received, work.lengths, self._device)
         with torch.no_grad(), self._autocast():
-            made = self._call.run(self._work.leaves[micro_batch], received)  # pyright: ignore[reportArgumentType]
+            made = self._call.run(work.leaves[micro_batch], received)  # pyright: ignore[reportArgumentType]
+        if borrowed:
+            return ()
         if program.is_last:
             place = len(program.sent)
             self.loss_terms.append(LossTerm(made[place], made[place + 1]))

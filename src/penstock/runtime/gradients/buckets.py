@@ -192,8 +192,8 @@ class GradientBuckets:
     (later stages first, since they finish first). Gradients are summed, not averaged: the seeds of
     the loss contain the weights.
 
-    With sharded optimizer state ``owners`` gives the rank that steps each parameter. Gradients are
-    then summed on that rank only, and `share_values` sends the updated values to the others.
+    Where optimizer state is divided, ``owners`` gives the rank that steps a parameter. Gradients
+    are then summed on that rank only, and `share_values` sends the updated values to the others.
     ``size_of`` gives the bytes of a parameter by which buckets are divided. ``not_counted`` are
     parameters whose gradients another rank of the tensor group counts in norms.
     """
@@ -217,18 +217,19 @@ class GradientBuckets:
         self.buckets: list[GradientBucket] = []
         every = {name: p for own in parameters.values() for name, p in own.items()}
         sharded = owners or {}
-        kinds: dict[tuple[tuple[int, ...], tuple[int, ...], int], list[nn.Parameter]] = {}
+        kinds: dict[tuple[tuple[int, ...], tuple[int, ...], int, bool], list[nn.Parameter]] = {}
         for name, parameter in every.items():
-            kind = (holders[name], stages[name], sharded.get(name, holders[name][0]))
+            owner = sharded.get(name, holders[name][0])
+            kind = (holders[name], stages[name], owner, name in sharded)
             kinds.setdefault(kind, []).append(parameter)
         for kind, own in sorted(kinds.items(), key=lambda item: (-item[0][1][0], item[0])):
             for part in bucket_parts(own[::-1], size_of):
                 stage = next(stage for stage in kind[1] if stage in self._used)
-                bucket = make_bucket(*kind, part, stage)
+                bucket = make_bucket(*kind[:3], part, stage)
                 bucket.expected = sum(p in used for used in self._used.values() for p in part)
                 if bucket.holders in groups:
                     bucket.sum = GroupSum(bucket, groups, world)
-                    if sharded:
+                    if kind[3]:
                         bucket.values = flat_parameters(part)
                 self.buckets.append(bucket)
         self.shared = [bucket for bucket in self.buckets if bucket.sum is not None]

@@ -18,6 +18,7 @@ from penstock.capture.stage.call import StageCall
 from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.conflicts import choices_of
 from penstock.runtime.iteration import places_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.processes.world import World
@@ -28,6 +29,7 @@ from penstock.runtime.weights.safetensors_file import StoredTensor
 from penstock.words import numbered
 
 __all__ = [
+    "StageCalls",
     "build_stages",
     "check_alike",
     "check_layers",
@@ -84,7 +86,10 @@ def check_alike(plan: Plan, graph: LayerGraph, world: World) -> None:
     All ranks must call this. Otherwise one would wait for a message that another does not send.
     """
     trained = [use.name for use in graph.parameter_uses if use.requires_grad]
-    cut = [f"{stage.layers} on {stage.devices} in {stage.slices}" for stage in plan.stages]
+    cut = [
+        " with ".join((f"{s.layers} on {s.devices} in {s.slices}", *filter(None, choices_of(s))))
+        for s in plan.stages
+    ]
     planned = [*cut, plan.schedule, f"{plan.micro_batches} micro-batches"]
     own = {"was given the plan": planned, "calls": graph.calls, "trains": trained}
     digests = world.gather({what: zlib.crc32(repr(told).encode()) for what, told in own.items()})
@@ -215,12 +220,12 @@ def runner_of(
 ) -> ModuleRunner:
     """The runner of ``program``; it runs part by part if ``stage`` recomputes some layers, or each.
 
-    It is called as ``calls`` says (compiled, or on shards), unless the stage's replicas exchange
-    statistics within a forward. ``options`` are those of `ModuleRunner`.
+    It is called as ``calls`` says (compiled, or on shards). ``options`` are those of
+    `ModuleRunner`.
     """
     parts = parts_of_stage(graph, stage, program)
     in_parts: dict[str, Any] = {"by_block": stage.by_block}
-    if calls is not None and not options.get("synchronised"):
+    if calls is not None:
         options["call"] = calls.call_of(program)
         in_parts["call_of"] = calls.call_of
     if parts:

@@ -17,7 +17,15 @@ from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.runtime.stages.random_stream import replayed
 from penstock.schedule.action import ActionKind
 
-__all__ = ["LossTerm", "ModuleRunner", "StageInputs", "StageRunner", "Tensors", "Work"]
+__all__ = [
+    "LossTerm",
+    "ModuleRunner",
+    "StageInputs",
+    "StageRunner",
+    "Tensors",
+    "Work",
+    "row_of_zeros",
+]
 
 Tensors: TypeAlias = Sequence[torch.Tensor | None]
 """Boundary tensors or their gradients, in the stage's order; ``None`` is a gradient of zero."""
@@ -89,8 +97,9 @@ class Kept:
 class ModuleRunner:
     """Runs a stage of a captured model with autograd.
 
-    ``synchronised``: the stage computes statistics together with its other replicas, so a replica
-    without rows must take part too. It runs one borrowed row that does not count. Every forward
+    ``synchronised``: the stage computes statistics together with its other replicas, or divides its
+    parameters among them, so a replica without rows must take part too. It runs one borrowed row
+    that does not count. Every forward
     runs inside ``around_forward``, which gets this replica's number of rows. ``seed`` multiplies
     the gradient from which every backward of the loss starts. ``call`` is used to call the module
     in training (``None``: a `ProgramCall`). ``take_outputs`` gets the micro-batch and the model's
@@ -191,7 +200,7 @@ class ModuleRunner:
         if borrowed:
             if not (self._synchronised and work.training):
                 return ()
-            received = self._row_of_zeros(self.program.received)
+            received = row_of_zeros(self.program.received, work.lengths, self.device)
         inputs = [tensor for tensor in received if tensor is not None]
         if not (work.training and self.has_work("B")):
             with torch.no_grad():
@@ -309,20 +318,13 @@ class ModuleRunner:
         roots: list[GradientEdge] = []
         seeds: list[torch.Tensor] = []
         if kept.borrowed:
-            gradients = self._row_of_zeros(self.program.sent)
+            gradients = row_of_zeros(self.program.sent, self._work.lengths, self.device)
         given: Tensors = gradients if kept.seed is None else [*gradients, kept.seed]
         for root, gradient in zip(kept.roots, given, strict=False):
             if root is not None and gradient is not None:
                 roots.append(root)
                 seeds.append(gradient)
         return roots, seeds
-
-    def _row_of_zeros(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-        shapes = [spec.at(self._work.lengths).shape_for(1) for spec in specs]
-        return [
-            torch.zeros(shape, dtype=spec.dtype, device=self.device)
-            for spec, shape in zip(specs, shapes, strict=True)
-        ]
 
     def _finish_backward(
         self, micro_batch: int, roots: list[GradientEdge], seeds: list[torch.Tensor]
@@ -340,6 +342,17 @@ class ModuleRunner:
     def _input_gradients(self, kept: Kept) -> Tensors:
         """The gradients of the received tensors; ``None`` for those without one."""
         return [tensor.grad for tensor in kept.inputs]
+
+
+def row_of_zeros(
+    specs: Sequence[TensorSpec], lengths: LengthsOf, device: torch.device
+) -> list[torch.Tensor]:
+    """What a stage receives or sends for one sample, all zero."""
+    shapes = [spec.at(lengths).shape_for(1) for spec in specs]
+    return [
+        torch.zeros(shape, dtype=spec.dtype, device=device)
+        for spec, shape in zip(specs, shapes, strict=True)
+    ]
 
 
 class _Both:

@@ -22,7 +22,6 @@ from itertools import count
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -44,12 +43,12 @@ from penstock.errors import BadInput
 from penstock.plan.ordering import stage_refusal
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import make_groups
-from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.processes.world import World
 from penstock.runtime.stages.batch_norm import uses_batch_norm
+from penstock.runtime.stages.shards import Shards, copy_values
 from penstock.torch_internals import forget_groups, pytree, write_count
 
-__all__ = ["TensorShards", "copy_values"]
+__all__ = ["TensorShards"]
 
 WHOLE = (Replicate(),)
 
@@ -267,11 +266,8 @@ MESHES = count()
 """Numbers the meshes of this process."""
 
 
-class TensorShards:
-    """The tensor group of this rank, and the shards that it holds.
-
-    ``ranks`` are the group's ranks (one: no tensor parallelism here), and ``place`` is this rank's
-    index among them. ``dims`` are the divided dimensions by the first names of parameters.
+class TensorShards(Shards):
+    """The shards of a tensor group (one rank: no tensor parallelism here).
 
     Raises:
         BadInput: the table does not fit the model, or tied parameters would be divided.
@@ -281,33 +277,21 @@ class TensorShards:
         self, graph: LayerGraph, plan: Plan, world: World, table: SplitTable | None
     ) -> None:
         device = plan.device_of(world.rank)
-        self.ranks = plan.ranks_of(device) if device >= 0 else (world.rank,)
-        self.place = self.ranks.index(world.rank)
-        self.dims: dict[str, int] = {}
-        self._tied = graph.tied_names
-        self._world = world
-        self._group: dist.ProcessGroup | None = None
+        super().__init__(
+            world, plan.ranks_of(device) if device >= 0 else (world.rank,), graph.tied_names
+        )
         if plan.tensor_groups:
             check_ties(graph, plan)
             self.dims = divided_dims(graph, table)
             groups = make_groups(world, [plan.ranks_of(device) for device in plan.devices])
-            self._group = groups.get(self.ranks)
+            self.group = groups.get(self.ranks)
         self._mesh: DeviceMesh | None = None
-        if self._group is not None:
+        if self.group is not None:
             # DTensor keeps what it found out for meshes of the same ranks and names, so the mesh of
             # a pipeline that was closed must not look like this one.
             name = f"tensor group {next(MESHES)}"
             kind = world.device.type
-            self._mesh = DeviceMesh.from_group(self._group, kind, mesh_dim_names=(name,))
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether this rank shares its stages with others."""
-        return len(self.ranks) > 1
-
-    def dim_of(self, name: str) -> int | None:
-        """The dimension in which this rank holds a shard of a tensor; ``None``: it is whole."""
-        return self.dims.get(self._tied.get(name, name)) if self.is_divided else None
+            self._mesh = DeviceMesh.from_group(self.group, kind, mesh_dim_names=(name,))
 
     def divide(self, programs: Mapping[int, StageProgram]) -> None:
         """Give all ranks of the group the values of its first, then keep this rank's shards.
@@ -315,7 +299,7 @@ class TensorShards:
         Raises:
             BadInput: a stage cannot be divided, or a size is no multiple of the group's.
         """
-        if self._group is None:
+        if self.group is None:
             return
         done: set[int] = set()
         for stage, program in programs.items():
@@ -324,7 +308,7 @@ class TensorShards:
                 if id(tensor) in done:  # stages of a rank share the user's parameters
                     continue
                 done.add(id(tensor))
-                copy_values(tensor, self.ranks[0], self._group, self._world)
+                copy_values(tensor, self.ranks[0], self.group, self.world)
                 dim = self.dim_of(name)
                 if dim is not None:
                     self._keep_shard(name, tensor, dim)
@@ -339,59 +323,18 @@ class TensorShards:
             )
         # The parameter stays the user's own object.
         tensor.grad = None
-        tensor.data = tensor.detach().chunk(count, dim)[self.place].clone().contiguous()
-
-    def whole(
-        self, tensors: Mapping[str, torch.Tensor], names: Mapping[str, str] | None = None
-    ) -> dict[str, torch.Tensor]:
-        """``tensors`` with divided ones gathered, whole on the first rank of the group.
-
-        All ranks of the group must call this. ``names`` gives the parameter to which a tensor (such
-        as a state of the optimizer) belongs, where it is not called like it. Tensors that are no
-        part of it, such as a count of steps, are kept.
-
-        Raises:
-            Stalled: a rank of the group did not take part in time.
-            RunFailed: a rank of the group has ended.
-        """
-        found = dict(tensors)
-        if self._group is None:
-            return found
-        for key in sorted(tensors):
-            dim = self.dim_of((names or {}).get(key, key))
-            if dim is None or tensors[key].dim() <= dim:
-                continue
-            shard = tensors[key].detach().contiguous()
-            parts = [torch.empty_like(shard) for _ in self.ranks]
-            work = dist.all_gather(parts, shard, group=self._group, async_op=True)
-            await_work(work, self._world, f"the shards of '{key}'", size_bytes=shard.nbytes)
-            if not self.place:
-                found[key] = torch.cat(parts, dim)
-        return found
-
-    def room(self, name: str, shard: torch.Tensor) -> torch.Tensor:
-        """A tensor to read all of the parameter ``name`` into; ``shard`` itself if it is whole."""
-        dim = self.dim_of(name)
-        if dim is None:
-            return shard
-        shape = list(shard.shape)
-        shape[dim] *= len(self.ranks)
-        return torch.empty(shape, dtype=shard.dtype, device=shard.device)
-
-    def own_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's shard of a tensor that belongs to the parameter ``name``, or all of it."""
-        dim = self.dim_of(name)
-        if dim is None or tensor.dim() <= dim:
-            return tensor
-        return tensor.chunk(len(self.ranks), dim)[self.place].contiguous()
+        self.sizes[self.tied.get(name, name)] = tensor.shape[dim]
+        tensor.data = self.own_part(name, tensor.detach()).clone()
 
     def leave(self) -> None:
         """Leave the group, so that after a failure its other ranks do not wait for this one."""
         # Its connections are closed when nothing refers to it any more, and the mesh does.
         forget_groups(self._mesh)
-        group, self._group = self._group, None
-        if group is not None:
-            self._world.abandon(group)
+        super().leave()
+
+    def divides(self, stage: int) -> bool:
+        """Whether this rank has shards of a stage: of all, or of none."""
+        return self.is_divided
 
     def call_of(self, program: StageProgram) -> ShardedCall:
         """How a stage of this rank's group, or a part of it, is called."""
@@ -411,9 +354,9 @@ class TensorShards:
         Raises:
             BadInput: an operator cannot run on shards.
         """
-        own = [leaves[index][:1].to(self._world.device) for index in program.batch_inputs]
+        own = [leaves[index][:1].to(self.world.device) for index in program.batch_inputs]
         received = [
-            torch.zeros(spec.at(lengths).shape_for(1), dtype=spec.dtype, device=self._world.device)
+            torch.zeros(spec.at(lengths).shape_for(1), dtype=spec.dtype, device=self.world.device)
             for spec in program.received
         ]
         for spec, tensor in zip(program.received, received, strict=True):
@@ -434,16 +377,6 @@ class TensorShards:
                     f"{program.layers.stop - 1} cannot run on shards of a tensor group ({why}); "
                     f"leave layers out of tensor_parallel, or plan without tensor groups"
                 ) from cause
-
-
-def copy_values(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, world: World) -> None:
-    """Give all ranks of ``group`` the values that ``tensor`` has on rank ``source``."""
-    value = tensor.detach().contiguous()
-    plain = value.view(torch.uint8) if value.dtype == torch.bool else value
-    work = dist.broadcast(plain, source, group=group, async_op=True)
-    await_work(work, world, f"values of rank {source}", peer=source, size_bytes=plain.nbytes)
-    with torch.no_grad():
-        tensor.copy_(value)
 
 
 def check_stage(stage: int, program: StageProgram, ranks: int) -> None:

@@ -94,6 +94,7 @@ class LayersInspected:
     def stages(self) -> RankStages[PartlyRecomputed]:
         """This rank's stages, layer by layer."""
         worker, programs = self._worker, self._worker.stages.programs
+        shards = worker.shards
         runners: dict[int, PartlyRecomputed] = {}
         for place in worker.places:
             stage, program = worker.plan.stages[place.stage], programs[place.stage]
@@ -105,7 +106,8 @@ class LayersInspected:
                 watch=self.look,
                 by_block=stage.by_block,
                 autocast=worker.autocast_dtype,
-                synchronised=norm is not None,
+                synchronised=worker.acts_jointly(place, program),
+                **({"call_of": shards.call_of} if shards.divides(place.stage) else {}),
                 around_forward=norm.counting if norm is not None else None,
             )
         return RankStages(

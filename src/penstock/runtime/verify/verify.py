@@ -269,7 +269,7 @@ def compared(
         for name, p in worker.held.named_parameters()
         if p.requires_grad and p.grad is not None
     }
-    sums = {n: g for n, g in worker.tensor.whole(held).items() if worker.held.owns(n)}
+    sums = {n: g for n, g in worker.shards.whole(held).items() if worker.held.owns(n)}
     names = {name for name, _ in worker.held.named_buffers()}
     buffers = {name: t for name, t in worker.held.owned_tensors().items() if name in names}
     gradients, buffers = gathered(world, sums), gathered(world, buffers)
@@ -337,8 +337,8 @@ def needs(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> tuple[Ne
     """The memory to run the module, and then to compare its gradients with the pipeline's."""
     uses = worker.graph.parameter_uses
     others = sum(use.bytes for use in uses if 0 not in worker.held.holders.get(use.name, (0,)))
-    divided = sum(use.bytes for use in uses if worker.tensor.dim_of(use.name) is not None)
-    others += divided * (1 - 1 / len(worker.tensor.ranks))
+    divided = sum(use.bytes for use in uses if worker.shards.dim_of(use.name) is not None)
+    others += divided * (1 - 1 / len(worker.shards.ranks))
     gradients = sum(use.bytes for use in uses if use.requires_grad and not use.is_buffer)
     kept = sum(activation_bytes(worker, leaves) for leaves in batches)
     own = (("gradients", gradients),)
