@@ -13,7 +13,7 @@ from penstock.plan.fitted_plan import with_needed_recompute
 from penstock.plan.infeasible import ONE_STAGE_PLANNERS, first_fitting, infeasible
 from penstock.plan.pins import pins_text
 from penstock.plan.plan import SHARDINGS, Plan, with_recompute
-from penstock.plan.problem import PlanningProblem, Score, dividing, in_blocks
+from penstock.plan.problem import PlanningProblem, Score, dividing, in_blocks, score_of
 from penstock.plan.sharding import with_sharding
 from penstock.planners.data_parallel import dividing_plan
 from penstock.planners.pinned import pinned
@@ -232,7 +232,7 @@ def divided(
             on_step(replace(step, plan=meant(step.plan) if step.plan else None))
 
     part = dividing(problem, problem.sharding)
-    return meant(undivided(part, planner, lambda plan: score(meant(plan)), until, shown))
+    return meant(undivided(part, planner, lambda p: score_of(meant(p), score), until, shown))
 
 
 def undivided(
