@@ -17,8 +17,16 @@ from penstock.errors import BadInput
 from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.sharding import with_sharding
+from penstock.planning.answers import find_plan
 from penstock.profile.find import find_profile
-from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.profile.model_profile import (
+    Affine,
+    Edge,
+    LayerCost,
+    ModelProfile,
+    SharedParameter,
+)
+from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 DEVICES, PARAMETERS = 4, 8_000_000
@@ -128,9 +136,27 @@ def test_schedules_that_cannot_are_refused_with_the_reason(schedule: str, why: s
     stages = (Stage(range(1), (0, 1), (2, 2)), Stage(range(1, 3), (2, 3), (2, 2)))
     plan = Plan(stages, 2, 4, schedule)
     divided = with_sharding(plan, "parameters")
-    with pytest.raises(BadInput, match=f"stage 0 divide its parameters.*{why}.*'1f1b'"):
+    with pytest.raises(BadInput, match=f"stage 0 divides its parameters.*{why}.*'1f1b'"):
         simulate_plan(divided, model(), cluster_of(1e9))
-    simulate_plan(with_sharding(plan, "optimizer"), model(), cluster_of(1e9))
+    if schedule != "pipedream":
+        simulate_plan(with_sharding(plan, "optimizer"), model(), cluster_of(1e9))
+
+
+def test_parameters_that_stages_share_are_not_divided() -> None:
+    tied = replace(model(), shared=(SharedParameter("tied", 1_000_000, (0, 2)),))
+    stages = (Stage(range(1), (0, 1), (2, 2)), Stage(range(1, 3), (2, 3), (2, 2)))
+    divided = with_sharding(Plan(stages, 2, 4, "1f1b"), "parameters")
+    with pytest.raises(BadInput, match=r"stages \[0, 1\] share parameter 'tied'.*tied between"):
+        simulate_plan(divided, tied, cluster_of(1e9))
+    alone = Plan((Stage(range(3), (0, 1), (2, 2), sharding="parameters"),), 2, 4, "1f1b")
+    assert simulate_plan(alone, tied, cluster_of(1e9)).fits
+    problem = PlanningProblem(tied, cluster_of(1e9), 4, (2, 4), sharding="parameters")
+    plan = find_plan(problem, "search", make_score(problem))
+    assert all(len(stage.layers) == 3 for stage in plan.stages if stage.sharding)
+
+
+def untied(case: Case) -> Case:
+    return replace(case, profile=replace(case.profile, shared=()))
 
 
 @settings(max_examples=60, deadline=None)
@@ -138,7 +164,7 @@ def test_schedules_that_cannot_are_refused_with_the_reason(schedule: str, why: s
 def test_no_plan_is_faster_than_its_bound(case: Case, kinds: list[str]) -> None:
     pairs = zip(case.plan.stages, kinds, strict=False)
     stages = tuple(replace(stage, sharding=kind) for stage, kind in pairs)
-    plan = replace(case.plan, stages=stages)
+    case, plan = untied(case), replace(case.plan, stages=stages)
     sizes = (plan.micro_batch_size,)
     problem = PlanningProblem(case.profile, case.cluster, plan.global_batch, sizes)
     played_s = simulate_plan(plan, case.profile, case.cluster).iteration_s

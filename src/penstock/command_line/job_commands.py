@@ -16,6 +16,7 @@ from penstock.command_line.options import (
     Out,
     Quiet,
     Replan,
+    Sharding,
     Workers,
 )
 from penstock.command_line.terminal import Terminal
@@ -94,6 +95,7 @@ def train(
     schedule: Annotated[
         str, Option(help="Schedules that the plan may use, as for 'penstock plan'.")
     ] = "auto",
+    sharding: Sharding = "off",
     memory_reserve: MemoryReserve = 0.05,
     device: Device = "cpu",
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
@@ -138,6 +140,7 @@ def train(
         plan=Path(plan) if plan else None,
         planner=planner,
         schedule=schedule,
+        sharding=sharding,
         memory_reserve=memory_reserve,
         resume=resume,
         out=Path(out) if out else None,

@@ -65,6 +65,7 @@ def training_problem(
         problem_of(job, profile, cluster),
         schedules=schedules_named(request.schedule, request.planner, norms=profile.has_norms),
         blocks="allowed",
+        sharding=request.sharding,
         memory_reserve=request.memory_reserve,
         as_fast=AS_FAST,
     )

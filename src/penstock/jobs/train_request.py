@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.jobs.data_lengths import MeasuredLength
-from penstock.plan.problem import MEMORY_RESERVE
+from penstock.plan.problem import MEMORY_RESERVE, ShardingChoice
 
 __all__ = ["History", "Log", "TrainRequest", "TrainResult"]
 
@@ -17,9 +17,10 @@ Log = Callable[[str], None]
 class TrainRequest:
     """The options of ``penstock train``.
 
-    ``plan`` is a plan file (None: make a plan with ``planner`` and ``schedule`` that leaves the
-    fraction ``memory_reserve`` of the memory free). ``out`` is the run directory (None: a new one
-    under ``runs`` or, with ``resume``, the newest there). ``shown`` false: display nothing.
+    ``plan`` is a plan file (None: make a plan with ``planner``, ``schedule`` and ``sharding`` that
+    leaves the fraction ``memory_reserve`` of the memory free). ``out`` is the run directory (None:
+    a new one under ``runs`` or, with ``resume``, the newest there). ``shown`` false: display
+    nothing.
     ``verify`` false: do not compare the first step with the whole model, whatever the job says.
     ``save_weights`` is a directory for the final weights (None: the job's). The run goes on while
     no more than ``may_lose`` workers are missing, which were killed or stopped answering. With
@@ -32,6 +33,7 @@ class TrainRequest:
     plan: Path | None = None
     planner: str = "search"
     schedule: str = "auto"
+    sharding: ShardingChoice = "off"
     memory_reserve: float = MEMORY_RESERVE
     resume: bool = False
     out: Path | None = None

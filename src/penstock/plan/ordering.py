@@ -16,7 +16,6 @@ __all__ = [
     "check_choices",
     "order_of",
     "schedule_refusal",
-    "sharding_refusal",
     "stage_refusal",
 ]
 
@@ -49,46 +48,24 @@ def blocks_refusal(schedule: str) -> str:
     return choice_refusal("blocks", schedule)
 
 
-def sharding_refusal(schedule: str, sharding: str) -> str:
-    """Why devices cannot divide that under a schedule, in words; empty if they can.
-
-    >>> sharding_refusal("1f1b", "parameters"), sharding_refusal("pipedream", "optimizer")
-    ('', '')
-    >>> sharding_refusal("zb-h1", "parameters")
-    'splits backwards: gradients of divided parameters come with whole ones'
-    """
-    family = FAMILIES.get(schedule)
-    if family is None or sharding != "parameters":
-        return ""
-    if family.placement == "mirrored":
-        return "holds stages twice"
-    if not family.flushes:
-        return "has no flush: several versions of the parameters would be divided"
-    if family.splits:
-        return "splits backwards: gradients of divided parameters come with whole ones"
-    return ""
+INSTEAD = {
+    "optimizer": ("divides its optimizer's state", "keep that whole"),
+    "parameters": ("divides its parameters", "divide only the optimizer's state"),
+    "blocks": ("recomputes by block", "recompute the whole stage"),
+}
+"""What a stage does by each choice, and what it could do instead."""
 
 
 def check_choices(plan: Plan) -> None:
     """Raise `BadInput` where the schedule does not let stages recompute, or divide, as they do."""
     for index, stage in enumerate(plan.stages):
-        if stage.sharding and (refusal := sharding_refusal(plan.schedule, stage.sharding)):
-            raise BadInput(
-                f"the devices of stage {index} divide its parameters, and schedule "
-                f"'{plan.schedule}' {refusal}; use another schedule, such as '1f1b', or divide "
-                f"only the optimizer's state"
-            )
-        if stage.sharding and plan.tensor_groups:
-            raise BadInput(
-                f"the devices of stage {index} are tensor groups, which divide its layers already; "
-                f"leave out what they divide besides, or the tensor groups"
-            )
-    by_block = [index for index, stage in enumerate(plan.stages) if stage.by_block]
-    if by_block and (refusal := blocks_refusal(plan.schedule)):
-        raise BadInput(
-            f"stage {by_block[0]} recomputes by block, and schedule '{plan.schedule}' {refusal}; "
-            f"use another schedule, such as '1f1b', or recompute the whole stage"
-        )
+        for choice in (stage.sharding, "blocks" if stage.by_block else ""):
+            if choice and (refusal := choice_refusal(choice, plan.schedule)):
+                does, instead = INSTEAD[choice]
+                raise BadInput(
+                    f"stage {index} {does}, and schedule '{plan.schedule}' {refusal}; use another "
+                    f"schedule, such as '1f1b', or {instead}"
+                )
 
 
 NOT_AS_SIMULATED = frozenset({"fbp-as"})

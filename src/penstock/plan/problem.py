@@ -9,7 +9,8 @@ from typing import Literal, TypeAlias, TypeVar, cast
 
 from penstock.cluster.cluster import Cluster, with_memory_reserve
 from penstock.errors import BadInput
-from penstock.plan.ordering import blocks_refusal, sharding_refusal
+from penstock.plan.choices import choice_refusal
+from penstock.plan.ordering import blocks_refusal
 from penstock.plan.pins import Pin
 from penstock.plan.plan import MOST_MICRO_BATCHES, Plan, Stage
 from penstock.profile.model_profile import ModelProfile
@@ -224,12 +225,13 @@ def dividing(problem: PlanningProblem, sharding: ShardingChoice) -> PlanningProb
     Raises:
         BadInput: no schedule does.
     """
-    refusals = {name: sharding_refusal(name, sharding) for name in problem.schedules}
+    refusals = {name: choice_refusal(sharding, name) for name in problem.schedules}
     able = tuple(name for name, refusal in refusals.items() if not refusal)
     if not able:
         raise BadInput(
-            f"no stage divides its parameters under schedule {', '.join(problem.schedules)}, which "
-            f"{refusals[problem.schedules[0]]}; allow '1f1b', or use --sharding optimizer"
+            f"with --sharding {sharding} no stage runs under schedule "
+            f"{', '.join(problem.schedules)}, which {refusals[problem.schedules[0]]}; allow "
+            f"'1f1b', or use --sharding off"
         )
     return replace(problem, sharding=sharding, schedules=able)
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 
+from penstock.plan.choices import choice_refusal
 from penstock.plan.cost import depths_of, rows_by_speed
-from penstock.plan.ordering import blocks_refusal, sharding_refusal
+from penstock.plan.ordering import blocks_refusal
 from penstock.plan.plan import Plan, Stage, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import priced
@@ -108,7 +109,7 @@ def other_memory(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
         mine = {s: stage for s, stage in enumerate(plan.stages) if stage.devices == devices}
         shardings = {stage.sharding: None for stage in mine.values()}
         if problem.sharding == "auto":
-            allowed = (one for one in problem.shardings if not sharding_refusal(plan.schedule, one))
+            allowed = (one for one in problem.shardings if not choice_refusal(one, plan.schedule))
             shardings |= dict.fromkeys(allowed)
         choices = [(*way, sharding) for sharding in shardings for way in ways]
         for whole, by_block, sharding in choices if len(choices) > 1 else ():

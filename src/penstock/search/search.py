@@ -33,7 +33,7 @@ from penstock.search.preference import preferred
 from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
 from penstock.search.walked_plans import simulate_walked, walked
 
-__all__ = ["PLANNERS", "STARTING_PLANNERS", "search_from", "search_steps"]
+__all__ = ["ALONE", "PLANNERS", "STARTING_PLANNERS", "search_from", "search_steps"]
 
 ACTIONS_FOR_MOVES, ACTIONS_FOR_MORE_MOVES = 1_500_000, 500_000
 """Simulated actions spent on moves from the best plan with whole backwards, about a second; and on

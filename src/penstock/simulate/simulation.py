@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
+from penstock.plan.choices import choice_refusal
 from penstock.plan.fitted_plan import with_undoable_step
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
@@ -227,6 +228,14 @@ def check_plan_fits_inputs(plan: Plan, profile: ModelProfile, cluster: Cluster) 
             f"the plan covers layers [0, {covered}) but profile '{profile.name}' has "
             f"{len(profile.layers)} layers; plan again with this profile"
         )
+    for shared in profile.shared if any(s.sharding == "parameters" for s in plan.stages) else ():
+        users = sorted({plan.stage_of_layer(layer) for layer in shared.layers})
+        if len(users) > 1 and any(plan.stages[s].sharding == "parameters" for s in users):
+            refusal = choice_refusal("parameters", plan.schedule, tied=True)
+            raise BadInput(
+                f"stages {users} share parameter '{shared.name}', and one divides its parameters: "
+                f"it {refusal}; divide only the optimizer's state there"
+            )
     devices = len(cluster.devices)
     highest = max(max(stage.devices) for stage in plan.stages)
     if highest >= devices:
