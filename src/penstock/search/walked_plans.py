@@ -130,21 +130,26 @@ def moved(problem: PlanningProblem, plan: Plan, generator: Generator, *, deep: b
     Or with recompute of a stage switched on or off. Depths never grow along the pipeline: others
     change with one.
     """
-    sign = 1 if generator.random() < 0.5 else -1
     kind = float(generator.random()) if deep else 0.0
     if len(plan.stages) > 1 and kind < CUTS:
         s = int(generator.integers(1, len(plan.stages)))
         before, after = plan.stages[s - 1].layers, plan.stages[s].layers
-        start = after.start + sign * int(generator.integers(1, MOST_LAYERS + 1))
-        return with_cut(plan, s, min(max(start, before.start + 1), after.stop - 1))
+        change = int(generator.integers(1, MOST_LAYERS + 1)) * sign_of(generator)
+        start = min(max(after.start + change, before.start + 1), after.stop - 1)
+        return with_cut(plan, s, start)
     s = int(generator.integers(len(plan.stages)))
     if kind > 1 - RECOMPUTE and problem.recompute == "auto":
         other = replace(plan.stages[s], recompute=not plan.stages[s].recompute)
         return replace(plan, stages=(*plan.stages[:s], other, *plan.stages[s + 1 :]))
     depths = plan.in_flight_limit
     furthest = 1 + depths[s] * MOST_OF_A_DEPTH * float(generator.random()) ** 2
-    depth = depths[s] + sign * int(furthest * generator.random() + 1)
+    depth = depths[s] + int(furthest * generator.random() + 1) * sign_of(generator)
     depth = min(max(1, depth), plan.micro_batches)
     before_it = (max(other, depth) for other in depths[:s])
     after_it = (min(other, depth) for other in depths[s + 1 :])
     return replace(plan, in_flight_limit=(*before_it, depth, *after_it))
+
+
+def sign_of(generator: Generator) -> int:
+    """1 or -1."""
+    return 1 if generator.random() < 0.5 else -1
