@@ -16,9 +16,15 @@ from penstock.plan.problem import AS_FAST, Planner, PlanningProblem, Score
 from penstock.plan.schedule_costs import priced
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.schedule.registry import FAMILIES
-from penstock.search.even_loads import evenly_loaded_plans
 from penstock.search.every_plan import every_placement, every_variant
-from penstock.search.families import adapted_to, family_steps, plain_families
+from penstock.search.families import (
+    adapted_to,
+    family_steps,
+    placed_so,
+    plain_families,
+    skeletons,
+    skeletons_of_plans,
+)
 from penstock.search.judge import (
     LEADING,
     MAKING_A_PLAN,
@@ -30,8 +36,7 @@ from penstock.search.judge import (
 )
 from penstock.search.neighbours import climb, other_micro_batches
 from penstock.search.preference import preferred
-from penstock.search.skeletons import placed_so, skeletons, skeletons_of_plans
-from penstock.search.walked_plans import simulate_walked, walked
+from penstock.search.walks import annealed, evenly_loaded_plans, simulate_walked
 
 __all__ = ["PLANNERS", "STARTING_PLANNERS", "search_from", "search_steps"]
 
@@ -169,7 +174,7 @@ def improve_leaders(judge: Judge, planned: Sequence[Plan]) -> Iterator[SearchSte
         place = (*placed(plan), FAMILIES[plan.schedule].is_planned)
         if len(plan.stages) > 1 and place not in adapted:
             adapted.add(place)
-            end = walked(judge, plan, generator, ACTIONS_FOR_A_WALK)
+            end = annealed(judge, plan, generator, ACTIONS_FOR_A_WALK)
             actions -= ACTIONS_FOR_A_WALK
             judge.simulate(priced(judge.problem, end))
 
