@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from penstock.plan.cost import RunCosts, run_costs, stage_seconds, transfer
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, in_order
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import StageCost
@@ -16,7 +16,7 @@ __all__ = ["least_room", "load_s", "priced", "stages_of_groups", "with_costs"]
 def priced(problem: PlanningProblem, plan: Plan) -> Plan:
     """The plan with the costs that its schedule needs; the planners' own schedules need none."""
     if FAMILIES[plan.schedule].is_planned:
-        return replace(plan, costs=(), memory_bytes=())
+        return in_order(plan, plan.schedule, plan.in_flight_limit)
     return with_costs(problem, plan)
 
 
@@ -37,7 +37,7 @@ def with_costs(problem: PlanningProblem, plan: Plan) -> Plan:
         cost_of_stage(problem, plan, index, replica_of[stage.devices])
         for index, stage in enumerate(plan.stages)
     )
-    return replace(plan, costs=costs, memory_bytes=tuple(rooms))
+    return in_order(plan, plan.schedule, plan.in_flight_limit, costs, tuple(rooms))
 
 
 def load_s(plan: Plan) -> float:

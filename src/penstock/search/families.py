@@ -21,7 +21,7 @@ from math import inf
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.cost import rows_by_speed, stage_seconds
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, in_order
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.schedule_costs import load_s, priced, with_costs
 from penstock.schedule.registry import FAMILIES
@@ -158,13 +158,13 @@ def load_of(leader: tuple[float, Plan]) -> float:
 def under_schedule(plan: Plan, schedule: str) -> Plan:
     """The plan under a schedule, without costs where its order does not depend on them."""
     if FAMILIES[schedule].is_planned:
-        return replace(plan, schedule=schedule, costs=(), memory_bytes=())
-    return replace(plan, schedule=schedule)
+        return in_order(plan, schedule, plan.in_flight_limit)
+    return in_order(plan, schedule, plan.in_flight_limit, plan.costs, plan.memory_bytes)
 
 
 def adapted_to(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
     """The plan under a schedule that makes its order for the costs of the stages."""
-    return priced(problem, replace(plan, schedule=schedule, in_flight_limit=()))
+    return priced(problem, in_order(plan, schedule))
 
 
 def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:

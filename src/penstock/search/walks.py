@@ -23,7 +23,7 @@ from penstock.core.native import (
 )
 from penstock.plan.cost import depths_of, rows_by_speed
 from penstock.plan.cost_tables import runs_in_core
-from penstock.plan.plan import Plan, Stage, with_cut, with_recompute
+from penstock.plan.plan import Plan, Stage, in_order, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem, remembered
 from penstock.plan.run_tables import Floats, Integers, run_tables
 from penstock.profile.model_profile import ModelProfile
@@ -244,9 +244,7 @@ def deeper_variants(problem: PlanningProblem, plan: Plan) -> list[Plan]:
     found: list[Plan] = []
     for recompute in problem.recompute_choices:
         same = with_recompute(plan, recompute)
-        found += [
-            replace(same, schedule=schedule, in_flight_limit=()) for schedule in problem.schedules
-        ]
+        found += [in_order(same, schedule) for schedule in problem.schedules]
         if "early-backward" in problem.schedules:
             found += dict.fromkeys(at_depth(same, depth) for depth in DEPTHS)
     return found
@@ -256,7 +254,7 @@ def at_depth(plan: Plan, depth: int) -> Plan:
     """The plan with early backwards and ``depth`` in flight for each stage from here to the end."""
     stages = len(plan.stages)
     limits = tuple(min(plan.micro_batches, depth * (stages - s)) for s in range(stages))
-    return replace(plan, schedule="early-backward", in_flight_limit=limits)
+    return in_order(plan, "early-backward", limits)
 
 
 def annealed(judge: Judge, start: Plan, generator: Generator, actions: float) -> Plan:
@@ -313,7 +311,7 @@ def moved(problem: PlanningProblem, plan: Plan, generator: Generator, *, deep: b
     depth = min(max(1, depth), plan.micro_batches)
     before_it = (max(other, depth) for other in depths[:s])
     after_it = (min(other, depth) for other in depths[s + 1 :])
-    return replace(plan, in_flight_limit=(*before_it, depth, *after_it))
+    return in_order(plan, plan.schedule, (*before_it, depth, *after_it))
 
 
 def sign_of(generator: Generator) -> int:
