@@ -235,6 +235,27 @@ def test_help_list_and_plan_never_load_torch(command: str, problem: list[str]) -
     assert done.stdout
 
 
+COUNTED = """
+import sys
+from penstock import cli
+sys.argv = ["penstock", *sys.argv[1:]]
+code = cli.run()
+names = [name.split(".") for name in sys.modules]
+ours = [name[1] for name in names if name[0] == "penstock" and len(name) > 2]
+others = set(ours) & {"runtime", "capture", "jobs", "bridges", "rehearse", "measure"}
+print(len(ours), len([name for name in names if name[:2] == ["penstock", "command_line"]]), others)
+sys.exit(code)
+"""
+
+
+def test_a_plan_enters_few_modules_and_none_of_other_commands(problem: list[str]) -> None:
+    arguments = [sys.executable, "-c", COUNTED, "plan", *problem, "--quiet", "--schedules", "1f1b"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    modules, of_commands, others = done.stdout.splitlines()[-1].split(maxsplit=2)
+    assert int(modules) <= 108 and int(of_commands) <= 7 and others == "set()"
+
+
 def test_a_reader_that_goes_away_is_no_error(problem: list[str]) -> None:
     command = Path(sys.executable).with_name("penstock")
     read_end, write_end = os.pipe()

@@ -13,15 +13,15 @@ from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
+from penstock.plan.schedule_costs import load_s
 from penstock.planning.answers import find_plan
 from penstock.planning.planning_problem import planning_problem, schedules_named
 from penstock.profile.built_in import packaged
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.families import family_steps, under_schedule
+from penstock.search.families import family_steps, skeletons, under_schedule
 from penstock.search.judge import judge_of
 from penstock.search.search import PLANNERS
-from penstock.search.skeletons import load_s, skeletons
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 

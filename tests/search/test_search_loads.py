@@ -19,7 +19,7 @@ from penstock.core import native
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.even_loads import (
+from penstock.search.walks import (
     KINDS,
     LoadKind,
     evenly_loaded_plans,
@@ -223,7 +223,7 @@ from penstock.cluster.toml_file import find_cluster
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.data_parallel import data_parallel
 from penstock.profile.find import find_profile
-from penstock.search.even_loads import evenly_loaded_plans
+from penstock.search.walks import evenly_loaded_plans
 from penstock.simulate.score import make_score
 
 # A shell's background jobs ignore interrupts.

@@ -14,7 +14,7 @@ from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.search.families import adapted_to
 from penstock.search.judge import judge_of
 from penstock.search.search import improve_leaders, simulate_other_orders
-from penstock.search.walked_plans import moved, quick_s, simulate_walked, walked
+from penstock.search.walks import annealed, moved, quick_s, simulate_walked
 from penstock.simulate.score import make_score
 
 SAVED, STATE = 100.0, 40.0
@@ -118,7 +118,7 @@ def test_a_walk_ends_no_worse_than_it_starts_and_the_same_every_time() -> None:
     ends = list[Plan]()
     for _ in range(2):
         judge = judge_of(asked, make_score(asked))
-        ends.append(walked(judge, plan_of(1, 3), default_rng(0), 20_000.0))
+        ends.append(annealed(judge, plan_of(1, 3), default_rng(0), 20_000.0))
         assert judge.simulate(ends[0]) == judge.best_s < judge.simulate(plan_of(1, 3))
     assert ends[0] == ends[1]
     assert [len(stage.layers) for stage in ends[0].stages] == [2, 2]
@@ -128,7 +128,7 @@ def test_a_walk_finds_the_depths_that_a_plan_lacks() -> None:
     asked = problem(messages=40.0)
     judge = judge_of(asked, make_score(asked))
     shallow = replace(plan_of(2, 2), schedule="early-backward", in_flight_limit=(2, 1))
-    assert judge.simulate(walked(judge, shallow, default_rng(0), 2e5)) <= 72.0
+    assert judge.simulate(annealed(judge, shallow, default_rng(0), 2e5)) <= 72.0
     assert judge.simulate(shallow) > 80.0
 
 

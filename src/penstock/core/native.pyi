@@ -164,7 +164,7 @@ class Links:
     ) -> None: ...
 
 class SearchCosts:
-    """A profile on a cluster (`penstock.search.even_loads.search_costs`)."""
+    """A profile on a cluster (`penstock.search.walks.search_costs`)."""
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ __all__ = [
     "SHARDINGS",
     "Plan",
     "Stage",
+    "in_order",
     "rank_pairs",
     "with_cut",
     "with_recompute",
@@ -204,6 +205,21 @@ class Plan:
             memory_bytes=self.memory_bytes,
             mirrored=self.mirrored,
         )
+
+
+def in_order(
+    plan: Plan,
+    schedule: str,
+    in_flight_limit: tuple[int, ...] = (),
+    costs: tuple[StageCost, ...] = (),
+    memory_bytes: tuple[float, ...] = (),
+) -> Plan:
+    """The plan with another order of work; its stages were checked before, and are not again."""
+    other: Plan = object.__new__(Plan)
+    fresh = {"schedule": schedule, "in_flight_limit": in_flight_limit}
+    kept = {name: value for name, value in vars(plan).items() if not name.startswith("known_")}
+    vars(other).update(kept, **fresh, costs=costs, memory_bytes=memory_bytes)
+    return other
 
 
 def with_cut(plan: Plan, stage: int, start: int) -> Plan:

@@ -16,7 +16,6 @@ from penstock.plan.plan import SHARDINGS, Plan, with_recompute
 from penstock.plan.problem import PlanningProblem, Score, dividing, in_blocks, score_of
 from penstock.plan.sharding import with_sharding
 from penstock.planners.data_parallel import dividing_plan
-from penstock.planners.pinned import pinned
 from penstock.planning.planning_problem import member_named
 from penstock.planning.tensor_groups import groupings, plan_with_groups
 from penstock.schedule.registry import FAMILIES
@@ -153,6 +152,8 @@ def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) ->
             f"planner '{planner}' proposes no plan that keeps {pins_text(problem.pins)}; use "
             f"planner 'search', or leave a pin out"
         )
+    from penstock.planners.pinned import pinned
+
     for pin in problem.pins:
         others = replace(problem, pins=tuple(other for other in problem.pins if other != pin))
         with suppress(Infeasible):
@@ -321,6 +322,7 @@ def searched_plan(asked: Question) -> Plan:
     problem, best = asked.problem, None
     starts = dict(STARTING_PLANNERS)
     if problem.pins:
+        from penstock.planners.pinned import pinned
 
         def of_any_schedule(_: PlanningProblem, score: Score) -> Plan:
             return pinned(problem, score)

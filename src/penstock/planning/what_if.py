@@ -23,7 +23,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
 from penstock.schedule.weight_rule import OptimizerSync
-from penstock.search.skeletons import recut
+from penstock.search.families import recut
 from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Timeline

@@ -11,7 +11,6 @@ from penstock.errors import BadInput
 from penstock.profile.built_in import MODELS
 from penstock.profile.json_file import profile_from_json
 from penstock.profile.model_profile import ModelProfile
-from penstock.profile.pipedream_text import parse_pipedream
 
 __all__ = ["find_profile", "read_any_profile"]
 
@@ -66,6 +65,8 @@ def read_any_profile(path: str | Path, profile_batch: int | None = None) -> Mode
                 f"profile '{path}' is a PipeDream text, which does not say for which batch its "
                 f"times are; add --profile-batch, the batch that was profiled"
             )
+        from penstock.profile.pipedream_text import parse_pipedream
+
         return parse_pipedream(text, path, profile_batch)
     if profile_batch is not None:
         raise BadInput(

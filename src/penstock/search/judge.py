@@ -7,8 +7,8 @@ from math import inf
 from penstock.bounds.lower_bound import plan_bound_s
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score, score_of
+from penstock.plan.schedule_costs import load_s
 from penstock.schedule.registry import FAMILIES
-from penstock.search.skeletons import load_s
 
 __all__ = [
     "ITS_DEVICE",

@@ -7,7 +7,7 @@ from itertools import accumulate, chain, pairwise
 from penstock.plan.choices import choice_refusal
 from penstock.plan.cost import depths_of, rows_by_speed
 from penstock.plan.ordering import blocks_refusal
-from penstock.plan.plan import Plan, Stage, with_cut, with_recompute
+from penstock.plan.plan import Plan, Stage, in_order, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import priced
 from penstock.schedule.registry import FAMILIES
@@ -68,7 +68,7 @@ def other_schedules(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     for schedule in problem.schedules:
         planned = FAMILIES[schedule].is_planned
         if planned and (schedule, ()) != (plan.schedule, plan.in_flight_limit):
-            yield replace(plan, schedule=schedule, in_flight_limit=())
+            yield in_order(plan, schedule)
 
 
 def other_depths(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
@@ -83,7 +83,7 @@ def other_depths(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     for trial in trials:
         falling = all(before >= after for before, after in pairwise(trial))
         if falling and trial != depths and trial[-1] >= 1 and trial[0] <= plan.micro_batches:
-            yield replace(plan, schedule="early-backward", in_flight_limit=tuple(trial))
+            yield in_order(plan, "early-backward", tuple(trial))
 
 
 def moved_cuts(plan: Plan) -> Iterator[Plan]:
