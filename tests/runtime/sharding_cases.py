@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from runtime.pipeline_cases import (
     DECODER,
+    SUBJECTS,
     Subject,
     captured,
     different,
@@ -89,13 +90,14 @@ def untied() -> Subject:
 OWN = {"llama": llama, "untied": untied}
 
 
-def fresh(name: str) -> tuple[Subject, LayerGraph]:
-    """A subject and its graph."""
-    if name not in OWN:
-        return captured(name)
+def fresh(name: str, frozen: str = "") -> tuple[Subject, LayerGraph]:
+    """A subject and its graph; parameters whose name begins with ``frozen`` are not trained."""
     torch.manual_seed(0)
-    subject = OWN[name]()
+    subject = (SUBJECTS | OWN)[name]()
     subject.model.double().train()
+    for parameter_name, parameter in subject.model.named_parameters():
+        if frozen and parameter_name.startswith(frozen):
+            parameter.requires_grad_(requires_grad=False)
     return subject, capture_model(subject.model, subject.batch(3), loss=subject.loss)
 
 
@@ -144,15 +146,10 @@ def trained(
 
     A step has ``parts`` batches. Parameters whose name begins with ``frozen`` are not trained.
     """
-    subject, graph = fresh(name) if frozen else known(name)
+    subject, graph = known(name, frozen)
     micro_batches = 4 if schedule in ("interleaved", "chimera") else 3
     plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=micro_batches)
     before = {n: t.detach().clone() for n, t in subject.model.state_dict().items()}
-    for parameter_name, parameter in subject.model.named_parameters():
-        if frozen and parameter_name.startswith(frozen):
-            parameter.requires_grad_(requires_grad=False)
-    if frozen:
-        graph = capture_model(subject.model, subject.batch(3), loss=subject.loss)
     one, wrong, full = OneDevice(subject, make), list[str](), plan.global_batch
     settings: Any = {"clip_norm": CLIP, "timeout_s": 60, "verify": "off", **options}
     with Pipeline(
@@ -243,14 +240,22 @@ def overlapped(choose: Choose) -> list[str]:
     )
 
 
+def each_another(plan: Plan) -> Plan:
+    """The first stage divides parameters, on devices in another order, and the second nothing."""
+    first, second = plan.stages
+    devices = first.devices[::-1]
+    first = replace(first, devices=devices, sharding="parameters", recompute=True)
+    return replace(plan, stages=(first, second))
+
+
 def resumed(choose: Choose) -> list[str]:
-    """What differs when a run goes on under another plan, to and from one with choices."""
-    chosen, other = choose(plan_of(LAYERS, (2,))), plan_of(LAYERS, (1, 1), "gpipe")
-    wrong: list[str] = []
-    for before, after in ((chosen, other), (other, chosen)):
-        places: list[Any] = [tempfile.mkdtemp()]
+    """What differs when a run goes on under a plan with other stages, of which one divides rows."""
+    after = each_another(plan_of(LAYERS, (3, 1), "gpipe"))
+    with tempfile.TemporaryDirectory() as own:
+        places: list[Any] = [own]
         dist.broadcast_object_list(places)
-        wrong += continued(places[0], before, after)
+        wrong = continued(places[0], choose(plan_of(LAYERS, (2,))), after)
+        dist.barrier()
     return wrong
 
 
@@ -320,14 +325,6 @@ def with_checkpoints(choose: Choose) -> list[str]:
             if pipe.verified is None or not pipe.verified.equal:
                 found.append(f"{reentrant}: {pipe.verified}")
     return found
-
-
-def each_another(plan: Plan) -> Plan:
-    """The first stage divides parameters, on devices in another order, and the second nothing."""
-    first, second = plan.stages
-    devices = first.devices[::-1]
-    first = replace(first, devices=devices, sharding="parameters", recompute=True)
-    return replace(plan, stages=(first, second))
 
 
 class TiedChain(nn.Module):
