@@ -23,7 +23,7 @@ from penstock.planning.assessment import assess_plan, baselines_of
 from penstock.planning.explanation import explain_plan
 from penstock.planning.spp_bound import spp_bound_s
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.even_loads import KINDS, layout_of, load_question, search_costs
+from penstock.search.walks import KINDS, layout_of, load_question, search_costs
 from penstock.simulate.score import make_score
 
 DEVICES = (0, 1, 2, 3)
