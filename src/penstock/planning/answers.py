@@ -227,12 +227,20 @@ def divided(
     def meant(plan: Plan) -> Plan:
         return with_sharding(plan, problem.sharding)
 
+    part, shown = dividing(problem, problem.sharding), shown_as(on_step, meant)
+    return meant(undivided(part, planner, lambda p: score_of(meant(p), score), until, shown))
+
+
+def shown_as(
+    on_step: Callable[[SearchStep], None] | None, meant: Callable[[Plan], Plan]
+) -> Callable[[SearchStep], None]:
+    """``on_step`` for steps of plans that stand for others."""
+
     def shown(step: SearchStep) -> None:
         if on_step:
             on_step(replace(step, plan=meant(step.plan) if step.plan else None))
 
-    part = dividing(problem, problem.sharding)
-    return meant(undivided(part, planner, lambda p: score_of(meant(p), score), until, shown))
+    return shown
 
 
 def undivided(
@@ -303,11 +311,7 @@ def by_block(
     def meant(plan: Plan) -> Plan:
         return with_recompute(plan, False, by_block=True)
 
-    def shown(step: SearchStep) -> None:
-        if on_step:
-            on_step(replace(step, plan=meant(step.plan) if step.plan else None))
-
-    blocks = in_blocks(problem)
+    blocks, shown = in_blocks(problem), shown_as(on_step, meant)
     return meant(kept_or_whole(blocks, planner, lambda plan: score(meant(plan)), until, shown))
 
 
