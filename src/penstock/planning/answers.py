@@ -230,14 +230,19 @@ def divided(asked: Question) -> Plan:
     def meant(plan: Plan) -> Plan:
         return with_sharding(plan, problem.sharding)
 
-    def shown(step: SearchStep) -> None:
-        asked.tell(replace(step, plan=meant(step.plan) if step.plan else None))
+    return meant(undivided(stand_ins(asked, dividing(problem, problem.sharding), meant)))
+
+
+def stand_ins(asked: Question, problem: PlanningProblem, meant: Callable[[Plan], Plan]) -> Question:
+    """What is asked of plans of ``problem`` that stand for others: ``meant`` of them."""
 
     def score(plan: Plan) -> float:
         return score_of(meant(plan), asked.score)
 
-    part = dividing(problem, problem.sharding)
-    return meant(undivided(replace(asked, problem=part, score=score, on_step=shown)))
+    def shown(step: SearchStep) -> None:
+        asked.tell(replace(step, plan=meant(step.plan) if step.plan else None))
+
+    return replace(asked, problem=problem, score=score, on_step=shown)
 
 
 def undivided(asked: Question) -> Plan:
@@ -297,14 +302,7 @@ def by_block(asked: Question) -> Plan:
     def meant(plan: Plan) -> Plan:
         return with_recompute(plan, False, by_block=True)
 
-    def shown(step: SearchStep) -> None:
-        asked.tell(replace(step, plan=meant(step.plan) if step.plan else None))
-
-    def score(plan: Plan) -> float:
-        return asked.score(meant(plan))
-
-    blocks = in_blocks(asked.problem)
-    return meant(kept_or_whole(replace(asked, problem=blocks, score=score, on_step=shown)))
+    return meant(kept_or_whole(stand_ins(asked, in_blocks(asked.problem), meant)))
 
 
 def kept_or_whole(asked: Question) -> Plan:
