@@ -8,7 +8,7 @@
 
 namespace penstock {
 
-/// A step from one occupancy to another; see `penstock.planners.dapple.steps.Steps`.
+/// A step from one occupancy to another; see `penstock.planners.dapple.groups.steps_of`.
 struct DappleStep {
   int target;
   int group;  // -1 where it takes more devices than a micro-batch has rows

@@ -29,10 +29,14 @@ from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.run_tables import Floats, prefix_sums
 from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
-from penstock.planners.dapple.groups import Groups
+from penstock.planners.dapple.groups import (
+    Groups,
+    costs_of_groups,
+    network_of_steps,
+    steps_of,
+)
 from penstock.planners.dapple.latency import latency_s
 from penstock.planners.dapple.placement import occupancies
-from penstock.planners.dapple.steps import costs_of_groups, network_of_steps, steps_of
 
 __all__ = ["dapple", "dapple_candidates"]
 
