@@ -25,7 +25,7 @@ sys.exit("torch is loaded" if "torch" in sys.modules else code)
         (["profile", "gpt-text", "-o", "none/p.json"], "folder 'none' does not exist"),
         (["verify", "gpt-text", "-o", "none/p.json"], "folder 'none' does not exist"),
         (["profile", "gpt-text", "--estimate", "A100"], "did you mean A100-40GB or A100-80GB?"),
-        (["profile", "gpt-text", "--estimate", "h"], "did you mean H100-80GB or H200-141GB or H20-96GB?"),
+        (["profile", "gpt-text", "--estimate", "h"], "mean H100-80GB or H200-141GB or H20-96GB?"),
         (["profile", "gpt-text", "--estimate", "TPU"], "use one of V100-16GB"),
     ],
 )
