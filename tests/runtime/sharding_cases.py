@@ -342,13 +342,20 @@ class TiedChain(nn.Module):
 def gathered(choose: Choose) -> tuple[dict[str, int], float]:
     """How often units are gathered and reduced in a step of a model, and the share that a rank has.
 
-    ``most`` is the most units that are whole at once.
+    ``most`` is the most units that are whole at once. ``messages`` are the gathers that were begun,
+    and ``ahead`` those of them beside the work of another unit.
     """
     subject, graph = known("untied")
     plan = choose(plan_of(len(graph.layer_names), (4,)))
-    counted = dict.fromkeys(("gather", "reduce", "most"), 0)
+    counted = dict.fromkeys(("gather", "reduce", "most", "messages", "ahead"), 0)
     whole: set[Unit] = set()
-    plain = {kind: getattr(Unit, kind) for kind in ("gather", "reduce", "free")}
+    plain = {kind: getattr(Unit, kind) for kind in ("gather", "reduce", "free", "begin")}
+
+    def begin(unit: Unit) -> None:
+        if not unit.is_whole and unit._coming is None:
+            counted["messages"] += 1
+            counted["ahead"] += bool(whole)
+        plain["begin"](unit)
 
     def counting(kind: str) -> Callable[[Unit], None]:
         def act(unit: Unit) -> None:
@@ -361,8 +368,9 @@ def gathered(choose: Choose) -> tuple[dict[str, int], float]:
 
     with Pipeline(graph, plan, subject.batch(12), optimizer=adam, verify="off") as pipe:
         held = sum(p.numel() for _, p in pipe.named_parameters())
+        pipe.step(subject.batch(12))  # the order of the units is known after it
         for kind in plain:
-            setattr(Unit, kind, counting(kind))
+            setattr(Unit, kind, begin if kind == "begin" else counting(kind))
         try:
             pipe.step(subject.batch(12))
         finally:

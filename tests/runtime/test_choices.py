@@ -81,6 +81,9 @@ def test_every_choice_trains_like_one_device_with_all_that_is_not_refused() -> N
                 "gather": 2 * units * micro_batches,
                 "reduce": units * micro_batches,
                 "most": 2,
+                "messages": 2 * units * micro_batches,
+                # All but the first of a pass; by block those of a block's second layer are not.
+                "ahead": 2 * 5 * micro_batches,
                 "left": 0,
             }
             # Rows that are no multiple of four are divided unevenly.

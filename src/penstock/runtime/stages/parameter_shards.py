@@ -4,8 +4,12 @@ Each rank keeps a share of the rows of every parameter, of its gradient and of t
 (ZeRO stage 3: Rajbhandari et al., SC 2020, section 5.3; FSDP: Zhao et al., VLDB 2023). A block of
 the model is gathered as one unit:
 
-    forward     gather  block 0  free    gather  block 1  free    ...
-    backward    gather  block 1  reduce-scatter, free    gather  block 0  reduce-scatter, free
+    messages    gather 0   gather 1            gather 2     ...
+    forward                block 0, free       block 1, free    ...
+    backward    gather 1   gather 0   block 1, reduce-scatter, free   block 0, ...
+
+From a part's second pass on, the unit after the one that computes is gathered beside it. Passes of
+one part are alike, on every rank, so all ranks send in the same order.
 
 Not torch's own `fully_shard`: its hooks around a module do not fire where a stage begins or ends
 within that module's call, it replaces the user's parameters and classes, and it cannot be undone.
@@ -19,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,7 +44,7 @@ from penstock.runtime.processes.world import World
 from penstock.runtime.stages.shards import Shards, copy_values
 from penstock.torch_internals import NoFunctionCalls, after_backward
 
-__all__ = ["ParameterShards", "divided_parameters"]
+__all__ = ["ParameterShards", "divided_parameters", "gather_ahead"]
 
 # From torch 2.13 on these have other names.
 gather_into: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -86,6 +91,7 @@ class Unit:
 
     def __init__(self, name: str, parameters: Sequence[nn.Parameter], shards: Shards) -> None:
         self.name, self._shards, self.is_whole = name, shards, False
+        self._coming: tuple[Any, torch.Tensor] | None = None
         count = len(shards.ranks)
         most = [-(-len(p) // count) for p in parameters]
         self._widths = [rows * p[0].numel() for p, rows in zip(parameters, most, strict=True)]
@@ -104,16 +110,23 @@ class Unit:
             parameter.grad, parameter.data = None, own
         self._memory.untyped_storage().resize_(0)
 
+    def begin(self) -> None:
+        """Let the values come, which the next `gather` awaits."""
+        if self.is_whole or self._coming is not None:
+            return
+        self._memory.untyped_storage().resize_(self._bytes)
+        found = self._memory if len(self.members) == 1 else torch.empty_like(self._memory)
+        work = gather_into(found, self._own, group=self._shards.group, async_op=True)
+        self._coming = work, found
+
     def gather(self) -> None:
         """Give the parameters all their values, and no gradients."""
         if self.is_whole:
             return
+        self.begin()
+        found = self._come()
         self.is_whole = True
-        self._memory.untyped_storage().resize_(self._bytes)
-        alone = len(self.members) == 1
-        found = self._memory if alone else torch.empty_like(self._memory)
-        self._await(gather_into, found, self._own, "parameters")
-        if not alone:
+        if found is not self._memory:
             pieces = found.view(len(self._shards.ranks), -1).split(self._widths, 1)
             for member, piece in zip(self.members, pieces, strict=True):
                 member.by_rank.copy_(piece)
@@ -122,9 +135,21 @@ class Unit:
             member.gradient, parameter.grad = parameter.grad, None
             parameter.data = member.whole
 
+    def _come(self) -> torch.Tensor:
+        """What has been begun, when it is there."""
+        assert self._coming is not None
+        (work, found), self._coming = self._coming, None
+        self._await(work, found, "parameters")
+        return found
+
+    def forget(self) -> None:
+        """Do not await what has been begun: a rank has failed, or leaves a pass."""
+        self._coming = None
+
     def reduce(self) -> None:
         """Add the sum of all ranks' gradients to that of this rank's rows, and free the values."""
         if not self.is_whole:
+            self.free()
             return
         trained = [member for member in self.members if member.parameter.requires_grad]
         given = [padded(m.parameter.grad, m.by_rank) for m in trained]
@@ -135,7 +160,9 @@ class Unit:
         joined = torch.cat(given, 1) if len(given) > 1 else given[0]
         given.clear()
         found = self._own.new_empty(sum(widths))
-        self._await(reduce_into, found, joined.reshape(-1), "gradients")
+        group = self._shards.group
+        work = reduce_into(found, joined.reshape(-1), group=group, async_op=True)
+        self._await(work, found, "gradients")
         for member, piece in zip(trained, found.split(widths), strict=True):
             gradient = member.parameter.grad
             assert gradient is not None  # a view of a bucket
@@ -144,6 +171,9 @@ class Unit:
     def free(self) -> None:
         """Leave the parameters this rank's rows, of values and gradients."""
         if not self.is_whole:
+            if self._coming is not None:
+                self._come()
+                self._memory.untyped_storage().resize_(0)
             return
         self.is_whole = False
         for member in self.members:
@@ -151,10 +181,9 @@ class Unit:
             member.parameter.grad, member.gradient = member.gradient, None
         self._memory.untyped_storage().resize_(0)
 
-    def _await(self, act: Any, output: torch.Tensor, given: torch.Tensor, what: str) -> None:
-        shards = self._shards
-        work = act(output, given, group=shards.group, async_op=True)
-        await_work(work, shards.world, f"the {what} of '{self.name}'", size_bytes=output.nbytes)
+    def _await(self, work: Any, output: torch.Tensor, what: str) -> None:
+        about = f"the {what} of '{self.name}'"
+        await_work(work, self._shards.world, about, size_bytes=output.nbytes)
 
 
 def padded(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
@@ -173,7 +202,13 @@ class GatheredCall:
     ``hooked`` are units by the module around whose call they are gathered. The others that the part
     reads, ``around``, are gathered for a whole pass. With ``stays`` a replay leaves them gathered
     for the backward that follows it.
+
+    ``earlier`` and ``later`` are the calls of the parts beside this one, if a stage's parts always
+    run one after another, and again before their backwards.
     """
+
+    earlier: "GatheredCall | None" = None
+    later: "GatheredCall | None" = None
 
     def __init__(
         self,
@@ -188,6 +223,10 @@ class GatheredCall:
         self.is_kept = False
         self._shards = shards
         self._call = ProgramCall(module)
+        self._order: list[str] = []
+        """Names of modules of ``hooked`` in the order of their calls, as far as they are known."""
+        self._reached = 0
+        """The place in that order down to which a backward has come."""
 
     @property
     def units(self) -> list[Unit]:
@@ -213,6 +252,7 @@ class GatheredCall:
         stays = False
         for unit in self.around:
             unit.gather()
+        self.begin_after("")
         self._shards.running = self
         try:
             made = self._call.run(leaves, inputs, deferred)
@@ -222,6 +262,10 @@ class GatheredCall:
                 if root is not None:
                     root.register_prehook(partial(self.before_backward, left))
                     stays = self.is_kept
+        except BaseException:
+            for unit in [*self.units, *(self.later.units if self.later else ())]:
+                unit.forget()
+            raise
         finally:
             self._shards.running = None
             for unit in () if stays else self.units:
@@ -232,14 +276,55 @@ class GatheredCall:
         """Gather units; all that are left gathered are reduced when the backward ends."""
         if self._shards.in_backward is None:
             self._shards.in_backward = self
+            self._reached = len(self._order) + 1
             after_backward(self._finish)
         for unit in units:
             unit.gather()
+        names = {unit.name for unit in units}
+        place = next((i for i, path in enumerate(self._order) if path in names), len(self._order))
+        if place < self._reached:
+            self._reached = place
+            self._begin_before(place)
+
+    def begin_after(self, path: str) -> None:
+        """Let the units come that are needed after those of a module; of the first after ``""``."""
+        if path and path not in self._order:
+            self._order.append(path)
+        later = self._order[self._order.index(path) + 1 :] if path else self._order
+        if later:
+            self._begin(later[0])
+        elif self.later is not None and not self.is_kept:
+            self.later.begin()
+
+    def _begin_before(self, place: int) -> None:
+        """Let the units come that a backward needs after those of a place in the order."""
+        if place:
+            self._begin(self._order[place - 1])
+        elif self.earlier is not None:
+            self.earlier.begin()
+
+    def begin(self) -> None:
+        """Let the units come with which a forward of this part begins."""
+        for unit in self.around:
+            unit.begin()
+        if self._order:
+            self._begin(self._order[0])
+
+    def _begin(self, path: str) -> None:
+        for unit in self.hooked[path]:
+            unit.begin()
 
     def _finish(self) -> None:
         self._shards.in_backward = None
         for unit in self.units:
             unit.reduce()
+
+
+def gather_ahead(calls: Sequence[object]) -> None:
+    """Tell the calls of a stage's parts, which always run in this order, of one another."""
+    for earlier, later in pairwise(calls):
+        if isinstance(earlier, GatheredCall) and isinstance(later, GatheredCall):
+            earlier.later, later.earlier = later, earlier
 
 
 class ParameterShards(Shards):
@@ -330,6 +415,8 @@ class ParameterShards(Shards):
         with NoFunctionCalls():  # no calls of the user's program
             for unit in units:
                 unit.gather()
+            if self.running is not None:
+                self.running.begin_after(path)
             # A checkpoint of the user's runs it again within the backward. The gradient of a leaf
             # may come before those of the parameters; that of another tensor comes after all that
             # was called later.

@@ -23,6 +23,7 @@ from penstock.capture.stage.call import StageCall
 from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.errors import BadInput
 from penstock.plan.plan import Stage
+from penstock.runtime.stages.parameter_shards import gather_ahead
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 
 __all__ = ["PartlyRecomputed", "RecomputeRun", "parts_of_stage", "single_layers"]
@@ -121,9 +122,12 @@ class PartlyRecomputed(ModuleRunner):
         super().__init__(program, device, **options)
         for_parts = {k: v for k, v in options.items() if k not in ("around_last_backward", "call")}
         self._parts = parts
+        calls = [call_of(part.program) for part in parts]
+        if by_block and watch is None:
+            gather_ahead(calls)
         self._runners = [
-            ModuleRunner(part.program, device, call=call_of(part.program), **for_parts)
-            for part in parts
+            ModuleRunner(part.program, device, call=call, **for_parts)
+            for part, call in zip(parts, calls, strict=True)
         ]
         self._share_parameters = share_parameters(parts)
         self._apart: frozenset[int] = frozenset()
