@@ -347,7 +347,7 @@ def gathered(choose: Choose) -> tuple[dict[str, int], float]:
     """
     subject, graph = known("untied")
     plan = choose(plan_of(len(graph.layer_names), (4,)))
-    counted = dict.fromkeys(("gather", "reduce", "most", "messages", "ahead"), 0)
+    counted: dict[str, int] = dict.fromkeys(("gather", "reduce", "most", "messages", "ahead"), 0)
     whole: set[Unit] = set()
     plain = {kind: getattr(Unit, kind) for kind in ("gather", "reduce", "free", "begin")}
 
