@@ -1,5 +1,7 @@
 """Hypothesis strategies for planning: small profiles, clusters and problems."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from penstock.cluster.cluster import Cluster, Device, Host
@@ -89,13 +91,18 @@ def clusters(draw: st.DrawFn, max_devices: int = 3, memory: bool = True) -> Clus
 def problems(
     draw: st.DrawFn, max_layers: int = 4, memory: bool = True, divided: bool = False
 ) -> PlanningProblem:
-    """A problem small enough to enumerate; ``divided``: all stages may have to divide something."""
+    """A problem small enough to enumerate; ``divided``: all stages may have to divide something.
+
+    Stages that divide their parameters must not share any (`penstock.plan.choices`).
+    """
+    sharding = draw(st.sampled_from(["off", "optimizer", "parameters"])) if divided else "off"
+    profile = draw(profiles(max_layers))
     return PlanningProblem(
-        profile=draw(profiles(max_layers)),
+        profile=replace(profile, shared=()) if sharding == "parameters" else profile,
         cluster=draw(clusters(memory=memory)),
         global_batch=4,
         micro_batch_sizes=draw(st.sampled_from([(1,), (2,), (4,), (1, 2, 4)])),
         recompute=draw(st.sampled_from(["auto", "on", "off"])),
-        sharding=draw(st.sampled_from(["off", "optimizer", "parameters"])) if divided else "off",
+        sharding=sharding,
         schedules=draw(st.sampled_from([("1f1b",), ("gpipe",), ("1f1b", "gpipe")])),
     )

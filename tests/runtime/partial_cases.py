@@ -21,6 +21,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.measure.same_work import parameters_of
+from penstock.plan.plan import Stage
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.memory.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.pipeline import Pipeline
@@ -126,7 +127,8 @@ def lasting_bytes(graph: LayerGraph, layers: range) -> float:
     nothing = Affine()
     costs = [LayerCost("", nothing, nothing, nothing, *sizes) for sizes in own]
     sums = layer_sums(ModelProfile("", tuple(costs), shared=shared))
-    return stage_memory(layers, 1, sums, optimizer_bytes_per_parameter_byte=2.0).fixed_bytes
+    stage = Stage(layers, (0,), (1,))
+    return stage_memory(stage, 1, sums, optimizer_bytes_per_parameter_byte=2.0).fixed_bytes
 
 
 def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]:
