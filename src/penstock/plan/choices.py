@@ -8,9 +8,10 @@ blocks                     keep what each block reads, and run it again before i
 
 from collections.abc import Mapping
 
+from penstock.plan.plan import Stage
 from penstock.schedule.registry import FAMILIES
 
-__all__ = ["CHOICES", "REFUSED", "SCHEDULES", "choice_refusal", "kinds_of_schedule"]
+__all__ = ["CHOICES", "REFUSED", "SCHEDULES", "choice_refusal", "choices_of", "kinds_of_schedule"]
 
 CHOICES: Mapping[str, str] = {
     "optimizer": "divided optimizer state",
@@ -46,6 +47,11 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("blocks", "no flush"): "the second forward would see other weights",
 }
 """Which choice is refused with which use (see `penstock.runtime.conflicts`), and why."""
+
+
+def choices_of(stage: Stage) -> tuple[str, ...]:
+    """Which of `CHOICES` a stage has."""
+    return tuple(filter(None, (stage.sharding, "blocks" * stage.by_block)))
 
 
 def kinds_of_schedule(name: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ Planning asks the latter before it chooses, the runtime before it runs.
 """
 
 from penstock.errors import BadInput
-from penstock.plan.choices import choice_refusal
+from penstock.plan.choices import choice_refusal, choices_of
 from penstock.plan.plan import Plan
 from penstock.schedule.registry import FAMILIES, known_schedule
 from penstock.schedule.schedule import Schedule
@@ -59,8 +59,8 @@ INSTEAD = {
 def check_choices(plan: Plan) -> None:
     """Raise `BadInput` where the schedule does not let stages recompute, or divide, as they do."""
     for index, stage in enumerate(plan.stages):
-        for choice in (stage.sharding, "blocks" if stage.by_block else ""):
-            if choice and (refusal := choice_refusal(choice, plan.schedule)):
+        for choice in choices_of(stage):
+            if refusal := choice_refusal(choice, plan.schedule):
                 does, instead = INSTEAD[choice]
                 raise BadInput(
                     f"stage {index} {does}, and schedule '{plan.schedule}' {refusal}; use another "

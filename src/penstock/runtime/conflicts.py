@@ -11,15 +11,13 @@ from torch.optim import Optimizer
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
-from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, kinds_of_schedule
+from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, choices_of, kinds_of_schedule
 from penstock.plan.ordering import order_of, schedule_refusal
-from penstock.plan.plan import Plan, Stage
-from penstock.schedule.registry import FAMILIES
+from penstock.plan.plan import Plan
 
 __all__ = [
     "CONFLICTS",
     "check_conflicts",
-    "choices_of",
     "uses_of",
     "uses_of_graph",
     "uses_of_optimizer",
@@ -146,29 +144,24 @@ def uses_of_optimizer(optimizer: Optimizer | None) -> dict[str, str]:
     return {"whole parameters": f"optimizer {kind}" * (kind in WHOLE_PARAMETERS)}
 
 
-def choices_of(stage: Stage) -> tuple[str, ...]:
-    """What of the table of choices a stage has."""
-    return stage.sharding, "blocks" * stage.by_block
-
-
 def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
     """The uses of a plan, called ``whose``."""
-    name, family = f"schedule '{plan.schedule}'", FAMILIES.get(plan.schedule)
-    flushes = family is None or family.flushes
+    name, kinds = f"schedule '{plan.schedule}'", kinds_of_schedule(plan.schedule)
     refusal = schedule_refusal(plan.schedule, tensor_groups=bool(plan.tensor_groups))
     uses = {
         "tensor groups": f"the tensor groups of {whose}" * bool(plan.tensor_groups),
         "not in groups": f"{name} (it {refusal})" * bool(refusal),
-        **{
-            kind: f"{name} (it {words})" * (kind in kinds_of_schedule(plan.schedule))
-            for kind, words in SCHEDULES.items()
-        },
+        **{kind: f"{name} (it {words})" * (kind in kinds) for kind, words in SCHEDULES.items()},
         **{
             choice: f"{whose} with {words}"
             for choice, words in CHOICES.items()
             if any(choice in choices_of(stage) for stage in plan.stages)
         },
     }
-    if not flushes and not plan.tensor_groups and order_of(plan).weights.version == "newest":
+    if (
+        "no flush" in kinds
+        and not plan.tensor_groups
+        and order_of(plan).weights.version == "newest"
+    ):
         uses["newer weights"] = f"{name} (its backwards use newer weights than its forwards)"
     return uses

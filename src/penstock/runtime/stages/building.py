@@ -17,8 +17,8 @@ from penstock.capture.materialise import check_values, materialise, named_tensor
 from penstock.capture.stage.call import StageCall
 from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.errors import BadInput
+from penstock.plan.choices import choices_of
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.conflicts import choices_of
 from penstock.runtime.iteration import places_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.processes.world import World
@@ -87,7 +87,7 @@ def check_alike(plan: Plan, graph: LayerGraph, world: World) -> None:
     """
     trained = [use.name for use in graph.parameter_uses if use.requires_grad]
     cut = [
-        " with ".join((f"{s.layers} on {s.devices} in {s.slices}", *filter(None, choices_of(s))))
+        " with ".join((f"{s.layers} on {s.devices} in {s.slices}", *choices_of(s)))
         for s in plan.stages
     ]
     planned = [*cut, plan.schedule, f"{plan.micro_batches} micro-batches"]
