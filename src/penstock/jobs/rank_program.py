@@ -84,6 +84,7 @@ __all__ = [
     "checked_request",
     "checkpoint_to_resume",
     "goes_on",
+    "ignore",
     "last_checkpoint_said",
     "run_local_rank",
     "run_started_rank",

@@ -12,6 +12,7 @@ from penstock.jobs.job import Job
 from penstock.jobs.rank_program import (
     LOST,
     checked_request,
+    ignore,
     last_checkpoint_said,
     run_local_rank,
     say,
@@ -36,7 +37,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
             The last checkpoint is complete, and ``resume`` continues from it.
         KeyboardInterrupt: Ctrl-C; the last checkpoint is complete as well.
     """
-    told = say if request.shown else lambda text: None
+    told = say if request.shown else ignore
     if request.workers < 1:
         raise BadInput(f"--workers is {request.workers}; at least 1 is needed")
     if not 0 <= request.may_lose < request.workers:

@@ -28,8 +28,8 @@ If all shares are 1, a device is estimated at its roofline. A device that is not
 file of its own (`HardwareEntry`).
 """
 
-from dataclasses import dataclass, fields
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -39,6 +39,8 @@ from penstock.errors import BadInput
 __all__ = ["HARDWARE", "Hardware", "hardware_named"]
 
 MEMORY_SHARE = 0.9
+
+LAUNCH_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def gpu(
         name,
         *rates,
         memory_bytes,
-        5e-6,
+        LAUNCH_S,
         source,
         product,
         attention,
@@ -172,9 +174,10 @@ def hardware_named(name: str) -> Hardware:
 def hardware_of(entry: HardwareEntry) -> Hardware:
     """The device that a file describes."""
     given = entry.model_dump(exclude={"like"}, exclude_none=True)
-    plain = HARDWARE["H100-80GB"] if not entry.like else hardware_named(entry.like)
-    kept = ("launch_s",) if not entry.like else tuple(field.name for field in fields(Hardware))
-    return Hardware(**{name: getattr(plain, name) for name in kept} | given)
+    like: dict[str, Any] = (
+        asdict(hardware_named(entry.like)) if entry.like else {"launch_s": LAUNCH_S}
+    )
+    return Hardware(**like | given)
 
 
 def simple(name: str) -> str:
