@@ -248,6 +248,7 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
         watch = DriftWatch(part.planned or Timeline((), 0), job.accumulate, display.note)
         back = RollBack(pipe, directory.checkpoints, gone_back)
         steps = trained(pipe, job, start, memory, lengths, back)
+        drifts_at_pause: tuple[Drift, ...] = ()
         words = "the first step" if job.verify == "off" else "the first step, and the model's own"
         for metrics in notice_of_first(steps, display.note, words):
             step, loss, samples = metrics.step, metrics.loss, metrics.samples
@@ -272,6 +273,8 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
                 step + 1, start, job.checkpoint_every, drifts=bool(watch.drifts)
             )
             if stops and first and step + 1 < job.steps:
+                # The last step may end the drift for which the ranks pause.
+                drifts_at_pause = watch.drifts
                 pipe.stop(PAUSE)
             if pipe.stopping == PAUSE:
                 break
@@ -297,7 +300,7 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
         verified=str(pipe.verified or ""),
         start=start,
         left_out=tuple(sorted(back.left_out)),
-        drifts=watch.drifts,
+        drifts=drifts_at_pause or watch.drifts,
         paused=paused,
         data_ended=step < job.steps and not pipe.stopping,
         peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
