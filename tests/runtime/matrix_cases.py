@@ -228,16 +228,16 @@ def wrong_in(case: Case) -> list[str]:
         verify="off",
     ) as pipe:
         # The graph's own tensors are trained: they must start anew in every case.
-        first = {n: t.detach().clone() for n, t in pipe._worker.held.named_tensors().items()}
+        first = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
         cuts = [
-            pipe._worker.stages.prepared(rows, True).iteration.cut.micro_batches for rows in sizes
+            pipe._engine.stages.prepared(rows, True).iteration.cut.micro_batches for rows in sizes
         ]
         for rows, expected in zip(sizes, expected_steps(case, subject, cuts), strict=True):
             metrics = pipe.step(batch_of(subject, rows, precise))
             found = torch.tensor(metrics.loss, dtype=torch.float64, device=DEVICE)
             wrong += [f"{rows} rows: {what}" for what in compared(case, pipe, found, expected)]
         with torch.no_grad():
-            for name, tensor in pipe._worker.held.named_tensors().items():
+            for name, tensor in pipe._engine.held.named_tensors().items():
                 tensor.copy_(first[name])
         pipe.close(gather=True)  # for the next case with this model
     return wrong
@@ -261,7 +261,7 @@ def compared(case: Case, pipe: Pipeline, loss: torch.Tensor, expected: Expected)
     ]
     wrong += [
         f"value of {name}"
-        for name, tensor in pipe._worker.held.named_tensors().items()
+        for name, tensor in pipe._engine.held.named_tensors().items()
         if different(tensor.detach(), expected.tensors[name], limits[2])
     ]
     return wrong

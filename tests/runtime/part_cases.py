@@ -226,7 +226,7 @@ def normalised() -> list[Any]:
                     columns = {0: batch["x"], 1: batch["labels"]}
                     given = pipe.needs.read(columns, range(7))
                 losses.append(pipe.step(given).loss)
-            buffers = {n: b.clone() for n, b in pipe._worker.held.named_buffers()}
+            buffers = {n: b.clone() for n, b in pipe._engine.held.named_buffers()}
             found.append((losses, buffers, pipe.needs.rows(0, 7)))
     return found
 

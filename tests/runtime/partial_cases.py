@@ -141,12 +141,12 @@ def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]
     with Pipeline(graph, plan, batches[0], optimizer=adam, timeout_s=60) as pipe:
         ours = [pipe.step(batch).loss for batch in batches]
         timeline = pipe.timeline()
-        worker = pipe._worker
+        engine = pipe._engine
         kept = {n: t for n, t in pipe.state_dict().items() if n.startswith("optimizer.")}
         wrong = [
             n for n, p in pipe.named_parameters() if not torch.allclose(p, weights[n], 1e-9, 1e-11)
         ]
-        sent = worker.stages.prepared(ROWS, True).iteration.messages.outgoing
+        sent = engine.stages.prepared(ROWS, True).iteration.messages.outgoing
         gradients = [m.receiver_stage for own in sent.values() for m in own if m.kind == "B"]
         return {
             "losses": (ours, losses),
@@ -161,12 +161,12 @@ def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]
             ],
             "trained": sum(p.nbytes for p in pipe.parameters()),
             "held": storage_bytes(p for _, p in pipe.named_parameters()),
-            "summed": sum(b.flat.nbytes for b in worker.buckets.buckets),
+            "summed": sum(b.flat.nbytes for b in engine.buckets.buckets),
             "state": sum(t.nbytes for t in kept.values() if t.dim()),
-            "lasting": storage_bytes(lasting_tensors(worker, pipe._training))
+            "lasting": storage_bytes(lasting_tensors(engine, pipe._training))
             - sum(t.nbytes for t in kept.values() if not t.dim()),
             "predicted": sum(
-                lasting_bytes(graph, plan.stages[s].layers) for s in worker.stages.programs
+                lasting_bytes(graph, plan.stages[s].layers) for s in engine.stages.programs
             ),
             "verified": str(pipe.verify(batches[0])),
         }

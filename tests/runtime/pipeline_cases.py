@@ -340,7 +340,7 @@ def differences(pipe: Pipeline, whole: nn.Module, tolerance: float) -> list[str]
         for name, p in pipe.named_parameters()
         if different(p.grad, theirs[name].grad, tolerance)
     ]
-    held = pipe._worker.held.named_tensors()
+    held = pipe._engine.held.named_tensors()
     return wrong + [
         f"buffer {name}"
         for name, tensor in held.items()
@@ -366,11 +366,11 @@ def compare_one(
         timeout_s=60,
         verify="off",
     ) as pipe:
-        first = {n: t.detach().clone() for n, t in pipe._worker.held.named_tensors().items()}
+        first = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
         for rows in sizes:
             whole = copy.deepcopy(kept)
             batch = subject.batch(rows)
-            cut = pipe._worker.stages.prepared(rows, True).iteration.cut.micro_batches
+            cut = pipe._engine.stages.prepared(rows, True).iteration.cut.micro_batches
             expected = reference(subject, whole, batch, cut)
             metrics = pipe.step(batch)
             found = torch.tensor(metrics.loss, dtype=torch.float64)
@@ -382,7 +382,7 @@ def compare_one(
                 f"{rows} rows: {what}" for what in differences(pipe, whole, subject.tolerance)
             ]
             with torch.no_grad():
-                for name, tensor in pipe._worker.held.named_tensors().items():
+                for name, tensor in pipe._engine.held.named_tensors().items():
                     tensor.copy_(first[name])
         pipe.close(gather=True)  # for the next pipeline of the model
     return wrong

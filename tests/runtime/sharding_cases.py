@@ -126,7 +126,7 @@ def wrong_rows(pipe: Pipeline, whole: nn.Module) -> Iterator[str]:
     """This rank's weights, or rows of them, that are not those of one device."""
     theirs = dict(whole.named_parameters())
     for name, own in pipe.named_parameters():
-        expected = pipe._worker.shards.own_part(name, theirs[name].detach())
+        expected = pipe._engine.shards.own_part(name, theirs[name].detach())
         if different(own.detach(), expected, TOLERANCE):
             yield name
 

@@ -122,7 +122,7 @@ SETTINGS: Any = {
 
 def shard_of(pipe: Pipeline, name: str, whole: torch.Tensor) -> torch.Tensor:
     """The part of a whole tensor that this rank holds."""
-    shards = pipe._worker.shards
+    shards = pipe._engine.shards
     dim = shards.dim_of(name)
     return whole if dim is None else whole.chunk(len(shards.ranks), dim)[shards.place]
 
@@ -241,7 +241,7 @@ def wrongly_verified(pipe: Pipeline) -> list[str]:
     if not (result := pipe.verify(batch_of(7, 8))).equal:
         wrong.append(f"verified: {result}")
     name = "blocks.0.query.weight"
-    shards = pipe._worker.shards
+    shards = pipe._engine.shards
     for own, parameter in pipe.named_parameters():
         if own == name and shards.place:
             # The whole weight is what the ranks hold together, so a change of one shard counts.
@@ -272,7 +272,7 @@ def llama_differences() -> list[str]:
     with Pipeline(ours, plan, batch, timeout_s=60) as pipe:
         found = pipe.step(batch).loss
         wrong = wrong_tensors(pipe, whole, "gradient", SINGLE_PRECISION)
-        shards = pipe._worker.shards
+        shards = pipe._engine.shards
         divided = {n for n, _ in pipe.named_parameters() if shards.dim_of(n) is not None}
     if abs(found - float(loss.detach())) > SINGLE_PRECISION:
         wrong.append(f"loss {found} instead of {float(loss.detach())}")

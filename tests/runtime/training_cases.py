@@ -153,10 +153,10 @@ def evaluate_and_verify() -> dict[str, Any]:
         whole.eval()
         with torch.no_grad():
             expected = float(subject.whole_loss(whole, batch))
-        before = {n: t.detach().clone() for n, t in pipe._worker.held.named_tensors().items()}
+        before = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
         loss = pipe.evaluate(batch).loss
         result = pipe.verify(subject.batch(7))
-        same = all(torch.equal(t, before[n]) for n, t in pipe._worker.held.named_tensors().items())
+        same = all(torch.equal(t, before[n]) for n, t in pipe._engine.held.named_tensors().items())
         timeline = pipe.timeline()
     return {
         "loss": loss,
@@ -272,10 +272,10 @@ def seven_rows_in_four_micro_batches() -> dict[str, list[str]]:
             pipe.step(subject.batch(rows))
         counts = {
             name: int(tensor)
-            for name, tensor in pipe._worker.held.named_tensors().items()
+            for name, tensor in pipe._engine.held.named_tensors().items()
             if name.endswith("num_batches_tracked")
         }
-        cut = pipe._worker.stages.prepared(7, True).iteration.cut.micro_batches
+        cut = pipe._engine.stages.prepared(7, True).iteration.cut.micro_batches
     found["cut"] = [f"{len(rows)} rows" for rows in cut]
     found["updates"] = [f"{name}: {count}" for name, count in counts.items() if count != 8]
     return found

@@ -234,7 +234,7 @@ def slow_down_rank_one(pipe: Pipeline, event: Event) -> None:
     """A callback: from step 4 on every forward of rank 1 sleeps for 30 ms in its layers."""
     if isinstance(event, StepMetrics) and event.step >= 4 and pipe.rank == 1 and not SLOWED:
         SLOWED.append(pipe)
-        for runner in pipe._worker.stages.runners.values():
+        for runner in pipe._engine.stages.runners.values():
             call = runner._training_call
             run = call.run
 

@@ -18,7 +18,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 from penstock.runtime.batch_needs import BatchNeeds, LeafNeed, in_words, key_of, needs_of
-from penstock.runtime.rank import Worker
+from penstock.runtime.engine import Engine
 
 __all__ = ["WHOLE", "BatchReading"]
 
@@ -27,36 +27,36 @@ WHOLE = "{} was given a part of a batch, but needs the whole batch; give it that
 
 
 class BatchReading:
-    """Reads the batches, whole or in part, that a worker's rank is given."""
+    """Reads the batches, whole or in part, that an engine's rank is given."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     @property
     def _graph(self) -> LayerGraph:
         """The graph of the kind of batch that runs."""
-        return self._worker.graph
+        return self._engine.graph
 
     @cached_property
     def needs(self) -> BatchNeeds:
         """What this rank reads of every batch (BadInput if there are several kinds of these)."""
-        worker, programs = self._worker, self._worker.stages.programs
-        if len(worker.kinds) > 1:
+        engine, programs = self._engine, self._engine.stages.programs
+        if len(engine.kinds) > 1:
             raise BadInput(
                 "a model with other_examples needs whole batches, since a part does not show of "
                 "which kind it is; give them on every rank"
             )
         synchronised = frozenset(
             place.stage
-            for place in worker.places
-            if worker.acts_jointly(place, programs[place.stage])
+            for place in engine.places
+            if engine.acts_jointly(place, programs[place.stage])
         )
         return needs_of(
             self._graph,
-            worker.plan,
-            worker.world.rank,
+            engine.plan,
+            engine.world.rank,
             programs,
-            metrics=worker.metrics is not None,
+            metrics=engine.metrics is not None,
             synchronised=synchronised,
         )
 
@@ -69,7 +69,7 @@ class BatchReading:
         """
         if any(isinstance(batch, BatchPart) for batch in batches):
             return [[*leaves] for leaves in self._agreed(batches)]
-        self._worker.take_kind(batches)
+        self._engine.take_kind(batches)
         whole = [self._graph.batch_leaves(batch) for batch in batches]
         whole = self._graph.as_one_step(whole) if len(whole) > 1 else whole
         return [[*leaves] for leaves in whole]
@@ -82,7 +82,7 @@ class BatchReading:
         """
         if not isinstance(batch, BatchPart):
             return [*self._graph.batch_leaves(batch)]
-        with self._worker.failures.shared():
+        with self._engine.failures.shared():
             (leaves,) = self._graph.parts_as_one_step([self._leaves_of(batch)])
         return [*leaves]
 
@@ -94,7 +94,7 @@ class BatchReading:
         """
         if isinstance(batch, BatchPart):
             raise BadInput(WHOLE.format(what))
-        self._worker.take_kind([batch])
+        self._engine.take_kind([batch])
         return self._graph.batch_leaves(batch)
 
     def samples_in(self, batch: Batch) -> int:
@@ -105,7 +105,7 @@ class BatchReading:
 
     def _of_kind(self, batch: Batch) -> LayerGraph:
         """The graph for batches like this one."""
-        kinds = self._worker.kinds
+        kinds = self._engine.kinds
         return kinds[kind_of(kinds[0], batch)]
 
     def lengths_of(self, batch: Batch) -> dict[str, int]:
@@ -119,15 +119,15 @@ class BatchReading:
         return dict(zip((length.name for length in graph.lengths), found, strict=True))
 
     def _agreed(self, batches: Sequence[Batch]) -> list[list[PartialLeaf]]:
-        worker, made, problem = self._worker, list[list[PartialLeaf]](), ""
+        engine, made, problem = self._engine, list[list[PartialLeaf]](), ""
         try:
             made = self._graph.parts_as_one_step([self._leaves_of(batch) for batch in batches])
         except BadInput as cause:
             problem = str(cause)
         given = sum(number * leaves[0].number for number, leaves in enumerate(made, 1))
-        with worker.failures.shared():
+        with engine.failures.shared():
             own = [float(bool(problem)), given]
-            rows = worker.numbers.exchange(own, "what every rank was given of a batch")
+            rows = engine.numbers.exchange(own, "what every rank was given of a batch")
         if any(row != [0.0, rows[0][1]] for row in rows):
             raise BadInput(self._difference(batches, given, problem))
         return made
@@ -137,7 +137,7 @@ class BatchReading:
         shown = ""
         if not problem:
             shown = " and ".join(described(batch, self.lengths_of(batch)) for batch in batches)
-        table = self._worker.world.gather((problem, given, shown))
+        table = self._engine.world.gather((problem, given, shown))
         for other, _, _ in table:
             if other:
                 return other

@@ -34,6 +34,7 @@ from penstock.runtime.checkpoints.weight_saving import save_weights, whole_state
 from penstock.runtime.checkpoints.writer import CheckpointTarget, CheckpointWriter
 from penstock.runtime.clock import gather_timeline
 from penstock.runtime.conflicts import check_conflicts, uses_of, uses_of_graph, uses_of_optimizer
+from penstock.runtime.engine import Engine
 from penstock.runtime.evaluation.inference import Inference, PredictionView
 from penstock.runtime.gradients.loss_scaling import (
     LossScaling,
@@ -44,7 +45,6 @@ from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tens
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.processes.watch import LIMIT_S, doing
 from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.rank import Worker
 from penstock.runtime.rank_numbers import END
 from penstock.runtime.removed import without_removed
 from penstock.runtime.settings import (
@@ -86,9 +86,9 @@ class _Choices:
     settings: RankSettings
     join: Callable[[], World]
     training: Callable[[Sequence[tuple[str, nn.Parameter]], torch.device], Training]
-    verified: Callable[[Worker, Training], VerifiedSteps]
-    endless: Callable[[Worker, Training], EndlessTraining | None]
-    overlapped: Callable[[Worker, Training], OverlappedTraining] | None
+    verified: Callable[[Engine, Training], VerifiedSteps]
+    endless: Callable[[Engine, Training], EndlessTraining | None]
+    overlapped: Callable[[Engine, Training], OverlappedTraining] | None
     metrics: Mapping[str, Metric]
     uses: dict[str, str]
     check_every: int
@@ -141,7 +141,7 @@ class Pipeline:
 
     # Made anew when what is trained changes.
     _world: World
-    _worker: Worker
+    _engine: Engine
     _compiler: StageCompiler | None
     _checkpoints: CheckpointWriter
     _reading: BatchReading
@@ -240,24 +240,24 @@ class Pipeline:
             view = PredictionView(graph, made.plan)
             sums = MetricSums(made.metrics, graph) if made.metrics else None
             own = programs, made.settings, sums, view.boundaries, self._compiler
-            worker = self._worker = Worker(graph, made.plan, world, *own)
-            undo.callback(worker.close)
-            with worker.failures.shared():
-                worker.prepare(made.batch, self._compiler)
-                self._reading = BatchReading(worker)
-                self._inference = Inference(worker, self._reading, view, made.metrics)
-                stepped = worker.held.stepped_parameters()
+            engine = self._engine = Engine(graph, made.plan, world, *own)
+            undo.callback(engine.close)
+            with engine.failures.shared():
+                engine.prepare(made.batch, self._compiler)
+                self._reading = BatchReading(engine)
+                self._inference = Inference(engine, self._reading, view, made.metrics)
+                stepped = engine.held.stepped_parameters()
                 training = self._training = made.training(stepped, world.device)
                 check_conflicts(made.uses | uses_of_optimizer(training.optimizer))
-                self._verified = made.verified(worker, training)
-                self._endless = world.agreed(lambda: made.endless(worker, training))
-                self._overlapped = made.overlapped(worker, training) if made.overlapped else None
+                self._verified = made.verified(engine, training)
+                self._endless = world.agreed(lambda: made.endless(engine, training))
+                self._overlapped = made.overlapped(engine, training) if made.overlapped else None
             undo.pop_all()
 
     @property
     def plan(self) -> Plan:
         """The plan of this pipeline."""
-        return self._worker.plan
+        return self._engine.plan
 
     @property
     def verified(self) -> VerifyResult | None:
@@ -285,11 +285,11 @@ class Pipeline:
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that this rank trains."""
-        return [p for _, p in self._worker.held.named_parameters() if p.requires_grad]
+        return [p for _, p in self._engine.held.named_parameters() if p.requires_grad]
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their first names in the model."""
-        return self._worker.held.named_parameters()
+        return self._engine.held.named_parameters()
 
     @property
     def needs(self) -> BatchNeeds:
@@ -335,8 +335,8 @@ class Pipeline:
         elif due:
             metrics = self._verified.flushed(leaves)
         else:
-            metrics = flushed_step(self._worker, self._training, leaves)
-        self._worker.release_others()
+            metrics = flushed_step(self._engine, self._training, leaves)
+        self._engine.release_others()
         self._tell(metrics)
         return metrics
 
@@ -369,7 +369,7 @@ class Pipeline:
                 self._verified.beforehand([first])
                 every = chain([first], every)
             for metrics in training.stream(every):
-                self._worker.release_others()
+                self._engine.release_others()
                 self._tell(metrics)
                 yield metrics
 
@@ -407,12 +407,12 @@ class Pipeline:
 
     def stop(self, reason: int = END) -> None:
         """Ask all ranks to end the training; after the next step `stopping` is true."""
-        self._worker.numbers.wants_stop = reason
+        self._engine.numbers.wants_stop = reason
 
     @property
     def stopping(self) -> int:
         """The largest reason of any `stop` before the latest step or evaluation, or 0; on all."""
-        return self._worker.numbers.stopping
+        return self._engine.numbers.stopping
 
     def module_for(self, name: str) -> nn.Module:
         """The module on this rank that is used for ``name``, a part of the user's model.
@@ -423,8 +423,8 @@ class Pipeline:
         Raises:
             BadInput: there is no such name, or it is on other ranks, which are named.
         """
-        worker = self._worker
-        return module_for(name, self._graph, worker.stages.programs, worker.held.holders, self.rank)
+        engine = self._engine
+        return module_for(name, self._graph, engine.stages.programs, engine.held.holders, self.rank)
 
     def verify(self, batch: Batch) -> VerifyResult:
         """Compare loss, gradients and buffers on ``batch`` with those of the whole model.
@@ -436,26 +436,26 @@ class Pipeline:
         self._drain()
         leaves = self._reading.whole(batch, "verify()")
         self._check_calls(due=True)
-        return verify(self._worker, leaves)
+        return verify(self._engine, leaves)
 
     def timeline(self) -> Timeline:
         """What every rank did in the latest iteration; all ranks must call this."""
-        return gather_timeline(self._world, self._worker.clock, "measured")
+        return gather_timeline(self._world, self._engine.clock, "measured")
 
     def measuring_memory(self) -> AbstractContextManager[MeasuredMemory]:
         """Measure, within, the peak of this rank's tensors in bytes; slows the step."""
-        held = partial(lasting_tensors, self._worker, self._training, self._overlapped)
+        held = partial(lasting_tensors, self._engine, self._training, self._overlapped)
         return measured_memory(self._world.device, held)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank: tensors by the model's names, and ``state`` for the rest."""
         self._drain()
-        return {**state_tensors(self._worker, self._training), "state": self._training.state()}
+        return {**state_tensors(self._engine, self._training), "state": self._training.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned on this rank under the same plan."""
         self._drain()
-        restore_own(self._worker, self._training, state_dict)
+        restore_own(self._engine, self._training, state_dict)
 
     def model_state_dict(self) -> dict[str, torch.Tensor]:
         """All weights and buffers by all their names, on rank 0; empty on other ranks.
@@ -464,7 +464,7 @@ class Pipeline:
         does not need that.
         """
         self._drain()
-        return whole_state_dict(self._worker)
+        return whole_state_dict(self._engine)
 
     def save_pretrained(
         self, directory: Path | str, *, max_shard_bytes: int = 5_000_000_000
@@ -480,7 +480,7 @@ class Pipeline:
             BadInput: the directory already has weights, or cannot be written.
         """
         self._drain()
-        save_weights(self._worker, Path(directory), max_shard_bytes)
+        save_weights(self._engine, Path(directory), max_shard_bytes)
         return Path(directory)
 
     def save_adapters(self, directory: Path | str) -> Path:
@@ -493,7 +493,7 @@ class Pipeline:
                 directory already has weights, or cannot be written.
         """
         self._drain()
-        save_adapters(self._worker, Path(directory))
+        save_adapters(self._engine, Path(directory))
         return Path(directory)
 
     @doing("saves a checkpoint")
@@ -519,10 +519,10 @@ class Pipeline:
             BadInput: it cannot be written, writing the previous one failed, or ``keep`` is below 1.
         """
         self._drain()
-        worker, training = self._worker, self._training
-        state = saved_state(worker, training, extra, loader)
+        engine, training = self._engine, self._training
+        state = saved_state(engine, training, extra, loader)
         target = CheckpointTarget(Path(directory), training.steps, state, keep)
-        self._checkpoints.save(target, saved_tensors(worker, training), wait=wait)
+        self._checkpoints.save(target, saved_tensors(engine, training), wait=wait)
         self._tell(Saved(self.steps, target.final))
         return target.final
 
@@ -538,7 +538,7 @@ class Pipeline:
         """
         self._drain()
         self._checkpoints.wait()
-        load_state(self._worker, self._training, Path(directory), loader)
+        load_state(self._engine, self._training, Path(directory), loader)
         return self.steps
 
     def close(self, *, gather: bool = False) -> None:
@@ -548,13 +548,13 @@ class Pipeline:
         user's model gets all of them, and buffers, on every rank: to run it, or to make another
         pipeline of it. Then all ranks must call this, and the model must fit into their memory.
         """
-        ended = self._worker.has_ended
+        ended = self._engine.has_ended
         if gather and not ended:
             self._drain()
-            self._worker.give_back()
+            self._engine.give_back()
         with ExitStack() as closing:
             # All of these, whichever raises.
-            closing.callback(self._worker.close)
+            closing.callback(self._engine.close)
             closing.callback(self._checkpoints.close, failed=ended)
             for callback in () if ended else reversed(self._callbacks):
                 closing.callback(callback, self, Closing(self.steps))
@@ -573,7 +573,7 @@ class Pipeline:
         """Compare the calls of the next step with those of the example, if it is ``due``."""
         every = self._choices.check_every
         if due or (every and (self.steps + 1) % every == 0):
-            self._worker.stages.check_next_runs()
+            self._engine.stages.check_next_runs()
 
     def _follow_flags(self) -> None:
         """Connect the ranks anew if ``requires_grad`` of a parameter has changed.
@@ -586,13 +586,13 @@ class Pipeline:
         thawed = f"a change of requires_grad of '{changed[0]}'"
         check_conflicts(self._choices.uses | {"thawed": thawed})
         self._checkpoints.wait()
-        worker, training, verified = self._worker, self._training, self._verified
-        worker.buckets.close()
-        for _, parameter in worker.held.named_parameters():
+        engine, training, verified = self._engine, self._training, self._verified
+        engine.buckets.close()
+        for _, parameter in engine.held.named_parameters():
             parameter.grad = None
         self._graph.follow_flags()
         self._connect(None)  # before the old connections end, with which processes would leave
-        worker.close()
+        engine.close()
         self._training.go_on_from(training)
         self._verified.go_on_from(verified)
 

@@ -200,11 +200,11 @@ def accumulated_in(
     batch = subject.batch(31)
     sizes = (range(12), range(12, 24), range(24, 31))
     with Pipeline(graph, plan, subject.batch(4), shard_optimizer=shard, clip_norm=1e-3) as pipe:
-        worker = pipe._worker
+        engine = pipe._engine
         cut = [
             range(rows.start + own.start, rows.start + own.stop)
             for rows in sizes
-            for own in worker.stages.prepared(len(rows), True).iteration.cut.micro_batches
+            for own in engine.stages.prepared(len(rows), True).iteration.cut.micro_batches
         ]
         whole = copy.deepcopy(subject.model)
         loss = float(reference(subject, whole, batch, cut))
@@ -216,7 +216,7 @@ def accumulated_in(
             for key, value in expected.items()
             if abs(getattr(metrics, key) - value) > 1e-9 * abs(value)
         ]
-        counted = {n for n, _ in pipe.named_parameters() if worker.held.owns(n) or not shard}
+        counted = {n for n, _ in pipe.named_parameters() if engine.held.owns(n) or not shard}
         wrong += [
             what
             for what in differences(pipe, whole, 1e-8)

@@ -91,7 +91,7 @@ def trained(
     ) as pipe:
         losses = [pipe.step(batch).loss for batch in batches]
         losses.append(pipe.evaluate(batches[-1]).loss)
-        tensors = {n: t.detach().clone() for n, t in pipe._worker.held.named_tensors().items()}
+        tensors = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
         graphs = pipe.compiled_graphs
     found = {"losses": torch.tensor(losses).double(), "random": torch.rand(3), **tensors}
     return {"graphs": graphs, "tensors": found}

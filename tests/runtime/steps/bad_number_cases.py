@@ -193,7 +193,7 @@ def sums_of_replicas() -> str:
     """The message where every rank's gradients are finite, but not their sum."""
     with pipeline(BadCase("nothing", (2,))) as pipe:
         pipe.step(batch_of(1))
-        bucket = pipe._worker.buckets.shared[0]
+        bucket = pipe._engine.buckets.shared[0]
         before = bucket.sum
         assert before is not None and dist.is_initialized()
         settle = before.settle

@@ -15,8 +15,8 @@ from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Length
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.engine import Engine
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.rank import Worker
 from penstock.runtime.verify import verify
 from penstock.runtime.verify.verify import FreeMemory
 
@@ -29,13 +29,13 @@ def descend(parameters: list[nn.Parameter]) -> SGD:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each iteration that a pipeline runs."""
     found: list[int] = []
-    original = Worker.run
+    original = Engine.run
 
-    def run(self: Worker, *batches: Any, **options: Any) -> Any:
+    def run(self: Engine, *batches: Any, **options: Any) -> Any:
         found.append(len(batches))
         return original(self, *batches, **options)
 
-    monkeypatch.setattr(Worker, "run", run)
+    monkeypatch.setattr(Engine, "run", run)
     return found
 
 

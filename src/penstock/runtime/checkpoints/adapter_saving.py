@@ -10,8 +10,8 @@ import torch
 
 from penstock.errors import BadInput
 from penstock.runtime.checkpoints.weight_saving import begin, cannot_write, rename
+from penstock.runtime.engine import Engine
 from penstock.runtime.processes.waiting import gathered
-from penstock.runtime.rank import Worker
 from penstock.runtime.weights.pretrained import is_adapted
 from penstock.runtime.weights.safetensors_file import write_tensors
 
@@ -20,21 +20,21 @@ __all__ = ["save_adapters"]
 FILE = "adapter_model.safetensors"
 
 
-def save_adapters(worker: Worker, directory: Path) -> None:
+def save_adapters(engine: Engine, directory: Path) -> None:
     """Write the trained tensors of the active adapter; see `Pipeline.save_adapters`.
 
     Adapters are small, so rank 0 gathers and writes them.
     """
-    model: Any = worker.graph.model
+    model: Any = engine.graph.model
     if not is_adapted(model):
         raise BadInput(
             f"{type(model).__name__} has no adapters of peft; save all of its weights with "
             f"save_pretrained"
         )
-    part, world = directory.with_name(f".{directory.name}.partial"), worker.world
+    part, world = directory.with_name(f".{directory.name}.partial"), engine.world
     world.done_by_first(partial(begin, directory, part))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    own = {name: held for name, held in worker.held.owned_tensors().items() if name in trained}
+    own = {name: held for name, held in engine.held.owned_tensors().items() if name in trained}
     found = gathered(world, own)
     world.done_by_first(partial(write, model, directory, part, found))
 

@@ -24,57 +24,57 @@ from penstock.runtime.checkpoints.loader_state import (
     loader_from_text,
     loader_to_text,
 )
+from penstock.runtime.engine import Engine
 from penstock.runtime.processes.watch import doing
-from penstock.runtime.rank import Worker
 from penstock.runtime.steps.training import Training, merged_states
 from penstock.runtime.weights.safetensors_file import StoredTensor
 
 __all__ = ["load_state", "restore", "restore_own", "saved_state", "saved_tensors", "state_tensors"]
 
 
-def state_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]:
+def state_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]:
     """All tensors of this rank's state, by name."""
-    tensors = {f"model.{n}": t.detach() for n, t in worker.held.named_tensors().items()}
+    tensors = {f"model.{n}": t.detach() for n, t in engine.held.named_tensors().items()}
     tensors |= training.tensors()
-    random = f"random.{worker.world.rank}"
-    cpu, own = random_state(worker.world.device)
+    random = f"random.{engine.world.rank}"
+    cpu, own = random_state(engine.world.device)
     tensors[random] = cpu
     if own is not None:
         tensors[f"{random}.device"] = own
-    return tensors | worker.random.tensors(random)
+    return tensors | engine.random.tensors(random)
 
 
 def restore(
-    worker: Worker, training: Training, tensors: dict[str, torch.Tensor], state: dict[str, Any]
+    engine: Engine, training: Training, tensors: dict[str, torch.Tensor], state: dict[str, Any]
 ) -> None:
     """Restore all but the model's tensors; also random generators, if the checkpoint has them."""
     training.restore(tensors, state)
-    random = f"random.{worker.world.rank}"
+    random = f"random.{engine.world.rank}"
     if random in tensors:
         drawn = tensors[random], tensors.get(f"{random}.device")
-        restore_random_state(worker.world.device, drawn)
-    worker.random.restore(tensors, random)
+        restore_random_state(engine.world.device, drawn)
+    engine.random.restore(tensors, random)
 
 
 @torch.no_grad()
-def restore_own(worker: Worker, training: Training, state_dict: Mapping[str, Any]) -> None:
+def restore_own(engine: Engine, training: Training, state_dict: Mapping[str, Any]) -> None:
     """Restore what `Pipeline.state_dict` returned on this rank."""
     tensors = {name: value for name, value in state_dict.items() if name != "state"}
-    for name, tensor in worker.held.named_tensors().items():
+    for name, tensor in engine.held.named_tensors().items():
         tensor.copy_(tensors[f"model.{name}"])
-    restore(worker, training, tensors, state_dict["state"])
+    restore(engine, training, tensors, state_dict["state"])
 
 
-def saved_tensors(worker: Worker, training: Training) -> dict[str, torch.Tensor]:
+def saved_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]:
     """The tensors that this rank writes into a checkpoint. One rank of a pipeline writes each.
 
     All ranks must call this: tensors that a tensor group divides are gathered.
     """
-    own = state_tensors(worker, training)
+    own = state_tensors(engine, training)
     return {
         name: tensor
-        for name, tensor in worker.shards.whole(own, parameters_of(own)).items()
-        if name.startswith("random.") or worker.held.owns(name.partition(".")[2])
+        for name, tensor in engine.shards.whole(own, parameters_of(own)).items()
+        if name.startswith("random.") or engine.held.owns(name.partition(".")[2])
     }
 
 
@@ -93,32 +93,32 @@ def parameters_of(tensors: Iterable[str]) -> dict[str, str]:
 
 
 def saved_state(
-    worker: Worker, training: Training, extra: Any, loader: StatefulLoader | None
+    engine: Engine, training: Training, extra: Any, loader: StatefulLoader | None
 ) -> dict[str, Any]:
     """All that a checkpoint keeps besides tensors; all ranks must call this.
 
     Raises:
         BadInput: ``extra`` or the loader's state holds a value that a checkpoint cannot keep.
     """
-    state = merged_states(worker.world.gather(training.state()))
+    state = merged_states(engine.world.gather(training.state()))
 
     def as_json() -> dict[str, Any]:
         place = loader_to_text(loader) if loader is not None else None
         return {**state, "extra": extra, "loader": place}
 
-    return worker.world.agreed(as_json)
+    return engine.world.agreed(as_json)
 
 
 @doing("loads a checkpoint")
 def load_state(
-    worker: Worker, training: Training, directory: Path, loader: StatefulLoader | None
+    engine: Engine, training: Training, directory: Path, loader: StatefulLoader | None
 ) -> None:
     """Continue from a checkpoint; see `Pipeline.load`."""
-    world = worker.world
-    path = chosen_checkpoint(worker, directory)
+    world = engine.world
+    path = chosen_checkpoint(engine, directory)
     state = world.agreed(partial(read_state, path))
     stored = world.agreed(partial(stored_tensors, path, state))
-    tensors = wanted_tensors(worker, training, stored)
+    tensors = wanted_tensors(engine, training, stored)
 
     def check() -> None:
         if problem := first_mismatch(path, stored, tensors):
@@ -126,19 +126,19 @@ def load_state(
 
     world.agreed(check)
     world.agreed(lambda: read_tensors(stored, tensors))
-    keep_own_parts(worker, tensors)
-    restore(worker, training, tensors, state)
+    keep_own_parts(engine, tensors)
+    restore(engine, training, tensors, state)
     if loader is not None:
         loader_from_text(loader, state.get("loader"), str(path))
 
 
-def chosen_checkpoint(worker: Worker, directory: Path) -> Path:
+def chosen_checkpoint(engine: Engine, directory: Path) -> Path:
     """Return ``directory`` if it is a checkpoint, else its newest undamaged one; all ranks agree.
 
     Raises:
         BadInput: there is none, or the given one is damaged.
     """
-    world = worker.world
+    world = engine.world
 
     def candidates() -> list[str]:
         if (directory / STATE_FILE).is_file():
@@ -158,13 +158,13 @@ def chosen_checkpoint(worker: Worker, directory: Path) -> Path:
 
 
 def wanted_tensors(
-    worker: Worker, training: Training, stored: Mapping[str, StoredTensor]
+    engine: Engine, training: Training, stored: Mapping[str, StoredTensor]
 ) -> dict[str, torch.Tensor]:
     """The tensors that this rank loads: those of its model, and new ones for everything else."""
-    held, room = worker.held.named_tensors(), worker.shards.room
+    held, room = engine.held.named_tensors(), engine.shards.room
     tensors = {f"model.{name}": room(name, tensor.detach()) for name, tensor in held.items()}
     wanted = tuple(f"optimizer.{name}." for name in training.names.values())
-    random = f"random.{worker.world.rank}"
+    random = f"random.{engine.world.rank}"
     for name, found in stored.items():
         is_random = name == random or name.startswith(f"{random}.")
         if is_random or (wanted and name.startswith(wanted)):
@@ -173,12 +173,12 @@ def wanted_tensors(
 
 
 @torch.no_grad()
-def keep_own_parts(worker: Worker, tensors: dict[str, torch.Tensor]) -> None:
+def keep_own_parts(engine: Engine, tensors: dict[str, torch.Tensor]) -> None:
     """Keep of whole tensors the shards of this rank, and put the model's into the model."""
-    if not worker.shards.is_divided:
+    if not engine.shards.is_divided:
         return
-    held = worker.held.named_tensors()
+    held = engine.held.named_tensors()
     for name, parameter in parameters_of(tensors).items():
-        tensors[name] = worker.shards.own_part(parameter, tensors[name])
+        tensors[name] = engine.shards.own_part(parameter, tensors[name])
         if name == f"model.{parameter}":
             held[parameter].copy_(tensors[name])

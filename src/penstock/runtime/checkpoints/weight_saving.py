@@ -16,7 +16,7 @@ from torch import nn
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.runtime.checkpoints.writer import commit, make_durable
-from penstock.runtime.rank import Worker
+from penstock.runtime.engine import Engine
 from penstock.runtime.weights.directory import INDEX_FILE, SINGLE_FILE, shard_name
 from penstock.runtime.weights.safetensors_file import write_tensors
 
@@ -34,18 +34,18 @@ def check_free(directory: Path) -> None:
         )
 
 
-def save_weights(worker: Worker, directory: Path, max_shard_bytes: int) -> None:
+def save_weights(engine: Engine, directory: Path, max_shard_bytes: int) -> None:
     """Write the model's tensors; see `Pipeline.save_pretrained`.
 
     They are written to a temporary folder first. Files are then moved into an existing directory
     with the index last, so that it never looks complete before it is.
     """
-    world = worker.world
+    world = engine.world
     part = directory.with_name(f".{directory.name}.partial")
     if max_shard_bytes < 1:
         raise BadInput(f"max_shard_bytes is {max_shard_bytes}; it must be >= 1")
     world.done_by_first(partial(begin, directory, part))
-    own = split(saved_tensors(worker), max_shard_bytes)
+    own = split(saved_tensors(engine), max_shard_bytes)
     counts = world.gather(len(own))
     before, count = sum(counts[: world.rank]), sum(counts)
     names = [shard_name(before + n, count) for n in range(1, len(own) + 1)]
@@ -55,7 +55,7 @@ def save_weights(worker: Worker, directory: Path, max_shard_bytes: int) -> None:
     index = {name: file for file, held in zip(names, own, strict=True) for name in held}
     size = sum(tensor.nbytes for held in own for tensor in held.values())
     parts = world.gather((index, size))
-    world.done_by_first(partial(finish, worker.graph, directory, part, parts))
+    world.done_by_first(partial(finish, engine.graph, directory, part, parts))
 
 
 def begin(directory: Path, part: Path) -> None:
@@ -70,21 +70,21 @@ def begin(directory: Path, part: Path) -> None:
         raise cannot_write(directory, cause) from cause
 
 
-def saved_tensors(worker: Worker) -> dict[str, torch.Tensor]:
+def saved_tensors(engine: Engine) -> dict[str, torch.Tensor]:
     """What this rank writes: the persistent tensors that it owns, tied ones once."""
-    graph, own = worker.graph, worker.held.owned_tensors()
+    graph, own = engine.graph, engine.held.owned_tensors()
     names: dict[str, list[str]] = {}
     for name in graph.model.state_dict():
         names.setdefault(graph.tied_names.get(name, name), []).append(name)
     return {main_name(graph.model, names[n]): t for n, t in own.items() if n in names}
 
 
-def whole_state_dict(worker: Worker) -> dict[str, torch.Tensor]:
+def whole_state_dict(engine: Engine) -> dict[str, torch.Tensor]:
     """All weights and buffers by all their names, on rank 0; see `Pipeline.model_state_dict`."""
-    own = worker.held.owned_tensors()
-    parts = worker.world.gather_to_first({name: t.detach().cpu() for name, t in own.items()})
+    own = engine.held.owned_tensors()
+    parts = engine.world.gather_to_first({name: t.detach().cpu() for name, t in own.items()})
     whole = {name: tensor for part in parts for name, tensor in part.items()}
-    tied = {other: whole[name] for other, name in worker.graph.tied_names.items() if whole}
+    tied = {other: whole[name] for other, name in engine.graph.tied_names.items() if whole}
     return whole | tied
 
 

@@ -15,13 +15,13 @@ from penstock.capture.stage_program import Batch, StageProgram, TensorSpec
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_reading import WHOLE, BatchReading
+from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.waiting import as_bytes, await_work
 from penstock.runtime.processes.watch import doing
 from penstock.runtime.processes.world import World
-from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import RankStages, Ready
 from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work, row_of_zeros
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
@@ -45,28 +45,28 @@ class ForwardPass:
 
     def __init__(
         self,
-        worker: Worker,
+        engine: Engine,
         graph: LayerGraph,
         boundaries: Sequence[BoundaryTensors],
         take_outputs: TakeOutputs,
         metrics: MetricSums | None = None,
     ) -> None:
         self.graph = graph
-        self._metrics, self._worker = metrics, worker
+        self._metrics, self._engine = metrics, engine
         programs = {
-            place.stage: graph.stage(worker.plan.stages[place.stage].layers)
-            for place in worker.places
+            place.stage: graph.stage(engine.plan.stages[place.stage].layers)
+            for place in engine.places
         }
-        share_tensors(programs, worker)
+        share_tensors(programs, engine)
         runners = {
-            stage: ForwardRunner(stage, program, worker, take_outputs)
+            stage: ForwardRunner(stage, program, engine, take_outputs)
             for stage, program in programs.items()
         }
         self._stages = RankStages(
-            worker.plan,
-            worker.world,
-            worker.transport,
-            worker.clock,
+            engine.plan,
+            engine.world,
+            engine.transport,
+            engine.clock,
             boundaries=boundaries,
             programs=programs,
             runners=runners,
@@ -80,22 +80,22 @@ class ForwardPass:
 
         Raises:
             BadInput: the ranks were given different batches.
-            RunFailed: this rank or another failed; the worker cannot be used again.
+            RunFailed: this rank or another failed; the engine cannot be used again.
         """
-        worker, numbers = self._worker, self._worker.numbers
-        worker.restart_clock()
+        engine, numbers = self._engine, self._engine.numbers
+        engine.restart_clock()
         ready = self.prepared(leaves)
         if not any(isinstance(leaf, PartialLeaf) for leaf in leaves.values()):
-            worker.agree_on_lengths([ready.iteration.size])
+            engine.agree_on_lengths([ready.iteration.size])
         self.graph.set_training(False)
         try:
-            with worker.failures.shared(), worker.random.set_aside():
+            with engine.failures.shared(), engine.random.set_aside():
                 if self._metrics is not None:
                     self._metrics.begin()
                 self._stages.take(leaves, ready.iteration)
                 terms = self._stages.run(ready)
                 # The ranks of a tensor group have equal terms, of which the first rank's count.
-                counted = [] if worker.held.place else terms
+                counted = [] if engine.held.place else terms
                 own = numbers.own([list(leaves.values())], counted, None, self._metrics)
                 rows = numbers.exchange(own, "the end of the iteration")
             return numbers.put_together(rows, self._metrics)
@@ -116,16 +116,16 @@ class ForwardRunner:
     """Runs the forwards of one stage for the action loop."""
 
     def __init__(
-        self, stage: int, program: StageProgram, worker: Worker, take_outputs: TakeOutputs
+        self, stage: int, program: StageProgram, engine: Engine, take_outputs: TakeOutputs
     ) -> None:
         self.loss_terms: list[LossTerm] = []
         self.seed = 1.0
         self._program = program
-        divides = worker.shards.divides(stage)
-        self._call = worker.shards.call_of(program) if divides else ProgramCall(program.module)
-        self._gathers = worker.plan.stages[stage].sharding == "parameters"
-        self._device = worker.world.device
-        self._autocast = worker.autocast if worker.autocast_dtype is not None else nullcontext
+        divides = engine.shards.divides(stage)
+        self._call = engine.shards.call_of(program) if divides else ProgramCall(program.module)
+        self._gathers = engine.plan.stages[stage].sharding == "parameters"
+        self._device = engine.world.device
+        self._autocast = engine.autocast if engine.autocast_dtype is not None else nullcontext
         self._take_outputs = take_outputs
         self._work = StageInputs((), ())
 
@@ -164,14 +164,14 @@ class ForwardRunner:
         return [tensor.to(spec.dtype) for spec, tensor in zip(program.sent, made, strict=False)]
 
 
-def share_tensors(programs: Mapping[int, StageProgram], worker: Worker) -> None:
+def share_tensors(programs: Mapping[int, StageProgram], engine: Engine) -> None:
     """Make the stages use the same parameters and buffers that this rank trains.
 
     Otherwise a stage of a model that was captured on another device (meta, CPU) would use those of
     the capture.
     """
-    held = worker.held.held_tensors()
-    tied = worker.graph.tied_names
+    held = engine.held.held_tensors()
+    tied = engine.graph.tied_names
     for program in programs.values():
         module = program.module
         named = (
@@ -182,7 +182,7 @@ def share_tensors(programs: Mapping[int, StageProgram], worker: Worker) -> None:
             own = held.get(tied.get(name, name))
             path, _, last = name.rpartition(".")
             owner = module.get_submodule(path)
-            value = tensor.to(worker.world.device) if own is None else own
+            value = tensor.to(engine.world.device) if own is None else own
             holder_of(owner, last)[last] = value
 
 
@@ -215,18 +215,18 @@ class PredictionView:
 
 
 class Inference:
-    """Forward passes of a `Worker`'s stages, created when first used."""
+    """Forward passes of a `Engine`'s stages, created when first used."""
 
     def __init__(
         self,
-        worker: Worker,
+        engine: Engine,
         reading: BatchReading,
         view: PredictionView,
         metrics: Mapping[str, Metric],
     ) -> None:
-        self._worker, self._reading = worker, reading
+        self._engine, self._reading = engine, reading
         self._view = view
-        self._sums = MetricSums(metrics, worker.graph) if metrics else None
+        self._sums = MetricSums(metrics, engine.graph) if metrics else None
         self._evaluations = dict[int, ForwardPass]()
         self._predictions = dict[int, ForwardPass]()
         self._outputs = RankOutputs()
@@ -234,16 +234,16 @@ class Inference:
     @doing("evaluates", acts=True)
     def evaluate(self, batch: Batch) -> Evaluation:
         """Mean loss and metrics on one batch."""
-        worker, sums = self._worker, self._sums
+        engine, sums = self._engine, self._sums
         (leaves,) = self._reading.of_step([batch])
         if sums is not None:
-            sums.graph = worker.graph
-        if worker.kind not in self._evaluations:
+            sums.graph = engine.graph
+        if engine.kind not in self._evaluations:
             take = sums.take_outputs if sums is not None else self._outputs.take
-            self._evaluations[worker.kind] = ForwardPass(
-                worker, worker.graph, worker.stages.boundaries, take, sums
+            self._evaluations[engine.kind] = ForwardPass(
+                engine, engine.graph, engine.stages.boundaries, take, sums
             )
-        totals, means = self._evaluations[worker.kind].run(dict(enumerate(leaves)))
+        totals, means = self._evaluations[engine.kind].run(dict(enumerate(leaves)))
         return Evaluation(
             totals.loss,
             leaves[0].shape[0],
@@ -255,24 +255,24 @@ class Inference:
     @doing("predicts", acts=True)
     def predict(self, batch: Batch, *, everywhere: bool) -> Any:
         """The model's result on one batch."""
-        worker, graph = self._worker, self._view.graph
+        engine, graph = self._engine, self._view.graph
         if isinstance(batch, BatchPart):
             raise BadInput(WHOLE.format("predict()"))
-        worker.take_kind([batch], graph)
-        graph = graph.kinds[worker.kind]
+        engine.take_kind([batch], graph)
+        graph = graph.kinds[engine.kind]
         leaves = graph.known_leaves(batch)
-        if worker.kind not in self._predictions:
-            boundaries = self._view.boundaries[worker.kind]
-            self._predictions[worker.kind] = ForwardPass(
-                worker, graph, boundaries, self._outputs.take
+        if engine.kind not in self._predictions:
+            boundaries = self._view.boundaries[engine.kind]
+            self._predictions[engine.kind] = ForwardPass(
+                engine, graph, boundaries, self._outputs.take
             )
         return predict(
-            self._predictions[worker.kind],
+            self._predictions[engine.kind],
             self._outputs,
-            worker.world,
-            worker.plan,
+            engine.world,
+            engine.plan,
             leaves,
-            worker.failures,
+            engine.failures,
             everywhere=everywhere,
         )
 

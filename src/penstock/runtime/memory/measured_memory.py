@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from penstock.runtime.rank import Worker
+from penstock.runtime.engine import Engine
 from penstock.runtime.steps.overlapped import OverlappedTraining
 from penstock.runtime.steps.training import Training
 from penstock.torch_internals import allocation_event
@@ -66,13 +66,13 @@ def measured_memory(
 
 
 def lasting_tensors(
-    worker: Worker, training: Training, overlapped: OverlappedTraining | None = None
+    engine: Engine, training: Training, overlapped: OverlappedTraining | None = None
 ) -> Iterator[torch.Tensor]:
     """The tensors of a rank between steps: parameters, gradients, buffers, optimizer state.
 
     They include the copies kept to undo a step.
     """
-    for tensor in worker.held.held_tensors().values():
+    for tensor in engine.held.held_tensors().values():
         yield tensor
         if tensor.grad is not None:
             yield tensor.grad

@@ -20,8 +20,8 @@ from penstock.capture.record.outside_state import RandomState
 from penstock.capture.restored import kept_buffers
 from penstock.capture.stage_program import TensorSpec
 from penstock.errors import LossNotFinite
+from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import NoTerms
-from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import RankStages
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stages.runner import ModuleRunner, Tensors
@@ -37,7 +37,7 @@ place in words. The smallest is nearest to the cause."""
 
 
 def inspect_step(
-    worker: Worker, batches: Batches, seed: float, begin: "StepBegin"
+    engine: Engine, batches: Batches, seed: float, begin: "StepBegin"
 ) -> tuple[str, bool]:
     """The place of a step's first bad number in words, and whether it is a parameter.
 
@@ -45,25 +45,25 @@ def inspect_step(
     Weights, buffers and random numbers are kept; gradients are not.
 
     Raises:
-        RunFailed: this rank or another failed; the worker cannot be used again.
+        RunFailed: this rank or another failed; the engine cannot be used again.
     """
-    layers = LayersInspected(worker)
-    stages = worker.world.agreed(layers.stages)
-    worker.clock.restart()
-    worker.buckets.zero()
-    after, worker.random.state = worker.random.state, begin.random
-    buffers = [buffer for _, buffer in worker.held.named_buffers()]
-    with kept_buffers(buffers), worker.failures.shared(), worker.random.drawn():
+    layers = LayersInspected(engine)
+    stages = engine.world.agreed(layers.stages)
+    engine.clock.restart()
+    engine.buckets.zero()
+    after, engine.random.state = engine.random.state, begin.random
+    buffers = [buffer for _, buffer in engine.held.named_buffers()]
+    with kept_buffers(buffers), engine.failures.shared(), engine.random.drawn():
         for number, leaves in enumerate(dict(enumerate(batch)) for batch in batches):
-            ready = stages.prepared(leaves[0].shape[0], True, worker.graph.lengths_of(leaves))
+            ready = stages.prepared(leaves[0].shape[0], True, engine.graph.lengths_of(leaves))
             # No batch is the last one: gradients of replicas are looked at before their sum.
-            name = worker.random.name(begin.step, number)
+            name = engine.random.name(begin.step, number)
             stages.take(leaves, ready.iteration, seed, last=False, name=name)
             stages.run(ready)
-    worker.random.state = after
+    engine.random.state = after
     # Each rank looks at the rows of the batch that it has.
-    in_batch = next(filter(None, worker.world.gather(nan_in(batches))), "")
-    found = [one for one in worker.world.gather(layers.first) if one is not None]
+    in_batch = next(filter(None, engine.world.gather(nan_in(batches))), "")
+    found = [one for one in engine.world.gather(layers.first) if one is not None]
     if not found:
         return (
             "carried out again, the step made no such number (look for failing hardware, or for an "
@@ -77,45 +77,45 @@ def inspect_step(
 class LayersInspected:
     """Looks at what every layer of this rank makes; ``first`` is what is nearest to the cause."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.first: Found | None = None
-        self._worker, self._bad = worker, set[str]()
-        layers = {use.name: use.layers for use in worker.graph.parameter_uses}
-        own = [layer for program in worker.stages.programs.values() for layer in program.layers]
-        for name, parameter in worker.held.named_parameters():
+        self._engine, self._bad = engine, set[str]()
+        layers = {use.name: use.layers for use in engine.graph.parameter_uses}
+        own = [layer for program in engine.stages.programs.values() for layer in program.layers]
+        for name, parameter in engine.held.named_parameters():
             if not is_finite(parameter):
                 # A tied parameter is also used by layers of other ranks.
                 layer = next(layer for layer in layers[name] if layer in own)
                 place = (
                     f"parameter '{name}' of {self._layer(layer)}) was not finite before the step"
                 )
-                self._note((0, 0, layer, worker.world.rank, place))
+                self._note((0, 0, layer, engine.world.rank, place))
 
     def stages(self) -> RankStages[PartlyRecomputed]:
         """This rank's stages, layer by layer."""
-        worker, programs = self._worker, self._worker.stages.programs
-        shards = worker.shards
+        engine, programs = self._engine, self._engine.stages.programs
+        shards = engine.shards
         runners: dict[int, PartlyRecomputed] = {}
-        for place in worker.places:
-            stage, program = worker.plan.stages[place.stage], programs[place.stage]
-            norm = worker.norm_of(place, program)
+        for place in engine.places:
+            stage, program = engine.plan.stages[place.stage], programs[place.stage]
+            norm = engine.norm_of(place, program)
             runners[place.stage] = PartlyRecomputed(
                 program,
-                single_layers(worker.graph, stage, program),
-                worker.world.device,
+                single_layers(engine.graph, stage, program),
+                engine.world.device,
                 watch=self.look,
                 by_block=stage.by_block,
-                autocast=worker.autocast_dtype,
-                synchronised=worker.acts_jointly(place, program),
+                autocast=engine.autocast_dtype,
+                synchronised=engine.acts_jointly(place, program),
                 **({"call_of": shards.call_of} if shards.divides(place.stage) else {}),
                 around_forward=norm.counting if norm is not None else None,
             )
         return RankStages(
-            worker.plan,
-            worker.world,
-            worker.transport,
-            worker.clock,
-            boundaries=worker.stages.boundaries,
+            engine.plan,
+            engine.world,
+            engine.transport,
+            engine.clock,
+            boundaries=engine.stages.boundaries,
             programs=programs,
             runners=runners,
             metrics=None,
@@ -145,11 +145,11 @@ class LayersInspected:
                 f"it appeared first in the {kind} of {start}, micro-batch {micro_batch}{gradient})"
             )
             passed, order = (1, number) if kind == "forward" else (2, -number)
-            self._note((passed, micro_batch, order, self._worker.world.rank, place))
+            self._note((passed, micro_batch, order, self._engine.world.rank, place))
 
     def _layer(self, layer: int) -> str:
-        name, stage = self._worker.graph.layer_names[layer], self._worker.plan.stage_of_layer(layer)
-        return f"layer '{name}' (stage {stage}, rank {self._worker.world.rank}"
+        name, stage = self._engine.graph.layer_names[layer], self._engine.plan.stage_of_layer(layer)
+        return f"layer '{name}' (stage {stage}, rank {self._engine.world.rank}"
 
     def _note(self, found: Found) -> None:
         self.first = found if self.first is None else min(self.first, found)
@@ -209,16 +209,16 @@ class StepBegin:
     buffers: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
-def begin_of_step(worker: Worker, training: Training) -> StepBegin:
+def begin_of_step(engine: Engine, training: Training) -> StepBegin:
     """What is kept before a step, in case that it is bad."""
     buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
     if training.on_non_finite == "skip":
-        buffers = [(buffer, buffer.clone()) for _, buffer in worker.held.named_buffers()]
-    return StepBegin(training.steps, worker.random.state, buffers)
+        buffers = [(buffer, buffer.clone()) for _, buffer in engine.held.named_buffers()]
+    return StepBegin(training.steps, engine.random.state, buffers)
 
 
 def after_bad_step(
-    worker: Worker,
+    engine: Engine,
     training: Training,
     begin: StepBegin,
     batches: Batches,
@@ -234,8 +234,8 @@ def after_bad_step(
     """
     place = ""
     # Layer by layer, a stage cannot be run on the shards of a tensor group.
-    if not isinstance(failure, NoTerms) and not worker.plan.tensor_groups:
-        place, is_parameter = inspect_step(worker, batches, seed, begin)
+    if not isinstance(failure, NoTerms) and not engine.plan.tensor_groups:
+        place, is_parameter = inspect_step(engine, batches, seed, begin)
         failure = failure.at(place)
         if is_parameter:
             raise failure

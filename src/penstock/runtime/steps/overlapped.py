@@ -29,9 +29,9 @@ import torch
 
 from penstock.capture.batch_part import Leaf
 from penstock.errors import BadInput, LossNotFinite, ReplicasDiffer
+from penstock.runtime.engine import Engine
 from penstock.runtime.execute import PreparedAction, execute
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.rank import Worker
 from penstock.runtime.rank_stages import Ready
 from penstock.runtime.stages.runner import LossTerm
 from penstock.runtime.steps.bad_step import StepBegin, after_bad_step, begin_of_step
@@ -65,9 +65,9 @@ class OverlappedTraining:
     ``undone`` counts the steps that were undone.
     """
 
-    def __init__(self, worker: Worker, training: Training) -> None:
+    def __init__(self, engine: Engine, training: Training) -> None:
         self.undone = 0
-        self._worker, self._training = worker, training
+        self._engine, self._training = engine, training
         self._keeper = KeptStep(training)
         self._unchecked: Unchecked | None = None
         self._expects_no_clipping = not training.clips
@@ -101,26 +101,26 @@ class OverlappedTraining:
 
     def _train_on(self, leaves: Leaves) -> None:
         """Run forwards, check the previous step, run the rest of the batch, and take its step."""
-        worker, training = self._worker, self._training
+        engine, training = self._engine, self._training
         samples = leaves[0].shape[0]
-        ready = worker.stages.prepared(samples, True)
-        worker.begin()
-        begin = begin_of_step(worker, training)
+        ready = engine.stages.prepared(samples, True)
+        engine.begin()
+        begin = begin_of_step(engine, training)
         done = self._warm_up(leaves, ready)
         if done is None:
             # The step before may have been left out since, which restored its buffers.
-            begin = begin_of_step(worker, training)
+            begin = begin_of_step(engine, training)
         seed, rate = training.seed(samples), training.learning_rate
-        with worker.failures.shared():
+        with engine.failures.shared():
             if done is not None:
                 ready.channels.go_on(ready.iteration.warm_up)
             else:
-                name = worker.random.name(training.steps)
-                worker.stages.take(dict(enumerate(leaves)), ready.iteration, name=name)
+                name = engine.random.name(training.steps)
+                engine.stages.take(dict(enumerate(leaves)), ready.iteration, name=name)
                 ready.channels.begin()
             weight, terms = self._passes(ready, done or 0, seed)
-            own = worker.numbers.own([leaves], terms, worker.buckets, worker.metrics)
-            rows = worker.numbers.announce(own, "the end of the iteration")
+            own = engine.numbers.own([leaves], terms, engine.buckets, engine.metrics)
+            rows = engine.numbers.announce(own, "the end of the iteration")
             if not weight:
                 numbers = rows()
                 rows = lambda: numbers  # noqa: E731
@@ -133,30 +133,30 @@ class OverlappedTraining:
         Returns the number of loss terms on all ranks, if the step is taken without a check (else
         0), and the loss terms of this rank.
         """
-        worker, left = self._worker, ready.steps[done:]
-        for runner in worker.stages.runners.values():
+        engine, left = self._engine, ready.steps[done:]
+        for runner in engine.stages.runners.values():
             runner.seed = seed
-        worker.buckets.zero()
+        engine.buckets.zero()
         forwards = 1 + max((i for i, step in enumerate(left) if self._has_loss(step)), default=-1)
         weights = None
-        with worker.random.drawn():
-            execute(left[:forwards], ready.channels, worker.clock, drains=False)
-            terms = worker.stages.loss_terms
+        with engine.random.drawn():
+            execute(left[:forwards], ready.channels, engine.clock, drains=False)
+            terms = engine.stages.loss_terms
             if self._expects_no_clipping:
                 own = sum(float(term.weight) for term in terms)
-                weights = worker.numbers.announce([own], "the number of terms in the loss")
-            execute(left[forwards:], ready.channels, worker.clock)
-        worker.buckets.finish()
+                weights = engine.numbers.announce([own], "the number of terms in the loss")
+            execute(left[forwards:], ready.channels, engine.clock)
+        engine.buckets.finish()
         return sum(row[0] for row in weights()) if weights is not None else 0.0, terms
 
     def _step(self, weight: float, seed: float) -> None:
         """Take the step without clipping; or with, if its numbers have been waited for."""
-        worker, training = self._worker, self._training
-        with timed_step(worker):
+        engine, training = self._engine, self._training
+        with timed_step(engine):
             if weight:
                 self._keeper.keep()
-                worker.buckets.scale(mean_factor(weight, seed))
-                training.step(worker.buckets)
+                engine.buckets.scale(mean_factor(weight, seed))
+                training.step(engine.buckets)
             else:
                 self._check()
 
@@ -166,7 +166,7 @@ class OverlappedTraining:
         ``None`` if there was nothing to check, or if the weights were wrong: then the iteration has
         not begun.
         """
-        worker = self._worker
+        engine = self._engine
         if self._unchecked is None:
             return None
         channels, first = ready.channels, ready.iteration.warm_up
@@ -174,26 +174,26 @@ class OverlappedTraining:
             step.kind == "F" and Action("F", step.stage, step.micro_batch) in first
             for step in ready.steps
         )
-        before = worker.random.state
-        buffers = [(buffer, buffer.clone()) for _, buffer in worker.held.named_buffers()]
+        before = engine.random.state
+        buffers = [(buffer, buffer.clone()) for _, buffer in engine.held.named_buffers()]
 
         def forget() -> None:
-            with worker.failures.shared():
+            with engine.failures.shared():
                 channels.discard(first)
                 channels.drain()
-            worker.random.state = before
+            engine.random.state = before
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
-            if worker.metrics is not None:
-                worker.metrics.begin()
+            if engine.metrics is not None:
+                engine.metrics.begin()
 
-        with worker.failures.shared():
-            name = worker.random.name(self._training.steps + 1)  # that before is not yet counted
-            worker.stages.take(dict(enumerate(leaves)), ready.iteration, name=name)
+        with engine.failures.shared():
+            name = engine.random.name(self._training.steps + 1)  # that before is not yet counted
+            engine.stages.take(dict(enumerate(leaves)), ready.iteration, name=name)
             channels.begin_with(first)
-            with worker.random.drawn():
-                execute(ready.steps[:count], channels, worker.clock, drains=False)
+            with engine.random.drawn():
+                execute(ready.steps[:count], channels, engine.clock, drains=False)
         return count if self._check(forget) else None
 
     def _check(self, forget: Callable[[], None] = lambda: None) -> bool:
@@ -205,16 +205,16 @@ class OverlappedTraining:
         Raises:
             BadInput, LossNotFinite, ReplicasDiffer: see `stream`; the step was undone.
         """
-        worker, training = self._worker, self._training
+        engine, training = self._engine, self._training
         step, self._unchecked = self._unchecked, None
         if step is None:
             return True
         samples = step.leaves[0].shape[0]
-        with worker.failures.shared():
+        with engine.failures.shared():
             rows = step.rows()
         try:
-            worker.check_replicas(training.steps + 1)
-            totals, worker.means = worker.numbers.put_together(rows, worker.metrics, step.seed)
+            engine.check_replicas(training.steps + 1)
+            totals, engine.means = engine.numbers.put_together(rows, engine.metrics, step.seed)
         except (BadInput, ReplicasDiffer):
             self._undo(step, forget)
             raise
@@ -222,20 +222,20 @@ class OverlappedTraining:
             update = training.judge(totals, step.learning_rate)
         except LossNotFinite as failure:
             self._undo(step, forget)
-            update = after_bad_step(worker, training, step.begin, [step.leaves], step.seed, failure)
+            update = after_bad_step(engine, training, step.begin, [step.leaves], step.seed, failure)
             self._expects_no_clipping = False
-            self._done.append(metrics_of(training.steps, totals, update, samples, worker.means))
+            self._done.append(metrics_of(training.steps, totals, update, samples, engine.means))
             return False
         factor = training.clip_factor(totals)
         as_expected = not update.skipped and factor == 1.0
         if not (step.taken and as_expected):
             self._undo(step, forget)
         if not step.taken and not update.skipped:
-            worker.buckets.scale(mean_factor(totals.weight, step.seed))
+            engine.buckets.scale(mean_factor(totals.weight, step.seed))
         if not update.skipped and not (step.taken and as_expected):
-            training.step(worker.buckets, factor)
+            training.step(engine.buckets, factor)
         self._expects_no_clipping = as_expected
-        metrics = metrics_of(training.steps, totals, update, samples, worker.means)
+        metrics = metrics_of(training.steps, totals, update, samples, engine.means)
         self._done.append(metrics)
         return step.taken and as_expected
 
@@ -246,7 +246,7 @@ class OverlappedTraining:
             self.undone += 1
 
     def _has_loss(self, step: PreparedAction) -> bool:
-        return step.kind == "F" and self._worker.stages.runners[step.stage].program.is_last
+        return step.kind == "F" and self._engine.stages.runners[step.stage].program.is_last
 
 
 @dataclass

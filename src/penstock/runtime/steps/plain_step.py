@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from penstock.capture.batch_part import Leaf
 from penstock.errors import LossNotFinite
+from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics, Totals
-from penstock.runtime.rank import Worker
 from penstock.runtime.steps.bad_step import after_bad_step, begin_of_step
 from penstock.runtime.steps.training import Training, Update
 from penstock.runtime.user_metrics import Means
@@ -16,7 +16,7 @@ __all__ = ["flushed_step", "metrics_of", "timed_step"]
 
 
 def flushed_step(
-    worker: Worker,
+    engine: Engine,
     training: Training,
     batches: Sequence[Sequence[Leaf]],
     *,
@@ -29,29 +29,29 @@ def flushed_step(
     """
     samples = sum(leaves[0].shape[0] for leaves in batches)
     seed = training.seed(samples)
-    worker.check_replicas(training.steps + 1)
-    begin = begin_of_step(worker, training)
-    totals = worker.run(*batches, seed=seed, step=training.steps)
+    engine.check_replicas(training.steps + 1)
+    begin = begin_of_step(engine, training)
+    totals = engine.run(*batches, seed=seed, step=training.steps)
     if before_update is not None:
         before_update(totals, seed)
-    with timed_step(worker), worker.without_idle_gradients():
+    with timed_step(engine), engine.without_idle_gradients():
         try:
-            update = training.update(totals, seed, worker.buckets)
+            update = training.update(totals, seed, engine.buckets)
         except LossNotFinite as failure:
-            update = after_bad_step(worker, training, begin, batches, seed, failure)
+            update = after_bad_step(engine, training, begin, batches, seed, failure)
         if not update.skipped:
-            worker.share_values()
-    return metrics_of(training.steps, totals, update, samples, worker.means)
+            engine.share_values()
+    return metrics_of(training.steps, totals, update, samples, engine.means)
 
 
 @contextmanager
-def timed_step(worker: Worker) -> Iterator[None]:
+def timed_step(engine: Engine) -> Iterator[None]:
     """Within, an optimizer step: its duration is added to the timeline and the rank's numbers."""
-    begun, start = time.perf_counter(), worker.clock.now()
+    begun, start = time.perf_counter(), engine.clock.now()
     yield
-    if worker.places:
-        worker.clock.add("STEP", worker.places[0].stage, -1, start, worker.clock.now())
-    worker.numbers.optimizer_s = time.perf_counter() - begun
+    if engine.places:
+        engine.clock.add("STEP", engine.places[0].stage, -1, start, engine.clock.now())
+    engine.numbers.optimizer_s = time.perf_counter() - begun
 
 
 def metrics_of(

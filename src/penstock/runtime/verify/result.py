@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from penstock.runtime.rank import Worker
+from penstock.runtime.engine import Engine
 
 __all__ = [
     "NOISE_SHARE",
@@ -124,11 +124,11 @@ class Compared:
         return gap if gap == gap else difference_of(self, 0).relative
 
 
-def pairs_of(worker: Worker, found: Values, reference: Values) -> list[Compared]:
+def pairs_of(engine: Engine, found: Values, reference: Values) -> list[Compared]:
     """The loss first, then gradients and buffers in the model's order."""
     largest = max(map(largest_of, reference.gradients.values()), default=0.0)
     pairs = [Compared("loss", "loss", torch.tensor(found.loss), torch.tensor(reference.loss), 0.0)]
-    for use in worker.graph.parameter_uses:
+    for use in engine.graph.parameter_uses:
         ours = (found.buffers if use.is_buffer else found.gradients).get(use.name)
         theirs = (reference.buffers if use.is_buffer else reference.gradients).get(use.name)
         if ours is not None or theirs is not None:
@@ -140,7 +140,7 @@ def pairs_of(worker: Worker, found: Values, reference: Values) -> list[Compared]
 
 
 def compare(
-    worker: Worker,
+    engine: Engine,
     found: Values,
     reference: Values,
     tolerance: float,
@@ -149,11 +149,11 @@ def compare(
     """Compare all values; ``reference_name`` is used in messages."""
     first: Difference | None = None
     largest = 0.0
-    pairs = pairs_of(worker, found, reference)
+    pairs = pairs_of(engine, found, reference)
     for pair in pairs:
         relative = pair.gap
         if first is None and not relative <= tolerance:
-            first = difference_of(pair, stage_of(worker, pair.name))
+            first = difference_of(pair, stage_of(engine, pair.name))
         largest = max(largest, relative)
     return VerifyResult(
         found.loss, reference.loss, len(pairs) - 1, largest, tolerance, first, reference_name
@@ -205,17 +205,17 @@ def difference_of(pair: Compared, stage: int) -> Difference:
     return Difference(name, kind, stage, float(a[at]), float(b[at]), relative)
 
 
-def tolerance_of(worker: Worker, types: Collection[torch.dtype]) -> float:
+def tolerance_of(engine: Engine, types: Collection[torch.dtype]) -> float:
     """The tolerance of the coarsest type used: in the module, in boundary tensors, in autocast."""
-    dtypes = {*types, *(spec.dtype for spec, _, _ in worker.graph.crossings)}
-    if worker.autocast_dtype is not None:
-        dtypes.add(worker.autocast_dtype)
+    dtypes = {*types, *(spec.dtype for spec, _, _ in engine.graph.crossings)}
+    if engine.autocast_dtype is not None:
+        dtypes.add(engine.autocast_dtype)
     return max((TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=1e-9)
 
 
-def stage_of(worker: Worker, name: str) -> int:
+def stage_of(engine: Engine, name: str) -> int:
     """The first stage that uses a tensor; the last stage for the loss."""
-    layers = {use.name: use.layers for use in worker.graph.parameter_uses}
+    layers = {use.name: use.layers for use in engine.graph.parameter_uses}
     if name in layers:
-        return worker.plan.stage_of_layer(layers[name][0])
-    return len(worker.plan.stages) - 1
+        return engine.plan.stage_of_layer(layers[name][0])
+    return len(engine.plan.stages) - 1

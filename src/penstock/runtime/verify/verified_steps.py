@@ -11,8 +11,8 @@ from penstock.capture.batch_part import Leaf
 from penstock.capture.restored import kept_buffers
 from penstock.capture.stage_program import Batch
 from penstock.errors import RunFailed
+from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics, Totals
-from penstock.runtime.rank import Worker
 from penstock.runtime.settings import Verification
 from penstock.runtime.steps.plain_step import flushed_step
 from penstock.runtime.steps.training import Training
@@ -57,10 +57,10 @@ class VerifiedSteps:
     latest. ``say`` gets each line to print, on rank 0.
     """
 
-    def __init__(self, worker: Worker, training: Training, which: Verification, every: int) -> None:
+    def __init__(self, engine: Engine, training: Training, which: Verification, every: int) -> None:
         self.result: VerifyResult | None = None
         self.say: Callable[[str], None] = say
-        self._worker, self._training = worker, training
+        self._engine, self._training = engine, training
         self._first, self._every = which == "first-step", every
         self._warned = False
         self._compared = set[int]()
@@ -74,8 +74,8 @@ class VerifiedSteps:
     @property
     def due(self) -> bool:
         """Whether the next step is compared."""
-        taken, kind = self._training.steps, self._worker.kind
-        may_be_first = taken == 0 or len(self._worker.kinds) > 1
+        taken, kind = self._training.steps, self._engine.kind
+        may_be_first = taken == 0 or len(self._engine.kinds) > 1
         if self._first and may_be_first and kind not in self._compared:
             return True
         return bool(self._every) and (taken + 1) % self._every == 0
@@ -97,27 +97,27 @@ class VerifiedSteps:
         Raises:
             RunFailed: it differs from the step of the user's module, and was not taken.
         """
-        worker, training, whole = self._worker, self._training, whole_batches(batches)
+        engine, training, whole = self._engine, self._training, whole_batches(batches)
         if training.scaler is not None or whole is None:
             self.beforehand(batches)
-            return flushed_step(worker, training, batches)
+            return flushed_step(engine, training, batches)
         self._warn(batches)
-        why = obstacle(worker, whole)
+        why = obstacle(engine, whole)
         if why:
             self._judge(not_compared(why))
-            return flushed_step(worker, training, batches)
-        before = buffers_of(worker)
+            return flushed_step(engine, training, batches)
+        before = buffers_of(engine)
 
         def inspect(totals: Totals, seed: float) -> None:
-            again = partial(reference_of, worker, whole, before)
+            again = partial(reference_of, engine, whole, before)
             reference = again()
             if reference.dropped:
                 result = self._without_dropout(reference, before, whole)
             else:
-                result = compared(worker, reference, totals, again, seed)
+                result = compared(engine, reference, totals, again, seed)
             self._judge(result)
 
-        return flushed_step(worker, training, batches, before_update=inspect)
+        return flushed_step(engine, training, batches, before_update=inspect)
 
     def beforehand(self, batches: Batches) -> None:
         """Compare without taking the step (raises RunFailed as `flushed`)."""
@@ -126,32 +126,32 @@ class VerifiedSteps:
         self._judge(
             not_compared(IN_PART)
             if whole is None
-            else compared_without_dropout(self._worker, whole)
+            else compared_without_dropout(self._engine, whole)
         )
 
     def _without_dropout(
         self, reference: Reference, before: Mapping[str, torch.Tensor], batches: WholeBatches
     ) -> VerifyResult:
         """Compare the same batches again, starting with buffers ``before``; new values are kept."""
-        worker = self._worker
-        means, named = worker.means, dict(worker.held.named_buffers())
+        engine = self._engine
+        means, named = engine.means, dict(engine.held.named_buffers())
         with kept_buffers(named.values()):
             with torch.no_grad():
                 for name, buffer in named.items():
                     buffer.copy_(before[name])
-            result = verify_with(worker, reference, batches)
-        worker.means = means
+            result = verify_with(engine, reference, batches)
+        engine.means = means
         return result
 
     def _warn(self, batches: Batches) -> None:
-        text = "" if self._warned else mixing_warning(self._worker, batches)
+        text = "" if self._warned else mixing_warning(self._engine, batches)
         self._warned = self._warned or bool(text)
-        if text and self._worker.world.rank == 0:
+        if text and self._engine.world.rank == 0:
             self.say(text)
 
     def _judge(self, result: VerifyResult) -> None:
         self.result = result
-        self._compared.add(self._worker.kind)
+        self._compared.add(self._engine.kind)
         step = self._training.steps + 1
         if not result.equal and not result.skipped:
             which, done = f"step {step}", "it was not taken"
@@ -161,7 +161,7 @@ class VerifiedSteps:
                 f"{which} is not that of your module, and {done}: {result}; report it with the "
                 f'model, or train all the same with verify = "off" (--no-verify)'
             )
-        if self._worker.world.rank == 0:
+        if self._engine.world.rank == 0:
             self.say(f"step {step}: {result}")
 
 

@@ -30,10 +30,10 @@ from penstock.capture.batch_part import Leaf
 from penstock.capture.record.outside_state import kept_random_state
 from penstock.capture.restored import kept_buffers
 from penstock.machine import FreeMemory, free_host_memory
+from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.processes.waiting import gathered
-from penstock.runtime.rank import Worker
 from penstock.runtime.verify.own_module import OwnRun, Reference, in_double, run_own_module
 from penstock.runtime.verify.result import (
     NOISE_SHARE,
@@ -70,7 +70,7 @@ WHOLE = "your module on the whole batch"
 IN_PARTS = "your module, micro-batch by micro-batch"
 
 
-def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
+def verify(engine: Engine, leaves: Sequence[torch.Tensor]) -> VerifyResult:
     """Run a batch through the user's module and the pipeline, without dropout, and compare.
 
     Weights, gradients, buffers, optimizer and random states are restored afterwards. All ranks must
@@ -80,7 +80,7 @@ def verify(worker: Worker, leaves: Sequence[torch.Tensor]) -> VerifyResult:
         BadInput: the batch is not the same on all ranks.
         RunFailed: a rank failed.
     """
-    return compared_without_dropout(worker, [leaves])
+    return compared_without_dropout(engine, [leaves])
 
 
 @contextmanager
@@ -104,53 +104,53 @@ def without_tf32() -> Iterator[None]:
 
 @without_tf32()
 def compared_without_dropout(
-    worker: Worker, batches: Sequence[Sequence[torch.Tensor]]
+    engine: Engine, batches: Sequence[Sequence[torch.Tensor]]
 ) -> VerifyResult:
     """Like `verify`, with several batches that make one step."""
-    why = obstacle(worker, batches)
+    why = obstacle(engine, batches)
     if why:
         return not_compared(why)
-    return verify_with(worker, reference_of(worker, batches), batches)
+    return verify_with(engine, reference_of(engine, batches), batches)
 
 
 def verify_with(
-    worker: Worker, reference: Reference, batches: Sequence[Sequence[torch.Tensor]]
+    engine: Engine, reference: Reference, batches: Sequence[Sequence[torch.Tensor]]
 ) -> VerifyResult:
     """Run batches through the pipeline, without dropout, and compare with the reference."""
     if reference.skipped:
         return not_compared(reference.skipped)
-    again = partial(reference_of, worker, batches, buffers_of(worker))
-    with untouched(worker):
-        totals = worker.run(*batches, within=WithoutDropout())
-        return compared(worker, reference, totals, again)
+    again = partial(reference_of, engine, batches, buffers_of(engine))
+    with untouched(engine):
+        totals = engine.run(*batches, within=WithoutDropout())
+        return compared(engine, reference, totals, again)
 
 
 @contextmanager
-def untouched(worker: Worker) -> Iterator[None]:
+def untouched(engine: Engine) -> Iterator[None]:
     """Within, the pipeline may run; its buffers, gradients and random states are restored."""
-    random = worker.random.state
-    gradients = worker.buckets.buckets
-    tensors = [*(tensor for _, tensor in worker.held.named_buffers()), *(b.flat for b in gradients)]
-    states = kept_random_state(worker.world.device)
+    random = engine.random.state
+    gradients = engine.buckets.buckets
+    tensors = [*(tensor for _, tensor in engine.held.named_buffers()), *(b.flat for b in gradients)]
+    states = kept_random_state(engine.world.device)
     try:
-        with states, worker.graph.untouched_state(), kept_buffers(tensors):
+        with states, engine.graph.untouched_state(), kept_buffers(tensors):
             yield
     finally:
-        worker.random.state = random
+        engine.random.state = random
 
 
-def buffers_of(worker: Worker) -> dict[str, torch.Tensor]:
+def buffers_of(engine: Engine) -> dict[str, torch.Tensor]:
     """Copies of the buffers that this rank holds."""
-    return {name: buffer.clone() for name, buffer in worker.held.named_buffers()}
+    return {name: buffer.clone() for name, buffer in engine.held.named_buffers()}
 
 
-def obstacle(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> str:
+def obstacle(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> str:
     """Why the user's module cannot run on the batches, or empty; all ranks must call this."""
-    return different_lengths(batches) or memory_for_reference(worker, batches)
+    return different_lengths(batches) or memory_for_reference(engine, batches)
 
 
 def reference_of(
-    worker: Worker,
+    engine: Engine,
     batches: Sequence[Sequence[torch.Tensor]],
     before: Mapping[str, torch.Tensor] | None = None,
     draw: int | None = None,
@@ -161,9 +161,9 @@ def reference_of(
     are values of this rank's buffers before they were updated. With a ``draw`` it runs in
     float64, on `moved` numbers.
     """
-    world, graph, held = worker.world, worker.graph, worker.held
+    world, graph, held = engine.world, engine.graph, engine.held
     double = draw is not None
-    why = memory_for_reference(worker, batches, double=True) if double else ""
+    why = memory_for_reference(engine, batches, double=True) if double else ""
     if why:
         return Reference("", False, why, None)
     whole = held.whole_tensors()
@@ -177,7 +177,7 @@ def reference_of(
     if world.rank == 0:
         try:
             leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
-            rows = micro_batch_rows(worker, batches) if reason else [range(leaves[0].shape[0])]
+            rows = micro_batch_rows(engine, batches) if reason else [range(leaves[0].shape[0])]
             if draw is not None:
                 values = dict(zip(values, moved([*values.values()], draw), strict=True))
                 leaves = moved(leaves, draw)
@@ -187,7 +187,7 @@ def reference_of(
                 leaves,
                 rows,
                 device=world.device,
-                autocast=None if double else worker.autocast_dtype,
+                autocast=None if double else engine.autocast_dtype,
                 double=double,
             )
             why = f"random operators, which are not dropout: {run.random}" if run.random else ""
@@ -222,20 +222,20 @@ def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
     return ""
 
 
-def micro_batch_rows(worker: Worker, batches: Sequence[Sequence[Leaf]]) -> list[range]:
+def micro_batch_rows(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> list[range]:
     """The rows of all micro-batches in the joined batches."""
     found: list[range] = []
     start = 0
     for leaves in batches:
-        for rows in cut_batch(worker.plan, leaves[0].shape[0]).micro_batches:
+        for rows in cut_batch(engine.plan, leaves[0].shape[0]).micro_batches:
             found.append(range(start + rows.start, start + rows.stop))
         start = found[-1].stop
     return found
 
 
-def mixing_warning(worker: Worker, batches: Sequence[Sequence[Leaf]]) -> str:
+def mixing_warning(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> str:
     """What to know of a module that mixes samples, in a line; empty where nothing is lost."""
-    rows, reason = micro_batch_rows(worker, batches), worker.graph.mixing
+    rows, reason = micro_batch_rows(engine, batches), engine.graph.mixing
     if not reason or len(rows) == 1:
         return ""
     return (
@@ -246,7 +246,7 @@ def mixing_warning(worker: Worker, batches: Sequence[Sequence[Leaf]]) -> str:
 
 
 def compared(
-    worker: Worker,
+    engine: Engine,
     reference: Reference,
     totals: Totals,
     again: Callable[[int], Reference],
@@ -262,16 +262,16 @@ def compared(
         return not_compared(reference.skipped)
     if not isfinite(totals.loss):
         return not_compared(f"the loss is {totals.loss}")
-    world = worker.world
+    world = engine.world
     divisor = totals.weight * seed
     held = {
         name: p.grad
-        for name, p in worker.held.named_parameters()
+        for name, p in engine.held.named_parameters()
         if p.requires_grad and p.grad is not None
     }
-    sums = {n: g for n, g in worker.shards.whole(held).items() if worker.held.owns(n)}
-    names = {name for name, _ in worker.held.named_buffers()}
-    buffers = {name: t for name, t in worker.held.owned_tensors().items() if name in names}
+    sums = {n: g for n, g in engine.shards.whole(held).items() if engine.held.owns(n)}
+    names = {name for name, _ in engine.held.named_buffers()}
+    buffers = {name: t for name, t in engine.held.owned_tensors().items() if name in names}
     gradients, buffers = gathered(world, sums), gathered(world, buffers)
     for name in gradients:
         # One at a time, so that each gathered sum is freed when its mean is computed.
@@ -279,10 +279,10 @@ def compared(
     found, own = Values(totals.loss, gradients, buffers), reference.run
     result = None
     if own is not None:
-        limit = tolerance_of(worker, own.types)
-        result = compare(worker, found, own.values, limit, reference.name)
+        limit = tolerance_of(engine, own.types)
+        result = compare(engine, found, own.values, limit, reference.name)
     result = world.from_first(result, VerifyResult, Difference)
-    return second_look(worker, result, found, own, again)
+    return second_look(engine, result, found, own, again)
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ class Need:
 
 
 def memory_for_reference(
-    worker: Worker, batches: Sequence[Sequence[torch.Tensor]], *, double: bool = False
+    engine: Engine, batches: Sequence[Sequence[torch.Tensor]], *, double: bool = False
 ) -> str:
     """Why the reference does not fit on rank 0; empty if it may. All ranks must call this.
 
@@ -310,10 +310,10 @@ def memory_for_reference(
     ``double`` reference is in float64, taken to be twice as large.
     """
     why = ""
-    if worker.world.rank == 0:
-        run, comparison = needs(worker, batches)
+    if engine.world.rank == 0:
+        run, comparison = needs(engine, batches)
         share = 2.0 if double else 1.0
-        device = worker.world.device
+        device = engine.world.device
         host = [comparison] if device.type == "cuda" else [run, comparison]
         on_host = free_memory(torch.device("cpu"))
         tried = [(need, on_host) for need in host]
@@ -322,7 +322,7 @@ def memory_for_reference(
         why = next(
             (refusal(need, free) for need, free in tried if share * need.bytes > free.bytes), ""
         )
-    return worker.world.from_first(why)
+    return engine.world.from_first(why)
 
 
 def refusal(need: Need, free: FreeMemory) -> str:
@@ -333,14 +333,14 @@ def refusal(need: Need, free: FreeMemory) -> str:
     )
 
 
-def needs(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> tuple[Need, Need]:
+def needs(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> tuple[Need, Need]:
     """The memory to run the module, and then to compare its gradients with the pipeline's."""
-    uses = worker.graph.parameter_uses
-    others = sum(use.bytes for use in uses if 0 not in worker.held.holders.get(use.name, (0,)))
-    divided = sum(use.bytes for use in uses if worker.shards.dim_of(use.name) is not None)
-    others += divided * (1 - 1 / len(worker.shards.ranks))
+    uses = engine.graph.parameter_uses
+    others = sum(use.bytes for use in uses if 0 not in engine.held.holders.get(use.name, (0,)))
+    divided = sum(use.bytes for use in uses if engine.shards.dim_of(use.name) is not None)
+    others += divided * (1 - 1 / len(engine.shards.ranks))
     gradients = sum(use.bytes for use in uses if use.requires_grad and not use.is_buffer)
-    kept = sum(activation_bytes(worker, leaves) for leaves in batches)
+    kept = sum(activation_bytes(engine, leaves) for leaves in batches)
     own = (("gradients", gradients),)
     return (
         Need((("weights of other ranks", others), *own, ("activations", kept))),
@@ -348,9 +348,9 @@ def needs(worker: Worker, batches: Sequence[Sequence[torch.Tensor]]) -> tuple[Ne
     )
 
 
-def activation_bytes(worker: Worker, leaves: Sequence[torch.Tensor]) -> float:
+def activation_bytes(engine: Engine, leaves: Sequence[torch.Tensor]) -> float:
     """The bytes kept for the backward: the tensors between layers that require gradients."""
-    graph, autocast = worker.graph, worker.autocast_dtype
+    graph, autocast = engine.graph, engine.autocast_dtype
     lengths = graph.lengths_of(dict(enumerate(leaves)))
     total = 0.0
     for crossing, _, _ in graph.crossings:
@@ -389,7 +389,7 @@ MOST = 4.0
 
 
 def second_look(
-    worker: Worker,
+    engine: Engine,
     first: VerifyResult,
     found: Values,
     own: OwnRun | None,
@@ -410,11 +410,11 @@ def second_look(
         second: VerifyResult | None = None
         if reference.run is not None and own is not None:
             for nearest, values in ((ours, found), (theirs, own.values)):
-                for pair in pairs_of(worker, values, reference.run.values):
+                for pair in pairs_of(engine, values, reference.run.values):
                     nearest[pair.name] = min(nearest.get(pair.name, inf), pair.gap)
                     negligible |= {pair.name} if pair.is_negligible else set()
             second = explained(first, reference.name, ours, theirs, negligible)
-        second = worker.world.from_first(second, VerifyResult, Difference)
+        second = engine.world.from_first(second, VerifyResult, Difference)
         if second.equal:
             return second
     return first

@@ -18,13 +18,13 @@ from penstock.capture.batch_part import Leaf
 from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.ordering import order_of
+from penstock.runtime.engine import Engine
 from penstock.runtime.execute import PreparedAction, execute, steps_of
 from penstock.runtime.gradients.buckets import stages_of_parameters
 from penstock.runtime.iteration import SizeCache
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.processes.waiting import await_work
-from penstock.runtime.rank import Worker
 from penstock.runtime.stages.runner import LossTerm
 from penstock.runtime.steps.training import Training
 from penstock.runtime.transport.channels import PipelineChannels
@@ -108,20 +108,20 @@ class OwnStage:
 
     def __init__(
         self,
-        worker: Worker,
+        engine: Engine,
         training: Training,
         order: EndlessOrder,
         measure_every: int,
     ) -> None:
         assert training.optimizer is not None
-        self._worker, self._training, self._order = worker, training, order
-        self._optimizer, self._buckets = training.optimizer, worker.buckets
-        self._place = place = worker.places[0]
-        self._replicas = worker.plan.device_groups[place.group]
+        self._engine, self._training, self._order = engine, training, order
+        self._optimizer, self._buckets = training.optimizer, engine.buckets
+        self._place = place = engine.places[0]
+        self._replicas = engine.plan.device_groups[place.group]
         self._gradient_norm = 0.0
         self._stage = VersionedStage(
             place.stage,
-            worker.stages.runners[place.stage],
+            engine.stages.runners[place.stage],
             order,
             self._optimizer,
             self._change_weights,
@@ -143,21 +143,21 @@ class OwnStage:
 
     def feed(self, prepared: PreparedSize, batch: int, leaves: Sequence[Leaf]) -> None:
         """Take this rank's rows of a batch."""
-        worker, place, cut = self._worker, self._place, prepared.cut
-        leaves = worker.graph.as_own_steps(leaves, cut.micro_batches)
+        engine, place, cut = self._engine, self._place, prepared.cut
+        leaves = engine.graph.as_own_steps(leaves, cut.micro_batches)
         rows = [
             cut.rows(number, place.stage, place.replica) for number in range(len(cut.micro_batches))
         ]
         self._stage.feed(
             batch, leaves, rows, cut.micro_batches, prepared.lengths, self._training.steps
         )
-        if worker.metrics is not None:
+        if engine.metrics is not None:
             is_last = place.stage == len(self._order.depths) - 1
-            worker.metrics.take_batch(dict(enumerate(leaves)), self._stage.rows if is_last else ())
+            engine.metrics.take_batch(dict(enumerate(leaves)), self._stage.rows if is_last else ())
 
     def play(self, prepared: PreparedSize, actions_of: Callable[[int], tuple[Action, ...]]) -> None:
         """Run this rank's actions, and expect the messages that the peers send in theirs."""
-        worker, stage = self._worker, self._place.stage
+        engine, stage = self._engine, self._place.stage
         orders = tuple(map(actions_of, range(prepared.shape.stages)))
         if orders not in prepared.parts:
             steps = steps_of(orders[stage], {stage: self._stage}, prepared.channels)
@@ -165,15 +165,15 @@ class OwnStage:
             prepared.parts[orders] = prepared.planned(orders), updating
         planned, steps = prepared.parts[orders]
         prepared.channels.proceed(planned)
-        with worker.random.drawn():
-            execute(steps, prepared.channels, worker.clock)
+        with engine.random.drawn():
+            execute(steps, prepared.channels, engine.clock)
 
     def _total_weight(self, weight: float) -> float:
         """The number of loss terms of a micro-batch over all replicas."""
-        group = self._worker.groups.get(self._replicas)
+        group = self._engine.groups.get(self._replicas)
         if group is None:
             return weight
-        total = torch.tensor([weight], dtype=torch.float64, device=self._worker.world.device)
+        total = torch.tensor([weight], dtype=torch.float64, device=self._engine.world.device)
         dist.all_reduce(total, group=group)
         return float(total)
 
@@ -235,21 +235,21 @@ class EndlessTraining:
 
     def __init__(
         self,
-        worker: Worker,
+        engine: Engine,
         training: Training,
         measure_every: int = 0,
     ) -> None:
-        self._worker, self._training = worker, training
-        self._order = order = endless_order(worker.plan)
+        self._engine, self._training = engine, training
+        self._order = order = endless_order(engine.plan)
         self._sizes = SizeCache[PreparedSize]()
         self._prepared: PreparedSize | None = None
         self._batches = 0
         self._fed: deque[Fed] = deque()
-        self._sums = worker.world.new_group(range(worker.world.size), "gloo")
-        worker.disconnect.callback(delattr, self, "_sums")
+        self._sums = engine.world.new_group(range(engine.world.size), "gloo")
+        engine.disconnect.callback(delattr, self, "_sums")
         self.own: OwnStage | NoStage = NoStage()
-        if worker.places:
-            self.own = OwnStage(worker, training, order, measure_every)
+        if engine.places:
+            self.own = OwnStage(engine, training, order, measure_every)
 
     def step(self, batches: Sequence[Sequence[Leaf]]) -> StepMetrics:
         """Train on one batch; the pipeline is empty before and after it.
@@ -260,7 +260,7 @@ class EndlessTraining:
         if len(batches) > 1:
             raise BadInput(
                 f"step() was given {len(batches)} batches, and schedule "
-                f"'{self._worker.plan.schedule}' updates weights after every "
+                f"'{self._engine.plan.schedule}' updates weights after every "
                 f"{self._order.rule.micro_batches_per_update} micro-batches; give it one"
             )
         (metrics,) = self.stream(batches)
@@ -285,21 +285,21 @@ class EndlessTraining:
         """Run the backwards of the micro-batches in flight; the next batch warms up again."""
         if self._prepared is None:
             return
-        with self._worker.failures.shared():
+        with self._engine.failures.shared():
             self.own.play(self._prepared, lambda stage: self._order.drain(stage, self._batches))
             self.own.restart()
         self._prepared, self._batches = None, 0
 
     def _feed(self, leaves: Sequence[Leaf]) -> None:
         """Run the part of one batch; its last micro-batches stay in flight."""
-        worker, training, batch = self._worker, self._training, self._batches
+        engine, training, batch = self._engine, self._training, self._batches
         prepared, rate = self._prepared_for(leaves), training.learning_rate
-        worker.agree_on_lengths([(leaves[0].shape[0], *prepared.lengths)])
+        engine.agree_on_lengths([(leaves[0].shape[0], *prepared.lengths)])
         if prepared is not self._prepared:
             self.drain()
             batch = 0
-        worker.begin()
-        with worker.failures.shared():
+        engine.begin()
+        with engine.failures.shared():
             if prepared is not self._prepared:
                 self._prepared = prepared
                 self.own.begin(prepared)
@@ -317,47 +317,47 @@ class EndlessTraining:
                 does not accept its lengths.
         """
         samples = leaves[0].shape[0]
-        lengths = self._worker.graph.lengths_of(dict(enumerate(leaves)))
+        lengths = self._engine.graph.lengths_of(dict(enumerate(leaves)))
         return self._sizes.find((samples, lengths, True), lambda: self._prepare(samples, lengths))
 
     def _prepare(self, samples: int, lengths: LengthsOf) -> PreparedSize:
-        worker, order = self._worker, self._order
-        plan, world = worker.plan, worker.world
+        engine, order = self._engine, self._order
+        plan, world = engine.plan, engine.world
         cut = cut_for(plan, order, samples)
         ringed = BatchCut(cut.micro_batches * order.ring, cut.slices * order.ring)
         shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))
-        sized = [boundary.at(lengths) for boundary in worker.stages.boundaries]
+        sized = [boundary.at(lengths) for boundary in engine.stages.boundaries]
         schedule = one_f_one_b(shape)
         passed = messages_between_actions(plan, sized, schedule, ringed)
         messages = messages_of_rank(world.rank, schedule, shape, passed)
-        channels = worker.stages.channels(messages)
+        channels = engine.stages.channels(messages)
         return PreparedSize(cut, shape, by_action(messages), channels, lengths)
 
     def _exchanged(self, leaves: Sequence[Leaf]) -> Callable[[], Rows]:
         """Start to exchange a batch's numbers; the returned function waits for them."""
-        worker = self._worker
-        own = worker.numbers.own([leaves], self.own.loss_terms, None, worker.metrics)
+        engine = self._engine
+        own = engine.numbers.own([leaves], self.own.loss_terms, None, engine.metrics)
         own += self.own.numbers()
         if self._sums is None:
             return lambda: [own]
         values = torch.tensor(own, dtype=torch.float64)
-        rows = [torch.empty_like(values) for _ in range(worker.world.size)]
+        rows = [torch.empty_like(values) for _ in range(engine.world.size)]
         work = dist.all_gather(rows, values, group=self._sums, async_op=True)
         assert work is not None
 
         def wait() -> Rows:
-            await_work(work, worker.world, "the numbers of a batch from all ranks", "gloo")
+            await_work(work, engine.world, "the numbers of a batch from all ranks", "gloo")
             return [row.tolist() for row in rows]
 
         return wait
 
     def _take(self) -> StepMetrics:
         """The metrics of the oldest batch without metrics."""
-        worker, fed = self._worker, self._fed.popleft()
-        with worker.failures.shared():
+        engine, fed = self._engine, self._fed.popleft()
+        with engine.failures.shared():
             rows = fed.rows()
-        totals, means = worker.numbers.put_together(
-            [row[:-OWN_NUMBERS] for row in rows], worker.metrics
+        totals, means = engine.numbers.put_together(
+            [row[:-OWN_NUMBERS] for row in rows], engine.metrics
         )
         own = [row[-OWN_NUMBERS:] for row in rows]
         totals = replace(totals, gradient_norm=sqrt(sum(row[0] for row in own)))
@@ -366,7 +366,7 @@ class EndlessTraining:
             totals.check_finite(step, fed.learning_rate)
         except LossNotFinite as failure:
             raise failure.at(
-                f"schedule '{worker.plan.schedule}' has changed weights since, so the layer cannot "
+                f"schedule '{engine.plan.schedule}' has changed weights since, so the layer cannot "
                 f"be found; go back to the last checkpoint"
             ) from None
         means = {**means, **self._staleness(own)}
@@ -384,7 +384,7 @@ class EndlessTraining:
     def _staleness(self, own: Rows) -> Means:
         """The measurements of each stage's first replica, by name."""
         found: dict[str, tuple[float, float]] = {}
-        for number, stage in enumerate(self._worker.plan.stages):
+        for number, stage in enumerate(self._engine.plan.stages):
             _, copies, late, predicted, stale = own[stage.devices[0]]
             found[f"weight_versions/stage_{number}"] = (copies, 1.0)
             if late == late:
@@ -395,28 +395,28 @@ class EndlessTraining:
 
 
 def endless_training(
-    worker: Worker,
+    engine: Engine,
     training: Training,
     measure_every: int,
 ) -> EndlessTraining | None:
-    """The training of a worker whose schedule updates without a flush; ``None`` for others.
+    """The training of an engine whose schedule updates without a flush; ``None`` for others.
 
     Raises:
         BadInput: stages share a parameter, or the optimizer does not support prediction.
     """
-    if not order_of(worker.plan).weights.micro_batches_per_update:
+    if not order_of(engine.plan).weights.micro_batches_per_update:
         return None
-    check_own_parameters(worker)
-    return EndlessTraining(worker, training, measure_every)
+    check_own_parameters(engine)
+    return EndlessTraining(engine, training, measure_every)
 
 
-def check_own_parameters(worker: Worker) -> None:
+def check_own_parameters(engine: Engine) -> None:
     """Raise `BadInput` if several stages use a trained parameter, which each would update."""
-    trained = {use.name for use in worker.graph.parameter_uses if use.requires_grad}
-    for name, stages in stages_of_parameters(worker.graph, worker.plan).items():
+    trained = {use.name for use in engine.graph.parameter_uses if use.requires_grad}
+    for name, stages in stages_of_parameters(engine.graph, engine.plan).items():
         if len(stages) > 1 and name in trained:
             raise BadInput(
                 f"parameter '{name}' is used by stages {' and '.join(map(str, stages))}, which "
-                f"update weights at other times under schedule '{worker.plan.schedule}'; put its "
+                f"update weights at other times under schedule '{engine.plan.schedule}'; put its "
                 f"layers into one stage, untie it, or use a schedule that waits for a flush"
             )

@@ -49,10 +49,10 @@ from penstock.runtime.transport.possible_messages import messages_by_rank
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.runtime.user_metrics import Means, MetricSums
 
-__all__ = ["Worker"]
+__all__ = ["Engine"]
 
 
-class Worker:
+class Engine:
     """Runs one rank's part of iterations, without an optimizer.
 
     ``held`` are the tensors of this rank, and ``replicas`` compares them with the copies on other
@@ -287,7 +287,7 @@ class Worker:
 
         Raises:
             BadInput: the ranks were given different batches.
-            RunFailed: this rank or another failed; the worker cannot be used again.
+            RunFailed: this rank or another failed; the engine cannot be used again.
         """
         named = [dict(enumerate(leaves)) for leaves in batches]
         every = [
@@ -397,7 +397,7 @@ class Worker:
             self.metrics.begin()
 
     def restart_clock(self) -> None:
-        """Forget the times of the previous iteration; what is done now is this worker's."""
+        """Forget the times of the previous iteration; what is done now is this engine's."""
         self.clock.restart()
         if self.transport is not None:
             WATCH.action = self.transport.position
@@ -420,7 +420,7 @@ class Worker:
 
     @property
     def has_ended(self) -> bool:
-        """Whether this worker failed or was closed."""
+        """Whether this engine failed or was closed."""
         return bool(self.failures.first)
 
     def close(self) -> None:
