@@ -115,7 +115,7 @@ def state(path: Path) -> object:
 
 def index(path: Path) -> object:
     """The list of the files of a model's weights; the files are there."""
-    from penstock.runtime.weights.directory import tensors_in
+    from penstock.runtime.weights.pretrained import tensors_in
 
     for name, header in SHARDS.items():
         if not (path.parent / name).exists():
@@ -128,7 +128,7 @@ def config(path: Path) -> object:
     """The description of a model beside its weights."""
     from torch import nn
 
-    from penstock.runtime.weights.directory import check_architecture
+    from penstock.runtime.weights.pretrained import check_architecture
 
     model = nn.Identity()
     object.__setattr__(model, "config", SimpleNamespace(model_type="gpt2"))

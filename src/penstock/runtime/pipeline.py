@@ -21,7 +21,7 @@ from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.batch_reading import BatchReading
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
-from penstock.runtime.checkpoints.adapter_saving import save_adapters
+from penstock.runtime.checkpoints.checkpoint import CheckpointTarget, CheckpointWriter
 from penstock.runtime.checkpoints.loader_state import StatefulLoader
 from penstock.runtime.checkpoints.pipeline_state import (
     load_state,
@@ -30,8 +30,11 @@ from penstock.runtime.checkpoints.pipeline_state import (
     saved_tensors,
     state_tensors,
 )
-from penstock.runtime.checkpoints.weight_saving import save_weights, whole_state_dict
-from penstock.runtime.checkpoints.writer import CheckpointTarget, CheckpointWriter
+from penstock.runtime.checkpoints.weight_saving import (
+    save_adapters,
+    save_weights,
+    whole_state_dict,
+)
 from penstock.runtime.clock import gather_timeline
 from penstock.runtime.conflicts import check_conflicts, uses_of, uses_of_graph, uses_of_optimizer
 from penstock.runtime.engine import Engine
@@ -523,8 +526,8 @@ class Pipeline:
         state = saved_state(engine, training, extra, loader)
         target = CheckpointTarget(Path(directory), training.steps, state, keep)
         self._checkpoints.save(target, saved_tensors(engine, training), wait=wait)
-        self._tell(Saved(self.steps, target.final))
-        return target.final
+        self._tell(Saved(self.steps, target.folder.final))
+        return target.folder.final
 
     @without_removed
     def load(self, directory: Path | str, *, loader: StatefulLoader | None = None) -> int:

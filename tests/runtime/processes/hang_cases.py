@@ -11,7 +11,7 @@ from torch import nn
 
 from penstock.capture.chain import Chain
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.checkpoints import writer
+from penstock.runtime.checkpoints import checkpoint
 from penstock.runtime.pipeline import Pipeline
 
 __all__ = ["StopsOneReader", "hang"]
@@ -75,8 +75,8 @@ def hang(
         if where == "step" and culprit:
             Hook.deed = deed
         if where == "checkpoint" and culprit:
-            write = writer.write_part
-            writer.write_part = lambda *args: (do(deed), write(*args))[1]
+            write = checkpoint.write_part
+            checkpoint.write_part = lambda *args: (do(deed), write(*args))[1]
         if where == "data" and culprit:
             if deed == "save":
                 pipe.save(directory)

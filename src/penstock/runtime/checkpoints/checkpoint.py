@@ -1,42 +1,52 @@
 """Checkpoints that any plan can load: tensors under their names in the model, the rest as JSON.
 
 A checkpoint is a directory ``step-00000100``. Every rank writes the tensors that it owns into its
-own safetensors file. ``state.json`` holds all that is not a tensor, the size and the SHA-256
-checksum of every file, and a checksum of itself. Reading a checkpoint executes no code.
-
-The directory has another name while it is written and is renamed when complete. So a directory
-named ``step-...`` is complete. Damage that it takes later shows in its checksums.
+own safetensors file, then a receipt with the file's size and SHA-256 checksum. When rank 0 has
+found the receipts of all ranks, it writes ``state.json``, which holds all that is not a tensor, the
+receipts and a checksum of itself. Then the directory gets its name. So one named ``step-...`` is
+complete, and damage that it takes later shows in its checksums. Reading executes no code.
 """
 
 import hashlib
 import json
+import shutil
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, StringConstraints
 
-from penstock.document import Entry, check_document
+from penstock.document import Entry, check_document, write_text
 from penstock.errors import BadInput
-from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
+from penstock.runtime.checkpoints.folders import NewFolder, restore_replaced, synchronise
+from penstock.runtime.processes.world import World
+from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, write_tensors
 
 __all__ = [
-    "STATE_FILE",
+    "CheckpointTarget",
+    "CheckpointWriter",
     "checkpoints_in",
-    "checksum_of_file",
     "complete_in",
     "damage_of",
     "first_mismatch",
+    "is_checkpoint",
     "latest_checkpoint",
     "read_state",
-    "read_tensors",
     "state_text",
     "stored_tensors",
 ]
 
 STATE_FILE = "state.json"
 SCHEMA = 2
+LOOK_EVERY_S = 0.05
+
+ABANDONED = "abandoned-"
+"""Begins the name of a checkpoint of a later step than the one that was loaded and went on."""
 
 
 class Ignoring(Entry):
@@ -168,13 +178,9 @@ def first_mismatch(
     return ""
 
 
-def read_tensors(stored: Mapping[str, StoredTensor], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill ``tensors`` in place.
-
-    Raises:
-        BadInput: a file cannot be read.
-    """
-    read_into([(stored[name], tensor) for name, tensor in tensors.items()])
+def is_checkpoint(path: Path) -> bool:
+    """Whether a directory is a checkpoint, and not one of several."""
+    return (path / STATE_FILE).is_file()
 
 
 def latest_checkpoint(directory: Path) -> Path:
@@ -200,6 +206,197 @@ def checkpoints_in(directory: Path) -> Sequence[Path]:
 
 def complete_in(directory: Path) -> list[Path]:
     """Complete checkpoints, oldest first; possibly none."""
-    found = sorted(path for path in directory.glob("step-*") if (path / STATE_FILE).is_file())
+    found = sorted(path for path in directory.glob("step-*") if is_checkpoint(path))
     # One that was about to be replaced counts only where the new one has not come.
     return [path for path in found if not (path.suffix and path.with_suffix("") in found)]
+
+
+@dataclass(frozen=True)
+class CheckpointTarget:
+    """Where a checkpoint is written, what its ``state.json`` holds, how many are kept.
+
+    Raises:
+        BadInput: none is to be kept.
+    """
+
+    directory: Path
+    step: int
+    state: Mapping[str, Any]
+    keep: int
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise BadInput(f"keep is {self.keep}; it must be >= 1, the checkpoint that is written")
+
+    @property
+    def folder(self) -> NewFolder:
+        """The folder of the checkpoint, while it is written and then."""
+        final = self.directory / f"step-{self.step:08d}"
+        return NewFolder(f"checkpoint '{final}'", final)
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time; all ranks of ``world`` must make the same calls."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._target: CheckpointTarget | None = None
+        self._thread: Thread | None = None
+        self._stop_looking = Event()
+        self._problem = ""
+
+    def save(
+        self, target: CheckpointTarget, tensors: Mapping[str, torch.Tensor], *, wait: bool
+    ) -> None:
+        """Write a checkpoint with this rank's ``tensors`` and rank 0's ``target.state``.
+
+        With ``wait`` it is complete on return. Otherwise the tensors are copied to CPU memory and
+        written from there while training continues.
+
+        Raises:
+            BadInput: the directory cannot be written, or writing the previous checkpoint failed.
+        """
+        self.wait()
+        self._world.done_by_first(partial(begin, target))
+        kept = tensors if wait else {name: held_apart(t) for name, t in tensors.items()}
+        self._target, self._problem = target, ""
+        self._stop_looking.clear()
+        self._thread = Thread(target=self._write, args=(target, kept), name="penstock-checkpoint")
+        self._thread.start()
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint being written is complete; all ranks must call this.
+
+        Raises:
+            BadInput: it could not be written, on this rank or another.
+        """
+        target = self._target
+        if target is None:
+            return
+        self._target = None
+        self._own_part_written()
+        self._world.agreed(self._refuse)
+        self._world.done_by_first(partial(complete, target, self._world.size))
+
+    def close(self, *, failed: bool) -> None:
+        """Finish the checkpoint being written, without communication with other ranks.
+
+        After a failure it does not wait for their parts.
+        """
+        if self._thread is None:
+            return
+        if not failed:
+            self._thread.join(self._world.timeout_s)
+        self._own_part_written()
+        if self._problem:
+            warnings.warn(self._problem, stacklevel=2)
+
+    def _own_part_written(self) -> None:
+        self._stop_looking.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+
+    def _refuse(self) -> None:
+        if self._problem:
+            raise BadInput(self._problem)
+
+    def _write(self, target: CheckpointTarget, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write this rank's part. Rank 0 completes the checkpoint when all parts are there."""
+        try:
+            write_part(target, self._world.rank, tensors)
+            if self._world.rank == 0:
+                while not self._stop_looking.is_set():
+                    if all(receipt(target, rank) for rank in range(self._world.size)):
+                        complete(target, self._world.size)
+                        break
+                    self._stop_looking.wait(LOOK_EVERY_S)
+        except (BadInput, OSError, RuntimeError, MemoryError) as cause:
+            self._problem = target.folder.refusal(cause)
+
+
+def held_apart(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor in CPU memory, which training does not change."""
+    plain = tensor.detach()
+    return plain.clone() if plain.device.type == "cpu" else plain.cpu()
+
+
+def begin(target: CheckpointTarget) -> None:
+    """Create the folder to write in; delete what interrupted runs left."""
+    folder = target.folder
+    with folder.refusing():
+        for left_over in target.directory.glob(".step-*.partial"):
+            shutil.rmtree(left_over)
+        restore_replaced(target.directory, "step-*")
+    folder.begin()
+
+
+def file_name(rank: int) -> str:
+    """The file that holds a rank's tensors."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def write_part(target: CheckpointTarget, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write one rank's tensors, and its receipt when they are on disk."""
+    path = target.folder.partial / file_name(rank)
+    write_tensors(path, tensors)
+    synchronise(path)
+    size, checksum = checksum_of_file(path)
+    text = json.dumps({"bytes": size, "sha256": checksum})
+    write_text(receipt_path(target, rank), text)
+
+
+def receipt_path(target: CheckpointTarget, rank: int) -> Path:
+    """The file that marks a rank's part as written."""
+    return target.folder.partial / f".rank-{rank:05d}.receipt"
+
+
+def receipt(target: CheckpointTarget, rank: int) -> Mapping[str, Any] | None:
+    """Size and checksum of a rank's file; ``None`` until it is written."""
+    try:
+        return json.loads(receipt_path(target, rank).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def complete(target: CheckpointTarget, ranks: int) -> None:
+    """Write ``state.json``, give the directory its final name, and delete the oldest checkpoints.
+
+    Checkpoints of later steps are of a course that this one has left, and get another name. Does
+    nothing if the checkpoint is complete already.
+
+    Raises:
+        BadInput: it cannot be written, or a rank's part is missing.
+    """
+    folder = target.folder
+    if not folder.partial.exists():
+        return
+    receipts = [receipt(target, rank) for rank in range(ranks)]
+    files = {file_name(rank): found for rank, found in enumerate(receipts) if found is not None}
+    if len(files) < ranks:
+        missing = receipts.index(None)
+        raise BadInput(
+            f"{folder.what} lacks the part of rank {missing}: rank 0 does not see "
+            f"what it wrote; name a directory that all hosts share"
+        )
+    text = state_text(target.step, target.state, files)
+    with folder.refusing():
+        for rank in range(ranks):
+            receipt_path(target, rank).unlink()
+        (folder.partial / STATE_FILE).write_text(text, encoding="utf-8")
+        abandon_later(target)
+        folder.complete()
+        for outdated in complete_in(target.directory)[: -target.keep]:
+            shutil.rmtree(outdated)
+
+
+def abandon_later(target: CheckpointTarget) -> None:
+    """Rename complete checkpoints of later steps, which would be taken for the newest."""
+    for later in complete_in(target.directory):
+        if later.name > target.folder.final.name:
+            abandoned = later.with_name(f"{ABANDONED}{later.name}")
+            if abandoned.exists():
+                shutil.rmtree(abandoned)
+            later.rename(abandoned)

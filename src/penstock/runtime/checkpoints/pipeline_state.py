@@ -11,12 +11,11 @@ import torch
 from penstock.capture.record.outside_state import random_state, restore_random_state
 from penstock.errors import BadInput
 from penstock.runtime.checkpoints.checkpoint import (
-    STATE_FILE,
     checkpoints_in,
     damage_of,
     first_mismatch,
+    is_checkpoint,
     read_state,
-    read_tensors,
     stored_tensors,
 )
 from penstock.runtime.checkpoints.loader_state import (
@@ -27,7 +26,7 @@ from penstock.runtime.checkpoints.loader_state import (
 from penstock.runtime.engine import Engine
 from penstock.runtime.processes.watch import doing
 from penstock.runtime.steps.training import Training, merged_states
-from penstock.runtime.weights.safetensors_file import StoredTensor
+from penstock.runtime.weights.safetensors_file import StoredTensor, read_into
 
 __all__ = ["load_state", "restore", "restore_own", "saved_state", "saved_tensors", "state_tensors"]
 
@@ -125,7 +124,7 @@ def load_state(
             raise BadInput(problem)
 
     world.agreed(check)
-    world.agreed(lambda: read_tensors(stored, tensors))
+    world.agreed(lambda: read_into([(stored[name], t) for name, t in tensors.items()]))
     keep_own_parts(engine, tensors)
     restore(engine, training, tensors, state)
     if loader is not None:
@@ -141,7 +140,7 @@ def chosen_checkpoint(engine: Engine, directory: Path) -> Path:
     world = engine.world
 
     def candidates() -> list[str]:
-        if (directory / STATE_FILE).is_file():
+        if is_checkpoint(directory):
             return [str(directory)]
         return [str(path) for path in reversed(checkpoints_in(directory))]
 

@@ -1,10 +1,11 @@
-"""Writes weights in the layout of Hugging Face; each rank writes the tensors that it owns."""
+"""Writes weights in the layout of Hugging Face, and adapters in that of peft.
+
+Of weights, each rank writes the tensors that it owns. Adapters are small: rank 0 writes them.
+"""
 
 import copy
 import json
-import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,14 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
-from penstock.runtime.checkpoints.writer import commit, make_durable
+from penstock.runtime.checkpoints.folders import NewFolder
 from penstock.runtime.engine import Engine
-from penstock.runtime.weights.directory import INDEX_FILE, SINGLE_FILE, shard_name
+from penstock.runtime.processes.waiting import gathered
+from penstock.runtime.weights.pretrained import INDEX_FILE, SINGLE_FILE, is_adapted
 from penstock.runtime.weights.safetensors_file import write_tensors
 
-__all__ = ["begin", "cannot_write", "check_free", "rename", "save_weights", "whole_state_dict"]
+__all__ = ["check_free", "save_adapters", "save_weights", "whole_state_dict"]
+
+ADAPTER_FILE = "adapter_model.safetensors"
 
 
 def check_free(directory: Path) -> None:
@@ -34,40 +37,58 @@ def check_free(directory: Path) -> None:
         )
 
 
+def begun(engine: Engine, directory: Path) -> NewFolder:
+    """The folder that rank 0 has created to write in."""
+    folder = NewFolder(f"weights '{directory}'", directory)
+
+    def begin() -> None:
+        check_free(directory)
+        folder.begin()
+
+    engine.world.done_by_first(begin)
+    return folder
+
+
 def save_weights(engine: Engine, directory: Path, max_shard_bytes: int) -> None:
     """Write the model's tensors; see `Pipeline.save_pretrained`.
 
-    They are written to a temporary folder first. Files are then moved into an existing directory
-    with the index last, so that it never looks complete before it is.
+    Files are moved into an existing directory with the index last, so that it never looks complete
+    before it is.
     """
     world = engine.world
-    part = directory.with_name(f".{directory.name}.partial")
     if max_shard_bytes < 1:
         raise BadInput(f"max_shard_bytes is {max_shard_bytes}; it must be >= 1")
-    world.done_by_first(partial(begin, directory, part))
+    folder = begun(engine, directory)
     own = split(saved_tensors(engine), max_shard_bytes)
     counts = world.gather(len(own))
     before, count = sum(counts[: world.rank]), sum(counts)
-    names = [shard_name(before + n, count) for n in range(1, len(own) + 1)]
+    names = [f"model-{before + n:05d}-of-{count:05d}.safetensors" for n in range(1, len(own) + 1)]
     if count == 1:
         names = [SINGLE_FILE] * len(own)
-    world.agreed(lambda: write_shards(part, dict(zip(names, own, strict=True))))
+
+    def write_own() -> None:
+        with folder.refusing():
+            for name, tensors in zip(names, own, strict=True):
+                write_tensors(folder.partial / name, tensors)
+
+    world.agreed(write_own)
     index = {name: file for file, held in zip(names, own, strict=True) for name in held}
     size = sum(tensor.nbytes for held in own for tensor in held.values())
-    parts = world.gather((index, size))
-    world.done_by_first(partial(finish, engine.graph, directory, part, parts))
+    world.done_by_first(partial(finish, engine.graph.model, folder, world.gather((index, size))))
 
 
-def begin(directory: Path, part: Path) -> None:
-    """Create the temporary folder."""
-    check_free(directory)
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        if part.exists():
-            shutil.rmtree(part)
-        part.mkdir()
-    except OSError as cause:
-        raise cannot_write(directory, cause) from cause
+def finish(
+    model: nn.Module, folder: NewFolder, parts: Sequence[tuple[Mapping[str, str], int]]
+) -> None:
+    """Write index and configuration, and give the folder its final name."""
+    files = {name: file for index, _ in parts for name, file in index.items()}
+    with folder.refusing():
+        if SINGLE_FILE not in files.values():
+            size = sum(size for _, size in parts)
+            index = {"metadata": {"total_size": size}, "weight_map": files}
+            (folder.partial / INDEX_FILE).write_text(json.dumps(index, indent=2))
+        save_configuration(model, folder.partial)
+    folder.complete_into(last=INDEX_FILE)
 
 
 def saved_tensors(engine: Engine) -> dict[str, torch.Tensor]:
@@ -79,6 +100,12 @@ def saved_tensors(engine: Engine) -> dict[str, torch.Tensor]:
     return {main_name(graph.model, names[n]): t for n, t in own.items() if n in names}
 
 
+def main_name(model: nn.Module, names: Sequence[str]) -> str:
+    """Choose among the names of a tied tensor the one that the model's class does not call tied."""
+    tied = list(getattr(model, "_tied_weights_keys", None) or ())
+    return next((n for n in names if not any(re.search(t, n) for t in tied)), names[0])
+
+
 def whole_state_dict(engine: Engine) -> dict[str, torch.Tensor]:
     """All weights and buffers by all their names, on rank 0; see `Pipeline.model_state_dict`."""
     own = engine.held.owned_tensors()
@@ -86,12 +113,6 @@ def whole_state_dict(engine: Engine) -> dict[str, torch.Tensor]:
     whole = {name: tensor for part in parts for name, tensor in part.items()}
     tied = {other: whole[name] for other, name in engine.graph.tied_names.items() if whole}
     return whole | tied
-
-
-def main_name(model: nn.Module, names: Sequence[str]) -> str:
-    """Choose among the names of a tied tensor the one that the model's class does not call tied."""
-    tied = list(getattr(model, "_tied_weights_keys", None) or ())
-    return next((n for n in names if not any(re.search(t, n) for t in tied)), names[0])
 
 
 def split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, torch.Tensor]]:
@@ -105,47 +126,6 @@ def split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, tor
         files[-1][name] = tensor
         left -= tensor.nbytes
     return files
-
-
-def write_shards(part: Path, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Write this rank's files."""
-    try:
-        for name, tensors in files.items():
-            write_tensors(part / name, tensors)
-    except OSError as cause:
-        raise cannot_write(part, cause) from cause
-
-
-def finish(
-    graph: LayerGraph,
-    directory: Path,
-    part: Path,
-    parts: Sequence[tuple[Mapping[str, str], int]],
-) -> None:
-    """Write index and configuration, and give the folder its final name."""
-    places = {name: file for index, _ in parts for name, file in index.items()}
-    try:
-        if SINGLE_FILE not in places.values():
-            index = {"metadata": {"total_size": sum(size for _, size in parts)}}
-            (part / INDEX_FILE).write_text(json.dumps(index | {"weight_map": places}, indent=2))
-        save_configuration(graph.model, part)
-    except OSError as cause:
-        raise cannot_write(directory, cause) from cause
-    rename(part, directory, last=INDEX_FILE)
-
-
-def rename(part: Path, directory: Path, last: str) -> None:
-    """Rename ``part`` to ``directory``, or move its files there if that exists, ``last`` last."""
-    try:
-        if not directory.exists():
-            commit(part, directory)
-            return
-        make_durable(part)
-        for path in sorted(part.iterdir(), key=lambda path: path.name == last):
-            os.replace(path, directory / path.name)
-        part.rmdir()
-    except OSError as cause:
-        raise cannot_write(directory, cause) from cause
 
 
 def save_configuration(model: nn.Module, directory: Path) -> None:
@@ -162,6 +142,49 @@ def save_configuration(model: nn.Module, directory: Path) -> None:
         generation.save_pretrained(directory)
 
 
-def cannot_write(directory: Path, cause: OSError) -> BadInput:
-    """The error for weights that cannot be written to disk."""
-    return BadInput(f"weights cannot be written to '{directory}' ({cause}); name another directory")
+def save_adapters(engine: Engine, directory: Path) -> None:
+    """Write the trained tensors of the active adapter; see `Pipeline.save_adapters`."""
+    model: Any = engine.graph.model
+    if not is_adapted(model):
+        raise BadInput(
+            f"{type(model).__name__} has no adapters of peft; save all of its weights with "
+            f"save_pretrained"
+        )
+    folder = begun(engine, directory)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    own = {name: held for name, held in engine.held.owned_tensors().items() if name in trained}
+    found = gathered(engine.world, own)
+    engine.world.done_by_first(partial(write_adapter, model, folder, found))
+
+
+def write_adapter(model: Any, folder: NewFolder, trained: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors and configuration of the trained adapter."""
+    from peft import get_peft_model_state_dict
+
+    name, *others = model.active_adapters
+    if others:
+        raise BadInput(
+            f"several adapters are active ({', '.join(model.active_adapters)}); activate the one "
+            f"to save before capture"
+        )
+    given: dict[str, Any] = {key: tensor.detach() for key, tensor in trained.items()}
+    # `trained` holds no base weights.
+    kept = get_peft_model_state_dict(
+        model, state_dict=dict(given), adapter_name=name, save_embedding_layers=False
+    )
+    of_adapter = {id(tensor) for tensor in kept.values()}
+    left = [key for key, tensor in given.items() if id(tensor) not in of_adapter]
+    if left:
+        raise BadInput(
+            f"'{left[0]}' is trained, but no part of adapter '{name}' ({len(left)} such); list its "
+            f"module in modules_to_save of the adapter's configuration, or save all weights with "
+            f"save_pretrained"
+        )
+    settings = copy.copy(model.peft_config[name])
+    base = getattr(model.get_base_model(), "name_or_path", "")
+    settings.base_model_name_or_path = settings.base_model_name_or_path or base
+    settings.inference_mode = True
+    with folder.refusing():
+        write_tensors(folder.partial / ADAPTER_FILE, kept)
+        settings.save_pretrained(folder.partial)
+    folder.complete_into(last=ADAPTER_FILE)
