@@ -14,7 +14,7 @@ from penstock.capture.chain import Chain
 from penstock.jobs.job import OptimizerSettings
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.without_flush.in_process import InProcessPipeline
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
 
 __all__ = ["Asked", "Run", "train"]
 

@@ -18,7 +18,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.without_flush.in_process import InProcessPipeline
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
 
 __all__ = [
     "judge",

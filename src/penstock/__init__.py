@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
     from penstock.report.page import write_report
     from penstock.report.timeline_files import write_timeline
+    from penstock.runtime.asynchronous.in_process import InProcessPipeline
     from penstock.runtime.batch_needs import BatchNeeds
     from penstock.runtime.callbacks import Closing, Saved, save_at_sigterm
     from penstock.runtime.checkpoints.checkpoint import read_state
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from penstock.runtime.trackers import track
     from penstock.runtime.user_metrics import Evaluation
     from penstock.runtime.weights.pretrained import Weights
-    from penstock.runtime.without_flush.in_process import InProcessPipeline
     from penstock.simulate.simulation import simulate_plan
 
 __version__ = "0.1.0"
@@ -156,7 +156,7 @@ PLACES = {
     "penstock.runtime.plan_for_ranks": ("plan_for_ranks",),
     "penstock.runtime.processes.launch": ("launch_workers",),
     "penstock.runtime.weights.pretrained": ("Weights",),
-    "penstock.runtime.without_flush.in_process": ("InProcessPipeline",),
+    "penstock.runtime.asynchronous.in_process": ("InProcessPipeline",),
     "penstock.simulate.simulation": ("simulate_plan",),
 }
 """The module of each exported name; a test holds it equal to the imports above."""

@@ -11,8 +11,8 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
 from penstock.runtime.stages.building import check_counts, check_plan_fits
-from penstock.runtime.without_flush.in_process import InProcessPipeline
 
 SIZE = 6
 THREE_RANKS = SimpleNamespace(size=3)

@@ -13,7 +13,7 @@ from penstock.capture.chain import Chain
 from penstock.capture.lengths import Dynamic, Length
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.without_flush.in_process import InProcessPipeline
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

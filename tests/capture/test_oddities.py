@@ -16,7 +16,7 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.errors import CaptureFailed
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.without_flush.in_process import InProcessPipeline
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
 
 torch.manual_seed(0)
 BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))

@@ -10,7 +10,7 @@ from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.without_flush.in_process import InProcessPipeline
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
 
 BOOKS, WORDS, PATCHES = 3, 5, 4
 

@@ -15,7 +15,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.found_lengths import find_dynamic
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.without_flush.in_process import InProcessPipeline
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
 
 
 class Net(nn.Module):

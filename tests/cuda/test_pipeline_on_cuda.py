@@ -20,8 +20,8 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.examples.gpt_text import Gpt, next_byte_loss
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.without_flush.in_process import InProcessPipeline
 from penstock.simulate.simulation import simulate_plan
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore")]

@@ -13,9 +13,9 @@ from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Dynamic, Length
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.without_flush.in_process import InProcessPipeline
 
 PLANS = {
     "the picture's layers are on the first rank": (plan_of((0, 4), (1, 1), "1f1b"), "auto"),

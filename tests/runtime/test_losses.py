@@ -14,9 +14,9 @@ from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Length
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.without_flush.in_process import InProcessPipeline
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -6,7 +6,7 @@ from schedule_shapes import every_small_shape, placed
 from penstock.errors import BadInput
 from penstock.schedule.clock import memory_peaks_bytes
 from penstock.schedule.families.asynchronous import (
-    endless_depths,
+    asynchronous_depths,
     pipedream,
     pipedream_2bw,
     pipeoptim,
@@ -130,11 +130,16 @@ def test_one_prediction_reaches_to_the_stages_own_backward(
     assert not any(rule.backward_lead)
 
 
-def test_endless_order_does_not_wait_for_the_end_of_a_batch() -> None:
+def test_asynchronous_order_does_not_wait_for_the_end_of_a_batch() -> None:
     shape = placed("straight", 4, 1)
-    assert endless_depths(shape, pipedream(shape).weights) == (4, 3, 2, 1)
+    assert asynchronous_depths(shape, pipedream(shape).weights) == (4, 3, 2, 1)
     # Two versions are only enough where no stage has more in flight than an update takes.
-    assert endless_depths(shape, pipedream_2bw(shape).weights) == (1, 1, 1, 1)
-    assert endless_depths(placed("straight", 4, 8), pipedream_2bw(shape).weights) == (1, 1, 1, 1)
+    assert asynchronous_depths(shape, pipedream_2bw(shape).weights) == (1, 1, 1, 1)
+    assert asynchronous_depths(placed("straight", 4, 8), pipedream_2bw(shape).weights) == (
+        1,
+        1,
+        1,
+        1,
+    )
     eight = placed("straight", 4, 8)
-    assert endless_depths(eight, pipedream_2bw(eight).weights) == (4, 3, 2, 1)
+    assert asynchronous_depths(eight, pipedream_2bw(eight).weights) == (4, 3, 2, 1)

@@ -17,9 +17,9 @@ from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import schedules_named
 from penstock.planning.tensor_groups import on_groups, on_ranks, without_groups
 from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.asynchronous.order import updates_per_batch
 from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.micro_batches import check_runnable
-from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.search.search import PLANNERS
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.score import make_score

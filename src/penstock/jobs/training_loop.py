@@ -20,6 +20,7 @@ from penstock.jobs.progress import display_for
 from penstock.jobs.records import Records, trackers_of
 from penstock.jobs.run_directory import RunDirectory
 from penstock.plan.plan import Plan
+from penstock.runtime.asynchronous.order import updates_per_batch
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.memory.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import StepMetrics
@@ -27,7 +28,6 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.watch import LIMIT_S
 from penstock.runtime.rank_numbers import PAUSE
 from penstock.runtime.user_metrics import Evaluation
-from penstock.runtime.without_flush.order import updates_per_batch
 from penstock.timeline.drift import Drift
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long

@@ -18,6 +18,7 @@ from penstock.capture.stage_program import Batch, Loss
 from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
+from penstock.runtime.asynchronous.training import AsynchronousTraining, asynchronous_training
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.batch_reading import BatchReading
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
@@ -73,7 +74,6 @@ from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums, check_
 from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify
 from penstock.runtime.weights.pretrained import Weights
-from penstock.runtime.without_flush.training import EndlessTraining, endless_training
 from penstock.schedule.weight_rule import OptimizerSync
 from penstock.timeline.timeline import Timeline
 
@@ -90,7 +90,7 @@ class _Choices:
     join: Callable[[], World]
     training: Callable[[Sequence[tuple[str, nn.Parameter]], torch.device], Training]
     verified: Callable[[Engine, Training], VerifiedSteps]
-    endless: Callable[[Engine, Training], EndlessTraining | None]
+    asynchronous: Callable[[Engine, Training], AsynchronousTraining | None]
     overlapped: Callable[[Engine, Training], OverlappedTraining] | None
     metrics: Mapping[str, Metric]
     uses: dict[str, str]
@@ -151,7 +151,7 @@ class Pipeline:
     _inference: Inference
     _training: Training
     _verified: VerifiedSteps
-    _endless: EndlessTraining | None
+    _asynchronous: AsynchronousTraining | None
     _overlapped: OverlappedTraining | None
 
     @without_removed
@@ -216,7 +216,7 @@ class Pipeline:
                 on_non_finite=on_non_finite,
             ),
             partial(VerifiedSteps, which=verify, every=verify_every),
-            partial(endless_training, measure_every=prediction_error_every),
+            partial(asynchronous_training, measure_every=prediction_error_every),
             OverlappedTraining if optimizer_sync == "after" else None,
             dict(metrics or {}),
             uses,
@@ -253,7 +253,7 @@ class Pipeline:
                 training = self._training = made.training(stepped, world.device)
                 check_conflicts(made.uses | uses_of_optimizer(training.optimizer))
                 self._verified = made.verified(engine, training)
-                self._endless = world.agreed(lambda: made.endless(engine, training))
+                self._asynchronous = world.agreed(lambda: made.asynchronous(engine, training))
                 self._overlapped = made.overlapped(engine, training) if made.overlapped else None
             undo.pop_all()
 
@@ -331,10 +331,10 @@ class Pipeline:
         leaves = self._reading.of_step(batches)
         due = self._verified.due
         self._check_calls(due)
-        if self._endless is not None:
+        if self._asynchronous is not None:
             if due:
                 self._verified.beforehand(leaves)
-            metrics = self._endless.step(leaves)
+            metrics = self._asynchronous.step(leaves)
         elif due:
             metrics = self._verified.flushed(leaves)
         else:
@@ -357,17 +357,17 @@ class Pipeline:
             LossNotFinite: as `step`; without a flush weights have already changed.
             RunFailed: as `step`.
         """
-        training = self._overlapped or self._endless
+        training = self._overlapped or self._asynchronous
         if training is None:
             yield from map(self.step, batches)
             return
         self._follow_flags()
-        training = self._overlapped or self._endless or training
+        training = self._overlapped or self._asynchronous or training
         for due, some in self._verified.stretches(batches):
-            if due and self._endless is None:
+            if due and self._asynchronous is None:
                 yield from map(self.step, islice(some, 1))
             every = map(self._of_stream, some)
-            if due and self._endless is not None:
+            if due and self._asynchronous is not None:
                 first = next(every)
                 self._verified.beforehand([first])
                 every = chain([first], every)
@@ -601,8 +601,8 @@ class Pipeline:
 
     def _drain(self) -> None:
         """Finish the micro-batches in flight, if any; all ranks must call this."""
-        if self._endless is not None:
-            self._endless.drain()
+        if self._asynchronous is not None:
+            self._asynchronous.drain()
         if self._overlapped is not None:
             self._overlapped.drain()
 

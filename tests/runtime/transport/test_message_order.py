@@ -18,6 +18,8 @@ from runtime.transport.stream_model import (
 )
 
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.asynchronous.order import asynchronous_order
+from penstock.runtime.asynchronous.training import PreparedSize, by_action
 from penstock.runtime.clock import StepClock
 from penstock.runtime.execute import execute, steps_of
 from penstock.runtime.micro_batches import BatchCut, cut_batch
@@ -25,8 +27,6 @@ from penstock.runtime.transport.messages import (
     messages_between_actions,
     messages_of_rank,
 )
-from penstock.runtime.without_flush.order import endless_order
-from penstock.runtime.without_flush.training import PreparedSize, by_action
 from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.message_order import unit_times
@@ -123,9 +123,9 @@ def test_an_order_of_a_devices_own_stages_may_make_a_peer_wait_long(backend: str
 
 @pytest.mark.parametrize("schedule", [name for name in FAMILIES if not FAMILIES[name].flushes])
 @pytest.mark.parametrize("replicas", [(1, 1), (2, 1, 3), (1, 1, 1, 1, 1)])
-def test_no_endless_order_gets_stuck(schedule: str, replicas: tuple[int, ...]) -> None:
+def test_no_asynchronous_order_gets_stuck(schedule: str, replicas: tuple[int, ...]) -> None:
     plan = Case(schedule, replicas, len(replicas)).plan(LAYERS)
-    boundaries, order = boundaries_of(len(plan.stages)), endless_order(plan)
+    boundaries, order = boundaries_of(len(plan.stages)), asynchronous_order(plan)
     cut = cut_batch(plan, plan.global_batch)
     ringed = BatchCut(cut.micro_batches * order.ring, cut.slices * order.ring)
     shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))

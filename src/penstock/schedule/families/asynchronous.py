@@ -24,7 +24,7 @@ __all__ = [
     "SPECTRAIN_V2",
     "VANILLA",
     "XPIPE",
-    "endless_depths",
+    "asynchronous_depths",
     "pipedream",
     "pipedream_2bw",
     "pipedream_vertical_sync",
@@ -52,7 +52,7 @@ def vanilla(shape: PipelineShape) -> Schedule:
     Raises:
         BadInput: a device group holds several stages, or a limit cannot be kept.
     """
-    return without_flush(shape, WeightRule(1, (1,) * shape.stages), "vanilla")
+    return asynchronous(shape, WeightRule(1, (1,) * shape.stages), "vanilla")
 
 
 def pipedream(shape: PipelineShape) -> Schedule:
@@ -74,7 +74,7 @@ def pipedream(shape: PipelineShape) -> Schedule:
         BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     versions = warm_up_depths(shape, fewest_in_flight)
-    return without_flush(shape, WeightRule(1, versions, version="forward"), "pipedream")
+    return asynchronous(shape, WeightRule(1, versions, version="forward"), "pipedream")
 
 
 def pipedream_vertical_sync(shape: PipelineShape) -> Schedule:
@@ -92,7 +92,7 @@ def pipedream_vertical_sync(shape: PipelineShape) -> Schedule:
     """
     depth = warm_up_depths(shape, fewest_in_flight)[0]
     rule = WeightRule(1, (depth,) * shape.stages, version="first-stage")
-    return without_flush(shape, rule, "pipedream-vertical-sync")
+    return asynchronous(shape, rule, "pipedream-vertical-sync")
 
 
 def pipedream_2bw(shape: PipelineShape) -> Schedule:
@@ -112,9 +112,9 @@ def pipedream_2bw(shape: PipelineShape) -> Schedule:
     """
     size = micro_batches_per_update(shape)
     if shape.stages == 1:
-        return without_flush(shape, WeightRule(size, (1,)), "2bw")
+        return asynchronous(shape, WeightRule(size, (1,)), "2bw")
     rule = WeightRule(size, (2,) * shape.stages, version="update-before")
-    return without_flush(shape, rule, "2bw")
+    return asynchronous(shape, rule, "2bw")
 
 
 def spectrain(shape: PipelineShape) -> Schedule:
@@ -137,7 +137,7 @@ def spectrain(shape: PipelineShape) -> Schedule:
     forward, backward = prediction_leads(shape)
     versions = tuple(2 if any(lead) else 1 for lead in zip(forward, backward, strict=True))
     rule = WeightRule(1, versions, "momentum", forward, backward)
-    return without_flush(shape, rule, "spectrain")
+    return asynchronous(shape, rule, "spectrain")
 
 
 def spectrain_v2(shape: PipelineShape) -> Schedule:
@@ -158,7 +158,7 @@ def spectrain_v2(shape: PipelineShape) -> Schedule:
     depths = warm_up_depths(shape, fewest_in_flight)
     versions = tuple(1 + d if s else 1 for s, d in zip(lead, depths, strict=True))
     rule = WeightRule(1, versions, "momentum", lead, version="forward")
-    return without_flush(shape, rule, "spectrain-v2")
+    return asynchronous(shape, rule, "spectrain-v2")
 
 
 def pipeoptim(shape: PipelineShape) -> Schedule:
@@ -176,7 +176,7 @@ def pipeoptim(shape: PipelineShape) -> Schedule:
     """
     lead = updates_until_backward(shape)
     versions = tuple(2 if s else 1 for s in lead)
-    return without_flush(shape, WeightRule(1, versions, "optimizer", lead), "pipeoptim")
+    return asynchronous(shape, WeightRule(1, versions, "optimizer", lead), "pipeoptim")
 
 
 def updates_until_backward(shape: PipelineShape) -> tuple[int, ...]:
@@ -184,10 +184,10 @@ def updates_until_backward(shape: PipelineShape) -> tuple[int, ...]:
 
     One less than the micro-batches in flight: the others' backwards come first.
     """
-    return tuple(depth - 1 for depth in warm_up_depths(endless(shape), fewest_in_flight))
+    return tuple(depth - 1 for depth in warm_up_depths(steady(shape), fewest_in_flight))
 
 
-def endless(shape: PipelineShape) -> PipelineShape:
+def steady(shape: PipelineShape) -> PipelineShape:
     """The same pipeline with more micro-batches than it ever has in flight."""
     return replace(shape, micro_batches=max(shape.micro_batches, 6 * shape.stages))
 
@@ -217,7 +217,7 @@ def xpipe(shape: PipelineShape) -> Schedule:
     copies = 3 if size > 1 else 2
     versions = tuple(copies if any(lead) else 1 for lead in zip(forward, backward, strict=True))
     rule = WeightRule(size, versions, "adam", forward, backward, bellwether=True)
-    return without_flush(shape, rule, "xpipe")
+    return asynchronous(shape, rule, "xpipe")
 
 
 def rounded(dividend: int, divisor: int) -> int:
@@ -225,7 +225,7 @@ def rounded(dividend: int, divisor: int) -> int:
     return (2 * dividend + divisor) // (2 * divisor)
 
 
-def without_flush(shape: PipelineShape, rule: WeightRule, name: str) -> Schedule:
+def asynchronous(shape: PipelineShape, rule: WeightRule, name: str) -> Schedule:
     """1F1B with ``rule`` for its weights."""
     return replace(checked_fit(one_f_one_b(shape), shape, name), weights=rule)
 
@@ -277,13 +277,13 @@ def prediction_leads(shape: PipelineShape) -> tuple[tuple[int, ...], tuple[int, 
     return tuple(leads[0]), tuple(leads[1])
 
 
-def endless_depths(shape: PipelineShape, rule: WeightRule) -> tuple[int, ...]:
+def asynchronous_depths(shape: PipelineShape, rule: WeightRule) -> tuple[int, ...]:
     """Micro-batches that each stage has in flight when iterations follow one another without end.
 
     The same as 1F1B with many micro-batches, however few an iteration has. With two weight versions
     no stage may have more in flight than an update takes.
     """
-    depths = warm_up_depths(endless(shape), fewest_in_flight)
+    depths = warm_up_depths(steady(shape), fewest_in_flight)
     if rule.version == "update-before":
         return tuple(min(depth, rule.micro_batches_per_update) for depth in depths)
     return depths

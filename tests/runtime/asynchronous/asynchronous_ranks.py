@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from runtime.without_flush.asynchronous_cases import (
+from runtime.asynchronous.asynchronous_cases import (
     OPTIMIZERS,
     ROWS,
     WIDTH,
@@ -53,7 +53,7 @@ def pipeline(plan: Plan, optimizer: str, **options: Any) -> Pipeline:
 
 def noting(pipe: Pipeline) -> list[np.ndarray]:
     """This rank's weights, from now on after every update."""
-    versions = pipe._endless.own.versions
+    versions = pipe._asynchronous.own.versions
     found = [as_array(versions.parameters)]
     update = versions.update
 
@@ -79,7 +79,7 @@ def histories(cases: list[tuple[str, str, int, int, int, bool, str]]) -> dict[An
         with pipeline(plan, optimizer, transport=transport, prediction_error_every=1) as pipe:
             noted = noting(pipe)
             metrics = list(pipe.stream(batches_of(count, micro_batches)))
-            copies = pipe._endless.own.versions.most_copies
+            copies = pipe._asynchronous.own.versions.most_copies
         found[case] = (noted, [m.loss for m in metrics], copies, metrics[-1])
     return found
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from reference.asynchronous_training import METHODS, train
-from runtime.without_flush.asynchronous_cases import OPTIMIZERS, data, first_weights
-from runtime.without_flush.asynchronous_ranks import histories, interrupted, uses
+from runtime.asynchronous.asynchronous_cases import OPTIMIZERS, data, first_weights
+from runtime.asynchronous.asynchronous_ranks import histories, interrupted, uses
 
 from penstock.runtime.processes.launch import launch_workers
 

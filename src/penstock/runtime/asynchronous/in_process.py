@@ -21,19 +21,19 @@ from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
+from penstock.runtime.asynchronous.order import AsynchronousOrder, asynchronous_order, cut_for
+from penstock.runtime.asynchronous.versioned_stage import (
+    VersionedStage,
+    clip_gradients,
+    with_updates,
+)
+from penstock.runtime.asynchronous.weight_versions import WeightVersions
 from penstock.runtime.clock import StepClock
 from penstock.runtime.execute import PreparedAction, execute, steps_of
 from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
 from penstock.runtime.stages.building import check_layers, graph_of
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule
-from penstock.runtime.without_flush.order import EndlessOrder, cut_for, endless_order
-from penstock.runtime.without_flush.versioned_stage import (
-    VersionedStage,
-    clip_gradients,
-    with_updates,
-)
-from penstock.runtime.without_flush.weight_versions import WeightVersions
 from penstock.schedule.action import Action
 
 __all__ = ["InProcessPipeline", "PlayedStep"]
@@ -127,18 +127,18 @@ class InProcessPipeline:
         device = self._graph.recorded.device
         self._runners = [ModuleRunner(program, device) for program in self._programs]
         rule = order_of(plan).weights
-        self._endless = endless_order(plan) if rule.micro_batches_per_update else None
+        self._asynchronous = asynchronous_order(plan) if rule.micro_batches_per_update else None
         self._stages: list[VersionedStage] = []
         self._batches = 0
         self._channels = InProcessChannels(self._programs)
         self._clock = StepClock()
-        if self._endless is not None:
+        if self._asynchronous is not None:
             check_nothing_is_shared(self._programs)
             self._stages = [
                 VersionedStage(
                     number,
                     runner,
-                    self._endless,
+                    self._asynchronous,
                     own.optimizer,
                     own.update,
                     measure_every=measure_every,
@@ -166,20 +166,21 @@ class InProcessPipeline:
         """
         leaves = self._checked(batch)
         rate = float(self._optimizers[-1].optimizer.param_groups[0]["lr"])
-        if self._endless is None:
+        if self._asynchronous is None:
             loss = self._whole_step(leaves)
         else:
-            loss = self._part(self._endless, leaves)
+            loss = self._part(self._asynchronous, leaves)
         self.steps += 1
         updates = tuple(versions.updates for versions in self.versions)
         return PlayedStep(self.steps, loss, rate, leaves[0].shape[0], updates)
 
     def drain(self) -> None:
         """Run the backwards of the micro-batches in flight; the next step warms up again."""
-        if self._endless is None or not self._batches:
+        if self._asynchronous is None or not self._batches:
             return
         self._play_on(
-            self._endless, [self._endless.drain(s.number, self._batches) for s in self._stages]
+            self._asynchronous,
+            [self._asynchronous.drain(s.number, self._batches) for s in self._stages],
         )
         self._batches = 0
         for stage in self._stages:
@@ -245,23 +246,23 @@ class InProcessPipeline:
                 )
             )
 
-    def _part(self, endless: EndlessOrder, leaves: Sequence[torch.Tensor]) -> float:
-        """Run the part of one batch in the endless order."""
-        rows = cut_for(self.plan, endless, leaves[0].shape[0]).micro_batches
+    def _part(self, order: AsynchronousOrder, leaves: Sequence[torch.Tensor]) -> float:
+        """Run the part of one batch in the asynchronous order."""
+        rows = cut_for(self.plan, order, leaves[0].shape[0]).micro_batches
         own = self._graph.as_own_steps(leaves, rows)
         for stage in self._stages:
             stage.feed(self._batches, own, rows, rows, step=self.steps)
-        parts = [endless.part(stage.number, self._batches) for stage in self._stages]
+        parts = [order.part(stage.number, self._batches) for stage in self._stages]
         self._batches += 1
-        self._play_on(endless, parts)
+        self._play_on(order, parts)
         return mean_loss(self._runners[-1])[0]
 
-    def _play_on(self, endless: EndlessOrder, parts: Sequence[Sequence[Action]]) -> None:
+    def _play_on(self, order: AsynchronousOrder, parts: Sequence[Sequence[Action]]) -> None:
         """Run the given actions of every stage, with the updates of its weights."""
         runners = dict(enumerate(self._stages))
         self._run(
             [
-                with_updates(steps_of(part, runners, self._channels), stage, endless)
+                with_updates(steps_of(part, runners, self._channels), stage, order)
                 for stage, part in zip(self._stages, parts, strict=True)
             ]
         )

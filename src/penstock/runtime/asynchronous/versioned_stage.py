@@ -7,11 +7,11 @@ from torch.optim import Optimizer
 
 from penstock.capture.batch_part import Leaf, sliced
 from penstock.capture.lengths import LengthsOf
+from penstock.runtime.asynchronous.order import AsynchronousOrder
+from penstock.runtime.asynchronous.weight_versions import make_weight_versions
 from penstock.runtime.execute import PreparedAction
 from penstock.runtime.metrics import clip_factor
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors, Work
-from penstock.runtime.without_flush.order import EndlessOrder
-from penstock.runtime.without_flush.weight_versions import make_weight_versions
 from penstock.schedule.action import ActionKind
 
 __all__ = ["VersionedStage", "clip_gradients", "with_updates"]
@@ -29,7 +29,7 @@ class VersionedStage:
         self,
         number: int,
         runner: ModuleRunner,
-        order: EndlessOrder,
+        order: AsynchronousOrder,
         optimizer: Optimizer,
         change_weights: Callable[[], object],
         *,
@@ -145,7 +145,7 @@ class VersionedStage:
 
 
 def with_updates(
-    steps: Sequence[PreparedAction], stage: VersionedStage, order: EndlessOrder
+    steps: Sequence[PreparedAction], stage: VersionedStage, order: AsynchronousOrder
 ) -> Iterator[PreparedAction]:
     """``steps`` with an update after the last backward of each, once its gradients are sent."""
     for step in steps:

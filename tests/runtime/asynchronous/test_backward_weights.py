@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from penstock.runtime.without_flush.weight_versions import WeightVersions, make_weight_versions
+from penstock.runtime.asynchronous.weight_versions import WeightVersions, make_weight_versions
 from penstock.schedule.weight_rule import WeightRule
 
 VANILLA = WeightRule(1)

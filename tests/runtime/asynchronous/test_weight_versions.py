@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference.asynchronous_training import METHODS, Settings, train
-from runtime.without_flush.asynchronous_cases import (
+from runtime.asynchronous.asynchronous_cases import (
     OPTIMIZERS,
     TwoLayers,
     as_array,
@@ -21,8 +21,8 @@ from runtime.without_flush.asynchronous_cases import (
 from penstock.capture.chain import Chain
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
-from penstock.runtime.without_flush.in_process import InProcessPipeline
-from penstock.runtime.without_flush.predicted_step import PredictedSteps
+from penstock.runtime.asynchronous.in_process import InProcessPipeline
+from penstock.runtime.asynchronous.predicted_step import PredictedSteps
 from penstock.simulate.instances import instances_of
 
 TOLERANCE = 1e-12

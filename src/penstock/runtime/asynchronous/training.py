@@ -1,8 +1,8 @@
 """One rank's part of training without a flush.
 
-Each batch runs as its part of the endless order (`EndlessOrder`). All numbers of a batch are known
-only when the last rank has finished it. So they are exchanged while the next batch runs, and read
-one batch later.
+Each batch runs as its part of the asynchronous order (`AsynchronousOrder`). All numbers of a batch
+are known only when the last rank has finished it. So they are exchanged while the next batch runs,
+and read one batch later.
 """
 
 from collections import deque
@@ -18,6 +18,12 @@ from penstock.capture.batch_part import Leaf
 from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.ordering import order_of
+from penstock.runtime.asynchronous.order import AsynchronousOrder, asynchronous_order, cut_for
+from penstock.runtime.asynchronous.versioned_stage import (
+    VersionedStage,
+    clip_gradients,
+    with_updates,
+)
 from penstock.runtime.engine import Engine
 from penstock.runtime.execute import PreparedAction, execute, steps_of
 from penstock.runtime.gradients.buckets import stages_of_parameters
@@ -35,21 +41,15 @@ from penstock.runtime.transport.messages import (
     messages_of_rank,
 )
 from penstock.runtime.user_metrics import Means
-from penstock.runtime.without_flush.order import EndlessOrder, cut_for, endless_order
-from penstock.runtime.without_flush.versioned_stage import (
-    VersionedStage,
-    clip_gradients,
-    with_updates,
-)
 from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.message_order import in_planned_order, unit_times
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["EndlessTraining", "endless_training"]
+__all__ = ["AsynchronousTraining", "asynchronous_training"]
 
 Orders: TypeAlias = tuple[tuple[Action, ...], ...]
-"""The actions of every stage in one part of the endless order."""
+"""The actions of every stage in one part of the asynchronous order."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class OwnStage:
         self,
         engine: Engine,
         training: Training,
-        order: EndlessOrder,
+        order: AsynchronousOrder,
         measure_every: int,
     ) -> None:
         assert training.optimizer is not None
@@ -223,7 +223,7 @@ class Fed:
     rows: Callable[[], Rows]
 
 
-class EndlessTraining:
+class AsynchronousTraining:
     """Trains this rank's stage batch after batch, with the weight updates of the schedule.
 
     Clipping limits the norm of one stage's gradients in one update. ``measure_every``: measure the
@@ -240,7 +240,7 @@ class EndlessTraining:
         measure_every: int = 0,
     ) -> None:
         self._engine, self._training = engine, training
-        self._order = order = endless_order(engine.plan)
+        self._order = order = asynchronous_order(engine.plan)
         self._sizes = SizeCache[PreparedSize]()
         self._prepared: PreparedSize | None = None
         self._batches = 0
@@ -394,11 +394,11 @@ class EndlessTraining:
         return found
 
 
-def endless_training(
+def asynchronous_training(
     engine: Engine,
     training: Training,
     measure_every: int,
-) -> EndlessTraining | None:
+) -> AsynchronousTraining | None:
     """The training of an engine whose schedule updates without a flush; ``None`` for others.
 
     Raises:
@@ -407,7 +407,7 @@ def endless_training(
     if not order_of(engine.plan).weights.micro_batches_per_update:
         return None
     check_own_parameters(engine)
-    return EndlessTraining(engine, training, measure_every)
+    return AsynchronousTraining(engine, training, measure_every)
 
 
 def check_own_parameters(engine: Engine) -> None:

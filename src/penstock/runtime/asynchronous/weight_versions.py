@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from penstock.runtime.without_flush.predicted_step import PredictedSteps
-from penstock.runtime.without_flush.staleness_log import PassRecord, StalenessLog
+from penstock.runtime.asynchronous.predicted_step import PredictedSteps
+from penstock.runtime.asynchronous.staleness_log import PassRecord, StalenessLog
 from penstock.schedule.weight_rule import WeightRule
 from penstock.torch_internals import flat_weights, own_parameters
 

@@ -1,4 +1,4 @@
-"""The endless order: 1F1B over batches that follow one another without a flush.
+"""The asynchronous order: 1F1B over batches that follow one another without a flush.
 
 After ``K - 1`` warm-up forwards, a stage with ``K`` micro-batches in flight repeats forever
 
@@ -16,14 +16,14 @@ from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.runtime.micro_batches import BatchCut, cut_batch
 from penstock.schedule.action import Action
-from penstock.schedule.families.asynchronous import endless_depths
+from penstock.schedule.families.asynchronous import asynchronous_depths
 from penstock.schedule.weight_rule import WeightRule
 
-__all__ = ["EndlessOrder", "cut_for", "endless_order", "updates_per_batch"]
+__all__ = ["AsynchronousOrder", "asynchronous_order", "cut_for", "updates_per_batch"]
 
 
 @dataclass(frozen=True)
-class EndlessOrder:
+class AsynchronousOrder:
     """What every stage does in each batch, and in a drain.
 
     ``depths`` are the numbers of micro-batches that each stage has in flight. A batch has
@@ -59,7 +59,7 @@ class EndlessOrder:
     def part(self, stage: int, batch: int) -> tuple[Action, ...]:
         """The actions of ``stage`` in the part of ``batch``.
 
-        >>> order = EndlessOrder((3, 2, 1), 2, (False,) * 3, WeightRule(1))
+        >>> order = AsynchronousOrder((3, 2, 1), 2, (False,) * 3, WeightRule(1))
         >>> [" ".join(map(str, order.part(0, batch))) for batch in (0, 1, 2)]
         ['0F0 0F1', '0F2 0B0 0F3 0B1', '0F0 0B2 0F1 0B3']
         """
@@ -73,7 +73,7 @@ class EndlessOrder:
     def drain(self, stage: int, batches: int) -> tuple[Action, ...]:
         """The actions of ``stage`` that remain after this number of batches.
 
-        >>> order = EndlessOrder((3, 2, 1), 2, (False,) * 3, WeightRule(1))
+        >>> order = AsynchronousOrder((3, 2, 1), 2, (False,) * 3, WeightRule(1))
         >>> [" ".join(map(str, order.drain(stage, 3))) for stage in range(3)]
         ['0B0 0B1', '1B1', '']
         """
@@ -92,19 +92,19 @@ class EndlessOrder:
         return number % (self.ring * self.micro_batches)
 
 
-def endless_order(plan: Plan) -> EndlessOrder:
-    """The endless order of a plan whose schedule updates without a flush.
+def asynchronous_order(plan: Plan) -> AsynchronousOrder:
+    """The asynchronous order of a plan whose schedule updates without a flush.
 
     Raises:
         BadInput: the plan's schedule cannot be run.
     """
     rule, shape = order_of(plan).weights, plan.shape()
     recompute = tuple(shape.recomputes(stage) for stage in range(shape.stages))
-    return EndlessOrder(endless_depths(shape, rule), plan.micro_batches, recompute, rule)
+    return AsynchronousOrder(asynchronous_depths(shape, rule), plan.micro_batches, recompute, rule)
 
 
-def cut_for(plan: Plan, order: EndlessOrder, samples: int) -> BatchCut:
-    """Cut a batch of ``samples`` into the micro-batches of an endless order.
+def cut_for(plan: Plan, order: AsynchronousOrder, samples: int) -> BatchCut:
+    """Cut a batch of ``samples`` into the micro-batches of an asynchronous order.
 
     Raises:
         BadInput: the batch has too few samples.
