@@ -54,7 +54,6 @@ __all__ = [
     "muon_rate",
     "own_buffers",
     "own_parameters",
-    "processes_of",
     "put_on",
     "pytree",
     "run_engine",
@@ -207,11 +206,6 @@ def allocation_event() -> Any:
 def default_store() -> Any:
     """The store of the default process group, which the user may have made."""
     return torch.distributed.distributed_c10d._get_default_store()
-
-
-def processes_of(context: Any) -> Any:
-    """The processes behind a context of `start_processes`, whose waiting times are fixed."""
-    return context._pc
 
 
 def forget_groups(mesh: Any) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.runtime.processes.stopped import shortage_words
+from penstock.runtime.processes.launch import shortage_words
 
 START = """
 import resource

@@ -1,6 +1,5 @@
 """A launcher notices that a signal has stopped a worker for which no other one waits."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,13 +8,11 @@ from runtime.processes.workers_under_test import stop_once
 from penstock.errors import Stalled
 from penstock.runtime.processes import launch
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.processes.stopped import wait_unless_stopped
 
 
 @pytest.fixture
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    within_4_s = partial(wait_unless_stopped, limit_s=4.0)
-    monkeypatch.setattr(launch, "wait_unless_stopped", within_4_s)
+    monkeypatch.setattr(launch, "STOPPED_LIMIT_S", 4.0)
 
 
 @pytest.mark.usefixtures("short_limit")

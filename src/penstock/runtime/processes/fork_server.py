@@ -1,11 +1,13 @@
 """Starts the server that workers of this process are forked from, without importing torch here.
 
 The server imports torch once for all launches, since each import takes seconds. A command that will
-launch workers starts it first, and imports torch itself meanwhile.
+launch workers starts it first, and imports torch itself meanwhile. The server imports this module
+too.
 """
 
 import atexit
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -16,21 +18,13 @@ from typing import Any
 
 from penstock.errors import BadInput, shortened
 
-__all__ = [
-    "IMPORTED_ONCE",
-    "SOCKET_FOLDER",
-    "begin_fork_server",
-    "ensure_fork_server",
-    "environment",
-]
+__all__ = ["IMPORTED_ONCE", "begin_fork_server", "ensure_fork_server", "environment"]
 
 IMPORTED_ONCE = ("penstock.runtime.processes.launch", "penstock.runtime.pipeline")
 """The modules that the server imports; they must start no threads and use no devices."""
 
-INSIDE = "penstock.runtime.processes.inside_fork_server"
-
 SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
-"""Names to `INSIDE` the folder of the server's socket."""
+"""Tells the server the process that starts it, and the folder of its socket."""
 
 
 def begin_fork_server(imports: Sequence[str]) -> None:
@@ -67,11 +61,11 @@ def ensure_fork_server(imports: Sequence[str] = ()) -> None:
         return
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
     users = server._preload_modules
-    forkserver.set_forkserver_preload([INSIDE, *IMPORTED_ONCE, *imports])
+    forkserver.set_forkserver_preload([__name__, *IMPORTED_ONCE, *imports])
     # Libraries must not start threads at import, before a fork. And torch warns, when memory is
     # measured, that it has not seen all allocations.
     quiet = environment("TORCH_CPP_LOG_LEVEL", os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"))
-    socket_folder = environment(SOCKET_FOLDER, util.get_temp_dir())
+    socket_folder = environment(SOCKET_FOLDER, f"{os.getpid()} {util.get_temp_dir()}")
     with environment("OMP_NUM_THREADS", "1"), quiet, socket_folder:
         try:
             forkserver.ensure_running()
@@ -99,3 +93,16 @@ def environment(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def say_that_no_worker_started(kind: type, failure: object, _: object) -> None:
+    """A fork that cannot start prints one line. Its launcher has ended."""
+    sys.stderr.write(f"a worker could not be started ({kind.__name__}: {failure})\n")
+
+
+starter, _, folder = os.environ.pop(SOCKET_FOLDER, "").partition(" ")
+if starter == str(os.getppid()):
+    # This is the server. It ends after the process that started it, and removes the folder of its
+    # socket where that process was killed and could not.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    sys.excepthook = say_that_no_worker_started

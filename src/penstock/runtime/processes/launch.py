@@ -1,15 +1,16 @@
 """Starts and stops worker processes on this machine, and reports one message if one fails.
 
-The processes are started by the same interface as in torchrun
-(`torch.distributed.elastic.multiprocessing`), with torchrun's environment variables. So a function
-written for torchrun runs here unchanged. On Linux workers are forked from a server that has
-imported torch once for all launches of this process, since each import takes seconds.
+Workers have torchrun's environment variables, so a function written for torchrun runs here
+unchanged. On Linux they are forked from a server that has imported torch once for all launches of
+this process, since each import takes seconds. A worker tells its result or its failure through a
+pipe, which neither a full disk nor a cut link disturbs.
 """
 
+import errno
 import fcntl
-import json
-import logging
 import os
+import pickle
+import resource
 import shutil
 import signal
 import socket
@@ -18,12 +19,14 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
-from multiprocessing import parent_process
+from math import inf
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -32,49 +35,41 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed.elastic.multiprocessing import (
-    DefaultLogsSpecs,
-    PContext,
-    SignalException,
-    start_processes,
-)
-from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
-from penstock import errors
 from penstock.errors import (
     SIGNALLED,
     BadInput,
     PenstockError,
     RunFailed,
     SaidByAnotherRank,
+    Stalled,
     WorkerLost,
     exit_code_of,
     shortened,
 )
 from penstock.machine import usable_cores
 from penstock.runtime.processes.fork_server import ensure_fork_server, environment
-from penstock.runtime.processes.stopped import shortage_words, wait_unless_stopped
-from penstock.runtime.processes.store import meet, met_at, reaching, serve_store
-from penstock.runtime.processes.watch import WATCH
-from penstock.torch_internals import processes_of
+from penstock.runtime.processes.store import met_at, serve_store
+from penstock.runtime.processes.watch import LIMIT_S, WATCH
 
 __all__ = ["LINGER_S", "launch_workers", "long_slices_if_crowded", "threads_per_worker"]
 
 LOOPBACK = "127.0.0.1"
 
 LINGER_S = 1.0
-"""Seconds that a failed rank waits before it exits, so that who has failed first is noticed."""
+"""Seconds that a rank lingers when another has failed, so that who has failed first is noticed."""
 
 GRACE_S = 1.5
-"""How long the other workers have to end when one has failed: by themselves, then by SIGTERM."""
+"""How long the other workers have to end by themselves when one has failed."""
 
 GRACE_AFTER_A_KILL_S = 0.1
 """The same when one was killed: then they have nothing to say, and a run may wait to go on."""
 
-POLL_S = 0.1
+LOOK_EVERY_S = 5.0
+"""How often the launcher looks whether a worker is stopped."""
 
-TOLD_WITHIN = timedelta(seconds=5)
-"""How long a failing worker tries to reach the launcher."""
+STOPPED_LIMIT_S = LIMIT_S
+"""How long a signal may stop a worker."""
 
 LONGEST_CAUSE = 200
 """The most characters of another error in a message."""
@@ -89,17 +84,29 @@ SIGNAL_HINTS = {
 }
 """What to do about a worker that ended by a signal."""
 
-TORCHRUN_LOGGERS = ("torch.distributed.elastic.multiprocessing", "torch.multiprocessing.spawn")
 
+@dataclass(slots=True)
+class WorkerProcess:
+    """A process; ``exit_code`` is None until it has ended by itself.
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What a failing worker puts into the store for the launcher."""
+    It tells its ``result``, or its ``failure`` and when that was.
+    """
 
     rank: int
-    time_s: float
-    kind: str
-    message: str
+    process: BaseProcess
+    pipe: Connection
+    pid: int = 0
+    exit_code: int | None = None
+    time_s: float = inf
+    failure: BaseException | None = None
+    result: Any = None
+
+    def read(self) -> None:
+        """Take what the process has told, and close the pipe."""
+        # A process that has ended may have told nothing, or only a part.
+        with suppress(EOFError, OSError):
+            self.time_s, self.failure, self.result = pickle.loads(self.pipe.recv_bytes())
+        self.pipe.close()
 
 
 def threads_per_worker(workers: int) -> int:
@@ -141,36 +148,20 @@ def launch_workers(
         raise BadInput(f"workers is {workers}; at least 1 is needed")
     threads = threads or threads_per_worker(workers)
     store = serve_store(LOOPBACK)
-    with log_files(log_directory) as directory, quiet_torchrun(), restored_signals():
+    started: list[WorkerProcess] = []
+    with log_files(log_directory) as directory, signals_raised():
         call = (function, arguments, threads, directory, OwnOutput())
         try:
             ensure_fork_server(imports)
-            context = start(call, workers, store.port, threads)
-        except SignalException as interruption:
-            raise interrupted(interruption) from None
-        except (EOFError, ConnectionError) as lost:
-            raise RunFailed(
-                "the server that forks the workers was killed while it started them; run it again"
-            ) from lost
-        except OSError as cause:
-            words = shortage_words(cause) or str(cause)
-            raise RunFailed(f"{workers} workers cannot be started: {words}") from cause
-        # Torch would wait 30 s for a worker that does not end by SIGTERM, as one that is stopped.
-        processes = processes_of(context)
-        if drains and threading.current_thread() is threading.main_thread():
-            pass_on_first_sigterm(context)
-        processes.join = partial(join_soon, processes.processes, processes.join)
-        try:
-            result = wait_unless_stopped(partial(context.wait, period=POLL_S), context.pids())
-        except SignalException as interruption:
-            raise interrupted(interruption) from None
+            start(started, call, variables_of(workers, store.port, threads))
+            if drains and threading.current_thread() is threading.main_thread():
+                pass_on_first_sigterm(started)
+            await_workers(started)
         finally:
-            stop(context, shutdown_s)
-            # It refers to its own object, whose pipes would stay open until Python looks for such.
-            del processes.join
-        if result.is_failed():
-            raise root_cause(result, workers, store, directory)
-    return tuple(result.return_values[rank] for rank in range(workers))
+            stop(started, shutdown_s)
+        if any(worker.exit_code != 0 for worker in started):
+            raise root_cause(started)
+    return tuple(worker.result for worker in started)
 
 
 @contextmanager
@@ -194,11 +185,31 @@ def log_files(given: Path | None) -> Iterator[Path]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PContext:
-    """Start the processes with the environment variables of torchrun."""
-    forks = sys.platform == "linux"
-    # Forked workers have the server's environment, which may be older than this process's.
-    common = dict(os.environ) | {
+@contextmanager
+def signals_raised() -> Generator[None]:
+    """Within, signals that ask this process to end raise an exception in its main thread."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            before[number] = signal.getsignal(number)
+            # A command that nohup has started ignores that its terminal is closed.
+            if number != signal.SIGHUP or before[number] != signal.SIG_IGN:
+                signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def interrupt(number: int, _: FrameType | None) -> None:
+    """Handle a signal: KeyboardInterrupt for Ctrl-C, else an exit with its code."""
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(SIGNALLED + number)
+
+
+def variables_of(workers: int, port: int, threads: int) -> dict[str, str]:
+    """The environment of all workers: this process's, with the variables of torchrun."""
+    variables = dict(os.environ) | {
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(workers),
@@ -209,90 +220,207 @@ def start(call: tuple[Any, ...], workers: int, port: int, threads: int) -> PCont
     }
     if "lo" in (name for _, name in socket.if_nameindex()):
         # Gloo would choose the interface of the host's name, which others may reach.
-        common.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    ranks = range(workers)
-    # OpenMP reads its variable when torch is first imported, before `worker_main` runs. Workers
-    # that are not forked must inherit it.
-    with environment("OMP_NUM_THREADS", str(threads)):
-        return start_processes(
-            name="penstock",
-            entrypoint=worker_main,
-            args={rank: (rank, *call) for rank in ranks},
-            envs={rank: common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
-            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-            start_method="forkserver" if forks else "spawn",
-        )
+        variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return variables
 
 
-def join_soon(
-    processes: Sequence[BaseProcess], join: Callable[..., bool], timeout: float | None = None
-) -> bool:
-    """Torch's ``join`` of its processes, with time for the others to end when one has failed."""
-    killed = any((process.exitcode or 0) < 0 for process in processes)
-    return join(timeout, GRACE_AFTER_A_KILL_S if killed else GRACE_S)
+def start(started: list[WorkerProcess], call: tuple[Any, ...], variables: dict[str, str]) -> None:
+    """Start the processes, each of which is added to ``started``."""
+    context = get_context("forkserver" if sys.platform == "linux" else "spawn")
+    workers = int(variables["WORLD_SIZE"])
+    try:
+        # OpenMP reads its variable when torch is first imported, before `worker_main` runs. Workers
+        # that are not forked must inherit it.
+        with environment("OMP_NUM_THREADS", variables["OMP_NUM_THREADS"]):
+            for rank in range(workers):
+                pipe, end = context.Pipe(duplex=False)
+                own = variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                process = context.Process(target=worker_main, args=(rank, own, end, *call))
+                started.append(WorkerProcess(rank, process, pipe))
+                with end:
+                    process.start()
+                started[rank].pid = process.pid or 0
+    except (EOFError, ConnectionError) as lost:
+        raise RunFailed(
+            "the server that forks the workers was killed while it started them; run it again"
+        ) from lost
+    except OSError as cause:
+        words = shortage_words(cause) or str(cause)
+        raise RunFailed(f"{workers} workers cannot be started: {words}") from cause
 
 
-def pass_on_first_sigterm(context: PContext) -> None:
+def pass_on_first_sigterm(workers: Sequence[WorkerProcess]) -> None:
     """Pass the first SIGTERM to the workers, which end by themselves; a second one stops them."""
-    stops = signal.getsignal(signal.SIGTERM)
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, stops)
-        for process in context.pids().values():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGTERM)
+    def pass_on(number: int, _: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, interrupt)
+        for worker in workers:
+            if worker.exit_code is None:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, number)
 
     signal.signal(signal.SIGTERM, pass_on)
 
 
-def stop(context: PContext, shutdown_s: float) -> None:
+def await_workers(workers: Sequence[WorkerProcess]) -> None:
+    """Return when all workers have ended, or soon after one has failed.
+
+    Workers that train together notice when a signal has stopped one of them. For one that works
+    alone nobody waits, so this looks. Looks are counted, not seconds: where this process is stopped
+    too, as by Ctrl-Z, none passes.
+
+    Raises:
+        Stalled: a worker has been stopped at every look for `STOPPED_LIMIT_S` seconds.
+    """
+    stopped, deadline_s = Counter[int](), inf
+    every_s = min(LOOK_EVERY_S, STOPPED_LIMIT_S / 4)
+    while running := [worker for worker in workers if worker.exit_code is None]:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return
+        awaited: dict[Any, WorkerProcess] = {worker.process.sentinel: worker for worker in running}
+        awaited |= {worker.pipe: worker for worker in running if not worker.pipe.closed}
+        ready = wait(list(awaited), min(every_s, left_s))
+        for worker in {awaited[each].rank: awaited[each] for each in ready}.values():
+            if not worker.pipe.closed:
+                worker.read()
+            if worker.process.sentinel not in ready:
+                continue
+            worker.process.join()
+            worker.exit_code = worker.process.exitcode
+            if worker.exit_code:
+                grace_s = GRACE_AFTER_A_KILL_S if worker.exit_code < 0 else GRACE_S
+                deadline_s = min(deadline_s, time.monotonic() + grace_s)
+        for worker in running if not ready else ():
+            stopped[worker.rank] = stopped[worker.rank] + 1 if is_stopped(worker.pid) else 0
+            if stopped[worker.rank] * every_s >= STOPPED_LIMIT_S:
+                raise Stalled(
+                    f"worker {worker.rank} (process {worker.pid}) has been stopped for "
+                    f"{STOPPED_LIMIT_S:.0f} s by a signal, as SIGSTOP, and the others were ended; "
+                    f"start the run again"
+                )
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a signal has stopped the process (Linux; elsewhere it is not known)."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    # The name of the program, in brackets, may hold spaces and brackets itself.
+    return fields.rpartition(")")[2].split()[0] == "T"
+
+
+def stop(workers: Sequence[WorkerProcess], shutdown_s: float) -> None:
     """Kill the workers that have not ended; Ctrl-C is ignored from now on."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-    context.close(signal.SIGKILL, timeout=max(1, round(shutdown_s)))
+    deadline_s = time.monotonic() + shutdown_s
+    for worker in workers:
+        worker.pipe.close()
+        if worker.pid:
+            worker.process.kill()
+    for worker in workers:
+        if worker.pid:
+            worker.process.join(max(0.0, deadline_s - time.monotonic()))
+            # One that waits in the kernel for a device may end later.
+            with suppress(ValueError):
+                worker.process.close()
+
+
+def root_cause(workers: Sequence[WorkerProcess]) -> BaseException:
+    """The first failure: a killed worker if there is one, else the earliest that was told."""
+    for worker in workers:
+        if worker.exit_code is not None and worker.exit_code < 0:
+            number = signal.Signals(-worker.exit_code)
+            return WorkerLost(
+                f"worker {worker.rank} (process {worker.pid}) was killed by {number.name} and the "
+                f"others were stopped; "
+                f"{SIGNAL_HINTS.get(number, 'resume the run from its checkpoint')}"
+            )
+    failed = [worker for worker in workers if worker.exit_code]
+    first = min((w for w in workers if w.failure), key=lambda w: w.time_s, default=failed[0])
+    return first.failure or RunFailed(
+        f"worker {first.rank} (process {first.pid}) ended with exit code {first.exit_code} "
+        f"without a message; run it again and look at its standard error"
+    )
 
 
 def worker_main(
     rank: int,
+    variables: dict[str, str],
+    pipe: Connection,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     threads: int,
     log_directory: Path,
     output: object,
-) -> Any:
-    """The main function of each process: runs ``function``, writes failures for the launcher."""
+) -> None:
+    """The main function of each process: runs ``function``, tells the launcher how that ended."""
     die_with_launcher()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    # Forks have the server's environment, which may be older than the launcher's.
+    os.environ.update(variables)
     long_slices_if_crowded()
     torch.set_num_threads(threads)
+    end = partial(end_with, rank=rank, pipe=pipe, log_directory=log_directory)
     WATCH.joins_within_s = 0.0  # all workers were forked at the same time
-    WATCH.give_up = partial(end_with, rank=rank, log_directory=log_directory)
+    WATCH.give_up = end
     try:
         # From now on the other workers see whether this one is alive.
         met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
-        return function(*arguments)
+        result = pickle.dumps((inf, None, function(*arguments)))
     except BaseException as failure:
-        end_with(failure, rank, log_directory)
-    finally:
+        end(failure)
+    else:
         if distributed.is_initialized():
             distributed.destroy_process_group()
+        pipe.send_bytes(result)
 
 
-def end_with(failure: BaseException, rank: int, log_directory: Path) -> None:
+def end_with(failure: BaseException, rank: int, pipe: Connection, log_directory: Path) -> None:
     """Tell the launcher the failure, and end this process."""
-    if not isinstance(failure, SaidByAnotherRank):
-        write_failure(failure, rank, log_directory)
-    # A worker whose peer was killed also fails; the killed peer must be noticed first.
-    time.sleep(LINGER_S)
+    if isinstance(failure, SaidByAnotherRank):
+        time.sleep(LINGER_S)
+    else:
+        told = time.time(), failure_told(failure, rank, log_directory), None
+        with suppress(OSError):  # the launcher has ended
+            pipe.send_bytes(pickle.dumps(told))
     sys.stderr.flush()
     os._exit(exit_code_of(failure))
 
 
+def failure_told(failure: BaseException, rank: int, log_directory: Path) -> BaseException:
+    """The failure in a line for the launcher; writes the traceback for the user."""
+    trace = log_directory / f"worker-{rank}-traceback.txt"
+    place = f"the traceback is in {trace}"
+    try:
+        trace.write_text("".join(traceback.format_exception(failure)))
+    except OSError as cause:
+        place = f"there is no traceback in {trace} ({cause.strerror})"
+    if isinstance(failure, PenstockError):
+        known = type(failure).__module__ == PenstockError.__module__
+        return failure if known else RunFailed(str(failure))
+    if exit_code_of(failure) > SIGNALLED:
+        return SystemExit(exit_code_of(failure))
+    frame = traceback.extract_tb(failure.__traceback__)[-1]
+    text = shortage_words(failure) or str(failure).strip().partition("\n")[0]
+    return RunFailed(
+        f"worker {rank}: {type(failure).__name__}: {shortened(text, LONGEST_CAUSE)} "
+        f"({frame.filename}:{frame.lineno}); {place}"
+    )
+
+
 def long_slices_if_crowded() -> None:
-    """If this host has more ranks than cores, let each compute longer without a change."""
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > usable_cores():
-        compute_in_long_slices()
+    """If this host has more ranks than cores, let each compute longer without a change (Linux).
+
+    Otherwise a worker that becomes ready interrupts one that computes, which evicts caches and
+    costs some percent of the time.
+    """
+    crowded = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > usable_cores()
+    if crowded and sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def die_with_launcher() -> None:
@@ -308,15 +436,6 @@ def die_with_launcher() -> None:
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     if not launcher.is_alive():
         os._exit(1)
-
-
-def compute_in_long_slices() -> None:
-    """Prevent that a worker which becomes ready interrupts one that computes (Linux).
-
-    If workers share cores, every interruption evicts caches, which costs some percent of the time.
-    """
-    if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class OwnOutput:
@@ -338,118 +457,43 @@ def take_output(*streams: tuple[int, Any]) -> None:
         os.close(handle)
 
 
-def write_failure(failure: BaseException, rank: int, log_directory: Path) -> None:
-    """Tell the launcher the failure in a line, and write the traceback for the user.
+SHARED_MEMORY = "/dev/shm"
 
-    The line goes through the store, because the disk may be full; if the store cannot be reached,
-    it goes to a file.
+ENOUGH_BYTES = 1 << 30
+"""With so much free, shared memory is not the disk that is full."""
+
+
+def shortage_words(cause: BaseException) -> str:
+    """What ran out, its limit and the remedy; empty for other errors.
+
+    >>> shortage_words(ValueError("no number"))
+    ''
     """
-    trace = log_directory / f"worker-{rank}-traceback.txt"
-    place = f"the traceback is in {trace}"
-    try:
-        trace.write_text("".join(traceback.format_exception(failure)))
-    except OSError as cause:
-        place = f"there is no traceback in {trace} ({cause.strerror})"
-    if isinstance(failure, PenstockError):
-        kind, message = type(failure).__name__, str(failure)
-    elif exit_code_of(failure) > SIGNALLED:
-        kind, message = SystemExit.__name__, str(exit_code_of(failure))
-    else:
-        frame = traceback.extract_tb(failure.__traceback__)[-1]
-        text = shortage_words(failure) or str(failure).strip().partition("\n")[0]
-        kind = RunFailed.__name__
-        message = (
-            f"worker {rank}: {type(failure).__name__}: {shortened(text, LONGEST_CAUSE)} "
-            f"({frame.filename}:{frame.lineno}); {place}"
-        )
-    record = {"rank": rank, "time_s": time.time(), "kind": kind, "message": message}
-    text = json.dumps(record)
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    try:
-        # Torch would print 50 lines about a connection that fails.
-        socket.create_connection((address, int(port)), TOLD_WITHIN.total_seconds()).close()
-        store, _, _ = meet(address, port, TOLD_WITHIN)
-        store.set(failure_key(rank), text)
-    except (OSError, RuntimeError):  # the launcher has ended, or the link to it is cut
-        with suppress(OSError):
-            failure_file(log_directory, rank).write_text(text)
-
-
-def failure_file(log_directory: Path, rank: int) -> Path:
-    """Where a worker writes its failure if it cannot reach the store."""
-    return log_directory / f"worker-{rank}-failure.json"
-
-
-def failure_key(rank: int) -> str:
-    """The name of a worker's failure in the store."""
-    return f"penstock/worker/{rank}/failure"
-
-
-def root_cause(
-    result: RunProcsResult, workers: int, store: Any, log_directory: Path
-) -> PenstockError | SystemExit:
-    """The first failure: a killed worker if there is one, else the earliest that was told."""
-    for rank, failure in result.failures.items():
-        if failure.exitcode < 0:
-            number = signal.Signals(-failure.exitcode)
-            return WorkerLost(
-                f"worker {rank} (process {failure.pid}) was killed by {number.name} and the others "
-                f"were stopped; {SIGNAL_HINTS.get(number, 'resume the run from its checkpoint')}"
+    if not isinstance(cause, OSError):
+        return ""
+    match cause.errno:
+        case errno.EMFILE:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return (
+                f"this process may have {limit} open files, and needs more; allow them with "
+                f"'ulimit -n {max(1024, 4 * limit)}'"
             )
-    records = failures_told(workers, store, log_directory)
-    if not records:
-        rank, failure = next(iter(result.failures.items()))
-        return RunFailed(
-            f"worker {rank} (process {failure.pid}) ended with exit code {failure.exitcode} "
-            f"without a message; run it again and look at its standard error"
-        )
-    first = min(records, key=lambda failure: failure.time_s)
-    if first.kind == SystemExit.__name__:
-        return SystemExit(int(first.message))
-    return getattr(errors, first.kind, RunFailed)(first.message)
-
-
-def failures_told(workers: int, store: Any, log_directory: Path) -> list[Failure]:
-    """What the failed workers have told, through the store or, without a link to it, in files."""
-    files = [failure_file(log_directory, rank) for rank in range(workers)]
-    texts = [file.read_text() for file in files if file.exists()]
-    # If a worker could not reach the store, this process may not reach it either.
-    if not texts:
-        keys = [failure_key(rank) for rank in range(workers)]
-        with reaching():
-            texts = [store.get(key) for key in keys if store.check([key])]
-    return [Failure(**json.loads(text)) for text in texts]
-
-
-def interrupted(interruption: SignalException) -> BaseException:
-    """The exception for a signal: KeyboardInterrupt for Ctrl-C, else an exit with its code."""
-    if interruption.sigval == signal.SIGINT:
-        return KeyboardInterrupt()
-    return SystemExit(128 + interruption.sigval)
-
-
-@contextmanager
-def restored_signals() -> Iterator[None]:
-    """Afterwards, restore the signal handlers that torchrun's interface replaces (main thread)."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-@contextmanager
-def quiet_torchrun() -> Iterator[None]:
-    """Within, silence torchrun's own log of a failure (a traceback of 60 lines)."""
-    loggers = [logging.getLogger(name) for name in TORCHRUN_LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        case errno.ENFILE:
+            return "the machine has as many open files as it allows; close programs"
+        case errno.EAGAIN:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+            return (
+                f"this user may have {limit} processes and threads; allow more with 'ulimit -u', "
+                f"or use fewer workers"
+            )
+        case errno.ENOSPC if cause.filename is None and os.path.isdir(SHARED_MEMORY):
+            room = shutil.disk_usage(SHARED_MEMORY)
+            if room.free > ENOUGH_BYTES:
+                return "a disk is full; delete files, or write to another one"
+            return (
+                f"a disk is full: {SHARED_MEMORY} has {room.free >> 10} KiB free of "
+                f"{room.total >> 10} KiB; delete files there that no process uses, or make it "
+                f"larger"
+            )
+        case _:
+            return ""
