@@ -16,7 +16,7 @@ from contenders import Ours, Rival, action_seconds
 from ideal import Seconds, ideal_s, work_bound_s
 from models import Model, make_model
 
-from penstock.runtime.transport.channels import TransportChoice
+from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.action import Action
 
 __all__ = ["LIMIT_S", "Comparison", "compare"]

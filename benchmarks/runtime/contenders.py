@@ -16,7 +16,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from penstock.capture.capture import capture_model
 from penstock.plan.ordering import order_of
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.transport.channels import TransportChoice
+from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.action import Action
 
 __all__ = ["Ours", "Rival", "action_seconds"]

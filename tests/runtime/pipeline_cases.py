@@ -22,7 +22,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.transport import shared_memory
+from penstock.runtime.transport.shared_memory import rings
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
 
@@ -395,8 +395,8 @@ captured_once = cache(lambda name: captured(name))
 def compare_all(names: Sequence[str], replications: Sequence[Sequence[int]], **options: Any) -> Any:
     """Every model with every schedule and replication: what differs, by case."""
     join()
-    shared_memory.SLOT_LIMIT_BYTES = options.get("slot_bytes", shared_memory.SLOT_LIMIT_BYTES)
-    shared_memory.RING_LIMIT_BYTES = options.get("ring_bytes", shared_memory.RING_LIMIT_BYTES)
+    rings.SLOT_LIMIT_BYTES = options.get("slot_bytes", rings.SLOT_LIMIT_BYTES)
+    rings.RING_LIMIT_BYTES = options.get("ring_bytes", rings.RING_LIMIT_BYTES)
     found: dict[str, list[str]] = {}
     for name in names:
         subject, graph = captured_once(name)
@@ -434,10 +434,10 @@ def run_cases(
 
 def run_parts(parts: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, list[str]]]:
     """`run_cases` several times in the same processes: what differs, by part and case."""
-    limits = shared_memory.SLOT_LIMIT_BYTES, shared_memory.RING_LIMIT_BYTES
+    limits = rings.SLOT_LIMIT_BYTES, rings.RING_LIMIT_BYTES
     found: dict[str, dict[str, list[str]]] = {part: {} for part in parts}
     for part, every in parts.items():
         for arguments in every:
             found[part] |= run_cases(*arguments)
-            shared_memory.SLOT_LIMIT_BYTES, shared_memory.RING_LIMIT_BYTES = limits
+            rings.SLOT_LIMIT_BYTES, rings.RING_LIMIT_BYTES = limits
     return found

@@ -26,7 +26,7 @@ from penstock.runtime.processes.waiting import gathered
 from penstock.runtime.processes.watch import WATCH, connection_is_lost, has_timed_out
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.stages.tensor_shards import copy_values
-from penstock.runtime.transport import opening_segments
+from penstock.runtime.transport.shared_memory import segments
 
 BATCH = (torch.linspace(-1, 1, 48).view(12, 4), torch.linspace(1, -1, 48).view(12, 4))
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -158,19 +158,19 @@ def fail_when_built(transport: str) -> None:
 
 def fail_to_open_memory(transport: str) -> None:
     """One rank may not open the other's memory, so all use process groups."""
-    opened = opening_segments.open_memory
+    opened = segments.open_memory
 
     def refused(process: int, handle: int, size_bytes: int) -> Any:
         if os.environ["RANK"] == "1" and process != os.getpid():
             raise PermissionError("not allowed")
         return opened(process, handle, size_bytes)
 
-    opening_segments.open_memory = refused
+    segments.open_memory = refused
     try:
         with pipeline("auto") as pipe:
             pipe.step(BATCH)
     finally:
-        opening_segments.open_memory = opened
+        segments.open_memory = opened
 
 
 FAILURES = {

@@ -7,7 +7,7 @@ from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import Edge, ModelProfile
-from penstock.runtime.transport.channels import TransportChoice
+from penstock.runtime.transport.transport import TransportChoice
 from penstock.simulate.simulation import check_plan_fits_inputs
 from penstock.words import size_text
 

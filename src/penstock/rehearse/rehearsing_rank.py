@@ -44,7 +44,6 @@ from penstock.rehearse.emulation import Emulation, crossings_of
 from penstock.runtime.clock import Record, StepClock
 from penstock.runtime.execute import PreparedAction, execute
 from penstock.runtime.gradients.buckets import GradientBuckets, GradientSum, make_groups
-from penstock.runtime.gradients.shared_memory_sum import share_sums
 from penstock.runtime.iteration import places_of
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.watch import doing
@@ -52,11 +51,8 @@ from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.rank_numbers import RankNumbers
 from penstock.runtime.rank_stages import RankStages
 from penstock.runtime.stages.runner import Tensors
-from penstock.runtime.transport.channels import open_transport
-from penstock.runtime.transport.messages import BoundaryTensors, Message
-from penstock.runtime.transport.possible_messages import messages_by_rank
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport
-from penstock.runtime.transport.transport import Inlet, Transport
+from penstock.runtime.transport.messages import BoundaryTensors, Message, messages_by_rank
+from penstock.runtime.transport.transport import Inlet, Transport, open_transport
 from penstock.simulate.catalogue import workload_of
 
 __all__ = ["LinkClient", "RankRecord", "rehearse_rank", "rehearse_with"]
@@ -143,23 +139,6 @@ class LinkClient:
         return True
 
 
-class HeldBackInlet:
-    """The receiving end of a message; see `Inlet`."""
-
-    def __init__(self, inlet: Inlet, source: int, client: LinkClient, lateness: Lateness) -> None:
-        self._inlet, self._source, self._client = inlet, source, client
-        self._lateness = lateness
-
-    def wait(self) -> None:
-        """Wait until the message is here, and would be on the emulated links."""
-        self._inlet.wait()
-        wait_until(self._client.end_of_message(self._source), self._lateness)
-
-    def take(self) -> list[torch.Tensor]:
-        """The parts of the message."""
-        return self._inlet.take()
-
-
 class HeldBackTransport:
     """A real transport whose messages are held back; see `Transport`.
 
@@ -178,6 +157,7 @@ class HeldBackTransport:
         self.begin, self.proceed = transport.begin, transport.proceed
         self.position = transport.position
         self.at, self.drain, self.announce = transport.at, transport.drain, transport.announce
+        self.share_sums = transport.share_sums
         self.abort, self.close = transport.abort, transport.close
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
@@ -192,9 +172,14 @@ class HeldBackTransport:
         return outgoing
 
     def inlet(self, message: Message) -> Inlet:
-        """The receiving end of ``message``."""
+        """The receiving end of ``message``, which is not here before it would be on the links."""
         inlet = self._transport.inlet(message)
-        return HeldBackInlet(inlet, message.sender, self._client, self._lateness)
+
+        def wait() -> None:
+            inlet.wait()
+            wait_until(self._client.end_of_message(message.sender), self._lateness)
+
+        return Inlet(wait, inlet.take)
 
 
 class HeldBackSum:
@@ -418,8 +403,8 @@ def hold_back_sums(
     lateness: Lateness,
 ) -> None:
     """Sum gradients where the runtime would, and end each sum as the emulated links say."""
-    if isinstance(real, SharedMemoryTransport):
-        share_sums(world, real.segments, buckets.shared)
+    if real is not None:
+        real.share_sums(buckets.shared)
     numbers: dict[tuple[object, ...], int] = {}
     for bucket in buckets.shared:
         alike = bucket.holders, bucket.stages

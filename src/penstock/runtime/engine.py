@@ -25,7 +25,6 @@ from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
-from penstock.runtime.gradients.shared_memory_sum import share_sums
 from penstock.runtime.holdings import Holdings
 from penstock.runtime.iteration import Place, check_sizes, places_of
 from penstock.runtime.metrics import Totals
@@ -43,10 +42,8 @@ from penstock.runtime.stages.parameter_shards import ParameterShards
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
 from penstock.runtime.stages.tensor_shards import TensorShards
-from penstock.runtime.transport.channels import open_transport
-from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
-from penstock.runtime.transport.possible_messages import messages_by_rank
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport
+from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, messages_by_rank
+from penstock.runtime.transport.transport import open_transport
 from penstock.runtime.user_metrics import Means, MetricSums
 
 __all__ = ["Engine"]
@@ -145,7 +142,8 @@ class Engine:
         self.buckets = self._buckets(programs)
         for let_go in (self.buckets.close, self.groups.clear, self._norm_groups.clear):
             self.disconnect.callback(let_go)
-        self._share_sums()
+        if self.transport is not None:
+            self.transport.share_sums([b for b in self.buckets.shared if b.values is None])
         # Only the ranks that hold a stage can check it, so errors must reach the others.
         runners = world.agreed(
             lambda: [
@@ -203,13 +201,6 @@ class Engine:
             whole = (p for name, p in named if self.shards.dim_of(name) is None)
             buckets.not_counted = frozenset(whole)
         return buckets
-
-    def _share_sums(self) -> None:
-        """Sum gradients on the CPU in shared memory if messages use it."""
-        on_cpu = all(device == "cpu" for device in self.world.devices)
-        if isinstance(self.transport, SharedMemoryTransport) and on_cpu:
-            whole = [bucket for bucket in self.buckets.shared if bucket.values is None]
-            share_sums(self.world, self.transport.segments, whole)
 
     def _runner(
         self,

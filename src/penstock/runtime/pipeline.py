@@ -69,7 +69,7 @@ from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.steps.overlapped import OverlappedTraining
 from penstock.runtime.steps.plain_step import flushed_step
 from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule, Training
-from penstock.runtime.transport.channels import TransportChoice
+from penstock.runtime.transport.transport import TransportChoice
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums, check_metrics
 from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify

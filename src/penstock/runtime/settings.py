@@ -7,7 +7,7 @@ import torch
 
 from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
-from penstock.runtime.transport.channels import TransportChoice
+from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.weight_rule import OptimizerSync
 
 __all__ = [

@@ -16,10 +16,9 @@ from penstock.runtime.gradients.buckets import (
     make_bucket,
     make_groups,
 )
-from penstock.runtime.gradients.shared_memory_sum import SUMMED, SharedSum, share_sums
 from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.transport.opening_segments import join_segments
-from penstock.runtime.transport.segments import Segments
+from penstock.runtime.transport.shared_memory.segments import Segments, join_segments
+from penstock.runtime.transport.shared_memory.sums import SUMMED, SharedSum, share_sums
 
 ROUNDS = 20
 # More numbers than ranks, as many as no multiple of them, and fewer.

@@ -23,7 +23,7 @@ from penstock.plan.row_split import split_rows
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.transport.channels import TransportChoice
+from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
 

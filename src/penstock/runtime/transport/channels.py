@@ -4,33 +4,21 @@
 they cut rows out of a stage's results, and assemble the inputs of a stage from received rows.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol
 
 import torch
 
 from penstock.capture.stage_program import TensorSpec
-from penstock.errors import BadInput
-from penstock.machine import granted_cores
 from penstock.runtime.clock import Clock
-from penstock.runtime.processes.world import World
 from penstock.runtime.stages.runner import Tensors
 from penstock.runtime.transport.messages import Message, MessagePart, RankMessages
-from penstock.runtime.transport.opening_segments import join_segments, supported
-from penstock.runtime.transport.process_groups import GroupTransport
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport, ring_size
 from penstock.runtime.transport.transport import Inlet, Transport, position_code
 from penstock.schedule.action import Action
 
-__all__ = ["Channels", "PipelineChannels", "Places", "TransportChoice", "open_transport"]
-
-TransportChoice: TypeAlias = Literal["auto", "shared-memory", "process-groups"]
-
-SPIN_S = 2e-3
-SHORT_SPIN_S = 20e-6
+__all__ = ["Channels", "PipelineChannels", "Places"]
 
 
 class Channels(Protocol):
@@ -320,56 +308,3 @@ def joined(
     else:
         rows.add_(arrived)
     return before
-
-
-def open_transport(
-    world: World, choice: TransportChoice, outgoing_by_rank: Sequence[Sequence[Message]]
-) -> Transport | None:
-    """Open the best transport: process groups, or shared memory between ranks of one host.
-
-    The latter serves ranks on CPUs and ranks that share a GPU, whose messages go through the CPU.
-
-    ``outgoing_by_rank[rank]`` are the messages that a rank sends in a full iteration. Returns
-    ``None`` if there is only one rank.
-
-    Raises:
-        BadInput: shared memory is requested but not possible, or ranks that share a GPU are not to
-            use it.
-    """
-    if world.size == 1:
-        return None
-    by_gloo = world.backend == "gloo"
-    possible = supported() and world.one_host
-    if choice == "shared-memory" or (choice == "auto" and possible and by_gloo):
-        by_sender = {
-            sender: [m for m in outgoing_by_rank[sender] if m.receiver == world.rank]
-            for sender in range(world.size)
-        }
-        rings = {sender: ring_size(messages) for sender, messages in by_sender.items() if messages}
-        segments = join_segments(world, rings, spin_s=spin_s(world)) if possible else None
-        if segments is not None:
-            return SharedMemoryTransport(segments, world.device)
-        if choice == "shared-memory":
-            raise BadInput(
-                "transport 'shared-memory' needs all ranks in one Linux container on x86-64, able "
-                "to open one another's /proc/<pid>/fd; use transport 'process-groups'"
-            )
-    if by_gloo and any(device != "cpu" for device in world.devices):
-        raise BadInput(
-            f"ranks share {world.device}, whose memory Gloo cannot send; use transport "
-            f"'shared-memory' on one host, or a GPU for each rank"
-        )
-    return GroupTransport(world)
-
-
-def spin_s(world: World) -> float:
-    """How many seconds a wait may spin before it sleeps: few if ranks share too few cores.
-
-    The cores of all ranks are counted together: each rank may be bound to its own core.
-    """
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(set[int]().union(*world.gather(os.sched_getaffinity(0))))
-    else:
-        cores = os.cpu_count() or 1
-    threads = world.size * torch.get_num_threads()
-    return SPIN_S if threads <= min(cores, granted_cores()) else SHORT_SPIN_S

@@ -1,4 +1,4 @@
-"""Which tensors are sent between which ranks, in which order.
+"""Which tensors are sent between which ranks, in which order, and which ever may be.
 
 Both ends compute the parts of a message from the plan, the schedule and the captured tensors. So
 only data is ever sent: no shapes, no sizes, no handshakes.
@@ -6,6 +6,7 @@ only data is ever sent: no shapes, no sizes, no handshakes.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import prod
 from typing import Literal
 
@@ -15,9 +16,9 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.stage_program import TensorSpec
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan, rank_pairs
+from penstock.plan.plan import Plan, Stage, rank_pairs
 from penstock.plan.row_split import row_overlaps, row_ranges
-from penstock.runtime.micro_batches import BatchCut
+from penstock.runtime.micro_batches import BatchCut, cut_batch
 from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.message_order import in_planned_order, unit_times
 from penstock.schedule.schedule import Schedule
@@ -31,6 +32,7 @@ __all__ = [
     "boundaries_of",
     "messages_across",
     "messages_between_actions",
+    "messages_by_rank",
     "messages_of_rank",
 ]
 
@@ -247,3 +249,67 @@ def turned(part: MessagePart, producer_rows: int) -> MessagePart:
     """The same rows in the opposite direction, as a gradient."""
     shape = part.spec.shape_for(producer_rows)
     return MessagePart(part.spec, part.shape, part.dim, part.target_rows, part.source_rows, shape)
+
+
+def messages_by_rank(
+    plan: Plan,
+    ranks: int,
+    boundaries: Sequence[BoundaryTensors],
+    also_crossed: Sequence[BoundaryTensors],
+    lengths: LengthsOf,
+) -> list[list[Message]]:
+    """The messages that every rank may send, which determine the connections and their sizes."""
+    cut = cut_batch(plan, plan.global_batch)
+    usual = [
+        message
+        for micro_batch in range(len(cut.micro_batches))
+        for boundary in boundaries
+        for message in messages_across(boundary.at(lengths), plan, cut, micro_batch)
+    ]
+    by_rank: list[list[Message]] = [[] for _ in range(ranks)]
+    for message in usual:
+        by_rank[message.sender].append(message)
+    crossed = [boundary.at(lengths) for boundary in (*boundaries, *also_crossed)]
+    for message in rare_messages(plan, crossed, usual):
+        by_rank[message.sender].append(message)
+    return by_rank
+
+
+def rare_messages(
+    plan: Plan, boundaries: Sequence[BoundaryTensors], usual: Sequence[Message]
+) -> Iterator[Message]:
+    """One message for every connection that only batches of other sizes need.
+
+    Another number of rows is divided in proportion to the slices. Rounding may then move a row to a
+    replica that exchanges no rows with the same peer in a full micro-batch. Between stages with
+    equal slices this cannot happen, since both divide alike. A tensor without a batch dimension may
+    come from any replica. The messages are as large as rows of both ends allow in a full
+    micro-batch.
+    """
+    known = {(message.sender, message.receiver) for message in usual}
+    for boundary, direction in product(boundaries, (0, 1) if plan.mirrored else (0,)):
+        stages = (boundary.producer, boundary.consumer)
+        here, there = (plan.holder(stage, direction) for stage in stages)
+        for i, j in product(range(here.replicas), range(there.replicas)):
+            if i != j and not may_cross(boundary, here, there):
+                continue
+            rows = min(here.slices[i], there.slices[j])
+            parts = tuple(part_of(spec, rows) for spec in boundary.tensors)
+            ends, turned = (here.devices[i], there.devices[j]), (stages[1], stages[0])
+            for (sender, receiver), passed in ((ends, stages), ((ends[1], ends[0]), turned)):
+                kind = "F" if passed == stages else "B"
+                for pair in rank_pairs(plan.ranks_of(sender), plan.ranks_of(receiver)):
+                    if pair[0] != pair[1] and pair not in known:
+                        known.add(pair)
+                        yield Message(kind, direction, *pair, *passed, parts)
+
+
+def may_cross(boundary: BoundaryTensors, here: Stage, there: Stage) -> bool:
+    """Whether a replica may ever need data of a replica of the other stage with another number."""
+    return here.slices != there.slices or any(spec.batch_dim < 0 for spec in boundary.tensors)
+
+
+def part_of(spec: TensorSpec, rows: int) -> MessagePart:
+    """A part with ``rows`` samples of a tensor."""
+    shape = spec.shape_for(rows)
+    return MessagePart(spec, shape, spec.batch_dim, range(rows), range(rows), shape)

@@ -27,12 +27,13 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import RunFailed
+from penstock.runtime.gradients.buckets import GradientBucket
 from penstock.runtime.processes.failures import PeerVanished
 from penstock.runtime.processes.waiting import failure_of
 from penstock.runtime.processes.watch import WATCH, CurrentWait
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message, MessagePart
-from penstock.runtime.transport.transport import position_words
+from penstock.runtime.transport.transport import Inlet, position_words
 
 __all__ = ["GroupTransport"]
 
@@ -116,9 +117,9 @@ class GroupTransport:
         """A function that sends ``message``."""
         return partial(self._send, message, self._sending[message.receiver])
 
-    def inlet(self, message: Message) -> "GroupInlet":
+    def inlet(self, message: Message) -> Inlet:
         """The receiving end of ``message``."""
-        return GroupInlet(self, message)
+        return Inlet(partial(self._await_message, message), partial(self._take, message))
 
     def _send(
         self, message: Message, sending: deque[Sent], tensors: Sequence[torch.Tensor]
@@ -144,7 +145,7 @@ class GroupTransport:
         """Wait until a message has been received, or has at least left this rank."""
         self._wait(sent.work, sent.message, sent.message.receiver)
 
-    def await_message(self, message: Message) -> None:
+    def _await_message(self, message: Message) -> None:
         """Wait for the oldest posted receive of the sender."""
         queue = self._posted[message.sender]
         while not queue:
@@ -153,7 +154,7 @@ class GroupTransport:
         assert posted.message is message
         self._wait(posted.work, message, message.sender)
 
-    def take(self, message: Message) -> list[torch.Tensor]:
+    def _take(self, message: Message) -> list[torch.Tensor]:
         """The parts as views of their buffer; also posts the next receives."""
         posted = self._posted[message.sender].popleft()
         self._posted_bytes -= message.bytes
@@ -187,6 +188,9 @@ class GroupTransport:
             return [row.tolist() for row in rows]
 
         return of_all
+
+    def share_sums(self, buckets: Sequence[GradientBucket]) -> None:
+        """Leave the sums to the groups of the buckets' holders."""
 
     def abort(self) -> None:
         """Close the connections; operations of peers then raise an error."""
@@ -259,21 +263,6 @@ class GroupTransport:
         who = f"rank {peer}" if peer >= 0 else "a rank"
         text = f"{who} ended or failed while rank {self._world.rank} waited for {what}"
         return failure_of(cause, self._world, what, PeerVanished(peer, text))
-
-
-class GroupInlet:
-    """The receiving end of one message; see `Inlet`."""
-
-    def __init__(self, transport: GroupTransport, message: Message) -> None:
-        self._transport, self._message = transport, message
-
-    def wait(self) -> None:
-        """Wait for the oldest posted receive of the sender."""
-        self._transport.await_message(self._message)
-
-    def take(self) -> list[torch.Tensor]:
-        """The parts as views of their buffer; also posts the next receive."""
-        return self._transport.take(self._message)
 
 
 def bytes_of(sending: Iterable[Sent]) -> int:

@@ -1,36 +1,51 @@
-"""The interface of transports, which move the bytes of a message from one rank to another."""
+"""Transports, which move the bytes of a message from one rank to another: interface and choice."""
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 
+from penstock.errors import BadInput
+from penstock.machine import granted_cores
+from penstock.runtime.gradients.buckets import GradientBucket
+from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message
 from penstock.schedule.action import Action
 
-__all__ = ["Inlet", "Transport", "announced", "position_code", "position_words"]
+__all__ = [
+    "Inlet",
+    "Transport",
+    "TransportChoice",
+    "announced",
+    "open_transport",
+    "position_code",
+    "position_words",
+]
+
+TransportChoice: TypeAlias = Literal["auto", "shared-memory", "process-groups"]
 
 KINDS = "FBIWR"
+
+SPIN_S = 2e-3
+SHORT_SPIN_S = 20e-6
 
 ANNOUNCED_AT_ONCE = 48
 """How many numbers are announced at once; a transport can carry about 60."""
 
 
-class Inlet(Protocol):
-    """The receiving end of one message; used when it is the next message of its sender."""
+@dataclass(frozen=True, slots=True)
+class Inlet:
+    """The receiving end of one message; used when it is the next message of its sender.
 
-    def wait(self) -> None:
-        """Wait until the message has arrived, at least its beginning.
+    ``wait`` waits until the message has arrived, at least its beginning: it raises `Stalled` if
+    that takes too long, and `RunFailed` if its sender or another rank failed. ``take``, called
+    after it, gives the parts of the message as new tensors.
+    """
 
-        Raises:
-            Stalled: it did not arrive in time.
-            RunFailed: its sender or another rank failed.
-        """
-        ...
-
-    def take(self) -> list[torch.Tensor]:
-        """The parts of the message as new tensors; call `wait` before."""
-        ...
+    wait: Callable[[], None]
+    take: Callable[[], list[torch.Tensor]]
 
 
 class Transport(Protocol):
@@ -83,6 +98,13 @@ class Transport(Protocol):
         """
         ...
 
+    def share_sums(self, buckets: Sequence[GradientBucket]) -> None:
+        """Sum the gradients of ``buckets`` by this transport from now on, if it can; on all ranks.
+
+        The holders of a bucket must give it in the same order.
+        """
+        ...
+
     def abort(self) -> None:
         """Close the connections so that peers notice; nothing can be sent afterwards."""
         ...
@@ -126,3 +148,60 @@ def position_words(code: int) -> str:
     if not code:
         return ""
     return f"{KINDS[(code >> 48) - 1]}{code & 0xFFFFFFFF} of stage {code >> 32 & 0xFFFF}"
+
+
+def open_transport(
+    world: World, choice: TransportChoice, outgoing_by_rank: Sequence[Sequence[Message]]
+) -> Transport | None:
+    """Open the best transport: process groups, or shared memory between ranks of one host.
+
+    The latter serves ranks on CPUs and ranks that share a GPU, whose messages go through the CPU.
+
+    ``outgoing_by_rank[rank]`` are the messages that a rank sends in a full iteration. Returns
+    ``None`` if there is only one rank.
+
+    Raises:
+        BadInput: shared memory is requested but not possible, or ranks that share a GPU are not to
+            use it.
+    """
+    if world.size == 1:
+        return None
+    # Imported here, so that nothing else knows the transports.
+    from penstock.runtime.transport.process_groups import GroupTransport
+    from penstock.runtime.transport.shared_memory.rings import SharedMemoryTransport
+
+    by_gloo = world.backend == "gloo"
+    if choice == "shared-memory" or (choice == "auto" and world.one_host and by_gloo):
+        incoming = {
+            sender: [message for message in messages if message.receiver == world.rank]
+            for sender, messages in enumerate(outgoing_by_rank)
+        }
+        opened = None
+        if world.one_host:
+            opened = SharedMemoryTransport.opened(world, incoming, spin_s(world))
+        if opened is not None:
+            return opened
+        if choice == "shared-memory":
+            raise BadInput(
+                "transport 'shared-memory' needs all ranks in one Linux container on x86-64, able "
+                "to open one another's /proc/<pid>/fd; use transport 'process-groups'"
+            )
+    if by_gloo and any(device != "cpu" for device in world.devices):
+        raise BadInput(
+            f"ranks share {world.device}, whose memory Gloo cannot send; use transport "
+            f"'shared-memory' on one host, or a GPU for each rank"
+        )
+    return GroupTransport(world)
+
+
+def spin_s(world: World) -> float:
+    """How many seconds a wait may spin before it sleeps: few if ranks share too few cores.
+
+    The cores of all ranks are counted together: each rank may be bound to its own core.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(set[int]().union(*world.gather(os.sched_getaffinity(0))))
+    else:
+        cores = os.cpu_count() or 1
+    threads = world.size * torch.get_num_threads()
+    return SPIN_S if threads <= min(cores, granted_cores()) else SHORT_SPIN_S

@@ -19,8 +19,12 @@ import torch
 
 from penstock.runtime.gradients.buckets import GradientBucket, place_gradients
 from penstock.runtime.processes.world import World
-from penstock.runtime.transport.opening_segments import open_memory
-from penstock.runtime.transport.segments import CACHE_LINE_BYTES, Segments, Word
+from penstock.runtime.transport.shared_memory.segments import (
+    CACHE_LINE_BYTES,
+    Segments,
+    Word,
+    open_memory,
+)
 
 __all__ = ["SharedSum", "share_sums"]
 
@@ -117,7 +121,7 @@ class SharedSum:
         for other in self._others:
             peer = self._segments.peers[self._bucket.holders[other]]
             if peer.words[ASLEEP]:
-                peer.ring_bell()
+                peer.wake()
 
     def _await(self, other: int, word: int) -> None:
         words, number = self._words[other], self._number

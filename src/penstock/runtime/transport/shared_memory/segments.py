@@ -9,23 +9,27 @@ by one ring for each rank that sends to the owner.
 import ctypes
 import mmap
 import os
+import platform
 import select
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from penstock.errors import Stalled
 from penstock.runtime.processes.failures import PeerFailed, PeerVanished
 from penstock.runtime.processes.watch import WATCH, CurrentWait
+from penstock.runtime.processes.world import World
 
 __all__ = [
-    "HEADER_BYTES",
+    "CACHE_LINE_BYTES",
     "RingSize",
     "Segments",
     "SharedSegment",
     "Word",
+    "join_segments",
+    "open_memory",
     "own_core",
 ]
 
@@ -67,12 +71,13 @@ class RingSize:
 class SharedSegment:
     """One rank's segment, mapped into this process.
 
-    ``rings[sender]`` is the offset of a sender's ring, and its size.
+    ``rings[sender]`` is the offset of a sender's ring, and its size. ``wakeup`` is the end of the
+    owner's pipe to write to.
     """
 
     memory: mmap.mmap
     rings: Mapping[int, tuple[int, RingSize]]
-    bell: int
+    wakeup: int
     process: int = -1
     words: memoryview = field(init=False)
     numbers: "memoryview[float]" = field(init=False)  # pyright: ignore[reportInvalidTypeArguments]
@@ -82,22 +87,22 @@ class SharedSegment:
         self.words = header.cast("Q")
         self.numbers = header.cast("d")
 
-    def ring_bell(self) -> None:
+    def wake(self) -> None:
         """Wake the owner. A full pipe means that it has already been woken.
 
         Its ASLEEP word is cleared first, so that later messages do not wake it again.
         """
         self.words[Word.ASLEEP] = 0
         with suppress(BlockingIOError, BrokenPipeError):
-            os.write(self.bell, b"!")
+            os.write(self.wakeup, b"!")
 
     def close_handles(self) -> None:
         """Close the handles; the memory is released when nothing refers to it any more."""
-        for handle in (self.bell, self.process):
+        for handle in (self.wakeup, self.process):
             if handle >= 0:
                 os.close(handle)
         # The kernel gives the numbers to other files.
-        self.bell = self.process = -1
+        self.wakeup = self.process = -1
 
 
 class Segments:
@@ -107,7 +112,7 @@ class Segments:
         self,
         rank: int,
         segments: dict[int, SharedSegment],
-        ear: int,
+        wakeups: int,
         timeout_s: float,
         spin_s: float,
     ) -> None:
@@ -115,12 +120,12 @@ class Segments:
         self.own = segments[rank]
         self.peers = {peer: segment for peer, segment in segments.items() if peer != rank}
         self.all = segments
-        self._ear = ear
+        self._wakeups = wakeups
         self._timeout_s = timeout_s
         self._spin_limit_s = self._spin_s = max(spin_s, LEAST_SPIN_S)
         self._exchanges = 0
         self._poll = select.poll()
-        self._poll.register(ear, select.POLLIN)
+        self._poll.register(wakeups, select.POLLIN)
         self._rank_of_process = {s.process: peer for peer, s in self.peers.items()}
         for process in self._rank_of_process:
             self._poll.register(process, select.POLLIN)
@@ -186,8 +191,8 @@ class Segments:
         self.own.words[Word.ASLEEP] = 2 if left else 1
         if not ready():
             for handle, _ in self._poll.poll(SLICE_MS):
-                if handle == self._ear:
-                    os.read(self._ear, 4096)
+                if handle == self._wakeups:
+                    os.read(self._wakeups, 4096)
         self.own.words[Word.ASLEEP] = 0
         return ready()
 
@@ -236,7 +241,7 @@ class Segments:
         own.words[base] = number
         for segment in self.peers.values():
             if segment.words[Word.ASLEEP]:
-                segment.ring_bell()
+                segment.wake()
 
         def of_all() -> list[list[float]]:
             for peer, segment in self.peers.items():
@@ -263,11 +268,11 @@ class Segments:
 
     def abort(self) -> None:
         """Signal every peer that this rank has failed, and close the handles."""
-        if self._ear < 0:
+        if self._wakeups < 0:
             return
         self.own.words[Word.ABORTED] = 1
         for segment in self.peers.values():
-            segment.ring_bell()
+            segment.wake()
         self._close_handles()
 
     def close(self) -> None:
@@ -276,12 +281,89 @@ class Segments:
         self._close_handles()
 
     def _close_handles(self) -> None:
-        if self._ear >= 0:
-            os.close(self._ear)
-            self._ear = -1
+        if self._wakeups >= 0:
+            os.close(self._wakeups)
+            self._wakeups = -1
         for segment in self.all.values():
             segment.close_handles()
 
 
 own_core: Callable[[], int] = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)
 """The processor core of this process (a library call that takes less than a microsecond)."""
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a peer needs to open a segment."""
+
+    pid: int
+    memory: int
+    wakeup: int
+    size_bytes: int
+    rings: dict[int, tuple[int, RingSize]]
+
+
+def join_segments(
+    world: World, rings_in: Mapping[int, RingSize], *, spin_s: float
+) -> Segments | None:
+    """Create this rank's segment and open the others'; ``None`` on all ranks if any rank fails."""
+    # The rings need stores to become visible in program order, which x86-64 guarantees.
+    if platform.machine() not in ("x86_64", "AMD64") or not hasattr(os, "memfd_create"):
+        return None
+    size = HEADER_BYTES
+    rings: dict[int, tuple[int, RingSize]] = {}
+    for sender, ring in rings_in.items():
+        rings[sender] = (size, ring)
+        size += -(-ring.bytes // HEADER_BYTES) * HEADER_BYTES
+    with ExitStack() as undo, ExitStack() as opening:
+        memory = os.memfd_create("penstock")
+        opening.callback(os.close, memory)
+        os.ftruncate(memory, size)
+        wakeups, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        undo.callback(os.close, wakeups)
+        own = SharedSegment(mmap.mmap(memory, size), rings, wakeup)
+        undo.callback(own.close_handles)
+        invitations = world.gather(
+            Invitation(os.getpid(), memory, wakeup, size, rings), Invitation, RingSize
+        )
+
+        def open_all() -> dict[int, SharedSegment]:
+            return {
+                rank: own if rank == world.rank else accept(invitation, undo)
+                for rank, invitation in enumerate(invitations)
+            }
+
+        try:
+            segments = world.agreed(open_all, OSError)
+        except OSError:
+            return None
+        undo.pop_all()
+        return Segments(world.rank, segments, wakeups, world.timeout_s, spin_s)
+
+
+def accept(invitation: Invitation, undo: ExitStack) -> SharedSegment:
+    """Open a peer's segment, its pipe, and a handle that becomes readable when its process ends.
+
+    ``undo`` closes the handles.
+    """
+    view = open_memory(invitation.pid, invitation.memory, invitation.size_bytes)
+    wakeup = os.open(
+        f"/proc/{invitation.pid}/fd/{invitation.wakeup}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )
+    segment = SharedSegment(view, invitation.rings, wakeup)
+    undo.callback(segment.close_handles)
+    segment.process = os.pidfd_open(invitation.pid)
+    return segment
+
+
+def open_memory(process: int, handle: int, size_bytes: int) -> mmap.mmap:
+    """Map the anonymous memory that ``process`` (possibly this one) has open as ``handle``.
+
+    Raises:
+        OSError: the system does not allow it.
+    """
+    memory = os.open(f"/proc/{process}/fd/{handle}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(memory, size_bytes)
+    finally:
+        os.close(memory)

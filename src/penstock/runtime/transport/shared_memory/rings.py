@@ -6,23 +6,28 @@ threads; a message here takes one copy in, one copy out and two counters.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
+from penstock.runtime.gradients.buckets import GradientBucket
 from penstock.runtime.processes.watch import WATCH
+from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message
-from penstock.runtime.transport.segments import (
+from penstock.runtime.transport.shared_memory.segments import (
     CACHE_LINE_BYTES,
     RingSize,
     Segments,
     SharedSegment,
     Word,
+    join_segments,
     own_core,
 )
-from penstock.runtime.transport.transport import position_words
+from penstock.runtime.transport.shared_memory.sums import share_sums
+from penstock.runtime.transport.transport import Inlet, position_words
 
-__all__ = ["SharedMemoryTransport", "ring_size"]
+__all__ = ["SharedMemoryTransport"]
 
 SLOT_LIMIT_BYTES = 1 << 20
 RING_LIMIT_BYTES = 2 << 20
@@ -98,12 +103,12 @@ class SlotRing:
 class SharedMemoryTransport:
     """The rings of one rank; see `Transport`."""
 
-    def __init__(self, segments: Segments, device: torch.device) -> None:
+    def __init__(self, world: World, segments: Segments) -> None:
         self.segments = segments
+        self._world, self._device = world, world.device
+        self._on_cpu = world.device.type == "cpu"
         self._words = segments.own.words
         WATCH.action = self.position
-        self.on_cpu = device.type == "cpu"
-        self.device = device
         rank = segments.rank
         self._into = {
             peer: SlotRing(segment, rank)
@@ -114,11 +119,22 @@ class SharedMemoryTransport:
         self._unsent: dict[int, deque[torch.Tensor]] = {peer: deque() for peer in self._into}
         self._unsent_count = 0
 
+    @staticmethod
+    def opened(
+        world: World, incoming: Mapping[int, Sequence[Message]], spin_s: float
+    ) -> "SharedMemoryTransport | None":
+        """Join the memory of all ranks; ``None`` on all of them if it cannot be shared.
+
+        ``incoming`` are the messages of a full iteration to this rank, by sender.
+        """
+        rings = {sender: ring_size(messages) for sender, messages in incoming.items() if messages}
+        segments = join_segments(world, rings, spin_s=spin_s)
+        return SharedMemoryTransport(world, segments) if segments is not None else None
+
     def begin(self, planned: Sequence[Message]) -> None:
         """Nothing to prepare: the rings are always open."""
 
-    def proceed(self, planned: Sequence[Message]) -> None:
-        """Nothing to prepare: the rings are always open."""
+    proceed = begin
 
     def at(self, position: int) -> None:
         """Publish the current action for the peers."""
@@ -154,13 +170,35 @@ class SharedMemoryTransport:
             view.copy_(tensors[0].detach())
             ring.head = counters[HEAD] = head + 1
             if words[ASLEEP]:
-                segment.ring_bell()
+                segment.wake()
 
         return send
 
-    def inlet(self, message: Message) -> "RingInlet":
+    def inlet(self, message: Message) -> Inlet:
         """The receiving end of ``message``."""
-        return RingInlet(self, self._from[message.sender], message)
+        peer = message.sender
+        ring, part = self._from[peer], message.parts[0]
+        wait = partial(self._await_slot, ring, message)
+        if not self._on_cpu or len(message.parts) != 1 or not 0 < part.bytes <= ring.slot_bytes:
+            return Inlet(wait, partial(self._take, ring, message))
+        dtype, shape, slots = part.dtype, part.shape, ring.slots
+        views, counters = ring.views(dtype, shape), ring.counters
+        segment = self.segments.peers[peer]
+        words = segment.words
+
+        def take() -> list[torch.Tensor]:
+            tail = ring.tail
+            place = tail % slots
+            view = views[place]
+            if view is None:
+                view = ring.new_view(views, place, dtype, shape)
+            tensor = view.clone()
+            ring.tail = counters[TAIL] = tail + 1
+            if words[ASLEEP] == 2:
+                segment.wake()
+            return [tensor]
+
+        return Inlet(wait, take)
 
     def _send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
         """Copy into free slots of the ring; the rest follows when this rank waits or sends."""
@@ -178,16 +216,16 @@ class SharedMemoryTransport:
                     self._unsent_count += 1
         self._publish(peer, ring)
 
-    def take(self, ring: SlotRing, message: Message) -> list[torch.Tensor]:
+    def _take(self, ring: SlotRing, message: Message) -> list[torch.Tensor]:
         """Copy the parts of ``message`` out of the ring."""
         tensors: list[torch.Tensor] = []
         for part in message.parts:
             if not part.bytes:
-                tensors.append(torch.empty(part.shape, dtype=part.dtype, device=self.device))
+                tensors.append(torch.empty(part.shape, dtype=part.dtype, device=self._device))
             elif part.bytes <= ring.slot_bytes:
-                self.await_slot(ring, message)
+                self._await_slot(ring, message)
                 view = ring.slot(ring.tail, part.dtype, part.shape)
-                tensors.append(view.clone() if self.on_cpu else view.to(self.device))
+                tensors.append(view.clone() if self._on_cpu else view.to(self._device))
                 self._release_slot(ring, message.sender)
             else:
                 tensors.append(self._receive_pieces(ring, message, part.shape, part.dtype))
@@ -208,6 +246,11 @@ class SharedMemoryTransport:
         """Publish a few numbers. The returned function waits for those of every rank."""
         return self.segments.announce(values, what, self._flush)
 
+    def share_sums(self, buckets: Sequence[GradientBucket]) -> None:
+        """Sum gradients in shared memory, if those of all ranks are in the host's."""
+        if all(device == "cpu" for device in self._world.devices):
+            share_sums(self._world, self.segments, buckets)
+
     def abort(self) -> None:
         """Set the flag that waiting peers check."""
         self.segments.abort()
@@ -216,21 +259,17 @@ class SharedMemoryTransport:
         """Close the handles; the memory is freed when the last process closes it."""
         self.segments.close()
 
-    def segment_of(self, peer: int) -> SharedSegment:
-        """The segment that a peer owns."""
-        return self.segments.peers[peer]
-
     def _receive_pieces(
         self, ring: SlotRing, message: Message, shape: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
-        whole = torch.empty(shape, dtype=dtype, device=self.device)
+        whole = torch.empty(shape, dtype=dtype, device=self._device)
         for piece in pieces(whole, ring.slot_bytes):
-            self.await_slot(ring, message)
+            self._await_slot(ring, message)
             piece.copy_(ring.slot(ring.tail, dtype, tuple(piece.shape)))
             self._release_slot(ring, message.sender)
         return whole
 
-    def await_slot(self, ring: SlotRing, message: Message) -> None:
+    def _await_slot(self, ring: SlotRing, message: Message) -> None:
         """Wait until a slot can be read; ``ring.head`` caches the latest counter value."""
         if ring.head > ring.tail:
             return
@@ -249,13 +288,13 @@ class SharedMemoryTransport:
         ring.counters[TAIL] = ring.tail
         segment = self.segments.peers[peer]
         if segment.words[ASLEEP] == 2:
-            segment.ring_bell()
+            segment.wake()
 
     def _publish(self, peer: int, ring: SlotRing) -> None:
         ring.counters[HEAD] = ring.head
         segment = self.segments.peers[peer]
         if segment.words[ASLEEP]:
-            segment.ring_bell()
+            segment.wake()
 
     def _flush(self) -> bool:
         """Move unsent pieces into their rings; returns whether some are left."""
@@ -274,43 +313,6 @@ class SharedMemoryTransport:
             ring.head += 1
         if ring.head != before:
             self._publish(peer, ring)
-
-
-class RingInlet:
-    """The receiving end of one message; see `Inlet`."""
-
-    def __init__(self, transport: SharedMemoryTransport, ring: SlotRing, message: Message) -> None:
-        self._transport, self._ring, self._message = transport, ring, message
-        self._segment = transport.segment_of(message.sender)
-        part = message.parts[0]
-        self._dtype, self._shape = part.dtype, part.shape
-        self._simple = (
-            transport.on_cpu and len(message.parts) == 1 and 0 < part.bytes <= ring.slot_bytes
-        )
-        if self._simple:
-            self._views = ring.views(part.dtype, part.shape)
-
-    def wait(self) -> None:
-        """Wait for the first slot of the message."""
-        ring = self._ring
-        if ring.head <= ring.tail:
-            self._transport.await_slot(ring, self._message)
-
-    def take(self) -> list[torch.Tensor]:
-        """Copy the parts out of the ring."""
-        ring = self._ring
-        if not self._simple:
-            return self._transport.take(ring, self._message)
-        tail = ring.tail
-        place = tail % ring.slots
-        view = self._views[place]
-        if view is None:
-            view = ring.new_view(self._views, place, self._dtype, self._shape)
-        tensor = view.clone()
-        ring.tail = ring.counters[TAIL] = tail + 1
-        if self._segment.words[ASLEEP] == 2:
-            self._segment.ring_bell()
-        return [tensor]
 
 
 def pieces(tensor: torch.Tensor, limit_bytes: int) -> Sequence[torch.Tensor]:

@@ -1,0 +1,1 @@
+"""Messages and sums of gradients in memory that the ranks of one host share."""
