@@ -8,8 +8,7 @@ from torch import nn
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import ParameterUse, StageProgram
 from penstock.plan.plan import Plan
-from penstock.runtime.gradients.buckets import holders_of_parameters
-from penstock.runtime.gradients.sharding import owners_of_parameters
+from penstock.runtime.gradients.buckets import holders_of_parameters, owners_of_parameters
 from penstock.runtime.processes.world import Groups, World
 from penstock.runtime.stages.parameter_shards import ParameterShards
 from penstock.runtime.stages.shards import Shards, copy_values

@@ -1,6 +1,6 @@
 """Gradients in flat buckets, summed over the ranks that hold the same parameters."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import ParameterUse
 from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
-from penstock.runtime.gradients.sharding import flat_parameters
 from penstock.runtime.processes.waiting import await_work
 from penstock.runtime.processes.world import Groups, World
 
@@ -25,34 +25,29 @@ __all__ = [
     "holders_of_parameters",
     "make_bucket",
     "make_groups",
+    "owners_of_parameters",
     "place_gradients",
     "stages_of_parameters",
 ]
 
 
 class GradientSum(Protocol):
-    """Sums the gradients of a bucket over its holders, once in each iteration."""
+    """Sums the gradients of a bucket over its holders, once in each iteration.
+
+    What waits raises `Stalled` if a holder does not take part in time, and `RunFailed` if one
+    failed or vanished.
+    """
 
     def start(self) -> None:
         """Start the sum: this rank's gradients are complete. Never waits."""
         ...
 
     def wait(self) -> None:
-        """Wait until the bucket holds the sum.
-
-        Raises:
-            Stalled: a holder did not take part in time.
-            RunFailed: a holder failed or vanished.
-        """
+        """Wait until the bucket holds the sum."""
         ...
 
     def settle(self) -> None:
-        """Wait until no other holder reads this rank's gradients any more.
-
-        Raises:
-            Stalled: a holder did not take part in time.
-            RunFailed: a holder failed or vanished.
-        """
+        """Wait until no other holder reads this rank's gradients any more."""
         ...
 
     def close(self) -> None:
@@ -130,11 +125,29 @@ def make_bucket(
 def place_gradients(bucket: GradientBucket, flat: torch.Tensor) -> None:
     """Make ``flat`` the bucket's memory, and the gradients of its parameters views into it."""
     bucket.flat = flat
-    start = 0
-    for parameter in bucket.parameters:
-        stop = start + parameter.numel()
-        parameter.grad = flat[start:stop].view(parameter.shape)
-        start = stop
+    for parameter, view in views_of(flat, bucket.parameters):
+        parameter.grad = view
+
+
+def flat_values(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Flat memory for the values of ``parameters``, which become views into it.
+
+    A broadcast then needs no copy.
+    """
+    total = sum(parameter.numel() for parameter in parameters)
+    flat = parameters[0].new_empty(total, requires_grad=False)
+    for parameter, view in views_of(flat, parameters):
+        view.copy_(parameter.detach())
+        parameter.data = view
+    return flat
+
+
+def views_of(
+    flat: torch.Tensor, parameters: Sequence[nn.Parameter]
+) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    """Each parameter with its part of ``flat``, in its shape."""
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    return ((p, part.view(p.shape)) for p, part in zip(parameters, parts, strict=True))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -165,6 +178,37 @@ def stages_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, 
         use.name: tuple(sorted({plan.stage_of_layer(layer) for layer in use.layers}))
         for use in graph.parameter_uses
     }
+
+
+def owners_of_parameters(
+    uses: Iterable[ParameterUse], holders: Mapping[str, Sequence[int]]
+) -> dict[str, int]:
+    """For each trained parameter, by its first name, the rank that keeps its optimizer state.
+
+    Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC
+    2020, section 5.1: each rank keeps the optimizer state of a part of the parameters, gets the
+    summed gradients of that part only, steps it, and sends the new values to the others. That sends
+    as many bytes as the all-reduce that it replaces. Here a part consists of whole parameters, so
+    that optimizers that need whole matrices work as well, balanced by bytes over all holders of a
+    parameter: replicas, tied stages, and mirrored copies.
+
+    Parameters with a single holder are assigned first. The others follow, largest first; each goes
+    to the holder with the fewest bytes so far. Every rank gets the same result.
+
+    >>> uses = [ParameterUse(name, (0,), size, True) for name, size in [("a", 6), ("b", 5)]]
+    >>> uses += [ParameterUse("c", (1,), 4, True), ParameterUse("d", (1,), 2, True)]
+    >>> both = {"a": (0, 1), "b": (0, 1), "c": (0, 1), "d": (1,)}
+    >>> owners_of_parameters(uses, both)
+    {'d': 1, 'a': 0, 'b': 1, 'c': 0}
+    """
+    trained = [use for use in uses if use.requires_grad and not use.is_buffer]
+    loads: dict[int, int] = {}
+    owners: dict[str, int] = {}
+    for use in sorted(trained, key=lambda use: (len(holders[use.name]) > 1, -use.bytes, use.name)):
+        owner = min(holders[use.name], key=lambda rank: loads.get(rank, 0))
+        owners[use.name] = owner
+        loads[owner] = loads.get(owner, 0) + use.bytes
+    return owners
 
 
 def make_groups(
@@ -230,7 +274,7 @@ class GradientBuckets:
                 if bucket.holders in groups:
                     bucket.sum = GroupSum(bucket, groups, world)
                     if kind[3]:
-                        bucket.values = flat_parameters(part)
+                        bucket.values = flat_values(part)
                 self.buckets.append(bucket)
         self.shared = [bucket for bucket in self.buckets if bucket.sum is not None]
         self._launched = 0
@@ -269,12 +313,7 @@ class GradientBuckets:
         self._launch_complete()
 
     def finish(self) -> None:
-        """Start the remaining sums and wait for all. Gradients may be changed afterwards.
-
-        Raises:
-            Stalled: a holder did not take part in time.
-            RunFailed: a holder vanished.
-        """
+        """Start the remaining sums and wait for all. Gradients may be changed afterwards."""
         for bucket in self.shared:
             bucket.missing = 0
         self._launch_complete()
@@ -300,12 +339,7 @@ class GradientBuckets:
         return float(torch.stack(squares).sum()) if own else 0.0
 
     def share_values(self) -> None:
-        """Broadcast the parameters that this rank has stepped, if optimizer state is sharded.
-
-        Raises:
-            Stalled: a holder did not take part in time.
-            RunFailed: a holder vanished.
-        """
+        """Broadcast the parameters that this rank has stepped, if optimizer state is sharded."""
         handed: list[tuple[GradientBucket, dist.Work]] = []
         for bucket in self.shared:
             if bucket.values is not None:
@@ -348,7 +382,6 @@ class GroupSum:
         self._work: dist.Work | None = None
 
     def start(self) -> None:
-        """Start the operation, which runs in the background."""
         bucket, group = self._bucket, self._groups[self._bucket.holders]
         # Gloo cannot reduce CUDA tensors to one rank, so all ranks get the sum.
         to_all = bucket.flat.is_cuda and self._world.backend == "gloo"
@@ -358,7 +391,6 @@ class GroupSum:
             self._work = dist.reduce(bucket.flat, bucket.owner, group=group, async_op=True)
 
     def wait(self) -> None:
-        """Wait until the bucket holds the sum."""
         if self._work is not None:
             await_bucket(self._work, self._bucket, self._world, "the gradient sum")
             self._work = None
@@ -371,11 +403,6 @@ class GroupSum:
 
 
 def await_bucket(work: dist.Work, bucket: GradientBucket, world: World, of: str) -> None:
-    """Wait for an operation on ``bucket`` among its holders; ``of`` names it in error messages.
-
-    Raises:
-        Stalled: a holder did not take part in time.
-        RunFailed: a holder vanished.
-    """
+    """Wait for an operation on ``bucket`` among its holders; ``of`` names it in error messages."""
     ranks = ", ".join(str(rank) for rank in bucket.holders if rank != world.rank)
     await_work(work, world, f"{of} of stage {bucket.stage} with rank {ranks}")

@@ -81,17 +81,10 @@ class SharedSum:
         self._number = 0
 
     def start(self) -> None:
-        """Start the sum: this rank's gradients are complete. Never waits."""
         self._number += 1
         self._say(HANDED)
 
     def wait(self) -> None:
-        """Wait until the bucket holds the sum.
-
-        Raises:
-            Stalled: a holder did not take part in time.
-            RunFailed: a holder failed or vanished.
-        """
         for other, addend in self._addends.items():
             self._await(other, HANDED)
             self._sum.add_(addend)
@@ -102,12 +95,6 @@ class SharedSum:
         self._say(COPIED)
 
     def settle(self) -> None:
-        """Wait until no peer reads this rank's memory any more.
-
-        Raises:
-            Stalled: a holder did not take part in time.
-            RunFailed: a holder failed or vanished.
-        """
         for other in self._others:
             self._await(other, COPIED)
 
