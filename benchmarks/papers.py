@@ -93,7 +93,7 @@ def write_page(found: dict[str, Any]) -> None:
     """Put tables and picture into the docs."""
     from batch_curves import curves_drawing
 
-    from penstock.report.drawing_svg import drawing_svg
+    from penstock.report.drawing import drawing_svg
 
     text = PAGE.read_text(encoding="utf-8")
     for heading, table in tables(found).items():

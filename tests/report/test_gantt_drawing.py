@@ -8,7 +8,7 @@ from made_timelines import timeline_with_messages
 
 from penstock.report.device_rows import gantt_rows
 from penstock.report.drawing import Drawing
-from penstock.report.drawing_svg import drawing_svg
+from penstock.report.drawing import drawing_svg
 from penstock.report.gantt_drawing import gantt_drawing
 from penstock.report.palette import THEMES
 from penstock.schedule.families.early_backward import gpipe, one_f_one_b
@@ -153,7 +153,7 @@ def test_blocks_narrower_than_a_pixel_keep_their_time() -> None:
 def test_more_devices_than_fit_say_how_many_are_left_out() -> None:
     shape = PipelineShape(stages=100, micro_batches=2)
     told = words(drawn(timeline_with_messages(gpipe(shape), shape)))
-    assert "... 36 more devices ..." in told
+    assert "... 36 more rows ..." in told
     assert "device 31" in told and "device 32" not in told
     assert "device 67" not in told and "device 68" in told
 

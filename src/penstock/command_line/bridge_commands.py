@@ -14,7 +14,6 @@ from penstock.command_line.options import (
     ProfileBatch,
     Quiet,
 )
-from penstock.command_line.shown_plan import show_planned, too_full_words
 from penstock.command_line.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -148,6 +147,7 @@ def import_layout(
     """Read another framework's layout as a plan; -o writes the plan."""
     from penstock.bridges.layout import AskedLayout, ImportRequest, plan_of_layout
     from penstock.bridges.registry import IMPORTERS
+    from penstock.command_line.shown_plan import show_planned, too_full_words
     from penstock.document import check_place
     from penstock.plan.in_words import plan_words
     from penstock.plan.json_file import plan_to_json, write_plan

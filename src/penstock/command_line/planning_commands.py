@@ -27,7 +27,6 @@ from penstock.command_line.options import (
     TensorParallel,
 )
 from penstock.command_line.progress import PlanningProgress, planning_progress
-from penstock.command_line.shown_plan import show_planned, stage_rows
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 
 if TYPE_CHECKING:
@@ -66,6 +65,7 @@ def plan(
 ) -> None:
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
+    from penstock.command_line.shown_plan import show_planned, stage_rows
     from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import PlanInputs, write_planned

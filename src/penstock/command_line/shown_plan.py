@@ -1,37 +1,44 @@
 """How commands print a plan: its main numbers in a few lines, and its stages in a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from math import isfinite
 
+from rich.console import RenderableType
+
+from penstock.cluster.cluster import Cluster
 from penstock.command_line.terminal import Terminal
+from penstock.plan.in_words import plan_words
+from penstock.planning.assessment import PlannedPipeline
+from penstock.profile.model_profile import ModelProfile
+from penstock.report.tables import plan_table
+from penstock.simulate.by_length import expected_s
+from penstock.words import numbered, percent_text, seconds_text
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from penstock.cluster.cluster import Cluster
-    from penstock.planning.assessment import PlannedPipeline
-    from penstock.profile.model_profile import ModelProfile
-
-__all__ = ["headline", "reserve_lines", "show_planned", "stage_rows", "too_full_words"]
+__all__ = [
+    "bound_words",
+    "groups_line",
+    "reserve_lines",
+    "show_planned",
+    "stage_rows",
+    "too_full_words",
+]
 
 
 def show_planned(
     terminal: Terminal,
-    planned: "PlannedPipeline",
-    profile: "ModelProfile",
-    cluster: "Cluster",
+    planned: PlannedPipeline,
+    profile: ModelProfile,
+    cluster: Cluster,
     values: Mapping[str, object],
-    parts: Sequence["RenderableType"] = (),
+    parts: Sequence[RenderableType] = (),
 ) -> None:
     """Print a plan with its prediction and ``parts``."""
-    from penstock.report.tables import plan_table
-
     prediction = planned.prediction
     table = plan_table(planned.plan, profile, cluster, prediction.peak_memory_bytes)
     terminal.show(values, *headline(planned), table, *parts)
 
 
-def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[dict[str, object]]:
+def stage_rows(planned: PlannedPipeline, profile: ModelProfile) -> Iterator[dict[str, object]]:
     """A row for each stage, for a table elsewhere."""
     for index, stage in enumerate(planned.plan.stages):
         peaks = planned.prediction.peak_memory_bytes
@@ -50,8 +57,6 @@ def stage_rows(planned: "PlannedPipeline", profile: "ModelProfile") -> Iterator[
 
 def too_full_words(devices: Sequence[int]) -> str:
     """That a plan does not fit, and where."""
-    from penstock.words import numbered
-
     where = numbered("device", devices)
     return f"the plan does not fit in the memory of {where}; plan again, or recompute activations"
 
@@ -68,20 +73,12 @@ def groups_line(groups: Sequence[Sequence[int]]) -> str:
     >>> groups_line([(0, 1), (2,)])
     'tensor groups: device 0 is ranks 0, 1; device 1 is rank 2'
     """
-    from penstock.words import numbered
-
     named = (f"device {device} is {numbered('rank', r)}" for device, r in enumerate(groups))
     return f"tensor groups: {'; '.join(named)}"
 
 
-def headline(planned: "PlannedPipeline") -> list[str]:
+def headline(planned: PlannedPipeline) -> list[str]:
     """The main numbers of a plan, in a few lines."""
-    from math import isfinite
-
-    from penstock.plan.in_words import plan_words
-    from penstock.simulate.by_length import expected_s
-    from penstock.words import percent_text, seconds_text
-
     plan, prediction = planned.plan, planned.prediction
     is_bounded = isfinite(planned.gap)
     parts = [
@@ -105,8 +102,11 @@ def headline(planned: "PlannedPipeline") -> list[str]:
         mean_s = seconds_text(expected_s(planned.by_length))
         lines.append(f"mean over lengths {mean_s} ({', '.join(map(str, planned.by_length))})")
     if is_bounded and planned.bound.argument:
-        covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
-        lines.append(
-            f"bound {seconds_text(planned.lower_bound_s)}{covers}: {planned.bound.argument}"
-        )
+        lines.append(f"bound {seconds_text(planned.lower_bound_s)}{bound_words(planned)}")
     return lines
+
+
+def bound_words(planned: PlannedPipeline) -> str:
+    """Which plans a bound covers, and what proves it."""
+    covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
+    return covers + (f": {planned.bound.argument}" if planned.bound.argument else "")

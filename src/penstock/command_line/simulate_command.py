@@ -19,7 +19,6 @@ from penstock.command_line.options import (
     ProfileBatch,
     Quiet,
 )
-from penstock.command_line.shown_plan import groups_line, show_planned, stage_rows, too_full_words
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import Infeasible
 
@@ -90,6 +89,12 @@ def simulate(
 ) -> None:
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
+    from penstock.command_line.shown_plan import (
+        groups_line,
+        show_planned,
+        stage_rows,
+        too_full_words,
+    )
     from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
     from penstock.plan.optimizer_state import optimizer_state

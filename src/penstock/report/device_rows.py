@@ -1,24 +1,27 @@
-"""The rows of a Gantt chart: for each device its lanes of blocks and its memory."""
+"""The rows of a Gantt chart: for each device its lanes of blocks and its memory.
+
+`gantt_drawing` draws them, `gantt_text` prints them, and `timelines_html` gives them to a script.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import isfinite
 
-from penstock.plan.plan import Plan
-from penstock.report.palette import Style
+from penstock.report.palette import KIND_WORDS, Style
 from penstock.timeline.metrics import COMPUTE, iteration_s
-from penstock.timeline.timeline import Event, EventKind, Timeline
+from penstock.timeline.timeline import Event, Timeline
 
 __all__ = [
     "DeviceRow",
     "DrawnEvent",
+    "DrawnSpan",
     "GanttRows",
     "gantt_rows",
+    "merged_blocks",
     "row_ends",
     "stage_names",
-    "stages_by_rank",
 ]
 
 
@@ -57,6 +60,11 @@ class DeviceRow:
     limit_bytes: float = 0.0
 
     @property
+    def lanes(self) -> tuple[tuple[DrawnEvent, ...], ...]:
+        """All lanes of blocks, those of compute first."""
+        return (*self.compute, self.sends, self.receives)
+
+    @property
     def peak_bytes(self) -> float:
         """The peak of the bytes in use."""
         return max((size for _, size in self.memory), default=0.0)
@@ -67,20 +75,42 @@ class GanttRows:
     """The rows of a chart, one for each device in use.
 
     ``shades`` is the largest number of stages on a device. If ``mirrored``, odd micro-batches pass
-    the devices in the opposite direction, and the second shade is for them.
+    the devices in the opposite direction, and the second shade is for them. ``hidden`` rows in the
+    middle are left out.
     """
 
     rows: tuple[DeviceRow, ...]
     end_s: float
     shades: int
     mirrored: bool
-    title: str
+    hidden: int = 0
+
+    @property
+    def head(self) -> int:
+        """How many rows stand before those that are left out."""
+        return (len(self.rows) + 1) // 2 if self.hidden else len(self.rows)
+
+    def without_middle(self, most: int) -> "GanttRows":
+        """The first and the last rows, if there are more than ``most``."""
+        head, tail = row_ends(len(self.rows), most)
+        shown = (*self.rows[:head], *self.rows[len(self.rows) - tail :])
+        return replace(self, rows=shown, hidden=self.hidden + len(self.rows) - len(shown))
 
     @property
     def styles(self) -> tuple[Style, ...]:
-        """All styles that occur."""
-        lanes = (lane for row in self.rows for lane in (*row.compute, row.sends, row.receives))
-        return tuple({block.style: None for lane in lanes for block in lane})
+        """All styles that occur, in the order of a legend: by kind, the darkest first."""
+        lanes = (lane for row in self.rows for lane in row.lanes)
+        found = {block.style for lane in lanes for block in lane}
+        order = list(KIND_WORDS)
+        return tuple(sorted(found, key=lambda style: (order.index(style.kind), style.shade)))
+
+    @property
+    def shade_words(self) -> str:
+        """What the shades of a kind mean; empty if there is only one."""
+        if self.mirrored:
+            return "light: odd micro-batches, the other way round"
+        several = f"dark to light: the {self.shades} stages of a device, upstream first"
+        return several if self.shades > 1 else ""
 
     @property
     def has_transfers(self) -> bool:
@@ -125,10 +155,10 @@ def gantt_rows(timeline: Timeline, memory_limits: Sequence[float] = ()) -> Gantt
                 ),
                 tuple(b for b in blocks if b.event.kind == "RECV"),
                 tuple(sorted(memory[device])),
-                known_limit(memory_limits, device),
+                next((x for x in memory_limits[device : device + 1] if isfinite(x)), 0.0),
             )
         )
-    return GanttRows(tuple(rows), iteration_s(timeline), shades, mirrored, timeline.title)
+    return GanttRows(tuple(rows), iteration_s(timeline), shades, mirrored)
 
 
 def is_mirrored(events: Iterable[Event]) -> bool:
@@ -154,10 +184,8 @@ def style_of(event: Event, shade_of: dict[int, int], shades: int, mirrored: bool
     return one_style(event.kind, shade, shades)
 
 
-@cache
-def one_style(kind: EventKind, shade: int, shades: int) -> Style:
-    """The style with these fields, cached because timelines have very many events."""
-    return Style(kind, shade, shades)
+one_style = cache(Style)
+"""The style with these fields; one object of each, because timelines have very many events."""
 
 
 def compute_lanes(blocks: Sequence[DrawnEvent]) -> tuple[tuple[DrawnEvent, ...], ...]:
@@ -177,12 +205,6 @@ def overlap(blocks: Sequence[DrawnEvent]) -> bool:
     return False
 
 
-def known_limit(memory_limits: Sequence[float], device: int) -> float:
-    """The memory limit of a device; 0 if unknown."""
-    limit = memory_limits[device] if device < len(memory_limits) else 0.0
-    return limit if isfinite(limit) else 0.0
-
-
 def row_ends(count: int, most: int) -> tuple[int, int]:
     """How many first and last rows of ``count`` to show if at most ``most`` fit.
 
@@ -192,33 +214,6 @@ def row_ends(count: int, most: int) -> tuple[int, int]:
     if count <= most:
         return count, 0
     return most - most // 2, most // 2
-
-
-def stages_by_device(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """For each device in use the stages that it holds, including copies in a mirrored schedule.
-
-    >>> from penstock.plan.plan import Stage
-    >>> stages = tuple(Stage(range(s, s + 1), (s % 2,), (1,)) for s in range(4))
-    >>> stages_by_device(Plan(stages, 2, 1, "interleaved"))
-    {0: (0, 2), 1: (1, 3)}
-    """
-    held: dict[int, list[int]] = defaultdict(list)
-    for stage in range(len(plan.stages)):
-        for device in plan.devices_of(stage):
-            held[device].append(stage)
-    return {device: tuple(held[device]) for device in plan.devices}
-
-
-def stages_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """The same for each rank in use; the ranks of a tensor group hold parts of the same stages.
-
-    >>> from penstock.plan.plan import Stage
-    >>> stages = Stage(range(2), (0,), (1,)), Stage(range(2, 3), (1,), (1,))
-    >>> stages_by_rank(Plan(stages, 2, 1, "1f1b", tensor_groups=((0, 1), (2,))))
-    {0: (0,), 1: (0,), 2: (1,)}
-    """
-    held = stages_by_device(plan)
-    return {rank: held[plan.device_of(rank)] for rank in plan.ranks}
 
 
 def stage_names(stages: Sequence[int], most: int = 14) -> str:
@@ -231,3 +226,64 @@ def stage_names(stages: Sequence[int], most: int = 14) -> str:
         return f"stage {stages[0]}" if stages else ""
     words = f"stages {', '.join(map(str, stages))}"
     return words if len(words) <= most else f"{len(stages)} stages"
+
+
+STRENGTHS = 4
+"""Number of levels that show how busy a merged span is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSpan:
+    """Where one block is drawn, or several narrow ones, in the style of most of them.
+
+    Merged ones have no ``block``; ``strength`` is the fraction of the span that they fill.
+    """
+
+    x: float
+    width: float
+    style: Style
+    strength: float = 1.0
+    block: DrawnEvent | None = None
+
+
+def merged_blocks(
+    blocks: Iterable[DrawnEvent], end_s: float, left: float, right: float, narrowest: float = 1.0
+) -> list[DrawnSpan]:
+    """The blocks until ``end_s`` between x ``left`` and ``right``; narrow ones are merged.
+
+    Those below ``narrowest`` share columns of that width. Merged spans come first, so that whole
+    blocks are drawn over them.
+    """
+    scale = (right - left) / end_s
+    whole: list[DrawnSpan] = []
+    columns: dict[int, dict[Style, float]] = defaultdict(lambda: defaultdict(float))
+    for block in blocks:
+        x, end = left + block.start_s * scale, min(left + block.end_s * scale, right)
+        width = end - x
+        if width < 0:
+            continue
+        if width >= narrowest:
+            whole.append(DrawnSpan(x, width, block.style, 1.0, block))
+        else:
+            edge = int(x / narrowest) + 1
+            columns[edge - 1][block.style] += min(end / narrowest, edge) - x / narrowest
+            columns[edge][block.style] += max(end / narrowest - edge, 0.0)
+    return [*joined(columns, narrowest), *whole]
+
+
+def joined(columns: dict[int, dict[Style, float]], width: float) -> list[DrawnSpan]:
+    """Spans of neighbouring columns with the same main style and strength."""
+    spans: list[DrawnSpan] = []
+    last = (-2, Style("F"), 0.0)
+    for column, shares in sorted(columns.items()):
+        filled = min(sum(shares.values()), 1.0)
+        if filled <= 0:
+            continue
+        style = max(shares, key=lambda style: shares[style])
+        strength = max(1, round(filled * STRENGTHS)) / STRENGTHS
+        if last == (column - 1, style, strength):
+            spans[-1] = replace(spans[-1], width=spans[-1].width + width)
+        else:
+            spans.append(DrawnSpan(column * width, width, style, strength))
+        last = (column, style, strength)
+    return spans

@@ -1,25 +1,31 @@
 """A timeline as a drawing: a row for each device, its messages below, and memory at the bottom."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from math import ceil
+from typing import TypeAlias
 
-from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows, row_ends, stage_names
-from penstock.report.drawing import Curve, Drawing, Mark, Rule, Run, Slab, Words
-from penstock.report.palette import KIND_WORDS, Style
-from penstock.report.time_axis import TimeAxis, tick_text, ticks
+from penstock.report.device_rows import (
+    DeviceRow,
+    DrawnEvent,
+    GanttRows,
+    merged_blocks,
+    stage_names,
+)
+from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Run, Slab, Words
+from penstock.report.palette import KIND_WORDS, Style, legend_entries
+from penstock.report.time_axis import TimeAxis, axis_marks, grid_marks
 from penstock.words import size_text
 
-__all__ = [
-    "RowHeights",
-    "block_label",
-    "blocks_of",
-    "gantt_drawing",
-    "grid_marks",
-    "row_heights",
-    "row_marks",
-    "shade_words",
-]
+__all__ = ["gantt_drawing", "legend_marks", "row_heights", "rows_panel"]
+
+Panel: TypeAlias = tuple[list[Mark], float]
+"""The marks of a panel, and the y at which it ends."""
+
+LegendEntry: TypeAlias = tuple[str, Sequence[Ink | Style]]
+"""Words, and the colours that they explain."""
 
 WIDTH, MARGIN, GUTTER = 1360.0, 28.0, 180.0
 MOST_ROWS = 64
@@ -29,7 +35,8 @@ HIDDEN = 26.0
 FEW_BLOCKS = 2500
 """Up to this many blocks, each block has a tooltip."""
 
-NARROWEST, NARROWEST_MESSAGE = 1.0, 2.0
+NARROWEST_MESSAGE = 2.0
+"""Messages of fewer pixels are merged; lanes of messages are low."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +61,23 @@ def gantt_drawing(
 
     ``unit``, if not ``s``, names the unit of times that are not in seconds.
     """
-    head, tail = row_ends(len(chart.rows), MOST_ROWS)
-    shown = (*chart.rows[:head], *chart.rows[len(chart.rows) - tail :])
-    heights = row_heights(len(shown), chart.has_transfers)
+    chart = chart.without_middle(MOST_ROWS)
     axis = TimeAxis(GUTTER, width - MARGIN, chart.end_s or 1.0, unit)
-    marks: list[Mark] = [Words(title, MARGIN, 38, 20, bold=True)]
+    heads: list[Mark] = [Words(title, MARGIN, 38, 20, bold=True)]
     if note:
-        marks.append(Words(note, MARGIN, 59, 12.5, "quiet"))
-    legend, top = legend_marks(chart, width, 84 if note else 66)
-    marks += legend
-    rows_top = top + 18
-    hidden = len(chart.rows) - len(shown)
-    bottom = rows_top + heights.pitch * len(shown) - heights.gap + (HIDDEN if hidden else 0)
-    memory, end = memory_marks(shown, axis, bottom + 14) if chart.has_memory else ([], bottom)
-    marks += grid_marks(axis, rows_top - 5, end)
-    with_labels = sum(map(blocks_of, shown)) <= FEW_BLOCKS
-    for index, row in enumerate(shown):
-        y = rows_top + index * heights.pitch + (HIDDEN if hidden and index >= head else 0)
-        marks += row_marks(row, axis, y, heights, with_labels, chart.has_transfers)
-        marks += label_marks(row, index, y, heights)
-    if hidden:
-        y = rows_top + head * heights.pitch + 15
-        marks.append(Words(f"... {hidden} more devices ...", GUTTER, y, 11.5, "quiet"))
-    marks += memory
-    marks += axis_marks(axis, end)
-    return Drawing(width, end + 40, title, tuple(marks))
+        heads.append(Words(note, MARGIN, 59, 12.5, "quiet"))
+    entries: Sequence[LegendEntry] = [*legend_entries(chart.styles), (chart.shade_words, [])]
+    legend, top = legend_marks(entries, MARGIN, axis.right, 84 if note else 66)
+
+    def names(row: DeviceRow) -> tuple[str, str]:
+        return f"device {row.device}", stage_names(row.stages)
+
+    heights = row_heights(len(chart.rows), chart.has_transfers)
+    rows, bottom = rows_panel(chart, axis, top + 18, heights, names)
+    memory, end = memory_marks(chart.rows, axis, bottom + 14) if chart.has_memory else ([], bottom)
+    grid = grid_marks(axis, top + 13, end)
+    marks = (*heads, *legend, *grid, *rows, *memory, *axis_marks(axis, end))
+    return Drawing(width, end + 40, title, marks)
 
 
 def row_heights(rows: int, has_transfers: bool) -> RowHeights:
@@ -95,30 +94,52 @@ def row_heights(rows: int, has_transfers: bool) -> RowHeights:
     return heights if has_transfers else replace(heights, lane=0.0)
 
 
-def blocks_of(row: DeviceRow) -> int:
-    """The number of blocks of a row."""
-    return sum(map(len, row.compute)) + len(row.sends) + len(row.receives)
+def rows_panel(
+    chart: GanttRows,
+    axis: TimeAxis,
+    top: float,
+    heights: RowHeights,
+    names: Callable[[DeviceRow], tuple[str, str]],
+    few_blocks: int = FEW_BLOCKS,
+) -> Panel:
+    """The rows of a chart from ``top`` on, until the end of the axis.
+
+    ``names`` are the words at the left of a row: at the margin and beside it. If rows are low, not
+    every row has them. Up to ``few_blocks`` blocks have a tooltip each.
+    """
+    marks: list[Mark] = []
+    with_labels = sum(len(lane) for row in chart.rows for lane in row.lanes) <= few_blocks
+    y = top
+    for index, row in enumerate(chart.rows):
+        if index == chart.head:
+            marks.append(
+                Words(f"... {chart.hidden} more rows ...", axis.left, y + 15, 11.5, "quiet")
+            )
+            y += HIDDEN
+        marks += row_marks(row, axis, y, heights, with_labels)
+        if index % ceil((heights.font + 2) / heights.pitch) == 0:
+            middle = y + heights.compute / 2 + heights.font * 0.36
+            left, right = names(row)
+            marks += [Words(left, MARGIN, middle, heights.font)] if left else []
+            marks.append(Words(right, axis.left - 10, middle, heights.font - 1, "quiet", "end"))
+        y += heights.pitch
+    return marks, y - heights.gap
 
 
 def row_marks(
-    row: DeviceRow,
-    axis: TimeAxis,
-    y: float,
-    heights: RowHeights,
-    with_labels: bool,
-    has_transfers: bool,
+    row: DeviceRow, axis: TimeAxis, y: float, heights: RowHeights, with_labels: bool
 ) -> list[Mark]:
     """A device: what it computes, and below it what it sends and receives."""
     marks: list[Mark] = [Slab(axis.left, y, axis.width, heights.compute, "row")]
     height = heights.compute / len(row.compute)
     gap = 1.0 if len(row.compute) > 1 else 0.0
     for index, lane in enumerate(row.compute):
-        marks += lane_marks(lane, axis, y + index * height, height - gap, NARROWEST, with_labels)
-    if has_transfers:
+        marks += lane_marks(lane, axis, y + index * height, height - gap, with_labels)
+    if heights.lane:
         for index, lane in enumerate((row.sends, row.receives)):
             place = y + heights.compute + 1 + index * heights.lane
             height = heights.lane - (1 if heights.lane > 2 else 0.4)
-            marks += lane_marks(lane, axis, place, height, NARROWEST_MESSAGE, with_labels)
+            marks += lane_marks(lane, axis, place, height, with_labels, NARROWEST_MESSAGE)
     return marks
 
 
@@ -127,23 +148,23 @@ def lane_marks(
     axis: TimeAxis,
     y: float,
     height: float,
-    narrowest: float,
     with_labels: bool,
+    narrowest: float = 1.0,
 ) -> list[Mark]:
     """The blocks of a lane, with tooltips or merged into runs, and the numbers that fit on them."""
     marks: list[Mark] = []
     digits = len(str(max((block.event.micro_batch for block in blocks), default=0)))
     runs: dict[tuple[Style, float], list[tuple[float, float]]] = defaultdict(list)
     numbers: list[Mark] = []
-    for span in merged_blocks(blocks, axis.left, axis.pixels_per_s, narrowest):
-        gap = 0.8 if span.width > 4 else 0.3 if span.width > 2 and span.blocks else 0.0
+    for span in merged_blocks(blocks, axis.end_s, axis.left, axis.right, narrowest):
+        gap = 0.8 if span.width > 4 else 0.3 if span.width > 2 and span.block else 0.0
         width = span.width - gap
-        if with_labels and span.blocks:
-            label = block_label(span.blocks[0], axis)
+        if with_labels and span.block:
+            label = block_label(span.block, axis)
             marks.append(Slab(span.x, y, width, height, span.style, label))
         else:
             runs[span.style, span.strength].append((span.x, width))
-        number = span.blocks[0].event.micro_batch if span.blocks else -1
+        number = span.block.event.micro_batch if span.block else -1
         size = 11 if width >= 5 + 6.4 * digits and height >= 13 else 9
         if number >= 0 and height >= 11 and width >= 1.5 + 5.3 * digits:
             place = (span.x + width / 2, y + height / 2 + 0.36 * size)
@@ -169,139 +190,19 @@ def block_label(block: DrawnEvent, axis: TimeAxis) -> str:
     return ", ".join(parts)
 
 
-def label_marks(row: DeviceRow, index: int, y: float, heights: RowHeights) -> list[Mark]:
-    """The device and its stages at the left of a row; only every second if rows are low."""
-    middle = y + heights.compute / 2 + heights.font * 0.36
-    if heights.pitch < heights.font + 2 and index % 2:
-        return []
-    device = Words(f"device {row.device}", MARGIN, middle, heights.font)
-    stages = Words(stage_names(row.stages), GUTTER - 10, middle, heights.font - 1, "quiet", "end")
-    return [device, stages]
-
-
-def legend_marks(chart: GanttRows, width: float, y: float) -> tuple[list[Mark], float]:
-    """The legend, with a swatch of every shade; also the baseline of its last line."""
-    occurring = {style.kind for style in chart.styles}
-    computing = {block.event.kind for row in chart.rows for lane in row.compute for block in lane}
+def legend_marks(entries: Sequence[LegendEntry], left: float, right: float, y: float) -> Panel:
+    """Words with swatches of their colours, in lines; also the baseline of the last line."""
     marks: list[Mark] = []
-    x = MARGIN
-    for kind, words in KIND_WORDS.items():
-        if kind not in occurring:
-            continue
-        shades = chart.shades if kind in computing and kind != "STEP" else 1
-        steps = sorted({0, shades - 1} | (set(range(shades)) if shades <= 4 else set()))
-        needed = 12 * len(steps) + 6 + 6.6 * len(words) + 18
-        if x + needed > width - MARGIN:
-            x, y = MARGIN, y + 20
-        for step in steps:
-            marks.append(Slab(x, y - 10, 12, 12, Style(kind, step, shades)))
-            x += 12
-        marks.append(Words(words, x + 6, y, 12, "quiet"))
-        x += needed - 12 * len(steps)
-    if chart.shades > 1:
-        words = shade_words(chart)
-        if x + 6 * len(words) > width - MARGIN:
-            x, y = MARGIN, y + 20
-        marks.append(Words(words, x, y, 12, "quiet"))
+    x = left
+    for words, colours in entries:
+        shown = colours if len(colours) <= 4 else (colours[0], colours[-1])
+        needed = 12 * len(shown) + 6 + 6.6 * len(words)
+        if x > left and x + needed > right:
+            x, y = left, y + 20
+        marks += [Slab(x + 12 * i, y - 10, 12, 12, colour) for i, colour in enumerate(shown)]
+        marks.append(Words(words, x + 12 * len(shown) + 6, y, 12, "quiet"))
+        x += needed + 18
     return marks, y
-
-
-def shade_words(chart: GanttRows) -> str:
-    """What the shades of a kind mean."""
-    if chart.mirrored:
-        return "light: odd micro-batches, the other way round"
-    return f"dark to light: the {chart.shades} stages of a device, upstream first"
-
-
-def grid_marks(axis: TimeAxis, top: float, bottom: float) -> list[Mark]:
-    """A vertical line at every tick."""
-    return [Rule(x, top, x, bottom, "grid") for x in map(axis.x, ticks(axis.end_s))]
-
-
-def axis_marks(axis: TimeAxis, bottom: float) -> list[Mark]:
-    """The times under the ticks, and the end time."""
-    marks: list[Mark] = [Rule(axis.left, bottom, axis.right, bottom, "quiet")]
-    end = axis.time_text(axis.end_s)
-    room = axis.right - 7 * len(end) - 14
-    for time_s in ticks(axis.end_s):
-        x = axis.x(time_s)
-        marks.append(Rule(x, bottom, x, bottom + 4, "quiet"))
-        if x < room - 10:
-            words = tick_text(time_s, axis.end_s) if axis.unit == "s" else f"{time_s:g}"
-            marks.append(Words(words, x, bottom + 19, 12, "quiet", "middle"))
-    marks.append(Rule(axis.right, bottom, axis.right, bottom + 4, "ink"))
-    marks.append(Words(end, axis.right, bottom + 19, 12, "ink", "end", bold=True))
-    return marks
-
-
-STRENGTHS = 4
-"""Number of levels that show how busy a merged span is."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnSpan:
-    """Where one block is drawn, or several narrow ones, in the style of most of them.
-
-    ``blocks`` is empty for merged blocks; ``strength`` is the fraction of the span that they fill.
-    """
-
-    x: float
-    width: float
-    style: Style
-    strength: float = 1.0
-    blocks: tuple[DrawnEvent, ...] = ()
-
-
-def merged_blocks(
-    blocks: Iterable[DrawnEvent], left: float, pixels_per_s: float, narrowest: float
-) -> list[DrawnSpan]:
-    """The blocks as spans from x ``left`` on; those below ``narrowest`` pixels are merged.
-
-    Merged spans come first, so that whole blocks are drawn over them.
-    """
-    whole: list[DrawnSpan] = []
-    columns: dict[int, dict[Style, float]] = defaultdict(lambda: defaultdict(float))
-    for block in blocks:
-        x, width = left + block.start_s * pixels_per_s, pixels_per_s * (block.end_s - block.start_s)
-        if width >= narrowest:
-            whole.append(DrawnSpan(x, width, block.style, 1.0, (block,)))
-        else:
-            fill_columns(columns, block, x / narrowest, (x + width) / narrowest)
-    return [*joined(columns, narrowest), *whole]
-
-
-def fill_columns(
-    columns: dict[int, dict[Style, float]], block: DrawnEvent, start: float, end: float
-) -> None:
-    """Add the parts of one or two columns that a narrow block fills."""
-    first = int(start)
-    inside = min(end, first + 1.0) - start
-    columns[first][block.style] += inside
-    if end > first + 1.0:
-        columns[first + 1][block.style] += end - first - 1.0
-
-
-def joined(columns: dict[int, dict[Style, float]], width: float) -> list[DrawnSpan]:
-    """Spans of neighbouring columns with the same main style and strength."""
-    spans: list[DrawnSpan] = []
-    last = -2
-    for column in sorted(columns):
-        shares = columns[column]
-        style = max(shares, key=lambda style: shares[style])
-        filled = min(sum(shares.values()), 1.0)
-        strength = max(1, round(filled * STRENGTHS)) / STRENGTHS
-        if spans and column == last + 1 and same(spans, style, strength):
-            before = spans[-1]
-            spans[-1] = DrawnSpan(before.x, before.width + width, style, strength)
-        else:
-            spans.append(DrawnSpan(column * width, width, style, strength))
-        last = column
-    return spans
-
-
-def same(spans: Sequence[DrawnSpan], style: Style, strength: float) -> bool:
-    """Whether the last span has this style and strength."""
-    return spans[-1].style == style and spans[-1].strength == strength
 
 
 MOST_STRIPS = 8
@@ -314,8 +215,8 @@ FAR = 4.0
 LINE = Style("F")
 
 
-def memory_marks(rows: Sequence[DeviceRow], axis: TimeAxis, top: float) -> tuple[list[Mark], float]:
-    """The marks below ``top``, and the y at which they end."""
+def memory_marks(rows: Sequence[DeviceRow], axis: TimeAxis, top: float) -> Panel:
+    """The memory of devices: a strip for each, or one for many."""
     used = [row for row in rows if row.memory]
     if not used:
         return [], top
@@ -346,12 +247,12 @@ def limit_is_near(row: DeviceRow) -> bool:
 def strip_marks(row: DeviceRow, axis: TimeAxis, y: float, scale: float) -> list[Mark]:
     """The memory of one device."""
     base = y + STRIP
-    places = [(axis.x(t), base - size / scale * STRIP) for t, size in stepped(row.memory, axis)]
-    area = ((places[0][0], base), *places, (places[-1][0], base))
+    line = steps(levels_by_column(row, axis), axis, base, scale / STRIP)
+    area = ((line[0][0], base), *line, (line[-1][0], base))
     marks: list[Mark] = [
         Slab(axis.left, y, axis.width, STRIP, "row"),
         Curve(area, "area", filled=True),
-        Curve(tuple(places), LINE),
+        Curve(line, LINE),
     ]
     marks += limit_marks(row, axis, base, scale, STRIP)
     name = Words(f"device {row.device}", axis.left - 152, y + 14, 12)
@@ -362,18 +263,17 @@ def panel_marks(rows: Sequence[DeviceRow], axis: TimeAxis, y: float) -> list[Mar
     """The range over all devices, and the fullest device as a line."""
     fullest = max(rows, key=fullness)
     scale, base = max(*map(top_bytes, rows)) or 1.0, y + PANEL
-    columns = round(axis.width / 2)
-    levels = [levels_by_column(row.memory, axis.end_s, columns) for row in rows]
-    low, high = ([pick(column) for column in zip(*levels, strict=True)] for pick in (min, max))
-    xs = [axis.left + 2.0 * i for i in range(columns)]
-    upper = [(x, base - v / scale * PANEL) for x, v in zip(xs, high, strict=True)]
-    lower = [(x, base - v / scale * PANEL) for x, v in zip(xs, low, strict=True)]
-    line = [(axis.x(t), base - v / scale * PANEL) for t, v in stepped(fullest.memory, axis)]
+    columns = [levels_by_column(row, axis) for row in rows]
+    upper, lower = (
+        steps([pick(levels) for levels in zip(*columns, strict=True)], axis, base, scale / PANEL)
+        for pick in (max, min)
+    )
+    line = steps(levels_by_column(fullest, axis), axis, base, scale / PANEL)
     left = axis.left - 152
     return [
         Slab(axis.left, y, axis.width, PANEL, "row"),
         Curve((*upper, *reversed(lower)), "area", filled=True),
-        Curve(tuple(line), LINE),
+        Curve(line, LINE),
         *limit_marks(fullest, axis, base, scale, PANEL),
         Words(f"line: device {fullest.device}", left, y + 14, 12),
         Words(peak_text(fullest, axis), left, y + 30, 11, "quiet"),
@@ -403,39 +303,28 @@ def peak_text(row: DeviceRow, axis: TimeAxis) -> str:
     return f"peak {axis.size_text(row.peak_bytes)}{limit}"
 
 
-def stepped(memory: Sequence[tuple[float, float]], axis: TimeAxis) -> list[tuple[float, float]]:
-    """The corners of a step curve that holds each value until the next, at most two for each pixel.
-
-    Within a pixel the highest value is used.
-    """
-    corners: list[tuple[float, float]] = []
-    level, index, step_s = 0.0, 0, 1.0 / axis.pixels_per_s
-    while index < len(memory):
-        time_s, highest = memory[index]
-        while index < len(memory) and memory[index][0] < time_s + step_s:
-            level = memory[index][1]
+def levels_by_column(row: DeviceRow, axis: TimeAxis) -> list[float]:
+    """The most that is in use within each pixel of the axis."""
+    levels: list[float] = []
+    level, index = row.memory[0][1], 0
+    for column in range(round(axis.width)):
+        highest, until_s = level, (column + 1) / axis.pixels_per_s
+        while index < len(row.memory) and row.memory[index][0] < until_s:
+            level = row.memory[index][1]
             highest = max(highest, level)
             index += 1
-        before = corners[-1][1] if corners else highest
-        corners += [(time_s, before), (time_s, highest)]
-        if level != highest:
-            later_s = min(time_s + step_s, axis.end_s)
-            corners += [(later_s, highest), (later_s, level)]
-    return [*corners, (axis.end_s, corners[-1][1])] if corners else []
-
-
-def levels_by_column(
-    memory: Sequence[tuple[float, float]], end_s: float, columns: int
-) -> list[float]:
-    """The highest value in each of ``columns`` equal spans of time."""
-    levels = [0.0] * columns
-    value, index = 0.0, 0
-    for column in range(columns):
-        highest = value
-        until_s = (column + 1) / columns * end_s
-        while index < len(memory) and memory[index][0] < until_s:
-            value = memory[index][1]
-            highest = max(highest, value)
-            index += 1
-        levels[column] = highest
+        levels.append(highest)
     return levels
+
+
+def steps(
+    levels: Sequence[float], axis: TimeAxis, base: float, bytes_per_pixel: float
+) -> tuple[tuple[float, float], ...]:
+    """The corners of a curve that holds each level for a pixel."""
+    corners: list[tuple[float, float]] = []
+    column = 0
+    for level, same in groupby(levels):
+        y, width = base - level / bytes_per_pixel, len(list(same))
+        corners += [(axis.left + column, y), (axis.left + column + width, y)]
+        column += width
+    return tuple(corners)

@@ -1,14 +1,20 @@
 """A timeline as a Gantt chart of characters, for terminals."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
-from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, row_ends
-from penstock.report.palette import KIND_WORDS, Style, terminal_code, terminal_ink
+from penstock.report.device_rows import (
+    DrawnEvent,
+    DrawnSpan,
+    GanttRows,
+    gantt_rows,
+    merged_blocks,
+)
+from penstock.report.palette import Style, legend_entries, terminal_code, terminal_ink
 from penstock.report.time_axis import tick_text, ticks
 from penstock.timeline.metrics import COMPUTE, bubble_fraction, iteration_s
-from penstock.timeline.timeline import EventKind, Timeline
+from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text
 
 __all__ = ["gantt"]
@@ -37,86 +43,47 @@ def gantt(timeline: Timeline, width: int = 100, colour: bool = True, most_rows: 
     4.00 s, bubble 25.0 %
     """
     computing = tuple(event for event in timeline.events if event.kind in COMPUTE)
-    chart = replace(gantt_rows(Timeline(computing, timeline.devices)), end_s=iteration_s(timeline))
-    if not chart.rows or chart.end_s <= 0:
+    whole = replace(gantt_rows(Timeline(computing, timeline.devices)), end_s=iteration_s(timeline))
+    if not whole.rows or whole.end_s <= 0:
         return "nothing is computed"
-    labels = [f"device {row.device}" for row in chart.rows]
-    gutter = max(map(len, labels)) + 2
+    gutter = max(len(f"device {row.device}") for row in whole.rows) + 2
     columns = max(width - gutter, NARROWEST)
-    head, tail = row_ends(len(labels), most_rows)
+    chart = whole.without_middle(most_rows)
     lines: list[str] = []
-    for index, (label, row) in enumerate(zip(labels, chart.rows, strict=True)):
-        if index == head and tail:
-            lines.append(f"{'':<{gutter}}... {len(labels) - head - tail} more devices ...")
-        if index < head or index >= len(labels) - tail:
-            lines += row_lines(row, label.ljust(gutter), chart.end_s, columns, colour)
+    for index, row in enumerate(chart.rows):
+        if index == chart.head:
+            lines.append(f"{'':<{gutter}}... {chart.hidden} more devices ...")
+        for label, lane in zip((f"device {row.device}", ""), row.compute, strict=False):
+            lines.append(label.ljust(gutter) + lane_text(lane, chart.end_s, columns, colour))
     lines.append(" " * gutter + axis_line(chart.end_s, columns))
-    lines += legend_lines(chart, width, colour)
+    lines += legend_lines(whole, width, colour)
     bubble = percent_text(bubble_fraction(timeline))
     lines.append(f"{seconds_text(chart.end_s)}, bubble {bubble}")
     return "\n".join(lines)
 
 
-def row_lines(row: DeviceRow, label: str, end_s: float, columns: int, colour: bool) -> list[str]:
-    """The line of a device, or two if forwards run beside backwards."""
-    return [
-        (label if index == 0 else " " * len(label)) + lane_text(lane, end_s, columns, colour)
-        for index, lane in enumerate(row.compute)
-    ]
-
-
 def lane_text(blocks: Sequence[DrawnEvent], end_s: float, columns: int, colour: bool) -> str:
-    """The characters of a lane: runs of columns that show the same block."""
-    owners = column_owners(blocks, end_s, columns)
-    parts: list[str] = []
-    start = 0
-    for column in range(1, columns + 1):
-        if column == columns or owners[column] is not owners[start]:
-            parts.append(run_text(owners[start], column - start, colour))
-            start = column
-    return "".join(parts)
+    """The characters of a lane: blocks that fill most of a column, and what is idle between."""
+    shown: list[DrawnSpan | None] = [None] * columns
+    for span in merged_blocks(blocks, end_s, 0.0, columns):
+        if span.strength > 0.5:
+            places = slice(round(span.x), round(span.x + span.width))
+            shown[places] = [span] * len(shown[places])
+    runs = ((span, len(list(same))) for span, same in groupby(shown))
+    return "".join(run_text(span, length, colour) for span, length in runs)
 
 
-def column_owners(
-    blocks: Sequence[DrawnEvent], end_s: float, columns: int
-) -> list[DrawnEvent | Style | None]:
-    """What each column shows: the block that fills half of it, else the main style, or idle."""
-    shares: list[dict[int, float]] = [{} for _ in range(columns)]
-    for index, block in enumerate(blocks):
-        left, right = (t / end_s * columns for t in (block.start_s, block.end_s))
-        for column in range(min(int(left), columns - 1), min(int(right), columns - 1) + 1):
-            part = min(right, column + 1) - max(left, column)
-            if part > 1e-9:
-                shares[column][index] = part
-    return [owner(share, blocks) for share in shares]
-
-
-def owner(shares: dict[int, float], blocks: Sequence[DrawnEvent]) -> DrawnEvent | Style | None:
-    """The block or style shown in a column, from the shares of blocks by index."""
-    idle = 1.0 - sum(shares.values())
-    if not shares or idle > 0.5:
-        return None
-    most = max(shares, key=lambda index: shares[index])
-    if shares[most] > 0.499:
-        return blocks[most]
-    styles: dict[Style, float] = defaultdict(float)
-    for index, part in shares.items():
-        styles[blocks[index].style] += part
-    return max(styles, key=lambda style: styles[style])
-
-
-def run_text(shown: DrawnEvent | Style | None, columns: int, colour: bool) -> str:
+def run_text(span: DrawnSpan | None, columns: int, colour: bool) -> str:
     """The characters of consecutive columns that show the same."""
-    if shown is None:
+    if span is None:
         return f"{FAINT}{IDLE * columns}{RESET}" if colour else IDLE * columns
-    style = shown.style if isinstance(shown, DrawnEvent) else shown
-    number = shown.event.micro_batch if isinstance(shown, DrawnEvent) else -1
+    number = span.block.event.micro_batch if span.block else -1
     digits = str(number) if number >= 0 else ""
     if not colour:
-        words = letter(style) + digits
-        return (words if len(words) <= columns else letter(style)).ljust(columns, "-")
+        words = letter(span.style) + digits
+        return (words if len(words) <= columns else letter(span.style)).ljust(columns, "-")
     words = digits if len(digits) < columns or columns == len(digits) == 1 else ""
-    return painted(words.center(columns), style)
+    return painted(words.center(columns), span.style)
 
 
 def painted(words: str, style: Style) -> str:
@@ -152,34 +119,16 @@ def axis_line(end_s: float, columns: int) -> str:
 
 def legend_lines(chart: GanttRows, width: int, colour: bool) -> list[str]:
     """The meaning of colours or letters, wrapped to the width."""
-    computed = {block.event.kind for row in chart.rows for lane in row.compute for block in lane}
-    kinds: list[EventKind] = [kind for kind in KIND_WORDS if kind in computed]
-    if colour:
-        entries = [
-            f"{swatch(kind, 1 if kind == 'STEP' else chart.shades)} {KIND_WORDS[kind]}"
-            for kind in kinds
-        ]
-    else:
-        entries = [f"{letter(Style(kind))} {KIND_WORDS[kind]}" for kind in kinds]
+    entries: list[str] = []
+    for words, styles in legend_entries(chart.styles):
+        swatch = "".join(painted(" " if len(styles) > 1 else "  ", style) for style in styles)
+        entries.append(f"{swatch if colour else letter(Style(styles[0].kind))} {words}")
     entries.append(f"{IDLE} idle")
-    if chart.shades > 1:
-        entries.append(shade_words(chart, colour))
+    if chart.shade_words:
+        alike = f"capital, small letters in turn: the {chart.shades} stages of a device"
+        small = chart.shade_words.replace("light:", "small letters:") if chart.mirrored else alike
+        entries.append(chart.shade_words if colour else small)
     return broken(entries, width)
-
-
-def swatch(kind: EventKind, shades: int) -> str:
-    """A column of each shade of a kind; two columns if there is only one shade."""
-    words = "  " if shades == 1 else " "
-    return "".join(painted(words, Style(kind, shade, shades)) for shade in range(shades))
-
-
-def shade_words(chart: GanttRows, colour: bool) -> str:
-    """What shades, or lower-case letters, mean."""
-    if chart.mirrored:
-        how = "lighter" if colour else "small letters"
-        return f"{how}: odd micro-batches, the other way round"
-    how = "darker to lighter" if colour else "capital, small letters in turn"
-    return f"{how}: the {chart.shades} stages of a device"
 
 
 def broken(entries: Sequence[str], width: int) -> list[str]:

@@ -10,7 +10,7 @@ from penstock.document import Json, write_text
 from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Stage
 from penstock.plan.throughput import throughput_of
-from penstock.report.device_rows import gantt_rows, stages_by_rank
+from penstock.report.device_rows import gantt_rows
 from penstock.report.perfetto import write_trace
 from penstock.report.record import LengthRecord, RunRecord, read_run
 from penstock.report.tables import recompute_text
@@ -244,14 +244,18 @@ def layers_cell(names: list[str]) -> str:
 def time_table(record: RunRecord) -> str:
     """Predicted and measured time of each device, divided into busy, communication and idle."""
     heads = [("Device", ""), ("Stage", ""), ("Predicted", ""), ("Measured", "")]
+    plan = record.plan
+    holders = [plan.devices_of(stage) for stage in range(len(plan.stages))]
     rows = [
         [
-            str(device),
-            ", ".join(map(str, stages)),
-            split_cell(record.predicted, device),
-            split_cell(record.measured, device),
+            str(rank),
+            ", ".join(
+                str(s) for s, devices in enumerate(holders) if plan.device_of(rank) in devices
+            ),
+            split_cell(record.predicted, rank),
+            split_cell(record.measured, rank),
         ]
-        for device, stages in stages_by_rank(record.plan).items()
+        for rank in plan.ranks
     ]
     return table(heads, rows)
 

@@ -4,6 +4,7 @@ The colours of kinds follow Okabe and Ito, "Color Universal Design" (2008), whos
 distinct for colour-blind readers. The stages of one device have different tints of these colours.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -17,6 +18,7 @@ __all__ = [
     "ThemeName",
     "fill_of",
     "ink_on",
+    "legend_entries",
     "mixed",
     "terminal_code",
     "terminal_ink",
@@ -173,6 +175,17 @@ def fill_of(style: Style, theme: Theme) -> str:
     if style.shade == 0 or style.kind not in theme.tints:
         return colour
     return mixed(colour, theme.tints[style.kind], style.shade / (style.shades - 1))
+
+
+def legend_entries(styles: Iterable[Style]) -> list[tuple[str, list[Style]]]:
+    """What kinds stand for, each with its styles, of which the darkest comes first.
+
+    >>> legend_entries([Style("B"), Style("F", 1, 2), Style("F", 0, 2)])[0]
+    ('forward', [Style(kind='F', shade=0, shades=2), Style(kind='F', shade=1, shades=2)])
+    """
+    found = sorted(set(styles), key=lambda style: style.shade)
+    kinds = ((words, [s for s in found if s.kind == kind]) for kind, words in KIND_WORDS.items())
+    return [(words, own) for words, own in kinds if own]
 
 
 def mixed(first: str, second: str, share: float) -> str:

@@ -1,8 +1,7 @@
 """Draws a schedule without a cluster; times and bytes are those of a pipeline shape."""
 
 from penstock.report.device_rows import gantt_rows
-from penstock.report.drawing import Drawing
-from penstock.report.drawing_svg import drawing_svg
+from penstock.report.drawing import Drawing, drawing_svg
 from penstock.report.gantt_drawing import gantt_drawing
 from penstock.schedule.clock import ActionTimes, times_of
 from penstock.schedule.order import Order

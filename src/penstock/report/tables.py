@@ -1,10 +1,9 @@
-"""Plans and comparisons as tables for the terminal."""
+"""Profiles, clusters and plans as tables for the terminal."""
 
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby
-from math import inf
 
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
@@ -12,53 +11,35 @@ from rich.table import Column, Table
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan, Stage
-from penstock.plan.throughput import NOT_KNOWN, Throughput, rate_words
 from penstock.profile.model_profile import ModelProfile
-from penstock.words import layers_text, percent_text, rate_text, seconds_text, size_text
+from penstock.words import layers_text, rate_text, seconds_text, size_text
 
 __all__ = [
-    "ComparisonRow",
     "NarrowTable",
     "cluster_table",
-    "comparison_table",
+    "plain_table",
     "plan_table",
     "profile_table",
     "recompute_text",
-    "refusal_lines",
     "stages_text",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonRow:
-    """A plan in a comparison, or the reason why there is none (then the numbers mean nothing).
-
-    Infinite speed-ups and bounds are shown as a dash.
-    """
-
-    planner: str
-    schedule: str
-    stages: str = ""
-    micro_batches: str = ""
-    iteration_s: float = 0.0
-    gap: float = 0.0
-    bubble: float = 0.0
-    peak_memory_bytes: float = 0.0
-    speedup_over_one_device: float = 0.0
-    speedup_over_data_parallel: float = inf
-    spp_bound_s: float = inf
-    planning_s: float = 0.0
-    throughput: Throughput = NOT_KNOWN
-    refusal: str = ""
+def plain_table(left: Sequence[str], right: Sequence[str] = ()) -> Table:
+    """A table without lines, with these heads; columns of names, then columns of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in left:
+        table.add_column(head)
+    for head in right:
+        table.add_column(head, justify="right")
+    return table
 
 
 def cluster_table(cluster: Cluster) -> Table:
     """One row for each host: its devices, the links between them, and its port."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("host", "devices"):
-        table.add_column(head)
-    for head in ("memory each", "links inside", "latency", "port", "latency"):
-        table.add_column(head, justify="right")
+    table = plain_table(
+        ("host", "devices"), ("memory each", "links inside", "latency", "port", "latency")
+    )
     for host in cluster.hosts:
         kinds = [
             f"{len(list(equal))} {kind}" for kind, equal in groupby(d.kind for d in host.devices)
@@ -76,11 +57,7 @@ def cluster_table(cluster: Cluster) -> Table:
 
 def profile_table(profile: ModelProfile) -> Table:
     """One row for each layer, with its costs for the largest batch that was measured."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("layer", justify="right")
-    table.add_column("name")
-    for head in ("forward", "backward", "parameters", "saved"):
-        table.add_column(head, justify="right")
+    table = plain_table(("layer", "name"), ("forward", "backward", "parameters", "saved"))
     samples = profile.batch_size
     for index, layer in enumerate(profile.layers):
         table.add_row(
@@ -98,11 +75,10 @@ def plan_table(
     plan: Plan, profile: ModelProfile, cluster: Cluster, peak_memory_bytes: Sequence[float]
 ) -> Table:
     """One row for each stage; ``peak_memory_bytes`` has an entry for each device of the cluster."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("stage", "layers", "devices", "rows", "recompute"):
-        table.add_column(head)
-    for head in ("parameters", "peak\nmemory", "limit"):
-        table.add_column(head, justify="right")
+    table = plain_table(
+        ("stage", "layers", "devices", "rows", "recompute"),
+        ("parameters", "peak\nmemory", "limit"),
+    )
     table.add_column("names", overflow="fold")
     for index, stage in enumerate(plan.stages):
         names = [profile.layers[i].name for i in stage.layers]
@@ -129,77 +105,6 @@ def recompute_text(stage: Stage) -> str:
     if stage.recompute_layers:
         return listed(stage.recompute_layers)
     return "blocks" if stage.by_block else "yes" if stage.recompute else "no"
-
-
-def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
-    """One row for each plan, in the given order; for rows without a plan see `refusal_lines`."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("planner", "schedule"):
-        table.add_column(head, no_wrap=True)
-    has_spp = any(row.spp_bound_s < inf for row in rows)
-    rates = [row.throughput for row in rows if not row.refusal]
-    extra = [head for head, *cells in rate_columns(rates) if any(cells)]
-    heads = [
-        "iteration",
-        *extra,
-        "x data\npar.",
-        "x 1\ndevice",
-        "above\nbound",
-        "bubble",
-        "peak\nmemory",
-    ]
-    for head in [*heads, *(["SPP's\nbound"] if has_spp else []), "planned\nin"]:
-        table.add_column(head, justify="right")
-    for head in ("stages", "micro-batches"):
-        table.add_column(head, overflow="fold")
-    for row in rows:
-        if row.refusal:
-            cells = ["no plan", *[""] * (len(heads) - 1 + has_spp), seconds_text(row.planning_s)]
-            table.add_row(row.planner, row.schedule, *cells, style="dim")
-            continue
-        table.add_row(
-            row.planner,
-            row.schedule,
-            seconds_text(row.iteration_s),
-            *(cell or "-" for head, cell in rate_columns([row.throughput]) if head in extra),
-            factor_text(row.speedup_over_data_parallel),
-            factor_text(row.speedup_over_one_device),
-            percent_text(row.gap),
-            percent_text(row.bubble),
-            size_text(row.peak_memory_bytes),
-            *([seconds_text(row.spp_bound_s) if row.spp_bound_s < inf else "-"] * has_spp),
-            seconds_text(row.planning_s),
-            row.stages,
-            row.micro_batches,
-        )
-    return table
-
-
-def rate_columns(rates: Sequence[Throughput]) -> list[list[str]]:
-    """What plans train each second, and the price: a head and cells, empty for what is unknown."""
-    thing = "tokens" if any(rate.tokens_per_s for rate in rates) else "samples"
-    return [
-        [f"{thing}/s", *(rate_words(rate.tokens_per_s or rate.samples_per_s) for rate in rates)],
-        ["MFU", *(percent_text(rate.mfu) if rate.mfu else "" for rate in rates)],
-        [
-            f"price of\n1 M {thing}",
-            *(f"{r.price_per_million:.3g}" if r.price_per_hour else "" for r in rates),
-        ],
-    ]
-
-
-def refusal_lines(rows: Sequence[ComparisonRow]) -> list[str]:
-    """A line for each row without a plan."""
-    return [f"{row.planner}, {row.schedule}: {row.refusal}" for row in rows if row.refusal]
-
-
-def factor_text(factor: float) -> str:
-    """A speed-up as text.
-
-    >>> factor_text(1.604), factor_text(float("inf"))
-    ('1.60', '-')
-    """
-    return f"{factor:.2f}" if factor < inf else "-"
 
 
 def stages_text(plan: Plan, most: int = 4) -> str:

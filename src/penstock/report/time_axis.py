@@ -1,11 +1,12 @@
-"""Converts times to x positions on a drawing."""
+"""The time axis of a drawing: which x a time has, the grid, and the times below it."""
 
 from dataclasses import dataclass
 from math import floor, log10
 
+from penstock.report.drawing import Mark, Rule, Words
 from penstock.words import seconds_text, size_text
 
-__all__ = ["TimeAxis", "tick_text", "ticks"]
+__all__ = ["TimeAxis", "axis_marks", "grid_marks", "tick_text", "ticks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +73,25 @@ def tick_text(time_s: float, end_s: float) -> str:
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
     unit, scale = next(((u, s) for u, s in units if end_s > s), units[-1])
     return f"{round(time_s / scale, 6):g} {unit}"
+
+
+def grid_marks(axis: TimeAxis, top: float, bottom: float) -> list[Mark]:
+    """A vertical line at every tick."""
+    return [Rule(x, top, x, bottom, "grid") for x in map(axis.x, ticks(axis.end_s))]
+
+
+def axis_marks(axis: TimeAxis, bottom: float, with_end: bool = True) -> list[Mark]:
+    """The times under the ticks, and ``with_end`` the time at which the axis ends."""
+    marks: list[Mark] = [Rule(axis.left, bottom, axis.right, bottom, "quiet")]
+    end = axis.time_text(axis.end_s) if with_end else ""
+    room = axis.right - 7 * len(end) - 24 if end else axis.right
+    for time_s in ticks(axis.end_s):
+        x = axis.x(time_s)
+        marks.append(Rule(x, bottom, x, bottom + 4, "quiet"))
+        if x <= room:
+            words = tick_text(time_s, axis.end_s) if axis.unit == "s" else f"{time_s:g}"
+            marks.append(Words(words, x, bottom + 19, 12, "quiet", "middle"))
+    if end:
+        marks.append(Rule(axis.right, bottom, axis.right, bottom + 4, "ink"))
+        marks.append(Words(end, axis.right, bottom + 19, 12, "ink", "end", bold=True))
+    return marks

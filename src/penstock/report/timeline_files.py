@@ -6,11 +6,11 @@ from pathlib import Path
 from penstock.document import write_text
 from penstock.errors import BadInput
 from penstock.report.device_rows import gantt_rows
-from penstock.report.drawing_svg import drawing_svg
+from penstock.report.drawing import drawing_svg
 from penstock.report.gantt_drawing import gantt_drawing
 from penstock.report.gantt_text import gantt
 from penstock.report.perfetto import write_trace
-from penstock.report.timelines_html import gantt_page
+from penstock.report.timelines_html import TimelinePanel, timelines_page
 from penstock.timeline.metrics import bubble_fraction, iteration_s, working_devices
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text
@@ -68,7 +68,8 @@ def write_timeline(
             head = f"{title}: {note}\n"
             write_text(path, head + gantt(timeline, TEXT_WIDTH, colour=False) + "\n")
         case ".html":
-            write_text(path, gantt_page(gantt_rows(timeline, memory_limits), title, note))
+            panel = TimelinePanel(gantt_rows(timeline, memory_limits))
+            write_text(path, timelines_page((panel,), title, note))
         case _:
             drawing = gantt_drawing(gantt_rows(timeline, memory_limits), title, note)
             write_text(path, drawing_svg(drawing))

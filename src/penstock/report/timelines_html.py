@@ -9,13 +9,12 @@ from string import Template
 
 from penstock.document import Json
 from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows, stage_names
-from penstock.report.palette import KIND_WORDS, THEMES, Style, Theme, fill_of, ink_on
+from penstock.report.palette import THEMES, Style, Theme, fill_of, ink_on, legend_entries
 
 __all__ = [
     "TIMELINE_SCRIPTS",
     "TimelinePanel",
     "asset",
-    "gantt_page",
     "html_page",
     "timelines_data",
     "timelines_html",
@@ -53,7 +52,7 @@ def timelines_html(
 
 def timelines_data(panels: Sequence[TimelinePanel]) -> dict[str, Json]:
     """The data that the script draws."""
-    styles = styles_of(panels)
+    styles = list(dict.fromkeys(style for panel in panels for style in panel.chart.styles))
     number = {style: index for index, style in enumerate(styles)}
     return {
         "timelines": [
@@ -68,13 +67,6 @@ def timelines_data(panels: Sequence[TimelinePanel]) -> dict[str, Json]:
         "kinds": [style.kind for style in styles],
         "themes": {name: theme_data(theme, styles) for name, theme in THEMES.items()},
     }
-
-
-def styles_of(panels: Sequence[TimelinePanel]) -> tuple[Style, ...]:
-    """All styles that occur, the darkest of each kind first."""
-    found = {style for panel in panels for style in panel.chart.styles}
-    order = list(KIND_WORDS)
-    return tuple(sorted(found, key=lambda style: (order.index(style.kind), style.shade)))
 
 
 def row_data(row: DeviceRow, number: dict[Style, int]) -> dict[str, Json]:
@@ -129,26 +121,15 @@ def theme_data(theme: Theme, styles: Sequence[Style]) -> dict[str, Json]:
 def legend(panels: Sequence[TimelinePanel]) -> str:
     """The colours of the kinds that occur, and what their shades mean."""
     lines: list[str] = []
-    for kind, words in KIND_WORDS.items():
-        own = [style for style in styles_of(panels) if style.kind == kind]
-        fills = [[fill_of(style, THEMES[name]) for name in ("light", "dark")] for style in own]
+    for words, styles in legend_entries(style for panel in panels for style in panel.chart.styles):
+        fills = [[fill_of(style, THEMES[name]) for name in ("light", "dark")] for style in styles]
         swatches = "".join(
             f'<span class="swatch" style="background:light-dark({light},{dark})"></span>'
             for light, dark in fills
         )
-        if own:
-            lines.append(f"<li>{swatches}{words}</li>")
-    shades = max(panel.chart.shades for panel in panels)
-    if any(panel.chart.mirrored for panel in panels):
-        lines.append("<li>light: odd micro-batches, the other way round</li>")
-    elif shades > 1:
-        lines.append(f"<li>dark to light: the {shades} stages of a device</li>")
-    return "\n".join(lines)
-
-
-def gantt_page(chart: GanttRows, title: str, note: str = "") -> str:
-    """The page of a chart, which fills the window."""
-    return timelines_page((TimelinePanel(chart),), title, note)
+        lines.append(f"<li>{swatches}{words}</li>")
+    shades = max((panel.chart for panel in panels), key=lambda chart: chart.shades).shade_words
+    return "\n".join([*lines, *([f"<li>{shades}</li>"] if shades else [])])
 
 
 def timelines_page(panels: Sequence[TimelinePanel], title: str, note: str = "") -> str:

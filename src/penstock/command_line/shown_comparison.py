@@ -1,0 +1,278 @@
+"""How ``penstock compare`` shows what planners made of a problem: lines, a table, a picture."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from time import perf_counter
+
+from rich.table import Table
+
+from penstock.command_line.progress import PlanningProgress
+from penstock.command_line.shown_plan import bound_words, reserve_lines
+from penstock.plan.in_words import plan_words
+from penstock.plan.problem import PlanningProblem
+from penstock.plan.throughput import Throughput, rate_words
+from penstock.planning.assessment import PlannedPipeline
+from penstock.planning.comparison import (
+    AUTO,
+    Comparison,
+    best_first,
+    compare_plans,
+    require_a_plan,
+)
+from penstock.planning.explanation import (
+    Explanation,
+    explain_plan,
+    explanation_words,
+    why_slower,
+)
+from penstock.planning.path_shares import SHARE_KINDS, path_shares
+from penstock.planning.planning_problem import synchronous_schedules
+from penstock.planning.rivals import rivals_line
+from penstock.report.compare_picture import (
+    ComparedPlan,
+    compare_drawing,
+    plan_rows,
+    write_picture,
+)
+from penstock.report.tables import plain_table, stages_text
+from penstock.search.search import PLANNERS
+from penstock.timeline.timeline import Timeline
+from penstock.words import percent_text, seconds_text, size_text
+
+__all__ = [
+    "ComparedLine",
+    "compared_lines",
+    "comparison_table",
+    "draw",
+    "explained",
+    "head_lines",
+    "line_text",
+    "reasons_of",
+    "refusal_lines",
+    "with_details",
+]
+
+
+@dataclass(frozen=True)
+class ComparedLine:
+    """One row of the comparison, with its explanation and picture but without its timeline."""
+
+    comparison: Comparison
+    explanation: Explanation | None = None
+    drawn: ComparedPlan | None = None
+
+    @property
+    def planned(self) -> PlannedPipeline | None:
+        """The plan, if there is one."""
+        outcome = self.comparison.outcome
+        return outcome if isinstance(outcome, PlannedPipeline) else None
+
+    def to_json(self, with_explanation: bool) -> dict[str, object]:
+        """The row of the JSON output."""
+        values: dict[str, object] = {**self.comparison.to_json()}
+        if with_explanation and self.explanation:
+            values["explanation"] = self.explanation.to_json()
+        return values
+
+
+def compared_lines(
+    problem: PlanningProblem,
+    planners: Sequence[str],
+    schedules: Sequence[str],
+    limit_s: float,
+    details: Callable[[Comparison], ComparedLine],
+    progress: PlanningProgress,
+) -> list[ComparedLine]:
+    """All rows, the best first; each is printed as soon as it is known.
+
+    Without names all planners are compared; ``all`` stands for each synchronous schedule.
+
+    Raises:
+        Infeasible: no planner has a plan.
+    """
+    asked = list(planners) or list(PLANNERS)
+    orders = [
+        order
+        for name in list(schedules) or [AUTO]
+        for order in (synchronous_schedules() if name == "all" else (name,))
+    ]
+    lines: dict[int, ComparedLine] = {}
+    for found in compare_plans(
+        problem,
+        asked,
+        orders,
+        perf_counter,
+        limit_s=limit_s,
+        on_step=lambda planner, step: progress.show_step(step, planner),
+    ):
+        line = details(found)
+        progress.note(line_text(line))
+        lines[id(line.comparison)] = line
+    comparisons = [line.comparison for line in lines.values()]
+    require_a_plan(comparisons)
+    return [lines[id(comparison)] for comparison in best_first(comparisons, asked)]
+
+
+def with_details(
+    found: Comparison, problem: PlanningProblem, explain: bool, picture: bool
+) -> ComparedLine:
+    """A comparison with everything that needs its timeline, which is large, and dropped here."""
+    planned = found.outcome
+    if not isinstance(planned, PlannedPipeline):
+        return ComparedLine(found)
+    timeline, prediction = planned.prediction.timeline, planned.prediction
+    explanation = explain_plan(planned, problem) if explain else None
+    drawn = None
+    if picture:
+        seconds = {share.kind: share.seconds for share in path_shares(timeline, problem.cluster)}
+        drawn = ComparedPlan(
+            found.planner,
+            planned.plan,
+            plan_rows(timeline, planned.plan),
+            prediction.iteration_s,
+            prediction.bubble,
+            tuple((kind, seconds[kind]) for kind in SHARE_KINDS if kind in seconds),
+            numbers_text(planned),
+        )
+    prediction = replace(prediction, timeline=Timeline((), timeline.devices))
+    slim = replace(found, outcome=replace(planned, prediction=prediction))
+    return ComparedLine(slim, explanation, drawn)
+
+
+def numbers_text(planned: PlannedPipeline) -> str:
+    """How far a plan is from the bound, and from data parallelism."""
+    gap, factor = planned.gap, planned.speedup_over_data_parallel
+    words = f"{percent_text(gap)} above the bound" if gap < 2 else f"{1 + gap:.1f}x the bound"
+    return words + (f" · {factor:.2f}x data parallel" if factor < inf else "")
+
+
+def line_text(line: ComparedLine) -> str:
+    """A plan in one line, or why there is none."""
+    found, words = line.comparison, line.comparison.words
+    if line.planned:
+        words += f", {plan_words(line.planned.plan)}"
+    return f"{found.planner}: {words} (planned in {seconds_text(found.planning_s)})"
+
+
+def head_lines(lines: Sequence[ComparedLine]) -> list[str]:
+    """The fastest plan, the lower bound that all gaps refer to, and what proves it."""
+    planned = lines[0].planned
+    if planned is None:
+        return []
+    bound = f"no plan takes less than {seconds_text(planned.lower_bound_s)}{bound_words(planned)}"
+    rivals = rivals_line(planned.baselines.rivals)
+    return [line_text(lines[0]), bound, rivals, *reserve_lines(planned.memory_reserve), ""]
+
+
+def comparison_table(lines: Sequence[ComparedLine]) -> Table:
+    """One row for each plan, in the given order; for rows without a plan see `refusal_lines`."""
+    plans = [line.planned for line in lines if line.planned]
+    has_spp = any(planned.spp_bound_s < inf for planned in plans)
+    rates = [head for head, *cells in rate_columns([p.throughput for p in plans]) if any(cells)]
+    heads = ["iteration", *rates, "x data\npar.", "x 1\ndevice", "above\nbound", "bubble"]
+    heads += ["peak\nmemory", *(["SPP's\nbound"] if has_spp else []), "planned\nin"]
+    table = plain_table(("planner", "schedule"), heads)
+    for column in table.columns[:2]:
+        column.no_wrap = True
+    for head in ("stages", "micro-batches"):
+        table.add_column(head, overflow="fold")
+    for line in lines:
+        found, planned = line.comparison, line.planned
+        took = seconds_text(found.planning_s)
+        if planned is None:
+            cells = ["no plan", *[""] * (len(heads) - 2), took]
+            table.add_row(found.planner, found.schedule, *cells, style="dim")
+            continue
+        prediction, plan = planned.prediction, planned.plan
+        table.add_row(
+            found.planner,
+            found.schedule,
+            seconds_text(prediction.iteration_s),
+            *(cell or "-" for head, cell in rate_columns([planned.throughput]) if head in rates),
+            factor_text(planned.speedup_over_data_parallel),
+            factor_text(planned.speedup_over_one_device),
+            percent_text(planned.gap),
+            percent_text(prediction.bubble),
+            size_text(max(prediction.peak_memory_bytes)),
+            *([bound_text(planned.spp_bound_s)] if has_spp else []),
+            took,
+            stages_text(plan),
+            f"{plan.micro_batches} of {plan.micro_batch_size}",
+        )
+    return table
+
+
+def rate_columns(rates: Sequence[Throughput]) -> list[list[str]]:
+    """What plans train each second, and the price: a head and cells, empty for what is unknown."""
+    thing = "tokens" if any(rate.tokens_per_s for rate in rates) else "samples"
+    return [
+        [f"{thing}/s", *(rate_words(rate.tokens_per_s or rate.samples_per_s) for rate in rates)],
+        ["MFU", *(percent_text(rate.mfu) if rate.mfu else "" for rate in rates)],
+        [
+            f"price of\n1 M {thing}",
+            *(f"{r.price_per_million:.3g}" if r.price_per_hour else "" for r in rates),
+        ],
+    ]
+
+
+def factor_text(factor: float) -> str:
+    return f"{factor:.2f}" if factor < inf else "-"
+
+
+def bound_text(seconds: float) -> str:
+    return seconds_text(seconds) if seconds < inf else "-"
+
+
+def refusal_lines(lines: Sequence[ComparedLine]) -> list[str]:
+    """A line for each row without a plan."""
+    refused = (line.comparison for line in lines if not line.planned)
+    return [f"{found.planner}, {found.schedule}: {found.words}" for found in refused]
+
+
+def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:
+    """Why the first row beats the next slower one, and data parallelism."""
+    known = [line.explanation for line in lines if line.explanation]
+    if not known:
+        return []
+    winner = known[0]
+    slower = [e for e in known if e.iteration_s > winner.iteration_s * (1 + 1e-9)]
+    asked = slower[:1] + [e for e in slower[1:] if e.planner == "data-parallel"]
+    return [why_slower(winner, other) for other in asked]
+
+
+def explained(lines: Sequence[ComparedLine]) -> list[str]:
+    """What limits each plan, in paragraphs, then why the winner won."""
+    planners: dict[str, list[str]] = {}
+    for line in lines:
+        if line.explanation:
+            text = f"({line.comparison.schedule}): {' '.join(explanation_words(line.explanation))}"
+            planners.setdefault(text, []).append(line.comparison.planner)
+    words: list[str] = []
+    for text, names in planners.items():
+        words += ["", f"{' = '.join(dict.fromkeys(names))} {text}"]
+    for reason in reasons_of(lines):
+        words += ["", f"Why {lines[0].comparison.planner} won: {reason}"]
+    return words
+
+
+def draw(
+    path: str, lines: Sequence[ComparedLine], problem: PlanningProblem, words: Sequence[str]
+) -> None:
+    """Write the picture of all plans to ``path``, with ``words`` below it on a page.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    profile, cluster, planned = problem.profile, problem.cluster, lines[0].planned
+    drawing = compare_drawing(
+        [line.drawn for line in lines if line.drawn],
+        title=f"{profile.name} on {cluster.name}",
+        subtitle=(
+            f"{len(profile.layers)} layers, {len(cluster.devices)} devices, "
+            f"{problem.global_batch} samples an iteration; all plans simulated alike"
+        ),
+        bound_s=planned.bound.seconds if planned else 0.0,
+        bound_words=bound_words(planned) if planned else "",
+    )
+    write_picture(path, drawing, words)
