@@ -153,8 +153,8 @@ def layout(source: str, file: str) -> Reader:
     """Another framework's layout, made a plan of a model of six blocks."""
 
     def read(path: Path) -> object:
-        from penstock.bridges.layout import AskedLayout, ImportRequest, plan_of_layout
-        from penstock.bridges.registry import IMPORTERS
+        from penstock.bridges.formats import read_layout
+        from penstock.bridges.layout import AskedLayout, plan_of_layout
         from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
         parts = (f"h.{block}.{part}" for block in range(6) for part in ("attn", "mlp"))
@@ -163,14 +163,14 @@ def layout(source: str, file: str) -> Reader:
         edges = tuple(Edge(i, i + 1, f"t{i}", cost, cost) for i in range(len(names) - 1))
         profile = ModelProfile("model", layers, edges, batch_size=4)
         asked = AskedLayout(micro_batch=2, batch=16)
-        return plan_of_layout(IMPORTERS[source](ImportRequest(path, profile, asked)), asked)
+        return plan_of_layout(read_layout(source, path, profile, asked), asked)
 
     return Reader(file, read)
 
 
 def actions(path: Path) -> object:
     """The actions of torch's runtime as CSV."""
-    from penstock.bridges.action_csv import read_csv
+    from penstock.bridges.torch_pipelining import read_csv
 
     return read_csv(path)
 

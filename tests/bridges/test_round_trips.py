@@ -14,16 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from penstock.bridges.layout import (
-    AskedLayout,
-    Exported,
-    ExportRequest,
-    ImportRequest,
-    layout_of_plan,
-    plan_of_layout,
-)
-from penstock.bridges.named_stages import with_whole_blocks
-from penstock.bridges.registry import EXPORTERS, IMPORTERS
+from penstock.bridges.formats import Exported, export_layout, read_layout
+from penstock.bridges.layout import AskedLayout, layout_of_plan, plan_of_layout
+from penstock.bridges.modules import with_whole_blocks
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -84,11 +77,11 @@ def written_and_read(
     """The exported layout and the plan that is read from it."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"layout{ending}"
-        exported = EXPORTERS[framework](ExportRequest(plan, profile, path))
+        exported = export_layout(framework, plan, profile, path, {})
         path.write_text(exported.text, encoding="utf-8")
         if exported.actions:
             path.with_suffix(".csv").write_text(exported.actions, encoding="utf-8")
-        read = IMPORTERS[framework](ImportRequest(path, profile, asked))
+        read = read_layout(framework, path, profile, asked)
     return exported, plan_of_layout(read, asked)
 
 
@@ -118,13 +111,13 @@ def test_an_order_without_a_name_is_recognised(data: st.DataObject) -> None:
     """Some schedules have the same order; any of them will do."""
     profile, plan = data.draw(layouts(STYLES["torch"]))
     plan = replace(plan, stages=tuple(replace(stage, recompute=False) for stage in plan.stages))
-    exported = EXPORTERS["torch"](ExportRequest(plan, profile, Path("layout.json")))
+    exported = export_layout("torch", plan, profile, Path("layout.json"), {})
     nameless = {**json.loads(exported.text), "schedule": ""}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "layout.json"
         path.write_text(json.dumps(nameless), encoding="utf-8")
         path.with_suffix(".csv").write_text(exported.actions, encoding="utf-8")
-        read = IMPORTERS["torch"](ImportRequest(path, profile, AskedLayout()))
+        read = read_layout("torch", path, profile, AskedLayout())
     back = plan_of_layout(read, AskedLayout())
     assert [*map(list, order_of(back).orders)] == [*map(list, order_of(plan).orders)]
 
@@ -155,7 +148,7 @@ def test_cuts_move_to_the_nearest_ends_of_blocks(data: st.DataObject) -> None:
     moved = with_whole_blocks(plan, profile)
     (cut,), (now,) = ([s.layers.stop for s in p.stages[:-1]] for p in (plan, moved))
     assert now in (cut - 1, cut) and profile.layers[now].name.endswith((".attn", "head"))
-    EXPORTERS["megatron"](ExportRequest(moved, profile, Path("layout.txt")))
+    export_layout("megatron", moved, profile, Path("layout.txt"), {})
     assert with_whole_blocks(moved, profile) is moved
 
 
@@ -180,8 +173,8 @@ def test_the_written_forms_are_those_of_the_frameworks() -> None:
         [f"model.layers.{i}" for i in range(3, 6)],
         ["model.layers.6", "model.layers.7", "model.norm", "lm_head"],
     ]
-    request = ExportRequest(plan, profile, Path("a.toml"), {"model.norm": "model.layers.7"})
-    titan = EXPORTERS["torchtitan"](request)
+    given = (plan, profile, Path("a.toml"), {"model.norm": "model.layers.7"})
+    titan = export_layout("torchtitan", *given)
     assert tomllib.loads(titan.text) == {
         "parallelism": {
             "pipeline_parallel_degree": 3,
@@ -194,17 +187,17 @@ def test_the_written_forms_are_those_of_the_frameworks() -> None:
         "training": {"local_batch_size": 8},
     }
     assert titan.actions.splitlines()[2] == "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3"
-    assert EXPORTERS["megatron"](request).text == (
+    assert export_layout("megatron", *given).text == (
         "--num-layers 8\n--pipeline-model-parallel-size 3\n"
         "--pipeline-model-parallel-layout 'Et*3|t*3|t*2L'\n"
         "--micro-batch-size 2\n--global-batch-size 16\n"
     )
-    deepspeed = json.loads(EXPORTERS["deepspeed"](request).text)
+    deepspeed = json.loads(export_layout("deepspeed", *given).text)
     assert deepspeed["parts"] == [0, 4, 7, 11] and deepspeed["layers"] == [
         *chain.from_iterable(names)
     ]
     assert (deepspeed["train_batch_size"], deepspeed["num_dp"]) == (16, 2)
-    torch = json.loads(EXPORTERS["torch"](request).text)
+    torch = json.loads(export_layout("torch", *given).text)
     assert torch["split_points"] == ["model.layers.3", "model.layers.6"]
     assert torch["stages"] == names
 
@@ -215,5 +208,5 @@ def test_light_entries_of_a_sequential_are_counted() -> None:
     layers = tuple(LayerCost(name, cost, cost, cost) for name in ("1", "3", "4", "7", "loss"))
     profile = ModelProfile("sequential", layers)
     plan = Plan((Stage(range(2), (0,), (1,)), Stage(range(2, 5), (1,), (1,))), 2, 1, "1f1b")
-    exported = EXPORTERS["deepspeed"](ExportRequest(plan, profile, Path("layout.json")))
+    exported = export_layout("deepspeed", plan, profile, Path("layout.json"), {})
     assert json.loads(exported.text)["parts"] == [0, 4, 8]

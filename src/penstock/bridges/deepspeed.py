@@ -15,43 +15,40 @@ documentation). ``layers`` is the order in which it must list the model's module
 
 from itertools import accumulate
 
-from penstock.bridges.layout import Exported, ExportRequest, layout_of_plan, recompute_notes
-from penstock.bridges.module_chain import module_chain
-from penstock.bridges.named_stages import names_of_stages
+from penstock.bridges.modules import NamedPlan
 from penstock.document import json_text
 from penstock.errors import BadInput
 
-__all__ = ["export_deepspeed"]
+__all__ = ["TARGET", "deepspeed_parts"]
 
 TARGET = "DeepSpeed"
 
 
-def export_deepspeed(request: ExportRequest) -> Exported:
-    """The partition of a ``PipelineModule``, with the numbers of its configuration.
+def deepspeed_parts(given: NamedPlan) -> tuple[str, list[str]]:
+    """The partition of a ``PipelineModule``, with the numbers of its configuration; and notes.
 
     Raises:
-        BadInput: a cut inside a block, unequal replicas, or several stages on a device.
+        BadInput: several stages on a device.
     """
-    layout, chain = layout_of_plan(request.plan, TARGET), module_chain(request.profile)
+    layout = given.layout
     if layout.pipeline_size < len(layout.stages):
         raise BadInput(
             f"schedule '{layout.schedule}' puts {len(layout.stages)} stages on "
             f"{layout.pipeline_size} ranks; {TARGET} has one on each; plan with --schedule 1f1b"
         )
-    stages = names_of_stages(layout, chain, request.joined, TARGET)
     document = {
-        "parts": [0, *accumulate(map(len, stages))],
-        "layers": [name for names in stages for name in names],
-        "num_stages": len(stages),
+        "parts": [0, *accumulate(map(len, given.names))],
+        "layers": [name for names in given.names for name in names],
+        "num_stages": len(layout.stages),
         "num_dp": layout.replicas,
         "train_micro_batch_size_per_gpu": layout.rows,
         "gradient_accumulation_steps": layout.micro_batches,
         "train_batch_size": layout.micro_batches * layout.rows * layout.replicas,
     }
-    notes = list(recompute_notes(request.plan))
+    notes: list[str] = []
     if layout.schedule != "1f1b":
         notes.append(f"{TARGET} runs 1F1B, and not the plan's '{layout.schedule}'")
-    tied = [shared.name for shared in request.profile.shared]
-    if tied:
-        notes.append(f"'{tied[0]}' is tied: make its layers of TiedLayerSpec")
-    return Exported(layout, stages, json_text(document), notes=tuple(notes))
+    if given.profile.shared:
+        tied = given.profile.shared[0].name
+        notes.append(f"'{tied}' is tied: make its layers of TiedLayerSpec")
+    return json_text(document), notes

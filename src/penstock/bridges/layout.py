@@ -4,31 +4,15 @@ Other frameworks build one pipeline and run copies of it for data parallelism. S
 only if all its stages have as many replicas, and a plan that comes in has as many.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeAlias
+from dataclasses import dataclass
 
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
-from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import looped
 
-__all__ = [
-    "AskedLayout",
-    "ExportRequest",
-    "Exported",
-    "Exporter",
-    "ImportRequest",
-    "Importer",
-    "PipelineLayout",
-    "layout_of_plan",
-    "plan_of_layout",
-    "recompute_notes",
-]
-
+__all__ = ["AskedLayout", "PipelineLayout", "layout_of_plan", "plan_of_layout"]
 
 MOST_DEVICES = 65_536
 """The most devices of a plan that is read."""
@@ -181,58 +165,3 @@ def usual_schedule(layout: PipelineLayout) -> str:
             f"{list(layout.ranks)}; name one with --schedule, such as zb-v"
         )
     return "1f1b" if len(layout.stages) == layout.pipeline_size else "interleaved"
-
-
-def recompute_notes(plan: Plan) -> tuple[str, ...]:
-    """What to do about stages that recompute their activations, if any do."""
-    stages = [i for i, stage in enumerate(plan.stages) if stage.recompute or stage.by_block]
-    if not stages:
-        return ()
-    return (
-        f"the plan recomputes activations on stages {', '.join(map(str, stages))}, and the layout "
-        f"does not say so: turn on activation checkpointing there",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ExportRequest:
-    """A plan, the profile of its model, and where the layout is to stand.
-
-    ``joined`` names modules without a layer in the profile, each with the module that it follows.
-    """
-
-    plan: Plan
-    profile: ModelProfile
-    path: Path
-    joined: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """The text of a layout, and what the reader must know that it does not say.
-
-    ``stages`` are the module names of each stage. ``actions`` is the order of work as CSV, to stand
-    beside the layout under the name ``csv_name(path)``; empty where the framework reads none.
-    """
-
-    layout: PipelineLayout
-    stages: tuple[tuple[str, ...], ...]
-    text: str
-    actions: str = ""
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ImportRequest:
-    """A layout on disk, the profile of its model, and what the user says besides."""
-
-    path: Path
-    profile: ModelProfile
-    asked: AskedLayout = field(default_factory=AskedLayout)
-
-
-Exporter: TypeAlias = Callable[[ExportRequest], Exported]
-"""Writes a plan in a framework's words; raises BadInput for what it has no words for."""
-
-Importer: TypeAlias = Callable[[ImportRequest], PipelineLayout]
-"""Reads a framework's layout; raises BadInput for one that does not fit to the profile."""

@@ -13,24 +13,17 @@ block, ``L`` for those after the last. Megatron holds each of the two on one sta
 
 import re
 import shlex
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 
-from penstock.bridges.layout import (
-    Exported,
-    ExportRequest,
-    ImportRequest,
-    PipelineLayout,
-    layout_of_plan,
-    recompute_notes,
-)
-from penstock.bridges.module_chain import ModuleChain, module_chain
+from penstock.bridges.layout import AskedLayout, PipelineLayout
+from penstock.bridges.modules import ModuleChain, NamedPlan, module_chain
 from penstock.document import read_text, shorter
 from penstock.errors import BadInput
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.shape import looped
 
-__all__ = ["export_megatron", "import_megatron"]
+__all__ = ["TARGET", "megatron_arguments", "read_megatron_arguments"]
 
 TARGET = "Megatron-LM"
 GROUP, SINGLE = re.compile(r"\(([^)]+)\)\*(\d{1,9})"), re.compile(r"(.)\*(\d{1,9})")
@@ -42,30 +35,30 @@ LAYOUT = "pipeline-model-parallel-layout"
 OWN_SCHEDULES = ("1f1b", "interleaved")
 
 
-def export_megatron(request: ExportRequest) -> Exported:
-    """The arguments of Megatron-LM, one on each line.
+def megatron_arguments(given: NamedPlan) -> tuple[str, list[str]]:
+    """The arguments of Megatron-LM, one on each line, and notes.
 
     Raises:
-        BadInput: the model has no single list of blocks, a cut is inside a block, the embedding or
-            the head, or stages are not on the ranks round after round.
+        BadInput: the model has no single list of blocks, a cut is inside the embedding or the head,
+            or stages are not on the ranks round after round.
     """
-    layout, chain = layout_of_plan(request.plan, TARGET), module_chain(request.profile)
-    first, last = transformer_blocks(chain, request.profile)
+    layout, chain = given.layout, given.chain
+    first, last = transformer_blocks(chain, given.profile)
     if not layout.is_looped:
         raise BadInput(
             f"the stages of schedule '{layout.schedule}' are on ranks {list(layout.ranks)}; "
             f"{TARGET} puts them round after round; plan with --schedule 1f1b or interleaved"
         )
-    stages = chain.stage_modules(layout.stages, TARGET)
     letters: list[str] = []
     position = 0
-    for modules in stages:
+    for modules in given.modules:
         own = range(position, position + len(modules))
         position = own.stop
-        check_cut(chain, own.stop, (first, last))
+        check_cut(chain, own.stop, first, last)
         head = "E" if 0 in own else ""
         tail = "L" if own.stop == len(chain.modules) else ""
-        letters.append(head + repeated("t", sum(first <= i < last for i in own)) + tail)
+        blocks = sum(first <= i < last for i in own)
+        letters.append(head + (f"t*{blocks}" if blocks > 1 else "t" * blocks) + tail)
     arguments = {
         "num-layers": last - first,
         "pipeline-model-parallel-size": layout.pipeline_size,
@@ -73,27 +66,14 @@ def export_megatron(request: ExportRequest) -> Exported:
         "micro-batch-size": layout.rows,
         "global-batch-size": layout.micro_batches * layout.rows * layout.replicas,
     }
-    notes = list(recompute_notes(request.plan))
-    if layout.schedule not in OWN_SCHEDULES:
-        notes.append(
-            f"{TARGET} runs 1F1B, or its interleaved form, and not the plan's '{layout.schedule}'"
-        )
-    names = tuple(tuple(module.name for module in modules) for modules in stages)
-    return Exported(
-        layout,
-        names,
-        "".join(f"--{name} {shlex.quote(str(value))}\n" for name, value in arguments.items()),
-        notes=tuple(notes),
-    )
+    own_order = f"{TARGET} runs 1F1B, or its interleaved form, and not the plan's"
+    notes = [] if layout.schedule in OWN_SCHEDULES else [f"{own_order} '{layout.schedule}'"]
+    text = "".join(f"--{name} {shlex.quote(str(value))}\n" for name, value in arguments.items())
+    return text, notes
 
 
-def check_cut(chain: ModuleChain, cut: int, blocks: tuple[int, int]) -> None:
-    """Raise if a cut before module ``cut`` divides what Megatron-LM keeps together.
-
-    Raises:
-        BadInput: the cut is before the first block or after the last.
-    """
-    first, last = blocks
+def check_cut(chain: ModuleChain, cut: int, first: int, last: int) -> None:
+    """Raise `BadInput` if a cut before module ``cut`` divides the embedding or the head."""
     if first <= cut <= last or cut == len(chain.modules):
         return
     before, after = chain.modules[cut - 1].name, chain.modules[cut].name
@@ -104,23 +84,19 @@ def check_cut(chain: ModuleChain, cut: int, blocks: tuple[int, int]) -> None:
     )
 
 
-def repeated(letter: str, count: int) -> str:
-    """``t*3`` for three, ``t`` for one, nothing for none."""
-    return f"{letter}*{count}" if count > 1 else letter * count
-
-
-def import_megatron(request: ImportRequest) -> PipelineLayout:
+def read_megatron_arguments(
+    path: Path, profile: ModelProfile, asked: AskedLayout
+) -> PipelineLayout:
     """The layout in a file of Megatron-LM's arguments, or of the layout string alone.
 
     Raises:
         BadInput: no layout, a letter that stands for no layer of the profile, another number of
             blocks, or stages that cannot be divided among the ranks.
     """
-    path, profile = request.path, request.profile
-    found = arguments_in(read_text(path, "layout"), request)
-    layers = ["".join(stage) for stage in unrolled(found[LAYOUT], request).split("|")]
-    check_letters(layers, request)
-    numbers = {name: number_of(found, name, request) for name in NUMBERS}
+    found = arguments_in(path)
+    layers = ["".join(stage) for stage in unrolled(found[LAYOUT], path).split("|")]
+    check_letters(layers, path)
+    numbers = {name: number_of(found, name, path) for name in NUMBERS}
     first, last = transformer_blocks(module_chain(profile), profile)
     counts = [stage.count("t") for stage in layers]
     for count, source in ((sum(counts), "the layout"), (numbers["num-layers"], "--num-layers")):
@@ -129,14 +105,14 @@ def import_megatron(request: ImportRequest) -> PipelineLayout:
                 f"{path}: {source} has {count} transformer layers, and profile "
                 f"'{profile.name}' has {last - first} blocks; is it the layout of another model?"
             )
-    size = request.asked.ranks or numbers["pipeline-model-parallel-size"] or len(layers)
+    size = asked.ranks or numbers["pipeline-model-parallel-size"] or len(layers)
     if len(layers) % size:
         raise BadInput(
             f"{path}: {len(layers)} stages cannot be divided among {size} ranks; name a multiple "
             f"of {size} stages, or another number with --ranks"
         )
     rows, batch = numbers["micro-batch-size"], numbers["global-batch-size"]
-    replicas = request.asked.replicas or 1
+    replicas = asked.replicas or 1
     return PipelineLayout(
         stages_of_counts(counts, profile, path),
         looped(size, len(layers) // size),
@@ -147,16 +123,13 @@ def import_megatron(request: ImportRequest) -> PipelineLayout:
     )
 
 
-def arguments_in(text: str, request: ImportRequest) -> dict[str, str]:
-    """The arguments of a text that a layout has; a text without any is the layout itself.
-
-    Raises:
-        BadInput: quotes that do not match, or arguments without a layout.
-    """
+def arguments_in(path: Path) -> dict[str, str]:
+    """The arguments of a file that a layout has; a text without any is the layout itself."""
+    text = read_text(path, "layout")
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
-        raise BadInput(f"{request.path} is no list of arguments: {error}; correct it") from None
+        raise BadInput(f"{path} is no list of arguments: {error}; correct it") from None
     found: dict[str, str] = {}
     for index, word in enumerate(words):
         name, equals, value = word.removeprefix("--").partition("=")
@@ -167,44 +140,34 @@ def arguments_in(text: str, request: ImportRequest) -> dict[str, str]:
         found[LAYOUT] = "".join(words)
     if not found.get(LAYOUT):
         raise BadInput(
-            f"{request.path} has no --{LAYOUT}; name a file with that argument, or with the layout "
+            f"{path} has no --{LAYOUT}; name a file with that argument, or with the layout "
             f"alone, such as 'Et*3|t*3L'"
         )
     return found
 
 
-def number_of(found: dict[str, str], name: str, request: ImportRequest) -> int:
+def number_of(found: dict[str, str], name: str, path: Path) -> int:
     """The number that an argument has; 0 where it is not given."""
     text = found.get(name, "0")
     if not re.fullmatch(r"\d{1,9}", text) or (name in found and int(text) < 1):
-        raise BadInput(f"{request.path}: --{name} is {shorter(text)!r}; give a number >= 1")
+        raise BadInput(f"{path}: --{name} is {shorter(text)!r}; give a number >= 1")
     return int(text)
 
 
-def unrolled(text: str, request: ImportRequest) -> str:
-    """The layout without repetitions and commas.
-
-    Raises:
-        BadInput: it is too long.
-    """
+def unrolled(text: str, path: Path) -> str:
+    """The layout without repetitions and commas."""
     plain = text.replace(",", "")
     for pattern in (GROUP, SINGLE):
         longest = sum(len(m[1]) * int(m[2]) for m in pattern.finditer(plain))
         if len(plain) + longest > LONGEST:
-            raise BadInput(
-                f"{request.path}: the layout has more than {LONGEST} letters; shorten it"
-            )
+            raise BadInput(f"{path}: the layout has more than {LONGEST} letters; shorten it")
         plain = pattern.sub(lambda match: match[1] * int(match[2]), plain)
     return plain
 
 
-def check_letters(layers: list[str], request: ImportRequest) -> None:
-    """Raise unless there is one E, then blocks, then one L.
-
-    Raises:
-        BadInput: the first letter that is out of place.
-    """
-    path, flat = request.path, "".join(layers)
+def check_letters(layers: list[str], path: Path) -> None:
+    """Raise `BadInput` unless there is one E, then blocks, then one L."""
+    flat = "".join(layers)
     if "m" in flat:
         raise BadInput(
             f"{path}: the layout has a layer 'm' (multi-token prediction), which no profile has; "
@@ -226,11 +189,7 @@ def check_letters(layers: list[str], request: ImportRequest) -> None:
 
 
 def transformer_blocks(chain: ModuleChain, profile: ModelProfile) -> tuple[int, int]:
-    """Where the blocks are in the chain of modules: the first, and the one after the last.
-
-    Raises:
-        BadInput: there are none, they are entries of several lists, or others stand between them.
-    """
+    """Where the blocks are in the chain of modules: the first, and the one after the last."""
     places = [i for i, module in enumerate(chain.modules) if module.container is not None]
     lists = sorted({chain.modules[i].container or "" for i in places})
     if len(lists) != 1 or places != list(range(places[0], places[-1] + 1)):
@@ -243,25 +202,14 @@ def transformer_blocks(chain: ModuleChain, profile: ModelProfile) -> tuple[int, 
 
 
 def stages_of_counts(counts: list[int], profile: ModelProfile, path: Path) -> tuple[range, ...]:
-    """Stages with so many blocks each; the first has all before them, the last all after them.
-
-    Raises:
-        BadInput: a stage has no layer.
-    """
+    """Stages with so many blocks each; the first has all before them, the last all after them."""
     chain = module_chain(profile)
-    first, last = transformer_blocks(chain, profile)
-    bounds, block = [0], first
-    for index, count in enumerate(counts[:-1]):
-        block += count
-        bounds.append(chain.modules[block].layers.start if block < last else ending(chain, last))
-        if bounds[-1] <= bounds[-2]:
-            raise BadInput(f"{path}: stage {index} has no layer; give it one")
-    if bounds[-1] >= len(profile.layers):
-        raise BadInput(f"{path}: the last stage has no layer; give it one")
-    bounds.append(len(profile.layers))
+    first, _ = transformer_blocks(chain, profile)
+    starts = [0, *(module.layers.stop for module in chain.modules)]
+    cuts = [starts[block] for block in accumulate(counts[:-1], initial=first)][1:]
+    bounds = [0, *cuts, len(profile.layers)]
+    for index, (lo, hi) in enumerate(pairwise(bounds)):
+        if hi <= lo:
+            which = f"stage {index}" if index < len(cuts) else "the last stage"
+            raise BadInput(f"{path}: {which} has no layer; give it one")
     return tuple(range(lo, hi) for lo, hi in pairwise(bounds))
-
-
-def ending(chain: ModuleChain, last: int) -> int:
-    """The first layer after the blocks, of which ``last - 1`` is the last."""
-    return chain.modules[last - 1].layers.stop

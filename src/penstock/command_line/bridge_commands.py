@@ -59,9 +59,8 @@ def export_plan(
     quiet: Quiet = False,
 ) -> None:
     """Write PLAN as a layout of another framework; -o writes it."""
-    from penstock.bridges.layout import ExportRequest
-    from penstock.bridges.named_stages import with_whole_blocks
-    from penstock.bridges.registry import EXPORTERS
+    from penstock.bridges.formats import export_layout
+    from penstock.bridges.modules import with_whole_blocks
     from penstock.document import check_place, write_text
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, profile_of_plan
@@ -79,7 +78,7 @@ def export_plan(
         moved = with_whole_blocks(given, costs)
         notes += moved_words(given, moved)
         given = moved
-    exported = EXPORTERS[target](ExportRequest(given, costs, place, joined_modules(join or ())))
+    exported = export_layout(target, given, costs, place, joined_modules(join or ()))
     files: list[str] = []
     if out:
         if exported.actions:
@@ -145,8 +144,8 @@ def import_layout(
     quiet: Quiet = False,
 ) -> None:
     """Read another framework's layout as a plan; -o writes the plan."""
-    from penstock.bridges.layout import AskedLayout, ImportRequest, plan_of_layout
-    from penstock.bridges.registry import IMPORTERS
+    from penstock.bridges.formats import read_layout
+    from penstock.bridges.layout import AskedLayout, plan_of_layout
     from penstock.command_line.shown_plan import show_planned, too_full_words
     from penstock.document import check_place
     from penstock.plan.in_words import plan_words
@@ -163,7 +162,7 @@ def import_layout(
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs = inputs.read_profile()
     asked = AskedLayout(batch, micro_batch, schedule, ranks, replicas)
-    read = IMPORTERS[source](ImportRequest(Path(layout), costs, asked))
+    read = read_layout(source, Path(layout), costs, asked)
     plan = plan_of_layout(read, asked)
     if cluster:
         from penstock.plan.schedule_costs import priced

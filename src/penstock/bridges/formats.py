@@ -1,0 +1,112 @@
+"""The frameworks that plans go to and layouts come from, by the names of the command line."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from penstock.bridges import deepspeed, megatron, torch_pipelining, torchtitan
+from penstock.bridges.layout import AskedLayout, PipelineLayout, layout_of_plan
+from penstock.bridges.modules import (
+    NamedPlan,
+    check_neighbours,
+    module_chain,
+    names_of_stages,
+)
+from penstock.errors import BadInput
+from penstock.plan.plan import Plan
+from penstock.profile.model_profile import ModelProfile
+
+__all__ = ["FORMATS", "Exported", "Format", "export_layout", "read_layout"]
+
+Writer: TypeAlias = Callable[[NamedPlan], tuple[str, list[str]]]
+"""The text of a layout, and what its reader must know besides.
+
+It raises BadInput for what the framework has no words for.
+"""
+
+Reader: TypeAlias = Callable[[Path, ModelProfile, AskedLayout], PipelineLayout]
+"""Reads a layout of the profile's model; raises BadInput for one that does not fit to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a framework's layouts are written, and how they are read if a round trip is known.
+
+    Frameworks on ``torch_pipelines`` send between neighbours only, and read the order of work.
+    """
+
+    title: str
+    write: Writer
+    read: Reader | None = None
+    torch_pipelines: bool = False
+
+
+FORMATS: dict[str, Format] = {
+    "torch": Format(
+        torch_pipelining.TARGET,
+        torch_pipelining.torch_layout,
+        torch_pipelining.read_torch_layout,
+        torch_pipelines=True,
+    ),
+    "torchtitan": Format(torchtitan.TARGET, torchtitan.torchtitan_config, torch_pipelines=True),
+    "megatron": Format(
+        megatron.TARGET, megatron.megatron_arguments, megatron.read_megatron_arguments
+    ),
+    "deepspeed": Format(deepspeed.TARGET, deepspeed.deepspeed_parts),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The text of a layout, and what the reader must know that it does not say.
+
+    ``stages`` are the module names of each stage. ``actions`` is the order of work as CSV, to stand
+    beside the layout as .csv; empty where the framework reads none.
+    """
+
+    layout: PipelineLayout
+    stages: tuple[tuple[str, ...], ...]
+    text: str
+    actions: str
+    notes: tuple[str, ...]
+
+
+def export_layout(
+    to: str, plan: Plan, profile: ModelProfile, path: Path, joined: Mapping[str, str]
+) -> Exported:
+    """A plan as a layout that is to stand at ``path``, with names of the profile's modules.
+
+    ``joined`` names modules without a layer in the profile, each with the module that it follows.
+
+    Raises:
+        BadInput: the framework ``to`` cannot express the plan, or ``joined`` names no module.
+    """
+    form = FORMATS[to]
+    layout, chain = layout_of_plan(plan, form.title), module_chain(profile)
+    if form.torch_pipelines:
+        check_neighbours(layout, chain, profile, form.title)
+    modules = chain.stage_modules(layout.stages, form.title)
+    names = names_of_stages(modules, joined)
+    text, notes = form.write(NamedPlan(plan, profile, path, layout, chain, modules, names))
+    actions = torch_pipelining.csv_of_plan(plan) if form.torch_pipelines else ""
+    recomputed = [i for i, stage in enumerate(plan.stages) if stage.recompute or stage.by_block]
+    if recomputed:
+        notes.append(
+            f"the plan recomputes activations on stages {', '.join(map(str, recomputed))}, and the "
+            f"layout does not say so: turn on activation checkpointing there"
+        )
+    return Exported(layout, names, text, actions, tuple(notes))
+
+
+def read_layout(of: str, path: Path, profile: ModelProfile, asked: AskedLayout) -> PipelineLayout:
+    """The layout in a file of the framework ``of``, for the model of ``profile``.
+
+    Raises:
+        BadInput: it does not fit to the profile, or layouts of this framework are only written.
+    """
+    form = FORMATS[of]
+    if form.read is None:
+        known = ", ".join(name for name, other in FORMATS.items() if other.read)
+        raise BadInput(f"layouts of {form.title} are not read; write one of {known}")
+    return form.read(path, profile, asked)
