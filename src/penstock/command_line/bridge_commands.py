@@ -15,6 +15,7 @@ from penstock.command_line.options import (
     Quiet,
 )
 from penstock.command_line.terminal import Terminal
+from penstock.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,36 +62,38 @@ def export_plan(
     """Write PLAN as a layout of another framework; -o writes it."""
     from penstock.bridges.formats import export_layout
     from penstock.bridges.modules import with_whole_blocks
-    from penstock.document import check_place, write_text
+    from penstock.document import write_text
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, profile_of_plan
 
-    terminal = Terminal(as_json, quiet)
-    place = Path(out or "layout.json")
-    check_ending(place)
-    for path in (place, place.with_suffix(".csv")) if out else ():
-        check_place(path)
+    terminal, place = Terminal(as_json, quiet), Path(out or "layout.json")
+    if not place.name or place.suffix == ".csv":
+        raise BadInput(
+            f"cannot write the layout to '{place}': the order of work is written beside it as "
+            f".csv; name a file such as layout.json"
+        )
+    if out:
+        terminal.check_places(out, str(place.with_suffix(".csv")))
     given = read_plan(plan)
     costs = profile_of_plan(plan, PlanInputs(profile, "", profile_batch))
     check_layers(given, costs)
-    notes: list[str] = []
-    if whole_blocks:
-        moved = with_whole_blocks(given, costs)
-        notes += moved_words(given, moved)
-        given = moved
-    exported = export_layout(target, given, costs, place, joined_modules(join or ()))
-    files: list[str] = []
-    if out:
-        if exported.actions:
-            files.append(str(place.with_suffix(".csv")))
-            write_text(files[-1], exported.actions)
-        files.append(out)
-        write_text(out, exported.text)
+    moved = with_whole_blocks(given, costs) if whole_blocks else given
+    exported = export_layout(target, moved, costs, place, joined_modules(join or ()))
+    actions = str(place.with_suffix(".csv")) if exported.actions else ""
+    texts = {actions: exported.actions, out: exported.text} if out else {}
+    files = [path for path in texts if path]
+    for path in files:
+        write_text(path, texts[path])
     layout = exported.layout
-    notes += exported.notes
+    notes = [*filter(None, [moved_words(given, moved)]), *exported.notes]
     values: dict[str, object] = {
         "to": target,
-        "stages": stages_json(layout, exported.stages),
+        "stages": [
+            {"layers": [layers.start, layers.stop], "modules": list(modules), "rank": rank}
+            for layers, modules, rank in zip(
+                layout.stages, exported.stages, layout.ranks, strict=True
+            )
+        ],
         "schedule": layout.schedule,
         "replicas": layout.replicas,
         "micro_batches": layout.micro_batches,
@@ -147,7 +150,6 @@ def import_layout(
     from penstock.bridges.formats import read_layout
     from penstock.bridges.layout import AskedLayout, plan_of_layout
     from penstock.command_line.shown_plan import show_planned, too_full_words
-    from penstock.document import check_place
     from penstock.plan.in_words import plan_words
     from penstock.plan.json_file import plan_to_json, write_plan
     from penstock.planning.plan_files import PlanInputs, write_planned
@@ -157,8 +159,7 @@ def import_layout(
     terminal = Terminal(as_json, quiet)
     if schedule:
         member_named(FAMILIES, schedule, "schedule")
-    if out:
-        check_place(out)
+    terminal.check_places(out)
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs = inputs.read_profile()
     asked = AskedLayout(batch, micro_batch, schedule, ranks, replicas)
@@ -190,29 +191,8 @@ def import_layout(
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 
 
-def check_ending(place: Path) -> None:
-    """Raise if the layout would stand where the order of work is written.
-
-    Raises:
-        BadInput: the path ends with ``.csv``, or is no name.
-    """
-    from penstock.errors import BadInput
-
-    if not place.name or place.suffix == ".csv":
-        raise BadInput(
-            f"cannot write the layout to '{place}': the order of work is written beside it as "
-            f".csv; name a file such as layout.json"
-        )
-
-
 def check_layers(plan: "Plan", profile: "ModelProfile") -> None:
-    """Raise unless the plan places the layers of the profile.
-
-    Raises:
-        BadInput: it has another number of layers.
-    """
-    from penstock.errors import BadInput
-
+    """Raise `BadInput` unless the plan places the layers of the profile."""
     count = plan.stages[-1].layers.stop
     if count != len(profile.layers):
         raise BadInput(
@@ -222,13 +202,7 @@ def check_layers(plan: "Plan", profile: "ModelProfile") -> None:
 
 
 def joined_modules(texts: Sequence[str]) -> dict[str, str]:
-    """The modules of ``--join``, each with the layer that it follows.
-
-    Raises:
-        BadInput: a text that is not of the form ``MODULE=LAYER``.
-    """
-    from penstock.errors import BadInput
-
+    """The modules of ``--join``, each with the layer that it follows."""
     found: dict[str, str] = {}
     for text in texts:
         module, equals, layer = text.partition("=")
@@ -241,38 +215,19 @@ def joined_modules(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def moved_words(before: "Plan", after: "Plan") -> list[str]:
-    """Which cuts were moved."""
-    pairs = [
-        (old.layers.stop, new.layers.stop)
-        for old, new in zip(before.stages, after.stages, strict=True)
-        if old.layers.stop != new.layers.stop
-    ]
-    if not pairs:
-        return []
-    moves = ", ".join(f"{old} to {new}" for old, new in pairs)
-    return [f"cuts moved to the ends of blocks: before layer {moves}"]
-
-
-def stages_json(
-    layout: "PipelineLayout", names: Sequence[Sequence[str]]
-) -> list[dict[str, object]]:
-    """The stages of a layout for ``--json``."""
-    return [
-        {"layers": [layers.start, layers.stop], "modules": list(modules), "rank": rank}
-        for layers, modules, rank in zip(layout.stages, names, layout.ranks, strict=True)
-    ]
+def moved_words(before: "Plan", after: "Plan") -> str:
+    """Which cuts were moved; empty if none."""
+    cuts = ([stage.layers.stop for stage in plan.stages] for plan in (before, after))
+    moves = [f"{old} to {new}" for old, new in zip(*cuts, strict=True) if old != new]
+    return f"cuts moved to the ends of blocks: before layer {', '.join(moves)}" if moves else ""
 
 
 def stage_table(layout: "PipelineLayout", names: Sequence[Sequence[str]]) -> "Table":
     """One row for each stage: its rank, and its modules or layers."""
-    from rich.table import Table
-
+    from penstock.report.tables import plain_table
     from penstock.words import layers_text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("stage", "rank", "layers"):
-        table.add_column(head)
+    table = plain_table(("stage", "rank", "layers"))
     for index, (layers, modules) in enumerate(zip(layout.stages, names, strict=True)):
         text = f"{layers_text(modules)}  [{layers.start}, {layers.stop})"
         table.add_row(str(index), str(layout.ranks[index]), text)

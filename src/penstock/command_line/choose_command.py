@@ -17,7 +17,7 @@ from penstock.command_line.options import (
     names_in,
 )
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
-from penstock.errors import BadInput
+from penstock.errors import BadInput, Infeasible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,7 +54,6 @@ def choose(
     from penstock.cluster.toml_file import find_cluster
     from penstock.planning.hardware_choice import choose_cluster, plan_on_clusters, samples_of
     from penstock.profile.find import find_profile
-    from penstock.report.tables import NarrowTable
 
     terminal = Terminal(as_json, quiet)
     terminal.check_places(out, csv)
@@ -81,7 +80,7 @@ def choose(
     terminal.show(
         values,
         f"cheapest{limit}: {chosen.cluster.name}, {chosen.hours:.3g} h, {chosen.price:.4g}",
-        NarrowTable(table_of(found)),
+        table_of(found),
         *(f"{c.cluster.name}: {c.outcome}" for c in found if c.hours == inf),
     )
     if not costs.flops_per_sample:
@@ -90,16 +89,13 @@ def choose(
 
 def table_of(choices: "list[ClusterChoice]") -> "Table":
     """A row for each cluster, cheapest first."""
-    from rich.table import Table
-
-    from penstock.errors import Infeasible
     from penstock.plan.in_words import plan_words
+    from penstock.report.tables import plain_table
     from penstock.words import percent_text, seconds_text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("cluster", no_wrap=True)
-    for head in ("devices", "hours", "price", "an hour", "iteration", "samples/s", "MFU"):
-        table.add_column(head, justify="right")
+    numbers = ("devices", "hours", "price", "an hour", "iteration", "samples/s", "MFU")
+    table = plain_table(("cluster",), numbers)
+    table.columns[0].no_wrap = True
     table.add_column("plan", overflow="fold")
     for choice in choices:
         name, devices = choice.cluster.name, str(len(choice.cluster.devices))

@@ -33,13 +33,11 @@ def cluster(
     started = one_of_several()
     terminal = Terminal(as_json, quiet or started.rank > 0)
     from penstock.cluster.toml_file import read_cluster, write_cluster
-    from penstock.document import check_place
     from penstock.jobs.device_check import check_device
     from penstock.jobs.live_cluster import differences_from, measure_cluster
     from penstock.report.tables import cluster_table
 
-    if out:
-        check_place(out)
+    terminal.check_places(out)
     check_device(device, started.ranks)
     saved = read_cluster(check) if check else None
     terminal.note(f"measuring {started.ranks} rank(s) and the links between them")
@@ -97,7 +95,7 @@ def launch(
     quiet: Quiet = False,
 ) -> None:
     """Write what starts JOB on several hosts, in the plan's order."""
-    from penstock.document import check_place, write_text
+    from penstock.document import write_text
     from penstock.jobs.launch_script import LAUNCHERS, Start, hosts_text
     from penstock.planning.plan_files import cluster_of_plan
 
@@ -105,8 +103,7 @@ def launch(
     asked = [n for n, on in zip(LAUNCHERS, (torchrun, slurm, kubernetes), strict=True) if on]
     if len(asked) != 1:
         raise BadInput(f"name one of {', '.join(f'--{name}' for name in LAUNCHERS)}")
-    if out:
-        check_place(out)
+    terminal.check_places(out)
     hosts = cluster_of_plan(plan, cluster)
     directory = run or f"runs/{Path(job).stem}"
     arguments = (job, "--out", directory, *(("--plan", plan) if plan else ()))

@@ -83,7 +83,6 @@ def compare(
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import PlanInputs
     from penstock.planning.planning_problem import planning_problem
-    from penstock.report.tables import NarrowTable
 
     terminal = Terminal(as_json, quiet)
     check_endings(out, picture)
@@ -119,9 +118,7 @@ def compare(
         values["why"] = shown.reasons_of(lines)
     terminal.save(values, out)
     terminal.save_csv((line.to_json(with_explanation=False) for line in lines), csv)
-    table = NarrowTable(shown.comparison_table(lines), keys=2)
-    head, refusals = shown.head_lines(lines), shown.refusal_lines(lines)
-    terminal.show(values, *head, table, *refusals, *(words if explain else []))
+    terminal.show(values, *shown.parts(lines), *(words if explain else []))
     if picture:
         shown.draw(picture, lines, problem, words)
         terminal.note(f"wrote {picture}")

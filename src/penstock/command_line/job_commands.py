@@ -46,13 +46,11 @@ def profile(
     quiet: Quiet = False,
 ) -> None:
     """Measure the time and memory of each layer of JOB's model."""
-    from penstock.document import check_place
     from penstock.jobs.device_check import check_device
     from penstock.measure.hardware import hardware_named
 
     terminal = Terminal(as_json, quiet)
-    if out:
-        check_place(out)
+    terminal.check_places(out)
     if estimate:
         hardware_named(estimate)
     with notice_if_long(terminal.note, LOADING):
@@ -199,12 +197,10 @@ def verify(
 
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
-    from penstock.document import check_place
     from penstock.jobs.device_check import check_device
 
     terminal = Terminal(as_json, quiet)
-    if out:
-        check_place(out)
+    terminal.check_places(out)
     with notice_if_long(terminal.note, LOADING):
         check_device(device, workers)
         from penstock.jobs.job_file import find_job

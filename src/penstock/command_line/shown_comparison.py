@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 
+from rich.console import RenderableType
 from rich.table import Table
 
 from penstock.command_line.progress import PlanningProgress
@@ -35,7 +36,7 @@ from penstock.report.compare_picture import (
     plan_rows,
     write_picture,
 )
-from penstock.report.tables import plain_table, stages_text
+from penstock.report.tables import NarrowTable, plain_table, stages_text
 from penstock.search.search import PLANNERS
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text, size_text
@@ -46,10 +47,9 @@ __all__ = [
     "comparison_table",
     "draw",
     "explained",
-    "head_lines",
     "line_text",
+    "parts",
     "reasons_of",
-    "refusal_lines",
     "with_details",
 ]
 
@@ -155,18 +155,21 @@ def line_text(line: ComparedLine) -> str:
     return f"{found.planner}: {words} (planned in {seconds_text(found.planning_s)})"
 
 
-def head_lines(lines: Sequence[ComparedLine]) -> list[str]:
-    """The fastest plan, the lower bound that all gaps refer to, and what proves it."""
+def parts(lines: Sequence[ComparedLine]) -> list[RenderableType]:
+    """The fastest plan, the bound that all gaps refer to, the table, and reasons without a plan."""
+    refused = (line.comparison for line in lines if not line.planned)
+    refusals = (f"{found.planner}, {found.schedule}: {found.words}" for found in refused)
+    shown: list[RenderableType] = [NarrowTable(comparison_table(lines), keys=2), *refusals]
     planned = lines[0].planned
     if planned is None:
-        return []
+        return shown
     bound = f"no plan takes less than {seconds_text(planned.lower_bound_s)}{bound_words(planned)}"
     rivals = rivals_line(planned.baselines.rivals)
-    return [line_text(lines[0]), bound, rivals, *reserve_lines(planned.memory_reserve), ""]
+    return [line_text(lines[0]), bound, rivals, *reserve_lines(planned.memory_reserve), "", *shown]
 
 
 def comparison_table(lines: Sequence[ComparedLine]) -> Table:
-    """One row for each plan, in the given order; for rows without a plan see `refusal_lines`."""
+    """One row for each plan, in the given order, and for each planner without one."""
     plans = [line.planned for line in lines if line.planned]
     has_spp = any(planned.spp_bound_s < inf for planned in plans)
     rates = [head for head, *cells in rate_columns([p.throughput for p in plans]) if any(cells)]
@@ -222,12 +225,6 @@ def factor_text(factor: float) -> str:
 
 def bound_text(seconds: float) -> str:
     return seconds_text(seconds) if seconds < inf else "-"
-
-
-def refusal_lines(lines: Sequence[ComparedLine]) -> list[str]:
-    """A line for each row without a plan."""
-    refused = (line.comparison for line in lines if not line.planned)
-    return [f"{found.planner}, {found.schedule}: {found.words}" for found in refused]
 
 
 def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:

@@ -210,17 +210,13 @@ def change_parts(
     before: "PlayedPlan", after: "PlayedPlan", changes: Sequence[str]
 ) -> list["RenderableType"]:
     """A table of numbers before and after, and what limits each plan; empty without changes."""
-    from rich.table import Table
-
     from penstock.planning.explanation import explanation_words
+    from penstock.report.tables import plain_table
     from penstock.words import percent_text, seconds_text, size_text
 
     if not changes:
         return []
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(f"with {', '.join(changes)}")
-    for head in ("before", "after", "change"):
-        table.add_column(head, justify="right")
+    table = plain_table((f"with {', '.join(changes)}",), ("before", "after", "change"))
     figures = [
         ("iteration", [x.planned.prediction.iteration_s for x in (before, after)], seconds_text),
         ("samples a second", [x.samples_per_s for x in (before, after)], "{:.4g}".format),

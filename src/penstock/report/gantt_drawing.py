@@ -66,7 +66,9 @@ def gantt_drawing(
     heads: list[Mark] = [Words(title, MARGIN, 38, 20, bold=True)]
     if note:
         heads.append(Words(note, MARGIN, 59, 12.5, "quiet"))
-    entries: Sequence[LegendEntry] = [*legend_entries(chart.styles), (chart.shade_words, [])]
+    entries: list[LegendEntry] = [*legend_entries(chart.styles)]
+    if chart.shade_words:
+        entries.append((chart.shade_words, ()))
     legend, top = legend_marks(entries, MARGIN, axis.right, 84 if note else 66)
 
     def names(row: DeviceRow) -> tuple[str, str]:
