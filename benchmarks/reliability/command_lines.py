@@ -114,11 +114,10 @@ VALID: dict[str, Sequence[str]] = {
     "--profile": ("profile.json",),
     "--memory-reserve": ("0.1", "0", "0.99"),
     "--picture": ("new.svg", "new.html", "new.txt", "new.json"),
-    "--trace": ("new.json",),
 }
 """Values that options take, so that lines go deeper."""
 
-PLACE_OPTIONS = frozenset({"--out", "-o", "--trace", "--picture", "--save-weights"})
+PLACE_OPTIONS = frozenset({"--out", "-o", "--picture", "--save-weights"})
 FILE_WORDS = frozenset({"JOB", "PROFILE", "PLAN", "RUN_DIR", "P", "C"})
 
 

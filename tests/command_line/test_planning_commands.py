@@ -140,7 +140,7 @@ def test_simulate_gives_the_timeline_on_request(
 ) -> None:
     path, out, trace = tmp_path / "plan.json", tmp_path / "t.json", tmp_path / "trace.json"
     penstock("plan", *problem, "-o", path, "--quiet")
-    answer = penstock("simulate", path, "--timeline", "-o", out, "--trace", trace, "--json")
+    answer = penstock("simulate", path, "--timeline", "-o", out, "--picture", trace, "--json")
     assert set(answer.values) == PLAN_KEYS | {"timeline"}
     timeline = timeline_from_json(answer.values["timeline"])
     assert timeline == read_timeline(out)

@@ -7,8 +7,7 @@ import pytest
 from made_timelines import timeline_with_messages
 
 from penstock.report.device_rows import gantt_rows
-from penstock.report.drawing import Drawing
-from penstock.report.drawing import drawing_svg
+from penstock.report.drawing import Drawing, drawing_svg
 from penstock.report.gantt_drawing import gantt_drawing
 from penstock.report.palette import THEMES
 from penstock.schedule.families.early_backward import gpipe, one_f_one_b

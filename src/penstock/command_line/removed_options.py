@@ -11,6 +11,7 @@ LAYOUTS = "write the cuts as the split_points of --from torch, or as a layout of
 REMOVED = {
     ("rehearse", "--network", ""): "links are always emulated; leave it out",
     ("rehearse", "--fault", ""): "ask 'penstock simulate' with --device and --link-bandwidth",
+    ("simulate", "--trace", ""): "write it with --picture trace.json",
     ("import", "--from", "deepspeed"): LAYOUTS,
     ("import", "--from", "huggingface"): LAYOUTS,
     ("import", "--from", "torchtitan"): LAYOUTS,

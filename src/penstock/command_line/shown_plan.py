@@ -9,14 +9,19 @@ from penstock.cluster.cluster import Cluster
 from penstock.command_line.terminal import Terminal
 from penstock.plan.in_words import plan_words
 from penstock.planning.assessment import PlannedPipeline
+from penstock.planning.explanation import explanation_words
+from penstock.planning.what_if import PlayedPlan
 from penstock.profile.model_profile import ModelProfile
-from penstock.report.tables import plan_table
+from penstock.report.tables import plain_table, plan_table
 from penstock.simulate.by_length import expected_s
-from penstock.words import numbered, percent_text, seconds_text
+from penstock.timeline.metrics import iteration_s
+from penstock.words import numbered, percent_text, seconds_text, size_text
 
 __all__ = [
     "bound_words",
+    "change_parts",
     "groups_line",
+    "iteration_lines",
     "reserve_lines",
     "show_planned",
     "stage_rows",
@@ -110,3 +115,41 @@ def bound_words(planned: PlannedPipeline) -> str:
     """Which plans a bound covers, and what proves it."""
     covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
     return covers + (f": {planned.bound.argument}" if planned.bound.argument else "")
+
+
+def iteration_lines(played: PlayedPlan) -> list[str]:
+    """The time of several iterations, if several were simulated."""
+    if played.repeated is None:
+        return []
+    each_s = played.repeated.steady_s
+    rate = played.planned.plan.global_batch / each_s if each_s > 0 else 0.0
+    lines = [
+        f"{played.iterations} iterations in a row: {seconds_text(iteration_s(played.timeline))}, "
+        f"{seconds_text(each_s)} for each after the first, {rate:.4g} samples a second"
+    ]
+    if played.optimizer_sync == "after":
+        peak = size_text(max(played.repeated.peak_memory_bytes))
+        room = "" if played.repeated.fits else ", more than there is"
+        lines.append(f"Steps are checked afterwards and kept until then: peak memory {peak}{room}")
+    return lines
+
+
+def change_parts(
+    before: PlayedPlan, after: PlayedPlan, changes: Sequence[str]
+) -> list[RenderableType]:
+    """A table of numbers before and after, and what limits each plan; empty without changes."""
+    if not changes:
+        return []
+    table = plain_table((f"with {', '.join(changes)}",), ("before", "after", "change"))
+    figures = [
+        ("iteration", [x.planned.prediction.iteration_s for x in (before, after)], seconds_text),
+        ("samples a second", [x.samples_per_s for x in (before, after)], "{:.4g}".format),
+        ("bubble", [x.planned.prediction.bubble for x in (before, after)], percent_text),
+        ("peak memory", [x.peak_memory_bytes for x in (before, after)], size_text),
+    ]
+    for name, (old, new), text in figures:
+        relative = percent_text(new / old - 1) if old > 0 and name != "bubble" else ""
+        signed = f"+{relative}" if relative and new > old else relative
+        table.add_row(name, text(old), text(new), signed)
+    words = [explanation_words(x.explanation)[0] for x in (before, after)]
+    return ["", table, f"Before: {words[0]}", f"After: {words[1]}"]

@@ -15,7 +15,7 @@ from penstock.timeline.metrics import bubble_fraction, iteration_s, working_devi
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text
 
-__all__ = ["FORMATS", "check_timeline_path", "timeline_note", "write_timeline"]
+__all__ = ["FORMATS", "check_timeline_path", "write_timeline"]
 
 FORMATS: dict[str, str] = {
     ".svg": "picture",
