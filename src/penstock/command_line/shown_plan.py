@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 
 from rich.console import RenderableType
+from rich.table import Table
 
 from penstock.cluster.cluster import Cluster
 from penstock.command_line.terminal import Terminal
@@ -19,9 +20,7 @@ from penstock.words import numbered, percent_text, seconds_text, size_text
 
 __all__ = [
     "bound_words",
-    "change_parts",
-    "groups_line",
-    "iteration_lines",
+    "played_parts",
     "reserve_lines",
     "show_planned",
     "stage_rows",
@@ -117,29 +116,40 @@ def bound_words(planned: PlannedPipeline) -> str:
     return covers + (f": {planned.bound.argument}" if planned.bound.argument else "")
 
 
-def iteration_lines(played: PlayedPlan) -> list[str]:
-    """The time of several iterations, if several were simulated."""
-    if played.repeated is None:
-        return []
-    each_s = played.repeated.steady_s
-    rate = played.planned.plan.global_batch / each_s if each_s > 0 else 0.0
-    lines = [
-        f"{played.iterations} iterations in a row: {seconds_text(iteration_s(played.timeline))}, "
-        f"{seconds_text(each_s)} for each after the first, {rate:.4g} samples a second"
-    ]
-    if played.optimizer_sync == "after":
-        peak = size_text(max(played.repeated.peak_memory_bytes))
-        room = "" if played.repeated.fits else ", more than there is"
-        lines.append(f"Steps are checked afterwards and kept until then: peak memory {peak}{room}")
-    return lines
-
-
-def change_parts(
+def played_parts(
     before: PlayedPlan, after: PlayedPlan, changes: Sequence[str]
 ) -> list[RenderableType]:
-    """A table of numbers before and after, and what limits each plan; empty without changes."""
-    if not changes:
-        return []
+    """What stands between a simulated plan and its timeline.
+
+    The ranks of tensor groups; a table of numbers before and after ``changes``, and what limits
+    each plan; the time of several iterations.
+    """
+    parts: list[RenderableType] = []
+    if before.tensor_groups:
+        parts.append(groups_line(before.tensor_groups))
+    if changes:
+        words = [explanation_words(played.explanation)[0] for played in (before, after)]
+        table = change_table(before, after, changes)
+        parts += ["", table, f"Before: {words[0]}", f"After: {words[1]}"]
+    repeated = after.repeated
+    if repeated is not None:
+        each_s = repeated.steady_s
+        rate = after.planned.plan.global_batch / each_s if each_s > 0 else 0.0
+        parts.append(
+            f"{after.iterations} iterations in a row: {seconds_text(iteration_s(after.timeline))}, "
+            f"{seconds_text(each_s)} for each after the first, {rate:.4g} samples a second"
+        )
+        if after.optimizer_sync == "after":
+            peak = size_text(max(repeated.peak_memory_bytes))
+            room = "" if repeated.fits else ", more than there is"
+            parts.append(
+                f"Steps are checked afterwards and kept until then: peak memory {peak}{room}"
+            )
+    return [*parts, ""]
+
+
+def change_table(before: PlayedPlan, after: PlayedPlan, changes: Sequence[str]) -> Table:
+    """Numbers before and after, and by how much they changed."""
     table = plain_table((f"with {', '.join(changes)}",), ("before", "after", "change"))
     figures = [
         ("iteration", [x.planned.prediction.iteration_s for x in (before, after)], seconds_text),
@@ -151,5 +161,4 @@ def change_parts(
         relative = percent_text(new / old - 1) if old > 0 and name != "bubble" else ""
         signed = f"+{relative}" if relative and new > old else relative
         table.add_row(name, text(old), text(new), signed)
-    words = [explanation_words(x.explanation)[0] for x in (before, after)]
-    return ["", table, f"Before: {words[0]}", f"After: {words[1]}"]
+    return table

@@ -122,9 +122,7 @@ def simulate(
         timeline_files.write_timeline(picture, after.timeline, machines.name, limits, title)
     parts: list[RenderableType] = []
     if not as_json:
-        parts = [*shown.change_parts(before, after, asked.words), *shown.iteration_lines(after)]
-        groups = [shown.groups_line(before.tensor_groups)] if before.tensor_groups else []
-        parts = [*groups, *parts, "", terminal.chart(after.timeline)]
+        parts = [*shown.played_parts(before, after, asked.words), terminal.chart(after.timeline)]
     terminal.save_csv(shown.stage_rows(after.planned, costs), csv)
     shown.show_planned(terminal, after.planned, costs, machines, values, parts)
     for place in filter(None, (out, picture)):
