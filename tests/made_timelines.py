@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
-from penstock.report.schedule_picture import schedule_timeline
+from scripts import script_at
+
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.timeline.timeline import Event, EventKind, Timeline
+
+GALLERY = script_at("docs/pictures/schedules.py", "schedules")
+schedule_timeline, schedule_picture = GALLERY.schedule_timeline, GALLERY.schedule_picture
 
 MESSAGE_S, MESSAGE_BYTES = 0.25, 4e6
 

@@ -1,11 +1,10 @@
 import re
 
 import pytest
-from made_timelines import timeline_with_messages
+from made_timelines import schedule_timeline, timeline_with_messages
 
 from penstock.report.gantt_text import gantt
 from penstock.report.palette import Style, terminal_code
-from penstock.report.schedule_picture import schedule_timeline
 from penstock.schedule.families.early_backward import gpipe, one_f_one_b
 from penstock.schedule.schedule import Schedule, parse_schedule
 from penstock.schedule.shape import PipelineShape

@@ -17,7 +17,7 @@ from penstock.report.device_rows import (
 from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Run, Slab, Words
 from penstock.report.palette import KIND_WORDS, Style, legend_entries
 from penstock.report.time_axis import TimeAxis, axis_marks, grid_marks
-from penstock.words import size_text
+from penstock.words import seconds_text, size_text
 
 __all__ = ["gantt_drawing", "legend_marks", "row_heights", "rows_panel"]
 
@@ -54,15 +54,10 @@ class RowHeights:
         return self.compute + 2 * self.lane + self.gap
 
 
-def gantt_drawing(
-    chart: GanttRows, title: str, note: str = "", unit: str = "s", width: float = WIDTH
-) -> Drawing:
-    """The drawing of a chart; of more than 64 devices the first and last ones are shown.
-
-    ``unit``, if not ``s``, names the unit of times that are not in seconds.
-    """
+def gantt_drawing(chart: GanttRows, title: str, note: str = "", width: float = WIDTH) -> Drawing:
+    """The drawing of a chart; of more than 64 devices the first and last ones are shown."""
     chart = chart.without_middle(MOST_ROWS)
-    axis = TimeAxis(GUTTER, width - MARGIN, chart.end_s or 1.0, unit)
+    axis = TimeAxis(GUTTER, width - MARGIN, chart.end_s or 1.0)
     heads: list[Mark] = [Words(title, MARGIN, 38, 20, bold=True)]
     if note:
         heads.append(Words(note, MARGIN, 59, 12.5, "quiet"))
@@ -162,7 +157,7 @@ def lane_marks(
         gap = 0.8 if span.width > 4 else 0.3 if span.width > 2 and span.block else 0.0
         width = span.width - gap
         if with_labels and span.block:
-            label = block_label(span.block, axis)
+            label = block_label(span.block)
             marks.append(Slab(span.x, y, width, height, span.style, label))
         else:
             runs[span.style, span.strength].append((span.x, width))
@@ -178,7 +173,7 @@ def lane_marks(
     return [*drawn, *marks, *numbers]
 
 
-def block_label(block: DrawnEvent, axis: TimeAxis) -> str:
+def block_label(block: DrawnEvent) -> str:
     """The tooltip of a block, in one line."""
     event = block.event
     parts = [f"device {event.device}: {KIND_WORDS[event.kind]}"]
@@ -188,7 +183,7 @@ def block_label(block: DrawnEvent, axis: TimeAxis) -> str:
         parts.append(f"{'from' if event.kind == 'RECV' else 'to'} device {event.peer}")
     if event.bytes > 0:
         parts.append(size_text(event.bytes))
-    parts.append(f"{axis.time_text(event.start_s)} to {axis.time_text(event.end_s)}")
+    parts.append(f"{seconds_text(event.start_s)} to {seconds_text(event.end_s)}")
     return ", ".join(parts)
 
 
@@ -222,7 +217,7 @@ def memory_marks(rows: Sequence[DeviceRow], axis: TimeAxis, top: float) -> Panel
     used = [row for row in rows if row.memory]
     if not used:
         return [], top
-    headline = "memory in use" if axis.unit == "s" else "micro-batches whose activations are saved"
+    headline = "memory in use"
     if any(limit_is_near(row) for row in used):
         headline += "; dashed: the limit"
     marks: list[Mark] = [Words(headline, axis.left, top + 10, 12, "quiet")]
@@ -258,7 +253,7 @@ def strip_marks(row: DeviceRow, axis: TimeAxis, y: float, scale: float) -> list[
     ]
     marks += limit_marks(row, axis, base, scale, STRIP)
     name = Words(f"device {row.device}", axis.left - 152, y + 14, 12)
-    return [*marks, name, Words(peak_text(row, axis), axis.left - 152, y + 29, 11, "quiet")]
+    return [*marks, name, Words(peak_text(row), axis.left - 152, y + 29, 11, "quiet")]
 
 
 def panel_marks(rows: Sequence[DeviceRow], axis: TimeAxis, y: float) -> list[Mark]:
@@ -278,7 +273,7 @@ def panel_marks(rows: Sequence[DeviceRow], axis: TimeAxis, y: float) -> list[Mar
         Curve(line, LINE),
         *limit_marks(fullest, axis, base, scale, PANEL),
         Words(f"line: device {fullest.device}", left, y + 14, 12),
-        Words(peak_text(fullest, axis), left, y + 30, 11, "quiet"),
+        Words(peak_text(fullest), left, y + 30, 11, "quiet"),
         Words("shaded: all devices,", left, y + 52, 11, "quiet"),
         Words("lowest to highest", left, y + 66, 11, "quiet"),
     ]
@@ -299,10 +294,10 @@ def limit_marks(
     return [Rule(axis.left, y, axis.right, y, "limit", 1.3, dashed=True)]
 
 
-def peak_text(row: DeviceRow, axis: TimeAxis) -> str:
+def peak_text(row: DeviceRow) -> str:
     """The peak of a device, and its limit if known, in words."""
-    limit = f" of {axis.size_text(row.limit_bytes)}" if row.limit_bytes else ""
-    return f"peak {axis.size_text(row.peak_bytes)}{limit}"
+    limit = f" of {size_text(row.limit_bytes)}" if row.limit_bytes else ""
+    return f"peak {size_text(row.peak_bytes)}{limit}"
 
 
 def levels_by_column(row: DeviceRow, axis: TimeAxis) -> list[float]:

@@ -4,53 +4,29 @@ from dataclasses import dataclass
 from math import floor, log10
 
 from penstock.report.drawing import Mark, Rule, Words
-from penstock.words import seconds_text, size_text
+from penstock.words import seconds_text
 
 __all__ = ["TimeAxis", "axis_marks", "grid_marks", "tick_text", "ticks"]
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """Maps times from 0 to ``end_s`` to x positions from ``left`` to ``right``.
-
-    ``unit``, if not ``s``, is the unit of times that are not in seconds. Then a "byte" stands for
-    what a micro-batch saves.
-    """
+    """Maps times from 0 to ``end_s`` to x positions from ``left`` to ``right``."""
 
     left: float
     right: float
     end_s: float
-    unit: str = "s"
 
     @property
     def width(self) -> float:
-        """The width of the whole axis in pixels."""
         return self.right - self.left
 
     @property
     def pixels_per_s(self) -> float:
-        """Pixels for each second."""
         return self.width / self.end_s
 
     def x(self, time_s: float) -> float:
-        """The x of a time."""
         return self.left + time_s * self.pixels_per_s
-
-    def time_text(self, time_s: float) -> str:
-        """A time in words.
-
-        >>> TimeAxis(0, 1, 9.0).time_text(2.5), TimeAxis(0, 1, 9.0, "units").time_text(2.5)
-        ('2.50 s', '2.5 units')
-        """
-        return seconds_text(time_s) if self.unit == "s" else f"{round(time_s, 3):g} {self.unit}"
-
-    def size_text(self, size_bytes: float) -> str:
-        """Bytes in words.
-
-        >>> TimeAxis(0, 1, 9.0).size_text(2e6), TimeAxis(0, 1, 9.0, "units").size_text(2.5)
-        ('2.00 MB', '2.5')
-        """
-        return size_text(size_bytes) if self.unit == "s" else f"{round(size_bytes, 3):g}"
 
 
 def ticks(end_s: float) -> list[float]:
@@ -83,13 +59,13 @@ def grid_marks(axis: TimeAxis, top: float, bottom: float) -> list[Mark]:
 def axis_marks(axis: TimeAxis, bottom: float, with_end: bool = True) -> list[Mark]:
     """The times under the ticks, and ``with_end`` the time at which the axis ends."""
     marks: list[Mark] = [Rule(axis.left, bottom, axis.right, bottom, "quiet")]
-    end = axis.time_text(axis.end_s) if with_end else ""
+    end = seconds_text(axis.end_s) if with_end else ""
     room = axis.right - 7 * len(end) - 24 if end else axis.right
     for time_s in ticks(axis.end_s):
         x = axis.x(time_s)
         marks.append(Rule(x, bottom, x, bottom + 4, "quiet"))
         if x <= room:
-            words = tick_text(time_s, axis.end_s) if axis.unit == "s" else f"{time_s:g}"
+            words = tick_text(time_s, axis.end_s)
             marks.append(Words(words, x, bottom + 19, 12, "quiet", "middle"))
     if end:
         marks.append(Rule(axis.right, bottom, axis.right, bottom + 4, "ink"))
