@@ -169,7 +169,8 @@ def test_a_stage_that_is_held_twice_lists_all_its_devices(run_directory: Path) -
     plan = Plan(stages, 4, 2, "chimera")
     timeline = simulate_plan(plan, record.profile, record.cluster).timeline
     page = page_html(replace(record, plan=plan, predicted=timeline, measured=timeline))
-    assert "0 (cpu)<br>1 (cpu)" in page and "1 (cpu)<br>0 (cpu)" in page
+    first, second = "<span>0 (cpu)</span>", "<span>1 (cpu)</span>"
+    assert f"{first}<br>{second}" in page and f"{second}<br>{first}" in page
 
 
 def looped(record: RunRecord) -> RunRecord:

@@ -12,7 +12,7 @@ from penstock.plan.plan import Stage
 from penstock.plan.throughput import throughput_of
 from penstock.report.device_rows import gantt_rows
 from penstock.report.perfetto import write_trace
-from penstock.report.record import LengthRecord, RunRecord, read_run
+from penstock.report.record import RunRecord, read_run
 from penstock.report.tables import recompute_text
 from penstock.report.timelines_html import (
     TIMELINE_SCRIPTS,
@@ -22,13 +22,7 @@ from penstock.report.timelines_html import (
     timelines_data,
     timelines_html,
 )
-from penstock.timeline.metrics import (
-    bubble_fraction,
-    busy_s,
-    covered_s,
-    iteration_s,
-    peak_memory_bytes,
-)
+from penstock.timeline.metrics import bubble_fraction, busy_s, covered_s, iteration_s
 from penstock.timeline.timeline import Timeline
 from penstock.words import counted, layers_text, percent_text, seconds_text, size_text
 
@@ -53,19 +47,28 @@ def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
 def page_html(record: RunRecord) -> str:
     """The page of a run."""
     panels = timeline_panels(record)
+    evaluated = bool(record.evaluations)
     label = "Predicted timeline above measured timeline, one row for each device"
     body = Template(asset("report.html")).substitute(
         title=escape(record.summary.job),
         facts=facts(record),
         tiles=tiles(record),
         timelines=timelines_html(panels, label, with_memory=False, fills_window=False),
-        plan_note=plan_note(record),
+        plan_note=(
+            f"{counted(len(record.profile.layers), 'layer')} in "
+            f"{counted(len(record.plan.stages), 'stage')} on "
+            f"{counted(len(record.plan.ranks), 'device')} of {escape(record.cluster.name)}"
+        ),
         plan_table=plan_table(record),
         time_table=time_table(record),
         length_section=length_section(record) + drift_section(record),
         memory_note="parameters, gradients, optimizer state, saved activations, workspace",
-        memory_legend=memory_legend(record),
-        loss_legend=loss_legend(record),
+        memory_legend=strokes(
+            {"predicted over the iteration": "F"}
+            | ({"measured peak": "ink dashed"} if record.measured_peaks else {})
+            | ({"limit": "limit dashed"} if record.near_limits else {})
+        ),
+        loss_legend=strokes({"training": "F"} | ({"held-out data": "B"} if evaluated else {})),
         memory_charts=memory_charts(record),
         loss_note=f"{record.summary.steps} steps of {record.plan.global_batch} samples",
         footer=(
@@ -178,50 +181,28 @@ def tile(name: str, value: str, more: str, verdict: str = "") -> str:
     )
 
 
-def plan_note(record: RunRecord) -> str:
-    """A summary of the plan in one sentence."""
-    stages, devices = len(record.plan.stages), len(record.plan.ranks)
-    return (
-        f"{counted(len(record.profile.layers), 'layer')} in {counted(stages, 'stage')} "
-        f"on {counted(devices, 'device')} of {escape(record.cluster.name)}"
-    )
-
-
 def plan_table(record: RunRecord) -> str:
     """One row for each stage; its replicas have one line each where they differ."""
-    heads = [
-        ("Stage", ""),
-        ("Layers", "layers"),
-        ("Device", "nowrap"),
-        ("Samples", "number"),
-        ("Recompute", ""),
-        ("Parameters", "number"),
-        ("Peak memory predicted", "number"),
-        ("Peak memory measured", "number"),
-        ("Memory limit", "number"),
-    ]
+    names = ("Stage", "Layers", "Device", "Recompute")
+    numbers = ("Samples", "Parameters", "Peak memory predicted", "Peak memory measured")
     rows = [plan_row(record, index, stage) for index, stage in enumerate(record.plan.stages)]
-    return table(heads, rows)
+    return table(names, (*numbers, "Memory limit"), rows)
 
 
 def plan_row(record: RunRecord, index: int, stage: Stage) -> list[str]:
     """The cells of a stage, with its copy if the schedule has one."""
-    predicted, measured = peak_memory_bytes(record.predicted), record.measured_peaks
-    homes = {record.plan.holder(index, micro_batch): None for micro_batch in (0, 1)}
-    held = [device for home in homes for device in home.devices]
-    numbers = [rank for device in held for rank in record.plan.ranks_of(device)]
+    plan, predicted, measured = record.plan, record.predicted_peaks, record.measured_peaks
+    homes = {plan.holder(index, micro_batch): None for micro_batch in (0, 1)}
+    held = [pair for home in homes for pair in zip(home.devices, home.slices, strict=True)]
+    ranks = [(rank, rows) for device, rows in held for rank in plan.ranks_of(device)]
+    numbers = [rank for rank, _ in ranks]
     devices = [record.cluster.devices[number] for number in numbers]
     return [
         str(index),
         layers_cell([record.profile.layers[i].name for i in stage.layers]),
         lines(f"{number} ({device.kind})" for number, device in zip(numbers, devices, strict=True)),
-        lines(
-            str(rows)
-            for home in homes
-            for device, rows in zip(home.devices, home.slices, strict=True)
-            for _ in record.plan.ranks_of(device)
-        ),
         recompute_text(stage),
+        lines(str(rows) for _, rows in ranks),
         size_text(record.profile.parameter_bytes(stage.layers)),
         lines(size_text(predicted[number]) for number in numbers),
         lines(
@@ -243,21 +224,14 @@ def layers_cell(names: list[str]) -> str:
 
 def time_table(record: RunRecord) -> str:
     """Predicted and measured time of each device, divided into busy, communication and idle."""
-    heads = [("Device", ""), ("Stage", ""), ("Predicted", ""), ("Measured", "")]
     plan = record.plan
     holders = [plan.devices_of(stage) for stage in range(len(plan.stages))]
-    rows = [
-        [
-            str(rank),
-            ", ".join(
-                str(s) for s, devices in enumerate(holders) if plan.device_of(rank) in devices
-            ),
-            split_cell(record.predicted, rank),
-            split_cell(record.measured, rank),
-        ]
-        for rank in plan.ranks
-    ]
-    return table(heads, rows)
+    rows: list[list[str]] = []
+    for rank in plan.ranks:
+        stages = (str(s) for s, devices in enumerate(holders) if plan.device_of(rank) in devices)
+        times = (split_cell(timeline, rank) for timeline in (record.predicted, record.measured))
+        rows.append([str(rank), ", ".join(stages), *times])
+    return table(("Device", "Stage", "Predicted", "Measured"), (), rows)
 
 
 def split_cell(timeline: Timeline, device: int) -> str:
@@ -273,27 +247,30 @@ def split_cell(timeline: Timeline, device: int) -> str:
     words = " · ".join(
         f"<span>{name} {percent_text(share)}</span>" for name, share in shares.items()
     )
-    return f'<div class="split">{bars}</div><div class="quiet shares">{words}</div>'
+    return f'<div class="split">{bars}</div><div class="quiet">{words}</div>'
 
 
 def length_section(record: RunRecord) -> str:
     """Predicted and measured iterations for each length; empty if there is only one."""
     if not record.summary.by_length:
         return ""
-    heads = [
-        ("Length", ""),
-        ("Share of the batches", "number"),
-        ("Predicted", "number"),
-        ("Measured", "number"),
-        ("Prediction error", "number"),
-        ("Steps", "number"),
-    ]
-    rows = [length_row(found) for found in record.summary.by_length]
-    return (
-        '<section>\n  <div class="head"><h2>Lengths of the batches</h2>'
-        "<p>Each step counts at the nearest of the lengths that were measured before.</p></div>\n"
-        f'  <div class="wide">\n{table(heads, rows)}\n  </div>\n</section>'
-    )
+    numbers = ("Share of the batches", "Predicted", "Measured", "Prediction error", "Steps")
+    rows: list[list[str]] = []
+    for found in record.summary.by_length:
+        error = f"{100 * (found.predicted_s / found.measured_s - 1):+.1f} %" if found.steps else ""
+        rows.append(
+            [
+                escape(", ".join(f"{name} {size}" for name, size in found.lengths.items())),
+                percent_text(found.share),
+                seconds_text(found.predicted_s),
+                seconds_text(found.measured_s) if found.steps else "no such step",
+                error,
+                str(found.steps),
+            ]
+        )
+    note = "Each step counts at the nearest of the lengths that were measured before."
+    shown = f'<div class="wide">\n{table(("Length",), numbers, rows)}\n</div>'
+    return section("Lengths of the batches", note, shown)
 
 
 def drift_section(record: RunRecord) -> str:
@@ -301,59 +278,28 @@ def drift_section(record: RunRecord) -> str:
     if not record.summary.drift:
         return ""
     found = "".join(f"<li>{escape(text)}</li>" for text in record.summary.drift)
-    return (
-        '<section>\n  <div class="head"><h2>Slower than planned</h2>'
-        "<p>What was steadily slow at the end of the run, and what planning again would bring.</p>"
-        f"</div>\n  <ul>{found}</ul>\n</section>"
-    )
+    note = "What was steadily slow at the end of the run, and what planning again would bring."
+    return section("Slower than planned", note, f"<ul>{found}</ul>")
 
 
-def length_row(found: LengthRecord) -> list[str]:
-    """The cells of a length."""
-    named = ", ".join(f"{name} {size}" for name, size in found.lengths.items())
-    measured, error = "no such step", ""
-    if found.steps:
-        measured = seconds_text(found.measured_s)
-        error = f"{100 * (found.predicted_s / found.measured_s - 1):+.1f} %"
-    return [
-        escape(named),
-        percent_text(found.share),
-        seconds_text(found.predicted_s),
-        measured,
-        error,
-        str(found.steps),
-    ]
+def section(title: str, note: str, body: str) -> str:
+    head = f'<div class="head"><h2>{title}</h2><p>{note}</p></div>'
+    return f"<section>\n{head}\n{body}\n</section>"
 
 
-def memory_legend(record: RunRecord) -> str:
-    """The legend of the memory charts."""
-    known = [("predicted over the iteration", "--F", "")]
-    if record.measured_peaks:
-        known.append(("measured peak", "--ink", "dashed"))
-    if record.near_limits:
-        known.append(("limit", "--limit", "dashed"))
-    return strokes(known)
-
-
-def loss_legend(record: RunRecord) -> str:
-    """The legend of the loss chart."""
-    known = [("training", "--F", "")]
-    if record.evaluations:
-        known.append(("held-out data", "--B", ""))
-    return strokes(known)
-
-
-def strokes(known: list[tuple[str, str, str]]) -> str:
-    """Legend entries from name, colour and style."""
+def strokes(known: dict[str, str]) -> str:
+    """The legend of lines: names, each with its colour and perhaps the class ``dashed``."""
+    colours = {name: style.split() for name, style in known.items()}
     return "\n".join(
-        f'<li><span class="swatch stroke {style}" style="color:var({colour})"></span>{name}</li>'
-        for name, colour, style in known
+        f'<li><span class="swatch stroke {" ".join(dashed)}" style="color:var(--{colour})"></span>'
+        f"{name}</li>"
+        for name, (colour, *dashed) in colours.items()
     )
 
 
 def memory_charts(record: RunRecord) -> str:
     """An empty chart for the memory curve of each device, with its peaks in words."""
-    predicted, measured = peak_memory_bytes(record.predicted), record.measured_peaks
+    predicted, measured = record.predicted_peaks, record.measured_peaks
     parts: list[str] = []
     for device in record.plan.ranks:
         peaks = f"peak {size_text(predicted[device])} predicted"
@@ -368,20 +314,18 @@ def memory_charts(record: RunRecord) -> str:
     return "\n".join(parts)
 
 
-def table(heads: list[tuple[str, str]], rows: list[list[str]]) -> str:
-    """A table; cells are already HTML, and a head gives its column's CSS class."""
-    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in heads)
-    body = "\n".join(
-        "<tr>"
-        + "".join(
-            f'<td class="{kind}">{cell}</td>' for cell, (_, kind) in zip(cells, heads, strict=True)
-        )
-        + "</tr>"
-        for cells in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+def table(names: Sequence[str], numbers: Sequence[str], rows: list[list[str]]) -> str:
+    """A table with these heads, at the left of names and the right of numbers; cells are HTML."""
+    kinds = [*("" for _ in names), *(' class="number"' for _ in numbers)]
+
+    def row(tag: str, cells: Sequence[str]) -> str:
+        pairs = zip(kinds, cells, strict=True)
+        return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for kind, cell in pairs)}</tr>"
+
+    head, body = row("th", (*names, *numbers)), "\n".join(row("td", cells) for cells in rows)
+    return f"<table><thead>{head}</thead><tbody>\n{body}\n</tbody></table>"
 
 
 def lines(texts: Iterable[str]) -> str:
     """Texts on separate lines of a cell."""
-    return "<br>".join(escape(text) for text in texts)
+    return "<br>".join(f"<span>{escape(text)}</span>" for text in texts)

@@ -118,6 +118,11 @@ class RunRecord:
         return next((step.verified for step in self.steps if step.verified), "")
 
     @property
+    def predicted_peaks(self) -> tuple[float, ...]:
+        """Predicted peak bytes of every device."""
+        return peak_memory_bytes(self.predicted)
+
+    @property
     def measured_peaks(self) -> dict[int, float]:
         """Measured peak bytes by device, without devices that measured none."""
         peaks = zip(self.plan.ranks, self.summary.measured_peak_memory_bytes, strict=False)
@@ -126,7 +131,7 @@ class RunRecord:
     @property
     def near_limits(self) -> dict[int, float]:
         """The memory limits, by device, that are at most three times the peak."""
-        predicted, measured = peak_memory_bytes(self.predicted), self.measured_peaks
+        predicted, measured = self.predicted_peaks, self.measured_peaks
         limits = {device: self.cluster.devices[device].memory_bytes for device in self.plan.ranks}
         return {
             device: limit
