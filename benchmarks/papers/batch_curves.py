@@ -11,7 +11,8 @@ from dapple import PAPER, problem_for, without_overlap_s
 from penstock.cluster.toml_file import find_cluster
 from penstock.planners.dapple.dapple import dapple
 from penstock.planners.data_parallel import data_parallel
-from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Words
+from penstock.report.drawing import Curve, Drawing, Mark, Rule, Words
+from penstock.report.palette import Ink
 from penstock.simulate.score import make_score
 
 __all__ = ["batch_curves", "curve_claims", "curves_drawing"]

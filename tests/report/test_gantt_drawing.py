@@ -161,7 +161,7 @@ def test_dark_colours_are_those_of_the_dark_theme() -> None:
     light, _, dark = drawing_svg(drawn(SMALL)).partition("prefers-color-scheme: dark")
     assert f".F0 {{ fill: {THEMES['light'].kinds['F']}; }}" in light
     assert f".F0 {{ fill: {THEMES['dark'].kinds['F']}; }}" in dark
-    assert f".paper {{ fill: {THEMES['dark'].paper}; }}" in dark
+    assert f".paper {{ fill: {THEMES['dark'].inks['paper']}; }}" in dark
 
 
 def test_mirrored_copies_are_told_apart_by_direction() -> None:

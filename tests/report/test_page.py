@@ -10,7 +10,7 @@ from opened_page import OpenedPage
 
 from penstock.plan.plan import Plan, Stage
 from penstock.report.page import page_html, write_report
-from penstock.report.palette import LIGHT
+from penstock.report.palette import LIGHT, TINTS
 from penstock.report.record import RunRecord, read_run
 from penstock.simulate.simulation import simulate_plan
 from penstock.timeline.metrics import COMPUTE, iteration_s
@@ -193,7 +193,7 @@ def test_a_device_of_several_stages_has_one_row_with_all_its_work(
     names = [text for text in words if text.startswith(("device", "stages"))]
     assert names == ["device 0", "stages 0, 2", "device 1", "stages 1, 3"] * 2
     for event in record.predicted.events:
-        tints = LIGHT.tints if event.stage >= 2 and event.kind in COMPUTE else LIGHT.kinds
+        tints = TINTS if event.stage >= 2 and event.kind in COMPUTE else LIGHT.kinds
         assert opened.colour_of(event.device, event) == tints[event.kind]
     legend = opened.page.locator(".legend").first
     assert "dark to light: the 2 stages of a device" in legend.inner_text()

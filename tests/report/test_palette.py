@@ -90,4 +90,8 @@ def test_the_style_sheet_of_pages_has_the_same_colours() -> None:
     page = (files("penstock.report") / "assets" / "page.css").read_text()
     for text, theme in zip(page.split("prefers-color-scheme: dark"), THEMES.values(), strict=True):
         colours = dict(re.findall(r"--(F|B|limit): (#\w+);", text))
-        assert colours == {"F": theme.kinds["F"], "B": theme.kinds["B"], "limit": theme.limit}
+        assert colours == {
+            "F": theme.kinds["F"],
+            "B": theme.kinds["B"],
+            "limit": theme.inks["limit"],
+        }

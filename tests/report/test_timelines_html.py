@@ -277,7 +277,7 @@ def test_where_blocks_are_narrower_than_a_pixel_each_kind_fills_its_share(
     assert opened.complaints == []
     # A quarter forward at the bottom, half backward above it, a quarter idle at the top.
     colours = [opened.colour(0, 5100.0, down) for down in (21.0, 12.0, 3.0)]
-    assert colours == [LIGHT.kinds["F"], LIGHT.kinds["B"], LIGHT.row]
+    assert colours == [LIGHT.kinds["F"], LIGHT.kinds["B"], LIGHT.inks["row"]]
 
 
 def test_numbers_keep_nine_digits() -> None:

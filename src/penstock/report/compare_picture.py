@@ -13,9 +13,9 @@ from penstock.document import write_text
 from penstock.errors import BadInput, shortened
 from penstock.plan.plan import Plan
 from penstock.report.device_rows import DeviceRow, GanttRows, gantt_rows, row_ends, stage_names
-from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Slab, Words, drawing_svg
+from penstock.report.drawing import Curve, Drawing, Mark, Rule, Slab, Words, drawing_svg
 from penstock.report.gantt_drawing import legend_marks, row_heights, rows_panel
-from penstock.report.palette import Style, legend_entries
+from penstock.report.palette import Ink, Style, legend_entries
 from penstock.report.tables import stages_text
 from penstock.report.time_axis import TimeAxis, axis_marks, grid_marks
 from penstock.report.timelines_html import asset, html_page

@@ -7,18 +7,11 @@ scripts, light or dark like the reader's system.
 
 from dataclasses import dataclass
 from html import escape
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
-from penstock.report.palette import THEMES, Style, Theme, fill_of, ink_on
+from penstock.report.palette import THEMES, Ink, Style, Theme, fill_of, ink_on
 
-__all__ = ["Curve", "Drawing", "Ink", "Mark", "Rule", "Run", "Slab", "Words", "drawing_svg"]
-
-ShareInk: TypeAlias = Literal["compute", "fill", "other", "waiting"]
-"""The colour of a share of a critical path that is not a kind of event."""
-
-PlainInk: TypeAlias = Literal["paper", "ink", "quiet", "grid", "row", "area", "limit"]
-Ink: TypeAlias = PlainInk | ShareInk
-"""A colour of the theme that is not the style of a block."""
+__all__ = ["Curve", "Drawing", "Mark", "Rule", "Run", "Slab", "Words", "drawing_svg"]
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
@@ -195,19 +188,13 @@ def style_sheet(drawing: Drawing, name: str) -> str:
 def theme_rules(drawing: Drawing, theme: Theme) -> list[str]:
     """The rules of a theme: ``.name`` fills, ``.line-name`` draws, ``.on-name`` is text on it."""
     rules: list[str] = []
-    shares = (ink for ink in get_args(ShareInk) if ink in drawing.colours)
-    for ink in (*get_args(PlainInk), *shares):
-        colour = getattr(theme, ink)
-        rules += [f".{ink} {{ fill: {colour}; }}", f".line-{ink} {{ stroke: {colour}; }}"]
-    for style in drawing.colours:
-        if not isinstance(style, Style):
-            continue
-        colour = fill_of(style, theme)
-        rules += [
-            f".{style.name} {{ fill: {colour}; }}",
-            f".line-{style.name} {{ stroke: {colour}; }}",
-            f".on-{style.name} {{ fill: {ink_on(colour)}; }}",
-        ]
+    used: dict[Ink | Style, None] = {"paper": None, "quiet": None}
+    for colour in used | dict.fromkeys(drawing.colours):
+        name = class_of(colour)
+        shown = fill_of(colour, theme) if isinstance(colour, Style) else theme.inks[colour]
+        rules += [f".{name} {{ fill: {shown}; }}", f".line-{name} {{ stroke: {shown}; }}"]
+        if isinstance(colour, Style):
+            rules.append(f".on-{name} {{ fill: {ink_on(shown)}; }}")
     return rules
 
 

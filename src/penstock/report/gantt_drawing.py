@@ -14,8 +14,8 @@ from penstock.report.device_rows import (
     merged_blocks,
     stage_names,
 )
-from penstock.report.drawing import Curve, Drawing, Ink, Mark, Rule, Run, Slab, Words
-from penstock.report.palette import KIND_WORDS, Style, legend_entries
+from penstock.report.drawing import Curve, Drawing, Mark, Rule, Run, Slab, Words
+from penstock.report.palette import KIND_WORDS, Ink, Style, legend_entries
 from penstock.report.time_axis import TimeAxis, axis_marks, grid_marks
 from penstock.words import seconds_text, size_text
 

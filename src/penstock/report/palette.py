@@ -13,6 +13,8 @@ from penstock.timeline.timeline import EventKind
 __all__ = [
     "KIND_WORDS",
     "THEMES",
+    "TINTS",
+    "Ink",
     "Style",
     "Theme",
     "ThemeName",
@@ -58,29 +60,51 @@ class Style:
         return f"{self.kind}{self.shade}"
 
 
+PartInk: TypeAlias = Literal["paper", "ink", "quiet", "grid", "row", "area", "limit"]
+ShareInk: TypeAlias = Literal["compute", "fill", "other", "waiting"]
+"""The colour of a share of a critical path that is not a kind of event."""
+
+Ink: TypeAlias = PartInk | ShareInk
+"""A colour of a theme that is not the style of a block."""
+
+
 @dataclass(frozen=True)
 class Theme:
-    """The colours of a picture, as ``#rrggbb``.
+    """The colours of a picture, as ``#rrggbb``: of its parts, and of kinds of events."""
 
-    ``tints`` are the colours of a device's last stage; stages in between get mixtures.
-    ``compute``, ``fill`` (and drain), ``other`` (stages) and ``waiting`` are shares of a critical
-    path.
-    """
-
-    paper: str
-    ink: str
-    quiet: str
-    grid: str
-    row: str
-    area: str
-    limit: str
-    compute: str
-    fill: str
-    other: str
-    waiting: str
+    inks: dict[Ink, str]
     kinds: dict[EventKind, str]
-    tints: dict[EventKind, str]
 
+
+INKS: dict[Ink, tuple[str, str]] = {
+    "paper": ("#ffffff", "#181f27"),
+    "ink": ("#16202c", "#e6ebf0"),
+    "quiet": ("#5c6a7a", "#94a2b1"),
+    "grid": ("#dfe4ea", "#2b3540"),
+    "row": ("#f0f2f5", "#202933"),
+    "area": ("#cfe2ef", "#24435a"),
+    "limit": ("#b3261e", "#ff8a80"),
+    "compute": ("#33618f", "#4f86bd"),
+    "fill": ("#93b5d6", "#3d6187"),
+    "other": ("#c4d6e8", "#2f4a66"),
+    "waiting": ("#d9dee4", "#35414d"),
+}
+KINDS: dict[EventKind, tuple[str, str]] = {
+    "F": ("#0072b2", "#2b86c5"),
+    "B": ("#e69f00", "#e69f00"),
+    "I": ("#d55e00", "#d55e00"),
+    "W": ("#f0e442", "#f0e442"),
+    "R": ("#56b4e9", "#56b4e9"),
+    "STEP": ("#cc79a7", "#cc79a7"),
+    "SEND": ("#6b7785", "#8d9aa8"),
+    "RECV": ("#a9b3be", "#5d6a78"),
+    "REDUCE": ("#009e73", "#2bb78d"),
+}
+LIGHT, DARK = (
+    Theme({ink: both[i] for ink, both in INKS.items()}, {k: both[i] for k, both in KINDS.items()})
+    for i in (0, 1)
+)
+THEMES: dict[ThemeName, Theme] = {"light": LIGHT, "dark": DARK}
 
 TINTS: dict[EventKind, str] = {
     "F": "#b4bfe6",
@@ -89,62 +113,9 @@ TINTS: dict[EventKind, str] = {
     "W": "#f2f3b0",
     "R": "#b9eeff",
 }
-"""Tints of a device's last stage. They are chosen so that no two colours of compute look alike,
-even with red-green blindness (`tests/report/test_palette.py` measures it)."""
-
-LIGHT = Theme(
-    paper="#ffffff",
-    ink="#16202c",
-    quiet="#5c6a7a",
-    grid="#dfe4ea",
-    row="#f0f2f5",
-    area="#cfe2ef",
-    limit="#b3261e",
-    compute="#33618f",
-    fill="#93b5d6",
-    other="#c4d6e8",
-    waiting="#d9dee4",
-    kinds={
-        "F": "#0072b2",
-        "B": "#e69f00",
-        "I": "#d55e00",
-        "W": "#f0e442",
-        "R": "#56b4e9",
-        "STEP": "#cc79a7",
-        "SEND": "#6b7785",
-        "RECV": "#a9b3be",
-        "REDUCE": "#009e73",
-    },
-    tints=TINTS,
-)
-
-DARK = Theme(
-    paper="#181f27",
-    ink="#e6ebf0",
-    quiet="#94a2b1",
-    grid="#2b3540",
-    row="#202933",
-    area="#24435a",
-    limit="#ff8a80",
-    compute="#4f86bd",
-    fill="#3d6187",
-    other="#2f4a66",
-    waiting="#35414d",
-    kinds={
-        "F": "#2b86c5",
-        "B": "#e69f00",
-        "I": "#d55e00",
-        "W": "#f0e442",
-        "R": "#56b4e9",
-        "STEP": "#cc79a7",
-        "SEND": "#8d9aa8",
-        "RECV": "#5d6a78",
-        "REDUCE": "#2bb78d",
-    },
-    tints=TINTS,
-)
-
-THEMES: dict[ThemeName, Theme] = {"light": LIGHT, "dark": DARK}
+"""Colours of a device's last stage; stages in between get mixtures. They are chosen so that no two
+colours of compute look alike, even with red-green blindness (`tests/report/test_palette.py`
+measures it)."""
 
 DARK_INK, LIGHT_INK = "#16202c", "#ffffff"
 CUBE = (0, 95, 135, 175, 215, 255)
@@ -172,9 +143,9 @@ def fill_of(style: Style, theme: Theme) -> str:
     ('#0072b2', '#b4bfe6')
     """
     colour = theme.kinds[style.kind]
-    if style.shade == 0 or style.kind not in theme.tints:
+    if style.shade == 0 or style.kind not in TINTS:
         return colour
-    return mixed(colour, theme.tints[style.kind], style.shade / (style.shades - 1))
+    return mixed(colour, TINTS[style.kind], style.shade / (style.shades - 1))
 
 
 def legend_entries(styles: Iterable[Style]) -> list[tuple[str, list[Style]]]:
@@ -209,7 +180,6 @@ def ink_on(fill: str) -> str:
 
 
 def contrast(first: str, second: str) -> float:
-    """The contrast ratio of two colours, from 1 to 21."""
     low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
 
@@ -261,5 +231,4 @@ def nearest_code(colour: str) -> int:
 
 
 def channels(colour: str) -> tuple[int, int, int]:
-    """Red, green and blue, from 0 to 255."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

@@ -107,12 +107,7 @@ def theme_data(theme: Theme, styles: Sequence[Style]) -> dict[str, Json]:
     """The colours of a theme: of its parts, of each style, and of the text on each style."""
     fills = [fill_of(style, theme) for style in styles]
     return {
-        "ink": theme.ink,
-        "quiet": theme.quiet,
-        "grid": theme.grid,
-        "row": theme.row,
-        "area": theme.area,
-        "limit": theme.limit,
+        **theme.inks,
         "fills": [*fills],
         "inks": [ink_on(fill) for fill in fills],
     }
