@@ -87,9 +87,10 @@ def steps(path: Path) -> object:
 
 def summary(path: Path) -> object:
     """The summary of a run."""
-    from penstock.report.record import read_summary
+    from penstock.document import read_document
+    from penstock.report.record import RunSummary
 
-    return read_summary(path)
+    return read_document(RunSummary, path, "summary")
 
 
 def header(path: Path) -> object:

@@ -35,7 +35,6 @@ class PipelineLayout:
 
     @property
     def pipeline_size(self) -> int:
-        """The number of pipeline ranks."""
         return max(self.ranks) + 1
 
     @property

@@ -156,7 +156,6 @@ def train(
 
 
 def show_run(result: "TrainResult", terminal: Terminal) -> None:
-    """Print the result of a run."""
     values = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in asdict(result).items()
@@ -178,7 +177,6 @@ def show_run(result: "TrainResult", terminal: Terminal) -> None:
 
 
 def left_out_text(steps: tuple[int, ...]) -> list[str]:
-    """A line on steps that were left out, if any."""
     return [f"left out   steps {', '.join(map(str, steps))} (NaN or infinity)"] if steps else []
 
 

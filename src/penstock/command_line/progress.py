@@ -33,7 +33,6 @@ class PlanningProgress:
         self.bound_s = bound_s
 
     def show_step(self, step: "SearchStep", planner: str = "") -> None:
-        """Show a step of a planner."""
         self.show(step_words(step, planner, self.bound_s))
 
 

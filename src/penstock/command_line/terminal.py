@@ -147,7 +147,6 @@ def print_error(error: BaseException) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error without line breaks."""
     return " ".join(str(error).split())
 
 

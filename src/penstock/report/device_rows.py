@@ -34,12 +34,10 @@ class DrawnEvent:
 
     @property
     def start_s(self) -> float:
-        """The start in seconds."""
         return self.event.start_s
 
     @property
     def end_s(self) -> float:
-        """The end in seconds."""
         return self.event.end_s
 
 
@@ -66,7 +64,6 @@ class DeviceRow:
 
     @property
     def peak_bytes(self) -> float:
-        """The peak of the bytes in use."""
         return max((size for _, size in self.memory), default=0.0)
 
 
@@ -114,12 +111,10 @@ class GanttRows:
 
     @property
     def has_transfers(self) -> bool:
-        """Whether anything is sent, received or reduced."""
         return any(row.sends or row.receives for row in self.rows)
 
     @property
     def has_memory(self) -> bool:
-        """Whether memory was sampled."""
         return any(row.memory for row in self.rows)
 
 

@@ -151,7 +151,6 @@ class Drawing:
 
     @property
     def colours(self) -> tuple[Ink | Style, ...]:
-        """All colours of marks, without duplicates."""
         found: dict[Ink | Style, None] = {}
         for mark in self.marks:
             found[mark.fill if isinstance(mark, Slab | Run) else mark.ink] = None

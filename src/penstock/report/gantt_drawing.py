@@ -50,7 +50,6 @@ class RowHeights:
 
     @property
     def pitch(self) -> float:
-        """The distance from one row to the next."""
         return self.compute + 2 * self.lane + self.gap
 
 
@@ -174,7 +173,6 @@ def lane_marks(
 
 
 def block_label(block: DrawnEvent) -> str:
-    """The tooltip of a block, in one line."""
     event = block.event
     parts = [f"device {event.device}: {KIND_WORDS[event.kind]}"]
     if event.micro_batch >= 0:
@@ -242,7 +240,6 @@ def limit_is_near(row: DeviceRow) -> bool:
 
 
 def strip_marks(row: DeviceRow, axis: TimeAxis, y: float, scale: float) -> list[Mark]:
-    """The memory of one device."""
     base = y + STRIP
     line = steps(levels_by_column(row, axis), axis, base, scale / STRIP)
     area = ((line[0][0], base), *line, (line[-1][0], base))
@@ -295,7 +292,6 @@ def limit_marks(
 
 
 def peak_text(row: DeviceRow) -> str:
-    """The peak of a device, and its limit if known, in words."""
     limit = f" of {size_text(row.limit_bytes)}" if row.limit_bytes else ""
     return f"peak {size_text(row.peak_bytes)}{limit}"
 

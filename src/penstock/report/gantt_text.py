@@ -87,7 +87,6 @@ def run_text(span: DrawnSpan | None, columns: int, colour: bool) -> str:
 
 
 def painted(words: str, style: Style) -> str:
-    """Words on the background colour of a style."""
     code = terminal_code(style)
     return f"\x1b[48;5;{code};38;5;{terminal_ink(code)}m{words}{RESET}"
 
@@ -132,7 +131,6 @@ def legend_lines(chart: GanttRows, width: int, colour: bool) -> list[str]:
 
 
 def broken(entries: Sequence[str], width: int) -> list[str]:
-    """Entries wrapped to as few lines as possible."""
     lines: list[str] = []
     room = 0
     for entry in entries:
@@ -147,6 +145,5 @@ def broken(entries: Sequence[str], width: int) -> list[str]:
 
 
 def visible(words: str) -> str:
-    """Words without colour codes."""
     parts = words.split("\x1b[")
     return parts[0] + "".join(part.partition("m")[2] for part in parts[1:])

@@ -83,7 +83,6 @@ def page_html(record: RunRecord) -> str:
 
 
 def timeline_panels(record: RunRecord) -> Sequence[TimelinePanel]:
-    """The predicted timeline with its memory, and below it the measured one."""
     limits = [device.memory_bytes for device in record.cluster.devices]
     panels: list[TimelinePanel] = []
     for title, note, timeline in (
@@ -132,7 +131,6 @@ def facts(record: RunRecord) -> str:
 
 
 def tiles(record: RunRecord) -> str:
-    """The headline numbers."""
     summary, error = record.summary, record.error
     of_one = 1 / summary.samples_per_s if summary.samples_per_s else inf
     rates = throughput_of(record.profile, record.cluster, record.plan.ranks, 1, of_one)
@@ -173,7 +171,6 @@ def tiles(record: RunRecord) -> str:
 
 
 def tile(name: str, value: str, more: str, verdict: str = "") -> str:
-    """One headline number."""
     return (
         f'<div class="tile"><div class="name">{escape(name)}</div>'
         f'<div class="value {verdict}">{escape(value)}</div>'

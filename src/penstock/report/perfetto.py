@@ -74,7 +74,6 @@ def threads_of(timeline: Timeline) -> list[int]:
 
 
 def devices_of_several_stages(timeline: Timeline) -> set[int]:
-    """The devices that compute for more than one stage."""
     stages: dict[int, set[int]] = defaultdict(set)
     for event in timeline.events:
         if event.kind in COMPUTE and event.micro_batch >= 0:
@@ -85,7 +84,6 @@ def devices_of_several_stages(timeline: Timeline) -> set[int]:
 def process_names(
     timeline: Timeline, process: int, threads: Sequence[int]
 ) -> list[dict[str, Json]]:
-    """The process named after the timeline, and each of its threads."""
     title = timeline.title or f"timeline {process}"
     named: list[dict[str, Json]] = [metadata("process_name", process, 0, name=title)]
     for thread in sorted(set(threads)):
@@ -98,7 +96,6 @@ def process_names(
 
 
 def metadata(kind: str, process: int, thread: int, **values: Json) -> dict[str, Json]:
-    """A metadata event."""
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": values}
 
 
@@ -172,7 +169,6 @@ def message_arrows(
 
 
 def memory(timeline: Timeline, process: int) -> list[dict[str, Json]]:
-    """A counter track for each device's memory."""
     return [
         {
             "ph": "C",

@@ -3,13 +3,12 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, Field
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster
-from penstock.document import parse_json, read_text
+from penstock.document import Entry, check_document, parse_json, read_document, read_text
 from penstock.errors import BadInput
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
@@ -32,14 +31,10 @@ NEEDED = (
 )
 
 
-class RecordLine(BaseModel):
-    """A JSON object; keys that are not fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class StepRecord(RecordLine):
+class StepRecord(Entry):
     """One training step; ``verified`` says how it compared with the user's module, if compared."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=False)
 
     step: int
     loss: float
@@ -47,21 +42,19 @@ class StepRecord(RecordLine):
     verified: str = ""
 
 
-class EvaluationRecord(RecordLine):
+class EvaluationRecord(Entry):
     """The loss on held-out data after a step."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=False)
 
     step: int
     evaluation_loss: float
 
 
-class FiniteLine(RecordLine):
-    """A JSON object whose numbers are finite."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-class LengthRecord(FiniteLine):
+class LengthRecord(Entry):
     """Predicted and measured seconds of the steps whose batches were about this long."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=False, allow_inf_nan=False)
 
     lengths: dict[str, int]
     share: float
@@ -70,8 +63,10 @@ class LengthRecord(FiniteLine):
     steps: int
 
 
-class RunSummary(FiniteLine):
+class RunSummary(Entry):
     """The main numbers of a run; peaks are in the order of the plan's ranks."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=False, allow_inf_nan=False)
 
     name: str = ""
     job: str
@@ -80,14 +75,11 @@ class RunSummary(FiniteLine):
     loss: float
     samples_per_s: float
     predicted_s: float
-    measured_s: float
+    measured_s: float = Field(gt=0)
     measured_peak_memory_bytes: tuple[float, ...] = ()
     by_length: tuple[LengthRecord, ...] = ()
     drift: tuple[str, ...] = ()
     busy: str = ""
-
-
-RowType = TypeVar("RowType", bound=RecordLine)
 
 
 @dataclass(frozen=True)
@@ -167,7 +159,7 @@ def read_run(directory: str | Path) -> RunRecord:
         measured=read_timeline(place / "measured.json"),
         steps=steps,
         evaluations=evaluations,
-        summary=read_summary(place / "summary.json"),
+        summary=read_document(RunSummary, place / "summary.json", "summary"),
     )
     check_record(record)
     return record
@@ -193,16 +185,6 @@ def check_record(record: RunRecord) -> None:
             f"{where}: a timeline has events on device {min(strangers)}, which plan.json does not "
             f"use; all must be of one run; run it again"
         )
-    if record.summary.measured_s <= 0:
-        raise BadInput(
-            f"{where}/summary.json: measured_s is {record.summary.measured_s}; it must be > 0; "
-            f"run it again"
-        )
-
-
-def read_summary(path: Path) -> RunSummary:
-    """The content of ``summary.json``."""
-    return parse_row(RunSummary, parse_json(read_text(path, "summary"), path, "summary"), str(path))
 
 
 def read_metrics(path: Path) -> tuple[tuple[StepRecord, ...], tuple[EvaluationRecord, ...]]:
@@ -218,23 +200,9 @@ def read_metrics(path: Path) -> tuple[tuple[StepRecord, ...], tuple[EvaluationRe
         except BadInput as cause:
             raise BadInput(f"line {number} of {cause}, or delete the line") from cause
         if isinstance(value, dict) and "evaluation_loss" in value:
-            evaluations.append(parse_row(EvaluationRecord, value, where))
+            evaluations.append(check_document(EvaluationRecord, value, where))
         elif isinstance(value, dict) and "non_finite" in value:
             continue  # a step that was left out has no loss
         else:
-            steps.append(parse_row(StepRecord, value, where))
+            steps.append(check_document(StepRecord, value, where))
     return tuple(steps), tuple(evaluations)
-
-
-def parse_row(row: type[RowType], value: object, where: str) -> RowType:
-    """``value`` as a ``row``.
-
-    Raises:
-        BadInput: a key is missing or has a value of another type.
-    """
-    try:
-        return row.model_validate(value)
-    except ValidationError as cause:
-        problem = cause.errors()[0]
-        key = ".".join(map(str, problem["loc"])) or "the value"
-        raise BadInput(f"{where}: {key}: {problem['msg']}; run the job again") from cause

@@ -170,7 +170,6 @@ class NarrowTable:
         yield self.piece([*keys, *shown])
 
     def piece(self, columns: list[Column]) -> Table:
-        """The table with these columns only."""
         piece = copy(self.table)
         piece.columns = [replace(column, _index=k) for k, column in enumerate(columns)]
         return piece
