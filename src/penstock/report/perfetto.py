@@ -16,8 +16,6 @@ from penstock.timeline.timeline import Event, Timeline
 __all__ = ["trace_events", "write_trace"]
 
 ENGINES = ("compute", "send", "receive")
-MOST_LANES = 64
-"""The most lanes of overlapping slices for one engine of a device."""
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
@@ -41,74 +39,48 @@ def trace_events(timeline: Timeline, process: int) -> list[dict[str, Json]]:
     A device has one thread for compute, one for sending and reducing, and one for receiving. There
     are more if events of one of these overlap, since slices of a thread must not.
     """
-    threads = threads_of(timeline)
-    several = devices_of_several_stages(timeline)
+    lanes = lanes_of(timeline)
+    numbers = {lane: number for number, lane in enumerate(sorted(set(lanes)), start=1)}
+    threads = [numbers[lane] for lane in lanes]
+    stages: dict[int, set[int]] = defaultdict(set)
+    for event in timeline.events:
+        if event.kind in COMPUTE and event.micro_batch >= 0:
+            stages[event.device].add(event.stage)
     slices = [
-        slice_of(event, process, thread, event.device in several)
+        slice_of(event, process, thread, with_stage=len(stages[event.device]) > 1)
         for event, thread in zip(timeline.events, threads, strict=True)
     ]
+    names = [metadata("process_name", process, 0, name=timeline.title or f"timeline {process}")]
+    for (device, engine, lane), thread in numbers.items():
+        name = f"device {device} {ENGINES[engine]}" + (f" {lane + 1}" if lane else "")
+        names.append(metadata("thread_name", process, thread, name=name))
+        names.append(metadata("thread_sort_index", process, thread, sort_index=thread))
     return [
-        *process_names(timeline, process, threads),
+        *names,
         *slices,
         *message_arrows(timeline, process, threads),
         *memory(timeline, process),
     ]
 
 
-def threads_of(timeline: Timeline) -> list[int]:
-    """The thread of each event: the first lane of its engine that is free when it starts."""
-    threads = [0] * len(timeline.events)
+def lanes_of(timeline: Timeline) -> list[tuple[int, int, int]]:
+    """Device, engine and lane of each event: the first lane that is free when it starts."""
+    found = [(0, 0, 0)] * len(timeline.events)
     free_from_s: dict[tuple[int, int], list[float]] = defaultdict(list)
-    by_start = sorted(range(len(threads)), key=lambda i: timeline.events[i].start_s)
-    for index in by_start:
+    for index in sorted(range(len(found)), key=lambda i: timeline.events[i].start_s):
         event = timeline.events[index]
-        lanes = free_from_s[event.device, engine_of(event)]
+        engine = 0 if event.kind in COMPUTE else 2 if event.kind == "RECV" else 1
+        lanes = free_from_s[event.device, engine]
         slack_s = 1e-9 * max(event.end_s, 1e-9)
         free = (i for i, end_s in enumerate(lanes) if end_s <= event.start_s + slack_s)
         lane = next(free, len(lanes))
-        if lane == len(lanes):
-            lanes.append(0.0)
-        lanes[lane] = event.end_s
-        threads[index] = thread_of(event.device, engine_of(event), lane)
-    return threads
-
-
-def devices_of_several_stages(timeline: Timeline) -> set[int]:
-    stages: dict[int, set[int]] = defaultdict(set)
-    for event in timeline.events:
-        if event.kind in COMPUTE and event.micro_batch >= 0:
-            stages[event.device].add(event.stage)
-    return {device for device, own in stages.items() if len(own) > 1}
-
-
-def process_names(
-    timeline: Timeline, process: int, threads: Sequence[int]
-) -> list[dict[str, Json]]:
-    title = timeline.title or f"timeline {process}"
-    named: list[dict[str, Json]] = [metadata("process_name", process, 0, name=title)]
-    for thread in sorted(set(threads)):
-        device, within = divmod(thread - 1, len(ENGINES) * MOST_LANES)
-        engine, lane = divmod(within, MOST_LANES)
-        name = f"device {device} {ENGINES[engine]}" + (f" {lane + 1}" if lane else "")
-        named.append(metadata("thread_name", process, thread, name=name))
-        named.append(metadata("thread_sort_index", process, thread, sort_index=thread))
-    return named
+        lanes[lane : lane + 1] = [event.end_s]
+        found[index] = (event.device, engine, lane)
+    return found
 
 
 def metadata(kind: str, process: int, thread: int, **values: Json) -> dict[str, Json]:
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": values}
-
-
-def engine_of(event: Event) -> int:
-    """The engine of its device that an event occupies, as an index of `ENGINES`."""
-    if event.kind in COMPUTE:
-        return 0
-    return 2 if event.kind == "RECV" else 1
-
-
-def thread_of(device: int, engine: int, lane: int) -> int:
-    """The thread number of a lane; 0 is the process. The last lane takes all lanes beyond it."""
-    return (device * len(ENGINES) + engine) * MOST_LANES + min(lane, MOST_LANES - 1) + 1
 
 
 def slice_of(event: Event, process: int, thread: int, with_stage: bool) -> dict[str, Json]:
