@@ -12,6 +12,7 @@ from penstock.bridges.modules import (
     check_neighbours,
     module_chain,
     names_of_stages,
+    stage_modules,
 )
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
@@ -86,7 +87,7 @@ def export_layout(
     layout, chain = layout_of_plan(plan, form.title), module_chain(profile)
     if form.torch_pipelines:
         check_neighbours(layout, chain, profile, form.title)
-    modules = chain.stage_modules(layout.stages, form.title)
+    modules = stage_modules(chain, layout.stages, form.title)
     names = names_of_stages(modules, joined)
     text, notes = form.write(NamedPlan(plan, profile, path, layout, chain, modules, names))
     actions = torch_pipelining.csv_of_plan(plan) if form.torch_pipelines else ""

@@ -13,11 +13,12 @@ block, ``L`` for those after the last. Megatron holds each of the two on one sta
 
 import re
 import shlex
+from collections.abc import Sequence
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 
 from penstock.bridges.layout import AskedLayout, PipelineLayout
-from penstock.bridges.modules import ModuleChain, NamedPlan, module_chain
+from penstock.bridges.modules import ModuleLayers, NamedPlan, module_chain
 from penstock.document import read_text, shorter
 from penstock.errors import BadInput
 from penstock.profile.model_profile import ModelProfile
@@ -56,7 +57,7 @@ def megatron_arguments(given: NamedPlan) -> tuple[str, list[str]]:
         position = own.stop
         check_cut(chain, own.stop, first, last)
         head = "E" if 0 in own else ""
-        tail = "L" if own.stop == len(chain.modules) else ""
+        tail = "L" if own.stop == len(chain) else ""
         blocks = sum(first <= i < last for i in own)
         letters.append(head + (f"t*{blocks}" if blocks > 1 else "t" * blocks) + tail)
     arguments = {
@@ -72,11 +73,11 @@ def megatron_arguments(given: NamedPlan) -> tuple[str, list[str]]:
     return text, notes
 
 
-def check_cut(chain: ModuleChain, cut: int, first: int, last: int) -> None:
+def check_cut(chain: Sequence[ModuleLayers], cut: int, first: int, last: int) -> None:
     """Raise `BadInput` if a cut before module ``cut`` divides the embedding or the head."""
-    if first <= cut <= last or cut == len(chain.modules):
+    if first <= cut <= last or cut == len(chain):
         return
-    before, after = chain.modules[cut - 1].name, chain.modules[cut].name
+    before, after = chain[cut - 1].name, chain[cut].name
     what = "embedding" if cut < first else "head"
     raise BadInput(
         f"the cut between '{before}' and '{after}' divides what {TARGET} keeps together as its "
@@ -188,10 +189,10 @@ def check_letters(layers: list[str], path: Path) -> None:
         raise BadInput(f"{path}: stage {layers.index('')} of the layout is empty; give it a layer")
 
 
-def transformer_blocks(chain: ModuleChain, profile: ModelProfile) -> tuple[int, int]:
+def transformer_blocks(chain: Sequence[ModuleLayers], profile: ModelProfile) -> tuple[int, int]:
     """Where the blocks are in the chain of modules: the first, and the one after the last."""
-    places = [i for i, module in enumerate(chain.modules) if module.container is not None]
-    lists = sorted({chain.modules[i].container or "" for i in places})
+    places = [i for i, module in enumerate(chain) if module.container is not None]
+    lists = sorted({chain[i].container or "" for i in places})
     if len(lists) != 1 or places != list(range(places[0], places[-1] + 1)):
         there = f"blocks in {', '.join(map(repr, lists))}" if lists else "no numbered blocks"
         raise BadInput(
@@ -205,7 +206,7 @@ def stages_of_counts(counts: list[int], profile: ModelProfile, path: Path) -> tu
     """Stages with so many blocks each; the first has all before them, the last all after them."""
     chain = module_chain(profile)
     first, _ = transformer_blocks(chain, profile)
-    starts = [0, *(module.layers.stop for module in chain.modules)]
+    starts = [0, *(module.layers.stop for module in chain)]
     cuts = [starts[block] for block in accumulate(counts[:-1], initial=first)][1:]
     bounds = [0, *cuts, len(profile.layers)]
     for index, (lo, hi) in enumerate(pairwise(bounds)):

@@ -19,12 +19,12 @@ from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 
 __all__ = [
-    "ModuleChain",
     "ModuleLayers",
     "NamedPlan",
     "check_neighbours",
     "module_chain",
     "names_of_stages",
+    "stage_modules",
     "stages_of_starts",
     "with_whole_blocks",
 ]
@@ -57,54 +57,6 @@ class ModuleLayers:
         return before if before and entry_number(last) is not None else None
 
 
-@dataclass(frozen=True)
-class ModuleChain:
-    """The modules that compute the layers of a profile, in order, without the loss."""
-
-    modules: tuple[ModuleLayers, ...]
-    layers: int
-
-    def stage_modules(
-        self, stages: Sequence[range], target: str
-    ) -> tuple[tuple[ModuleLayers, ...], ...]:
-        """The modules of each stage.
-
-        Raises:
-            BadInput: a cut inside a module, a stage of the loss alone, or a module that two stages
-                use. ``target`` cannot express these.
-        """
-        ends = {module.layers.stop for module in self.modules}
-        for stage in stages[:-1]:
-            if stage.stop in ends:
-                continue
-            cut = next((m for m in self.modules if stage.stop in m.layers), None)
-            if cut is not None:
-                raise BadInput(
-                    f"the cut before layer {stage.stop} is inside module '{cut.name}' (layers "
-                    f"{cut.layers.start} to {cut.layers.stop - 1}), which {target} keeps whole; "
-                    f'move it with --whole-blocks, or profile with granularity = "block" in the '
-                    f"job and plan again"
-                )
-        found = tuple(
-            tuple(m for m in self.modules if m.layers.start in layers) for layers in stages
-        )
-        owner: dict[str, int] = {}
-        for index, modules in enumerate(found):
-            if not modules:
-                raise BadInput(
-                    f"stage {index} holds only the loss, which {target} computes with the last "
-                    f"module; put it on one stage with '{self.modules[-1].name}'"
-                )
-            for module in modules:
-                if owner.setdefault(module.name, index) != index:
-                    raise BadInput(
-                        f"module '{module.name}' is called on stages {owner[module.name]} and "
-                        f"{index}; {target} puts a module on one stage; move the cuts so that "
-                        f"both calls are on one"
-                    )
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class NamedPlan:
     """A plan with all that a framework's layout of it may say; the layout will be at ``path``.
@@ -116,7 +68,7 @@ class NamedPlan:
     profile: ModelProfile
     path: Path
     layout: PipelineLayout
-    chain: ModuleChain
+    chain: tuple[ModuleLayers, ...]
     modules: tuple[tuple[ModuleLayers, ...], ...]
     names: tuple[tuple[str, ...], ...]
 
@@ -137,8 +89,8 @@ def entry_number(part: str) -> int | None:
     return int(part) if ENTRY_NUMBER.fullmatch(part) else None
 
 
-def module_chain(profile: ModelProfile) -> ModuleChain:
-    """The modules of a profile's layers.
+def module_chain(profile: ModelProfile) -> tuple[ModuleLayers, ...]:
+    """The modules that compute a profile's layers, in order, without the loss.
 
     Raises:
         BadInput: the profile has no layer but the loss.
@@ -152,7 +104,7 @@ def module_chain(profile: ModelProfile) -> ModuleChain:
         modules.append(ModuleLayers(name, range(start, index + 1)))
     if not modules:
         raise BadInput(f"profile '{profile.name}' has no layer but the loss; there is no stage")
-    return ModuleChain(tuple(modules), len(profile.layers))
+    return tuple(modules)
 
 
 def with_light_modules(names: Sequence[str], joined: Mapping[str, str]) -> dict[str, list[str]]:
@@ -194,6 +146,42 @@ def with_light_modules(names: Sequence[str], joined: Mapping[str, str]) -> dict[
     return listed
 
 
+def stage_modules(
+    chain: Sequence[ModuleLayers], stages: Sequence[range], target: str
+) -> tuple[tuple[ModuleLayers, ...], ...]:
+    """The modules of each stage.
+
+    Raises:
+        BadInput: a cut inside a module, a stage of the loss alone, or a module that two stages use.
+            ``target`` cannot express these.
+    """
+    for cut in (stage.stop for stage in stages[:-1]):
+        whole = next((m for m in chain if m.layers.start < cut < m.layers.stop), None)
+        if whole is not None:
+            raise BadInput(
+                f"the cut before layer {cut} is inside module '{whole.name}' (layers "
+                f"{whole.layers.start} to {whole.layers.stop - 1}), which {target} keeps whole; "
+                f'move it with --whole-blocks, or profile with granularity = "block" in the '
+                f"job and plan again"
+            )
+    found = tuple(tuple(m for m in chain if m.layers.start in layers) for layers in stages)
+    owner: dict[str, int] = {}
+    for index, modules in enumerate(found):
+        if not modules:
+            raise BadInput(
+                f"stage {index} holds only the loss, which {target} computes with the last "
+                f"module; put it on one stage with '{chain[-1].name}'"
+            )
+        for module in modules:
+            if owner.setdefault(module.name, index) != index:
+                raise BadInput(
+                    f"module '{module.name}' is called on stages {owner[module.name]} and "
+                    f"{index}; {target} puts a module on one stage; move the cuts so that "
+                    f"both calls are on one"
+                )
+    return found
+
+
 def names_of_stages(
     stages: Sequence[Sequence[ModuleLayers]], joined: Mapping[str, str]
 ) -> tuple[tuple[str, ...], ...]:
@@ -210,7 +198,7 @@ def names_of_stages(
 
 
 def check_neighbours(
-    layout: PipelineLayout, chain: ModuleChain, profile: ModelProfile, target: str
+    layout: PipelineLayout, chain: Sequence[ModuleLayers], profile: ModelProfile, target: str
 ) -> None:
     """Raise unless stages only need what torch's pipelines give them.
 
@@ -222,7 +210,7 @@ def check_neighbours(
     """
     if len(layout.stages) == 1:
         return
-    for module in chain.modules:
+    for module in chain:
         if module.name == OWN_FORWARD:
             raise BadInput(
                 f"layer {module.layers.start} of profile '{profile.name}' is computed by the "
@@ -296,7 +284,7 @@ def with_whole_blocks(plan: Plan, profile: ModelProfile) -> Plan:
     Raises:
         BadInput: a stage would be left without a layer.
     """
-    ends = [module.layers.stop for module in module_chain(profile).modules]
+    ends = [module.layers.stop for module in module_chain(profile)]
     times = [0.0, *profile.prefix_sums(plan.micro_batch_size)[0][1:]]
     cuts = [stage.layers.stop for stage in plan.stages[:-1]]
     moved = [min((0, *ends), key=lambda end: abs(times[end] - times[cut])) for cut in cuts]

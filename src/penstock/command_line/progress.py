@@ -25,12 +25,8 @@ REFRESHES_PER_S = 5
 class PlanningProgress:
     """Shows search steps and notes through two functions; see `planning_progress`."""
 
-    def __init__(
-        self, show: Callable[[str], None], note: Callable[[str], None], bound_s: float = 0.0
-    ) -> None:
-        self.show = show
-        self.note = note
-        self.bound_s = bound_s
+    def __init__(self, show: Callable[[str], None], note: Callable[[str], None]) -> None:
+        self.show, self.note, self.bound_s = show, note, 0.0
 
     def show_step(self, step: "SearchStep", planner: str = "") -> None:
         self.show(step_words(step, planner, self.bound_s))
@@ -40,7 +36,7 @@ class PlanningProgress:
 def planning_progress(terminal: Terminal) -> Generator[PlanningProgress]:
     """Progress during the block; silent if the terminal is quiet."""
     if terminal.quiet:
-        yield PlanningProgress(ignore, ignore)
+        yield PlanningProgress(terminal.note, terminal.note)
     elif sys.stderr.isatty():
         with live_line() as (show, note):
             yield PlanningProgress(show, note)
@@ -112,7 +108,3 @@ def live_line() -> Generator[tuple[Callable[[str], None], Callable[[str], None]]
             lambda words: line.update(task, description=words),
             lambda words: console.print(words, markup=False),
         )
-
-
-def ignore(words: str) -> None:
-    """Print nothing."""

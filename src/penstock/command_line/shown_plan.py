@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -10,13 +11,14 @@ from penstock.cluster.cluster import Cluster
 from penstock.command_line.terminal import Terminal
 from penstock.plan.in_words import plan_words
 from penstock.planning.assessment import PlannedPipeline
-from penstock.planning.explanation import explanation_words
-from penstock.planning.what_if import PlayedPlan
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.tables import plain_table, plan_table
 from penstock.simulate.by_length import expected_s
 from penstock.timeline.metrics import iteration_s
 from penstock.words import numbered, percent_text, seconds_text, size_text
+
+if TYPE_CHECKING:
+    from penstock.planning.what_if import PlayedPlan
 
 __all__ = [
     "bound_words",
@@ -117,7 +119,7 @@ def bound_words(planned: PlannedPipeline) -> str:
 
 
 def played_parts(
-    before: PlayedPlan, after: PlayedPlan, changes: Sequence[str]
+    before: "PlayedPlan", after: "PlayedPlan", changes: Sequence[str]
 ) -> list[RenderableType]:
     """What stands between a simulated plan and its timeline.
 
@@ -128,6 +130,8 @@ def played_parts(
     if before.tensor_groups:
         parts.append(groups_line(before.tensor_groups))
     if changes:
+        from penstock.planning.explanation import explanation_words
+
         words = [explanation_words(played.explanation)[0] for played in (before, after)]
         table = change_table(before, after, changes)
         parts += ["", table, f"Before: {words[0]}", f"After: {words[1]}"]
@@ -148,7 +152,7 @@ def played_parts(
     return [*parts, ""]
 
 
-def change_table(before: PlayedPlan, after: PlayedPlan, changes: Sequence[str]) -> Table:
+def change_table(before: "PlayedPlan", after: "PlayedPlan", changes: Sequence[str]) -> Table:
     """Numbers before and after, and by how much they changed."""
     table = plain_table((f"with {', '.join(changes)}",), ("before", "after", "change"))
     figures = [
