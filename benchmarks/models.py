@@ -8,10 +8,10 @@
 
 Every architecture that the installed transformers registers for the heads is built as a tiny
 version with random weights, run eagerly, captured, cut into three stages and trained for one step
-of two micro-batches in `InProcessPipeline`; the loss and every gradient are compared with those of
-the user's own module on the whole batch. Each is judged in a process of its own, with limits on
-CPU seconds and memory. Rows are written to the JSON as they come; what is there is not judged
-again unless `--again` or `--only` asks for it.
+of two micro-batches in one process (`transport="in-process"`); the loss and every gradient are
+compared with those of the user's own module on the whole batch. Each is judged in a process of its
+own, with limits on CPU seconds and memory. Rows are written to the JSON as they come; what is there
+is not judged again unless `--again` or `--only` asks for it.
 """
 
 import argparse

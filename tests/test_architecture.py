@@ -35,7 +35,6 @@ MOST_PARAMETERS = 8
 
 PUBLIC_AND_BY_NAME = {
     "runtime/pipeline.py: Pipeline.__init__",
-    "runtime/asynchronous/in_process.py: InProcessPipeline.__init__",
     "ask_planner.py: plan_pipeline",
     "planning/planning_problem.py: planning_problem",
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock import REMOVED_NAMES
 from penstock.cli import run
 from penstock.command_line.removed_options import REMOVED_OPTIONS
 from penstock.errors import BadInput
@@ -29,6 +30,12 @@ def test_an_argument_of_a_pipeline(name: str) -> None:
     unused: Any = None
     with pytest.raises(BadInput, match=f"^{name} is no argument any more: "):
         Pipeline(unused, unused, unused, **{name: unused})
+
+
+@pytest.mark.parametrize("name", REMOVED_NAMES)
+def test_a_name_of_the_package(name: str) -> None:
+    with pytest.raises(ImportError, match=f"^penstock.{name} is gone: use "):
+        exec(f"from penstock import {name}")
 
 
 @pytest.mark.parametrize("name", REMOVED_VARIABLES)

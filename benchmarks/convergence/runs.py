@@ -1,6 +1,8 @@
 """One training of one method: what is asked, how it is run, what comes out."""
 
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from math import isfinite, sqrt
@@ -11,10 +13,11 @@ import torch
 from tasks import TASKS, Batch, Score, Task, stages_of
 
 from penstock.capture.chain import Chain
+from penstock.errors import LossNotFinite
 from penstock.jobs.job import OptimizerSettings
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.asynchronous.in_process import InProcessPipeline
+from penstock.runtime.pipeline import Pipeline
 
 __all__ = ["Asked", "Run", "train"]
 
@@ -25,7 +28,7 @@ AVERAGED = 3
 WARM_UP_SHARE = 0.05
 FOLLOW_EVERY = 10
 PER_STEP = 8
-"""Updates to a step of the player; the pipeline does not drain between steps."""
+"""Updates to a step; the pipeline does not drain between steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +81,34 @@ def train(asked: Asked) -> Run:
         warm_up_steps=round(WARM_UP_SHARE * asked.updates),
         momentum=0.95 if asked.optimizer == "muon" else 0.9,
     )
-    player = InProcessPipeline(
+    pipe = Pipeline(
         Chain(modules, loss=task.loss),
         plan,
         joined(islice(task.train(0, task.batch_size), per_step)),
         optimizer=optimizer_factory(settings),
         learning_rate_schedule=learning_rate_schedule(settings, asked.updates),
-        measure_every=FOLLOW_EVERY if asked.method != "synchronous" else 0,
+        prediction_error_every=FOLLOW_EVERY if asked.method != "synchronous" else 0,
+        device="cpu",
+        transport="in-process",
+        verify="off",
     )
     curve: list[tuple[int, float, float]] = []
-    every = max(1, asked.updates // (EVALUATIONS * per_step))
-    for step in range(asked.updates // per_step):
-        loss = player.step(joined(islice(batches, per_step))).loss
-        if not isfinite(loss):
-            break
-        if (step + 1) % every == 0:
-            score = task.score(modules)
-            curve.append(((step + 1) * plan.global_batch, score.loss, score.accuracy))
-            if not isfinite(score.loss):
-                break
-    return result(asked, player, curve, diverged=len(curve) < asked.updates // per_step // every)
+    steps = asked.updates // per_step
+    every = max(1, steps // EVALUATIONS)
+
+    def fed() -> Iterator[Batch]:
+        """The batches; scored are the weights after each, while micro-batches are in flight."""
+        for step in range(1, steps + 1):
+            yield joined(islice(batches, per_step))
+            if step % every == 0:
+                score = task.score(modules)
+                curve.append((step * plan.global_batch, score.loss, score.accuracy))
+                if not isfinite(score.loss):
+                    return
+
+    with suppress(LossNotFinite):
+        deque(pipe.stream(fed()), maxlen=0)
+    return result(asked, pipe, curve, diverged=pipe.steps < steps or len(curve) < steps // every)
 
 
 def plan_of(asked: Asked, task: Task) -> Plan:
@@ -123,7 +134,7 @@ def joined(batches: Iterator[Batch]) -> Batch:
 
 
 def result(
-    asked: Asked, player: InProcessPipeline, curve: list[tuple[int, float, float]], diverged: bool
+    asked: Asked, pipe: Pipeline, curve: list[tuple[int, float, float]], diverged: bool
 ) -> Run:
     """The final score, and what the stages measured."""
     final = [Score(loss, accuracy) for _, loss, accuracy in curve[-AVERAGED:]]
@@ -131,15 +142,15 @@ def result(
         final = [Score(float("inf"), 0.0)]
     errors: list[tuple[float, float]] = []
     differences: list[float] = []
-    for versions in player.versions:
-        followed = versions.log.take_errors()
+    for versions in pipe.weight_versions.values():
+        followed = versions.log.errors
         errors.append(
             (
                 fmean(e.predicted / sqrt(e.size) for e in followed) if followed else 0.0,
                 fmean(e.stale / sqrt(e.size) for e in followed) if followed else 0.0,
             )
         )
-        passes = versions.log.take_passes()
+        passes = list(versions.log.passes)
         steady = passes[len(passes) // 2 :]
         differences.append(fmean(p.difference for p in steady) if steady else 0.0)
     return Run(
@@ -149,5 +160,5 @@ def result(
         tuple(curve),
         tuple(errors),
         tuple(differences),
-        tuple(versions.most_copies for versions in player.versions),
+        tuple(versions.most_copies for versions in pipe.weight_versions.values()),
     )

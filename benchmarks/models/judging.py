@@ -18,7 +18,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.asynchronous.in_process import InProcessPipeline
+from penstock.runtime.pipeline import Pipeline
 
 __all__ = [
     "judge",
@@ -294,8 +294,9 @@ def run_stages(graph: LayerGraph, batch: Any) -> Plain:
         made.append(_Recorder(parameters, lr=0.0))
         return made[-1]
 
-    player = InProcessPipeline(graph, plan, batch, optimizer=make)
-    loss = player.step(batch).loss
+    options: Any = {"transport": "in-process", "verify": "off", "device": graph.recorded.device}
+    with Pipeline(graph, plan, batch, optimizer=make, **options) as pipe:
+        loss = pipe.step(batch).loss
     found: dict[int, torch.Tensor] = {}
     for one in made:
         # The stages that hold a tied parameter share its gradient, which the first one ends.

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
     from penstock.report.page import write_report
     from penstock.report.timeline_files import write_timeline
-    from penstock.runtime.asynchronous.in_process import InProcessPipeline
     from penstock.runtime.batch_needs import BatchNeeds
     from penstock.runtime.callbacks import Closing, Saved, save_at_sigterm
     from penstock.runtime.checkpoints.checkpoint import read_state
@@ -68,7 +67,6 @@ __all__ = [
     "Edge",
     "Evaluation",
     "Host",
-    "InProcessPipeline",
     "Infeasible",
     "LayerCost",
     "Length",
@@ -156,16 +154,22 @@ PLACES = {
     "penstock.runtime.plan_for_ranks": ("plan_for_ranks",),
     "penstock.runtime.processes.launch": ("launch_workers",),
     "penstock.runtime.weights.pretrained": ("Weights",),
-    "penstock.runtime.asynchronous.in_process": ("InProcessPipeline",),
     "penstock.simulate.simulation": ("simulate_plan",),
 }
 """The module of each exported name; a test holds it equal to the imports above."""
+
+REMOVED_NAMES = {
+    "InProcessPipeline": 'use Pipeline(..., transport="in-process"), and its stream() for batches '
+    "that follow one another without a flush",
+}
 
 MODULE_OF = {name: module for module, names in PLACES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     if name not in MODULE_OF:
+        if name in REMOVED_NAMES:
+            raise ImportError(f"penstock.{name} is gone: {REMOVED_NAMES[name]}")
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
     try:
         value = getattr(import_module(MODULE_OF[name]), name)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.asynchronous.in_process import InProcessPipeline
+from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.stages.building import check_counts, check_plan_fits
 
 SIZE = 6
@@ -213,11 +213,13 @@ def test_with_one_worker_micro_batches_add_up_to_the_whole_batch(between, micro_
     batch = batch_of()
     batch = batch[0].double(), batch[1]
     graph = capture_model(model, batch, loss=functional.cross_entropy)
-    pipe = InProcessPipeline(
+    pipe = Pipeline(
         graph,
         two_stages(graph, replicas=1, micro_batches=micro_batches),
         batch,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        transport="in-process",
+        verify="off",
     )
     for _ in range(2):
         pipe.step(batch)

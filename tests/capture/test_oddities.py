@@ -16,7 +16,7 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.errors import CaptureFailed
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.asynchronous.in_process import InProcessPipeline
+from penstock.runtime.pipeline import Pipeline
 
 torch.manual_seed(0)
 BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
@@ -418,9 +418,9 @@ def steps_of(model: nn.Module, seed: int = 0) -> list[float]:
     last = len(graph.layer_names)
     stages = (Stage(range(1), (0,), (3,)), Stage(range(1, last), (1,), (3,)))
     plan = Plan(stages, 2, 3, "1f1b")
-    pipe = InProcessPipeline(
-        graph, plan, BATCH, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)
-    )
+    make = functools.partial(torch.optim.SGD, lr=0.0)
+    options: Any = {"transport": "in-process", "verify": "off"}
+    pipe = Pipeline(graph, plan, BATCH, optimizer=make, **options)
     return [pipe.step(BATCH).loss for _ in range(3)]
 
 

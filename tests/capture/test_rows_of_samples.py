@@ -10,7 +10,7 @@ from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.asynchronous.in_process import InProcessPipeline
+from penstock.runtime.pipeline import Pipeline
 
 BOOKS, WORDS, PATCHES = 3, 5, 4
 
@@ -76,13 +76,12 @@ def test_slices_of_unequal_numbers_of_samples_and_other_batches_are_right():
     graph = capture_model(model, pictures(4), loss=functional.cross_entropy)
     layers = len(graph.layer_names)
     stages = (Stage(range(2), (0,), (3,)), Stage(range(2, layers), (1,), (3,)))
-    pipeline = InProcessPipeline(
-        graph, Plan(stages, 2, 3, "1f1b"), pictures(4), optimizer=torch.optim.SGD
-    )
+    plan = Plan(stages, 2, 3, "1f1b")
+    pipeline = Pipeline(graph, plan, pictures(4), transport="in-process")
     for samples in (6, 5, 1):
         patches, kinds, targets = batch = pictures(samples)
         expected = functional.cross_entropy(model(patches, kinds), targets)
-        assert pipeline.evaluate(batch) == pytest.approx(float(expected.detach()), rel=1e-12)
+        assert pipeline.evaluate(batch).loss == pytest.approx(float(expected.detach()), rel=1e-12)
 
 
 def test_a_model_of_such_batches_is_profiled():
@@ -139,7 +138,5 @@ def test_one_sample_is_enough_if_its_rows_are_declared():
     expected = functional.cross_entropy(model(*whole[:2]), whole[2])
     layers = len(graph.layer_names)
     stages = (Stage(range(2), (0,), (1,)), Stage(range(2, layers), (1,), (1,)))
-    pipeline = InProcessPipeline(
-        graph, Plan(stages, 4, 1, "1f1b"), whole, optimizer=torch.optim.SGD
-    )
-    assert pipeline.evaluate(whole) == pytest.approx(float(expected.detach()), rel=1e-12)
+    pipeline = Pipeline(graph, Plan(stages, 4, 1, "1f1b"), whole, transport="in-process")
+    assert pipeline.evaluate(whole).loss == pytest.approx(float(expected.detach()), rel=1e-12)

@@ -15,7 +15,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.found_lengths import find_dynamic
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.asynchronous.in_process import InProcessPipeline
+from penstock.runtime.pipeline import Pipeline
 
 
 class Net(nn.Module):
@@ -64,13 +64,11 @@ def test_steps_and_evaluation_with_other_names_are_those_of_the_module():
     graph = captured()
     model, layers = graph.model, len(graph.layer_names)
     stages = (Stage(range(1), (0,), (2,)), Stage(range(1, layers), (1,), (2,)))
-    pipe = InProcessPipeline(
-        graph, Plan(stages, 2, 2, "1f1b"), batch_of(), optimizer=torch.optim.SGD
-    )
+    pipe = Pipeline(graph, Plan(stages, 2, 2, "1f1b"), batch_of(), transport="in-process")
     for number in (3, 4):
         batch = batch_of(number)
         expected = float(loss(model(batch["x"]), batch).detach())
-        assert pipe.evaluate(batch) == pytest.approx(expected, rel=1e-6)
+        assert pipe.evaluate(batch).loss == pytest.approx(expected, rel=1e-6)
 
 
 def test_outputs_need_neither_names_nor_targets():

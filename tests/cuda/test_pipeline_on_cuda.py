@@ -4,6 +4,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -20,7 +21,6 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.examples.gpt_text import Gpt, next_byte_loss
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.asynchronous.in_process import InProcessPipeline
 from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.simulation import simulate_plan
 
@@ -160,11 +160,10 @@ def test_schedules_without_a_flush_are_those_of_the_host(schedule: str) -> None:
             Stage(range(layers * n // 3, layers * (n + 1) // 3), (n,), (ROWS,)) for n in range(3)
         )
         plan = Plan(stages, MICRO_BATCHES, ROWS, schedule)
-        player = InProcessPipeline(
-            graph, plan, own, optimizer=lambda p: SGD(p, lr=0.05, momentum=0.9)
-        )
-        found.append([player.step(own).loss for _ in range(4)])
-        player.drain()
+        options: Any = {"transport": "in-process", "verify": "off", "device": device}
+        make = partial(SGD, lr=0.05, momentum=0.9)
+        with Pipeline(graph, plan, own, optimizer=make, **options) as pipe:
+            found.append([metrics.loss for metrics in pipe.stream([own] * 4)])
     assert found[1] == pytest.approx(found[0], rel=1e-9)
 
 

@@ -9,11 +9,9 @@ from kind_models import Captions, batch_of, captions, decaying, loss_of, plain_s
 from runtime.kind_cases import KINDS, off, plan_of, run_kinds, run_refused
 
 from penstock.capture.batch_part import BatchPart
-from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Dynamic, Length
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.asynchronous.in_process import InProcessPipeline
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 
@@ -134,9 +132,3 @@ def test_a_part_of_a_batch_is_refused_as_it_shows_no_kind() -> None:
             pipe.step(BatchPart(0, 6, {**batch_of(1)}))
         with pytest.raises(BadInput, match="a model with other_examples needs whole batches"):
             _ = pipe.needs
-
-
-def test_one_process_without_pipeline_takes_one_kind() -> None:
-    graph = capture_model(captions(), batch_of(0), loss=loss_of, other_examples=[batch_of(1)])
-    with pytest.raises(BadInput, match="InProcessPipeline takes batches of one kind"):
-        InProcessPipeline(graph, PLAN, batch_of(0), optimizer=decaying)

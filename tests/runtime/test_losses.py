@@ -3,6 +3,7 @@
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Length
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.asynchronous.in_process import InProcessPipeline
 from penstock.runtime.micro_batches import cut_batch
+from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -57,14 +58,16 @@ def test_loss_and_gradients_of_slices_are_those_of_the_users_own_module(name: st
     expected = plain.run(case.batch, cut_batch(plan, ROWS).micro_batches)
     before = {use.name: held(graph, use.name) for use in graph.parameter_uses if use.requires_grad}
     before = {name: value.detach().clone() for name, value in before.items()}
-    player = InProcessPipeline(
-        graph, plan, case.batch, optimizer=lambda parameters: SGD(parameters, lr=1.0)
-    )
-    assert player.evaluate(case.batch) == pytest.approx(float(expected), rel=case.tolerance)
+    player = in_process(graph, plan, case.batch, optimizer=lambda p: SGD(p, lr=1.0))
+    assert player.evaluate(case.batch).loss == pytest.approx(float(expected), rel=case.tolerance)
     assert player.step(case.batch).loss == pytest.approx(float(expected), rel=case.tolerance)
     gradients = plain.gradients()
     wrong = [n for n, v in before.items() if not close(v - held(graph, n), gradients[n], case)]
     assert not wrong
+
+
+def in_process(*args: Any, **options: Any) -> Pipeline:
+    return Pipeline(*args, transport="in-process", verify="off", **options)
 
 
 def held(graph, name: str) -> torch.Tensor:
@@ -89,9 +92,8 @@ def test_without_a_flush_each_micro_batch_counts_by_its_own_targets() -> None:
     graph = capture_model(model, batch)
     plain = Plain(case_of("average of two")).model
     plan = plan_for(len(graph.layer_names), stages=1, schedule="pipedream")
-    player = InProcessPipeline(graph, plan, batch, optimizer=lambda p: SGD(p, lr=0.1))
+    player = in_process(graph, plan, batch, optimizer=lambda p: SGD(p, lr=0.1))
     player.step(batch)
-    player.drain()
     optimizer = SGD(plain.parameters(), lr=0.1)
     for lo in range(0, ROWS, 2):
         optimizer.zero_grad()
@@ -106,9 +108,8 @@ def test_without_a_flush_a_micro_batch_without_targets_changes_nothing_by_them()
     case = case_of("sum of two")
     graph = capture_model(case.model, case.batch)
     plan = plan_for(len(graph.layer_names), stages=1, schedule="pipedream")
-    player = InProcessPipeline(graph, plan, case.batch, optimizer=lambda p: SGD(p, lr=0.1))
+    player = in_process(graph, plan, case.batch, optimizer=lambda p: SGD(p, lr=0.1))
     player.step(case.batch)
-    player.drain()
     assert all(p.isfinite().all() for p in case.model.parameters())
 
 
@@ -142,9 +143,8 @@ def test_a_term_of_a_list_that_cannot_be_told_apart_counts_by_rows() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
     x, y = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
     graph = capture_model(model, (x, y), loss=[(2.0, root), (0.5, functional.l1_loss)])
-    player = InProcessPipeline(
-        graph, plan_for(3, stages=2), (x, y), optimizer=lambda p: SGD(p, lr=1.0)
-    )
+    plan = plan_for(3, stages=2)
+    player = in_process(graph, plan, (x, y), optimizer=lambda p: SGD(p, lr=1.0))
     output = model(x).detach()
     parts = [root(output[lo : lo + 2], y[lo : lo + 2]) for lo in (0, 2, 4)]
     expected = 2 * sum(parts) / 3 + 0.5 * functional.l1_loss(output, y)

@@ -3,8 +3,11 @@
 Planning asks the latter before it chooses, the runtime before it runs.
 """
 
+from dataclasses import replace
+
 from penstock.errors import BadInput
 from penstock.plan.choices import choice_refusal, choices_of
+from penstock.plan.in_one_process import PlanInOneProcess, merged
 from penstock.plan.plan import Plan
 from penstock.schedule.registry import FAMILIES, known_schedule
 from penstock.schedule.schedule import Schedule
@@ -26,6 +29,9 @@ def order_of(plan: Plan) -> Schedule:
     Raises:
         BadInput: no schedule has the plan's name for it, or it cannot be played on this pipeline.
     """
+    if isinstance(plan, PlanInOneProcess):
+        planned = replace(plan.planned, micro_batches=plan.micro_batches)
+        return merged(order_of(planned), planned.shape())
     check_choices(plan)
     family = known_schedule(plan.schedule)
     if family is None:

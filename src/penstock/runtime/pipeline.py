@@ -17,8 +17,14 @@ from penstock.capture.lengths import Dynamic
 from penstock.capture.stage_program import Batch, Loss
 from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
+from penstock.plan.in_one_process import in_one_process
 from penstock.plan.plan import Plan
-from penstock.runtime.asynchronous.training import AsynchronousTraining, asynchronous_training
+from penstock.runtime.asynchronous.training import (
+    AsynchronousTraining,
+    asynchronous_training,
+    stepped_together,
+)
+from penstock.runtime.asynchronous.weight_versions import WeightVersions
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.batch_reading import BatchReading
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
@@ -88,7 +94,7 @@ class _Choices:
     batch: Batch
     settings: RankSettings
     join: Callable[[], World]
-    training: Callable[[Sequence[tuple[str, nn.Parameter]], torch.device], Training]
+    training: Callable[[Sequence[Sequence[tuple[str, nn.Parameter]]], torch.device], Training]
     verified: Callable[[Engine, Training], VerifiedSteps]
     asynchronous: Callable[[Engine, Training], AsynchronousTraining | None]
     overlapped: Callable[[Engine, Training], OverlappedTraining] | None
@@ -123,6 +129,8 @@ class Pipeline:
     for dropout, and for weights of a model on the meta device. ``prediction_error_every``: measure
     the error of predicted weights every that many updates (0: never). Processes find each other by
     the environment variables of torchrun; without torchrun the pipeline runs in this process alone.
+    With ``transport="in-process"`` this process holds all stages of a plan for any devices, for
+    experiments and under a debugger; replicas of a stage are then one.
 
     ``compile`` compiles stages with ``torch.compile`` for the rows of a full micro-batch, which
     takes time once. The first step is compared with the whole model, as `verify` does, before
@@ -202,8 +210,9 @@ class Pipeline:
         check_conflicts(uses | uses_of_graph(graph, plan))
         self._graph = graph.with_outputs() if metrics else graph
         self._callbacks = tuple(callbacks)
+        self._plan = plan
         self._choices = _Choices(
-            plan,
+            in_one_process(plan) if transport == "in-process" else plan,
             batch,
             settings,
             lambda: join_world(device, timeout_s),
@@ -249,8 +258,7 @@ class Pipeline:
                 engine.prepare(made.batch, self._compiler)
                 self._reading = BatchReading(engine)
                 self._inference = Inference(engine, self._reading, view, made.metrics)
-                stepped = engine.held.stepped_parameters()
-                training = self._training = made.training(stepped, world.device)
+                training = self._training = made.training(stepped_together(engine), world.device)
                 check_conflicts(made.uses | uses_of_optimizer(training.optimizer))
                 self._verified = made.verified(engine, training)
                 self._asynchronous = world.agreed(lambda: made.asynchronous(engine, training))
@@ -260,7 +268,7 @@ class Pipeline:
     @property
     def plan(self) -> Plan:
         """The plan of this pipeline."""
-        return self._engine.plan
+        return self._plan
 
     @property
     def verified(self) -> VerifyResult | None:
@@ -285,6 +293,12 @@ class Pipeline:
     def steps(self) -> int:
         """Training steps taken, including those before a loaded checkpoint."""
         return self._training.steps
+
+    @property
+    def weight_versions(self) -> Mapping[int, WeightVersions]:
+        """The weights of this rank's stages under an asynchronous schedule; empty under others."""
+        stages = self._asynchronous.stages if self._asynchronous is not None else {}
+        return {number: stage.versions for number, stage in stages.items()}
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that this rank trains."""

@@ -53,7 +53,7 @@ def pipeline(plan: Plan, optimizer: str, **options: Any) -> Pipeline:
 
 def noting(pipe: Pipeline) -> list[np.ndarray]:
     """This rank's weights, from now on after every update."""
-    versions = pipe._asynchronous.own.versions
+    (versions,) = pipe.weight_versions.values()
     found = [as_array(versions.parameters)]
     update = versions.update
 
@@ -79,7 +79,7 @@ def histories(cases: list[tuple[str, str, int, int, int, bool, str]]) -> dict[An
         with pipeline(plan, optimizer, transport=transport, prediction_error_every=1) as pipe:
             noted = noting(pipe)
             metrics = list(pipe.stream(batches_of(count, micro_batches)))
-            copies = pipe._asynchronous.own.versions.most_copies
+            copies = next(iter(pipe.weight_versions.values())).most_copies
         found[case] = (noted, [m.loss for m in metrics], copies, metrics[-1])
     return found
 

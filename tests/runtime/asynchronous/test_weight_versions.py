@@ -1,5 +1,6 @@
 """Every asynchronous method gives the weights that its paper defines, update by update."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,26 @@ from runtime.asynchronous.asynchronous_cases import (
 from penstock.capture.chain import Chain
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
-from penstock.runtime.asynchronous.in_process import InProcessPipeline
 from penstock.runtime.asynchronous.predicted_step import PredictedSteps
+from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.instances import instances_of
 
 TOLERANCE = 1e-12
 
 
-def histories(player: InProcessPipeline) -> list[list[np.ndarray]]:
+def in_process(stages: int, method: str, micro_batches: int, *, model=None, **options) -> Pipeline:
+    """All stages of the linear toy (or ``model``) in this process."""
+    inputs, targets = (torch.from_numpy(part).flatten(0, 1) for part in data(micro_batches))
+    plan = plan_of_stages(stages, method, micro_batches)
+    model = model or chain(first_weights(stages))
+    options = {"transport": "in-process", "verify": "off", **options}
+    return Pipeline(model, plan, (inputs, targets), **options)
+
+
+def histories(player: Pipeline) -> list[list[np.ndarray]]:
     """Every weight that each stage gets from now on, noted at its updates."""
     found: list[list[np.ndarray]] = []
-    for versions in player.versions:
+    for versions in player.weight_versions.values():
         noted = [as_array(versions.parameters)]
         found.append(noted)
         update = versions.update
@@ -52,27 +62,25 @@ def played(
     batches: int,
     *,
     drain_every: int = 0,
-    recompute: bool = False,
     toy: str = "linear",
-) -> tuple[list[list[np.ndarray]], InProcessPipeline]:
+) -> tuple[list[list[np.ndarray]], Pipeline]:
     inputs, targets = (
         torch.from_numpy(part).reshape(batches, -1, part.shape[-1])
         for part in data(batches * micro_batches)
     )
-    plan = plan_of_stages(stages, method, micro_batches, recompute=recompute)
-    player = InProcessPipeline(
-        chain(first_weights(stages, toy)),
-        plan,
-        (inputs[0], targets[0]),
+    player = in_process(
+        stages,
+        method,
+        micro_batches,
+        model=chain(first_weights(stages, toy)),
         optimizer=make_optimizer(settings),
         learning_rate_schedule=make_schedule(settings),
     )
     found = histories(player)
-    for number, batch in enumerate(zip(inputs, targets, strict=True), 1):
-        player.step(batch)
-        if drain_every and number % drain_every == 0:
-            player.drain()
-    player.drain()
+    every = list(zip(inputs, targets, strict=True))
+    for start in range(0, batches, drain_every or batches):
+        for _ in player.stream(every[start : start + (drain_every or batches)]):
+            pass
     return found, player
 
 
@@ -161,7 +169,7 @@ def test_as_many_copies_are_kept_as_the_schedule_and_the_simulator_count(
     plan = plan_of_stages(stages, method, micro_batches)
     schedule = order_of(plan)
     counted = tuple(schedule.weights.versions_of(stage) for stage in range(stages))
-    assert tuple(versions.most_copies for versions in player.versions) == counted
+    assert tuple(each.most_copies for each in player.weight_versions.values()) == counted
     instances = instances_of(schedule, plan.shape())
     assert tuple(use.versions for use in instances.uses) == counted
 
@@ -171,32 +179,31 @@ def test_the_version_difference_is_measured(method: str) -> None:
     stages, micro_batches, batches = 4, 8, 4
     _, player = played(method, stages, OPTIMIZERS["momentum"], micro_batches, batches)
     size = stages if method in ("2bw", "xpipe") else 1
-    for stage, versions in enumerate(player.versions):
-        passes = versions.log.take_passes()
+    for stage, versions in player.weight_versions.items():
+        passes = list(versions.log.passes)
         assert [p.micro_batch for p in passes] == list(range(micro_batches * batches))
         steady = passes[2 * stages : -2 * stages]
         mean = sum(p.difference for p in steady) / len(steady)
         # As many updates as backwards of others come between the two passes, over the size.
         assert mean == pytest.approx((stages - stage - 1) / size)
-        assert not versions.log.take_passes()
+        new = versions.log.take_new()
+        assert list(new[0]) == passes[len(passes) - len(new[0]) :], (
+            "what no batch's metrics had yet"
+        )
+        assert versions.log.take_new() == ([], [])
 
 
 def test_predictions_are_compared_with_what_came() -> None:
     """On a steady descent a step is like the one before, so momentum tells the next ones."""
     stages, settings = 3, Settings("sgd", 0.01)
     inputs, targets = (torch.from_numpy(part[:1]) for part in data(1))
-    player = InProcessPipeline(
-        chain(first_weights(stages)),
-        plan_of_stages(stages, "spectrain", 1),
-        (inputs[0], targets[0]),
-        optimizer=make_optimizer(settings),
-        measure_every=1,
-    )
+    made = make_optimizer(settings)
+    player = in_process(stages, "spectrain", 1, optimizer=made, prediction_error_every=1)
     history: list[list[np.ndarray]] = histories(player)
-    for _ in range(40):
-        player.step((inputs[0], targets[0]))
-    for stage, versions in enumerate(player.versions):
-        errors = versions.log.take_errors()
+    for _ in player.stream([(inputs[0], targets[0])] * 40):
+        pass
+    for stage, versions in player.weight_versions.items():
+        errors = list(versions.log.errors)
         assert len(errors) >= 40 // (max(error.lead for error in errors) + 1) - stages
         for error in errors[-5:]:
             assert 0 < error.predicted < 0.5 * error.stale
@@ -223,13 +230,8 @@ def test_with_a_flush_stages_in_one_process_train_as_one_device(schedule: str, t
     settings, stages = OPTIMIZERS["adamw"], 3
     inputs, targets = (torch.from_numpy(part).reshape(4, -1, 3) for part in data(16))
     made = tied_chain if tied else lambda stages: chain(first_weights(stages))
-    player = InProcessPipeline(
-        made(stages),
-        plan_of_stages(stages, schedule, 4),
-        (inputs[0], targets[0]),
-        optimizer=make_optimizer(settings),
-        clip_norm=0.05,
-    )
+    options: Any = {"optimizer": make_optimizer(settings), "clip_norm": 0.05}
+    player = in_process(stages, schedule, 4, model=made(stages), **options)
     model = made(stages)
     optimizer = make_optimizer(settings)(list(model.parameters()))
     for x, target in zip(inputs, targets, strict=True):
@@ -240,34 +242,25 @@ def test_with_a_flush_stages_in_one_process_train_as_one_device(schedule: str, t
         optimizer.step()
         assert player.step((x, target)).loss == pytest.approx(float(loss.detach()), rel=1e-12)
     expected = float(model.loss(model(inputs[0]), targets[0]).detach())
-    assert player.evaluate((inputs[0], targets[0])) == pytest.approx(expected, rel=1e-12)
+    assert player.evaluate((inputs[0], targets[0])).loss == pytest.approx(expected, rel=1e-12)
 
 
 def test_clipping_is_that_of_one_stage_at_one_update() -> None:
     stages, limit = 2, 1e-3
     inputs, targets = (torch.from_numpy(part) for part in data(1))
-    player = InProcessPipeline(
-        chain(first_weights(stages)),
-        plan_of_stages(stages, "vanilla", 1),
-        (inputs[0], targets[0]),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-        clip_norm=limit,
-    )
+    descent = partial(torch.optim.SGD, lr=1.0)
+    player = in_process(stages, "vanilla", 1, optimizer=descent, clip_norm=limit)
     found = histories(player)
     player.step((inputs[0], targets[0]))
-    player.drain()
     for stage in found:
         assert np.linalg.norm(stage[1] - stage[0]) == pytest.approx(limit, rel=1e-2)
 
 
 def test_what_cannot_be_done_is_refused() -> None:
     inputs, targets = (torch.from_numpy(part) for part in data(2))
-    batch = (inputs[0], targets[0])
 
-    def player(method: str, optimizer: Any, model: Any = None) -> InProcessPipeline:
-        model = model or chain(first_weights(2))
-        plan = plan_of_stages(2, method, 2)
-        return InProcessPipeline(model, plan, batch, optimizer=optimizer)
+    def player(method: str, optimizer: Any, model: Any = None) -> Pipeline:
+        return in_process(2, method, 2, model=model, optimizer=optimizer)
 
     with pytest.raises(BadInput, match=r"SGD has momentum 0.*'pipedream'"):
         player("spectrain", lambda p: torch.optim.SGD(p, lr=0.1))

@@ -118,7 +118,7 @@ def trained(make: Any) -> Training:
     own = [nn.Parameter(torch.randn(4, 4)) for _ in range(2)]
     schedule = lambda optimizer: StepLR(optimizer, 1, gamma=0.5)  # noqa: E731
     named = [(str(number), p) for number, p in enumerate(own)]
-    return Training(named, torch.device("cpu"), make, schedule)
+    return Training([named], torch.device("cpu"), make, schedule)
 
 
 class Forgetful(SGD):

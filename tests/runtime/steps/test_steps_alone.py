@@ -15,7 +15,7 @@ from penstock.runtime.steps.training import Training
 
 def training(make: Callable[..., Optimizer], schedule: Callable[..., Any]) -> Training:
     own = [("weight", nn.Parameter(torch.ones(2)))]
-    return Training(own, torch.device("cpu"), lambda p: make(p, lr=0.1), schedule)
+    return Training([own], torch.device("cpu"), lambda p: make(p, lr=0.1), schedule)
 
 
 def test_a_step_that_needs_an_argument_is_refused() -> None:

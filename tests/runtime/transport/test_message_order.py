@@ -19,7 +19,7 @@ from runtime.transport.stream_model import (
 
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.asynchronous.order import asynchronous_order
-from penstock.runtime.asynchronous.training import PreparedSize, by_action
+from penstock.runtime.asynchronous.training import planned_messages
 from penstock.runtime.clock import StepClock
 from penstock.runtime.execute import execute, steps_of
 from penstock.runtime.micro_batches import BatchCut, cut_batch
@@ -128,7 +128,7 @@ def test_no_asynchronous_order_gets_stuck(schedule: str, replicas: tuple[int, ..
     boundaries, order = boundaries_of(len(plan.stages)), asynchronous_order(plan)
     cut = cut_batch(plan, plan.global_batch)
     ringed = BatchCut(cut.micro_batches * order.ring, cut.slices * order.ring)
-    shape = replace(plan.shape(), micro_batches=len(ringed.micro_batches))
+    shape = order.ring_shape
     parts = [tuple(order.part(stage, batch) for stage in range(shape.stages)) for batch in range(5)]
     parts.append(tuple(order.drain(stage, 5) for stage in range(shape.stages)))
     programs: dict[int, Program] = {}
@@ -136,11 +136,10 @@ def test_no_asynchronous_order_gets_stuck(schedule: str, replicas: tuple[int, ..
         passed = messages_between_actions(plan, boundaries, one_f_one_b(shape), ringed)
         messages = messages_of_rank(rank.number, one_f_one_b(shape), shape, passed)
         channels = rank.channels(messages)
-        prepared = PreparedSize(ringed, shape, by_action(messages), channels, ())
         (own,) = rank.stages
         channels.begin(announced=False)
         for orders in parts:
-            channels.proceed(prepared.planned(orders))
+            channels.proceed(planned_messages(messages, unit_times(orders, shape)))
             execute(steps_of(orders[own], rank.stages, channels), channels, StepClock())
         programs[rank.number] = rank.program
     assert_none_stuck(programs, str(plan))

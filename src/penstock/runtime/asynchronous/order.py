@@ -9,14 +9,16 @@ earlier batches. A drain consists of the remaining backwards.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.errors import BadInput
+from penstock.plan.in_one_process import PlanInOneProcess
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.runtime.micro_batches import BatchCut, cut_batch
 from penstock.schedule.action import Action
 from penstock.schedule.families.asynchronous import asynchronous_depths
+from penstock.schedule.shape import PipelineShape
 from penstock.schedule.weight_rule import WeightRule
 
 __all__ = ["AsynchronousOrder", "asynchronous_order", "cut_for", "updates_per_batch"]
@@ -26,24 +28,33 @@ __all__ = ["AsynchronousOrder", "asynchronous_order", "cut_for", "updates_per_ba
 class AsynchronousOrder:
     """What every stage does in each batch, and in a drain.
 
-    ``depths`` are the numbers of micro-batches that each stage has in flight. A batch has
-    ``micro_batches``. Micro-batches are numbered modulo those of ``ring`` batches, since no stage
-    works on more at once.
+    ``shape`` is that of one batch. ``depths`` are the numbers of micro-batches that each stage has
+    in flight. Micro-batches are numbered modulo those of ``ring`` batches, since no stage works on
+    more at once.
     """
 
+    shape: PipelineShape
     depths: tuple[int, ...]
-    micro_batches: int
-    recompute: tuple[bool, ...]
     rule: WeightRule
+
+    @property
+    def micro_batches(self) -> int:
+        """The micro-batches of a batch."""
+        return self.shape.micro_batches
 
     @property
     def ring(self) -> int:
         """The number of batches after which the numbers of micro-batches repeat."""
         return 1 + -(-(max(self.depths) - 1) // self.micro_batches)
 
+    @property
+    def ring_shape(self) -> PipelineShape:
+        """The shape with the micro-batches of the whole ring."""
+        return replace(self.shape, micro_batches=self.ring * self.micro_batches)
+
     def recomputes(self, stage: int) -> bool:
         """Whether the stage runs forwards again; at depth 1 it still has the activations."""
-        return self.recompute[stage] and self.depths[stage] > 1
+        return self.shape.recomputes(stage) and self.depths[stage] > 1
 
     def numbers(self, batch: int) -> range:
         """The numbers of the micro-batches of a batch, which counts from the latest start."""
@@ -59,7 +70,7 @@ class AsynchronousOrder:
     def part(self, stage: int, batch: int) -> tuple[Action, ...]:
         """The actions of ``stage`` in the part of ``batch``.
 
-        >>> order = AsynchronousOrder((3, 2, 1), 2, (False,) * 3, WeightRule(1))
+        >>> order = AsynchronousOrder(PipelineShape(3, 2), (3, 2, 1), WeightRule(1))
         >>> [" ".join(map(str, order.part(0, batch))) for batch in (0, 1, 2)]
         ['0F0 0F1', '0F2 0B0 0F3 0B1', '0F0 0B2 0F1 0B3']
         """
@@ -73,7 +84,7 @@ class AsynchronousOrder:
     def drain(self, stage: int, batches: int) -> tuple[Action, ...]:
         """The actions of ``stage`` that remain after this number of batches.
 
-        >>> order = AsynchronousOrder((3, 2, 1), 2, (False,) * 3, WeightRule(1))
+        >>> order = AsynchronousOrder(PipelineShape(3, 2), (3, 2, 1), WeightRule(1))
         >>> [" ".join(map(str, order.drain(stage, 3))) for stage in range(3)]
         ['0B0 0B1', '1B1', '']
         """
@@ -93,26 +104,26 @@ class AsynchronousOrder:
 
 
 def asynchronous_order(plan: Plan) -> AsynchronousOrder:
-    """The asynchronous order of a plan whose schedule updates without a flush.
+    """The order of a plan with an asynchronous schedule.
 
     Raises:
         BadInput: the plan's schedule cannot be run.
     """
-    rule, shape = order_of(plan).weights, plan.shape()
-    recompute = tuple(shape.recomputes(stage) for stage in range(shape.stages))
-    return AsynchronousOrder(asynchronous_depths(shape, rule), plan.micro_batches, recompute, rule)
+    rule = order_of(plan).weights
+    shape = (plan.planned if isinstance(plan, PlanInOneProcess) else plan).shape()
+    return AsynchronousOrder(shape, asynchronous_depths(shape, rule), rule)
 
 
-def cut_for(plan: Plan, order: AsynchronousOrder, samples: int) -> BatchCut:
-    """Cut a batch of ``samples`` into the micro-batches of an asynchronous order.
+def cut_for(plan: Plan, samples: int) -> BatchCut:
+    """Cut a batch of ``samples`` into as many micro-batches as planned.
 
     Raises:
         BadInput: the batch has too few samples.
     """
     cut = cut_batch(plan, samples)
-    if len(cut.micro_batches) != order.micro_batches:
+    if len(cut.micro_batches) != plan.micro_batches:
         raise BadInput(
-            f"a batch of {samples} samples cannot be cut into the plan's {order.micro_batches} "
+            f"a batch of {samples} samples cannot be cut into the plan's {plan.micro_batches} "
             f"micro-batches, and schedule '{plan.schedule}' has no flush to change their number "
             f"at; leave out such batches"
         )

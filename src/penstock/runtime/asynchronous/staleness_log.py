@@ -9,7 +9,7 @@ import torch
 __all__ = ["PassRecord", "PredictionError", "StalenessLog"]
 
 REMEMBERED = 4096
-"""The most records of each kind that are kept until taken; older ones are dropped."""
+"""The most records of each kind that are kept; older ones are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Pending:
 
 
 class StalenessLog:
-    """The records of one stage; `take_passes` and `take_errors` return the new ones.
+    """The latest records of one stage: its ``passes``, and the ``errors`` of predictions.
 
     One prediction in ``measure_every`` updates is kept until it can be checked (0: none). Two more
     copies of the weights are kept meanwhile.
@@ -73,14 +73,16 @@ class StalenessLog:
     def __init__(self, stage: int, measure_every: int = 0) -> None:
         self.stage = stage
         self.measure_every = measure_every
-        self._passes: deque[PassRecord] = deque(maxlen=REMEMBERED)
-        self._errors: deque[PredictionError] = deque(maxlen=REMEMBERED)
+        self.passes: deque[PassRecord] = deque(maxlen=REMEMBERED)
+        self.errors: deque[PredictionError] = deque(maxlen=REMEMBERED)
+        self._new: tuple[list[PassRecord], list[PredictionError]] = [], []
         self._pending: Pending | None = None
         self._next = 0
 
     def passed(self, record: PassRecord) -> None:
         """Record a micro-batch whose backward has ended."""
-        self._passes.append(record)
+        self.passes.append(record)
+        self._new[0].append(record)
 
     def predicted(
         self,
@@ -109,32 +111,25 @@ class StalenessLog:
             return
         self._pending = None
         size = sum(parameter.numel() for parameter in parameters)
-        self._errors.append(
-            PredictionError(
-                self.stage,
-                pending.micro_batch,
-                pending.lead,
-                distance(pending.predicted, parameters),
-                distance(pending.stale, parameters),
-                size,
-            )
+        error = PredictionError(
+            self.stage,
+            pending.micro_batch,
+            pending.lead,
+            distance(pending.predicted, parameters),
+            distance(pending.stale, parameters),
+            size,
         )
+        self.errors.append(error)
+        self._new[1].append(error)
 
     def restart(self) -> None:
         """Count updates from 0 again."""
         self._pending = None
         self._next = 0
 
-    def take_passes(self) -> list[PassRecord]:
-        """The records of micro-batches since the last call."""
-        taken = list(self._passes)
-        self._passes.clear()
-        return taken
-
-    def take_errors(self) -> list[PredictionError]:
-        """The errors measured since the last call."""
-        taken = list(self._errors)
-        self._errors.clear()
+    def take_new(self) -> tuple[list[PassRecord], list[PredictionError]]:
+        """The records since the last call."""
+        taken, self._new = self._new, ([], [])
         return taken
 
 

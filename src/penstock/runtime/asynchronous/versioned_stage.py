@@ -1,91 +1,99 @@
 """A stage that updates its weights while micro-batches are in flight."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import nan, sqrt
+from typing import NamedTuple
 
 import torch
-from torch.optim import Optimizer
+import torch.distributed as dist
 
 from penstock.capture.batch_part import Leaf, sliced
 from penstock.capture.lengths import LengthsOf
 from penstock.runtime.asynchronous.order import AsynchronousOrder
 from penstock.runtime.asynchronous.weight_versions import make_weight_versions
+from penstock.runtime.engine import Engine
 from penstock.runtime.execute import PreparedAction
+from penstock.runtime.iteration import Place
 from penstock.runtime.metrics import clip_factor
-from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors, Work
+from penstock.runtime.micro_batches import BatchCut
+from penstock.runtime.stages.runner import StageInputs, Tensors, Work
+from penstock.runtime.steps.training import Stepper
 from penstock.schedule.action import ActionKind
 
-__all__ = ["VersionedStage", "clip_gradients", "with_updates"]
+__all__ = ["VersionedStage", "with_updates"]
+
+
+class FedRows(NamedTuple):
+    """What a stage has of a micro-batch: its rows of the batch's leaves, and which rows they are.
+
+    ``whole`` are those of all replicas. ``name`` tells the micro-batch from all others of the run.
+    """
+
+    leaves: tuple[torch.Tensor, ...] = ()
+    rows: range = range(0)
+    whole: range = range(0)
+    name: tuple[int, ...] = ()
 
 
 class VersionedStage:
-    """Stage ``number`` with the weights that its schedule prescribes for each pass.
+    """The stage at ``place`` of this rank, with the weights that its order has for each pass.
+
+    ``stepper`` updates its weights. Clipping limits the norm of its gradients in one update.
 
     The runner's numbers of micro-batches repeat, so this class counts micro-batches itself; they
-    come in order. ``change_weights`` sums gradients, updates the weights and zeroes the gradients;
-    `update` calls it. ``total_weight`` sums the loss terms of a micro-batch over all replicas.
+    come in order.
     """
 
     def __init__(
         self,
-        number: int,
-        runner: ModuleRunner,
+        engine: Engine,
+        place: Place,
         order: AsynchronousOrder,
-        optimizer: Optimizer,
-        change_weights: Callable[[], object],
-        *,
-        measure_every: int = 0,
-        total_weight: Callable[[float], float] = float,
+        stepper: Stepper,
+        clip_norm: float | None,
+        measure_every: int,
     ) -> None:
-        self.number, self.runner = number, runner
+        self.place, self._engine, self._order = place, engine, order
+        self._stepper, self._clip_norm = stepper, clip_norm
+        self.runner = engine.stages.runners[place.stage]
+        module, first_depth = self.runner.program.module, order.depths[0]
         self.versions = make_weight_versions(
-            runner.program.module,
-            order.rule,
-            number,
-            optimizer,
-            first_stage_depth=order.depths[0],
+            module, order.rule, place.stage, stepper.optimizer, first_stage_depth=first_depth
         )
         self.versions.log.measure_every = measure_every
-        self._order = order
-        self._change_weights, self._total_weight = change_weights, total_weight
+        self._buckets = [b for b in engine.buckets.buckets if b.stage == place.stage]
+        self._gradient_norm = 0.0
         self._forwarded = self._ended = 0
-        self._fed: dict[int, tuple[tuple[torch.Tensor, ...], range, range]] = {}
-        self._names: dict[int, tuple[int, ...]] = {}
+        self._fed = [FedRows()] * (order.ring * order.micro_batches)
 
     def restart(self) -> None:
         """Count from 0 again; nothing may be in flight."""
         self.versions.restart()
         self._forwarded = self._ended = 0
-        self._fed.clear()
+        self._fed = [FedRows()] * len(self._fed)
 
     def feed(
-        self,
-        batch: int,
-        leaves: Sequence[Leaf],
-        rows: Sequence[range],
-        micro_batches: Sequence[range],
-        lengths: LengthsOf = (),
-        step: int = 0,
+        self, batch: int, leaves: Sequence[Leaf], cut: BatchCut, lengths: LengthsOf, step: int
     ) -> None:
-        """Take this rank's ``rows`` of each micro-batch; they replace those of a finished batch.
+        """Take this replica's rows of a batch; they replace those of a finished batch.
 
         ``step`` is the number of the batch among all of the run.
         """
-        runner = self.runner
+        runner, place = self.runner, self.place
         wanted = [leaves[index].to(runner.device) for index in runner.program.batch_inputs]
-        numbers = self._order.numbers(batch)
-        for number, own, whole in zip(numbers, rows, micro_batches, strict=True):
+        for index, number in enumerate(self._order.numbers(batch)):
+            whole = cut.micro_batches[index]
+            own = cut.rows(index, place.stage, place.replica)
             # A replica without rows runs the first row, which does not count.
-            self._fed[number] = tuple(sliced(leaf, own, whole) for leaf in wanted), own, whole
-            self._names[number] = step, number
-        count = self._order.ring * self._order.micro_batches
-        fed = [self._fed.get(number, ((), range(0), range(0))) for number in range(count)]
-        recomputed = range(count) if self._order.recomputes(self.number) else ()
+            part = tuple(sliced(leaf, own, whole) for leaf in wanted)
+            self._fed[number] = FedRows(part, own, whole, (step, number))
+        recomputed = range(len(self._fed)) if self._order.recomputes(place.stage) else ()
         work = StageInputs(
-            tuple(slices for slices, _, _ in fed),
-            tuple(len(own) for _, own, _ in fed),
+            tuple(fed.leaves for fed in self._fed),
+            tuple(len(fed.rows) for fed in self._fed),
             frozenset(recomputed),
             lengths=lengths,
-            names=tuple(self._names.get(number, ()) for number in range(count)),
+            names=tuple(fed.name for fed in self._fed),
         )
         if batch == 0:
             runner.begin(work)
@@ -95,8 +103,7 @@ class VersionedStage:
     @property
     def rows(self) -> list[range]:
         """The rows of every micro-batch in flight, by its number."""
-        count = self._order.ring * self._order.micro_batches
-        return [self._fed[n][1] if n in self._fed else range(0) for n in range(count)]
+        return [fed.rows for fed in self._fed]
 
     def work(self, kind: ActionKind) -> Work:
         """The function that runs actions of one kind; only whole backwards occur here."""
@@ -108,7 +115,7 @@ class VersionedStage:
             case "R":
                 return self._recompute
             case "I" | "W":
-                raise AssertionError("an order without a flush has whole backwards")
+                raise AssertionError("an asynchronous order has whole backwards")
 
     def _forward(self, micro_batch: int, received: Tensors) -> Tensors:
         number = self._forwarded
@@ -131,27 +138,53 @@ class VersionedStage:
 
     def _weigh(self, micro_batch: int) -> None:
         """Weight a micro-batch in its update by its share of the update's samples."""
-        _, own, whole = self._fed[micro_batch]
-        weight = float(self.runner.loss_terms[-1].weight) if own else 0.0
-        weight = self._total_weight(weight)
-        samples = sum(len(self._fed[n][2]) for n in self._order.update_with(micro_batch))
-        share = len(whole) / samples
+        fed, engine = self._fed[micro_batch], self._engine
+        weight = float(self.runner.loss_terms[-1].weight) if fed.rows else 0.0
+        replicas = engine.groups.get(engine.plan.device_groups[self.place.group])
+        if replicas is not None:
+            total = torch.tensor([weight], dtype=torch.float64, device=engine.world.device)
+            dist.all_reduce(total, group=replicas)
+            weight = float(total)
+        samples = sum(len(self._fed[n].whole) for n in self._order.update_with(micro_batch))
+        share = len(fed.whole) / samples
         self.runner.reseed(micro_batch, share / weight if weight else 0.0)
 
     def update(self, _: int, nothing: Tensors) -> Tensors:
         """Update the weights, in the form of a `PreparedAction`'s work."""
-        self.versions.update(self._change_weights)
+        self.versions.update(self._step)
         return nothing
+
+    def _step(self) -> None:
+        """Sum the gradients over the replicas, clip, step, and zero the gradients."""
+        # Several stages of a rank have no replicas, so all sums are those of this stage.
+        self._engine.buckets.finish()
+        gradients = [bucket.flat for bucket in self._buckets]
+        self._gradient_norm = clip_gradients(gradients, self._clip_norm)
+        self._stepper.step()
+        self._engine.buckets.zero(self.place.stage)
+
+    def measurements(self) -> list[float]:
+        """What this stage has measured since the last call, to be sent to the other ranks.
+
+        They are the square of the gradient's norm, the most copies of weights, the mean difference
+        of weight versions, the error of predictions, and the error without prediction.
+        """
+        passes, errors = self.versions.log.take_new()
+        square = self._gradient_norm**2 if self.place.replica == 0 else 0.0
+        late = sum(p.difference for p in passes) / len(passes) if passes else nan
+        missed = [sqrt(sum(e.predicted**2 for e in errors)), sqrt(sum(e.stale**2 for e in errors))]
+        return [square, float(self.versions.most_copies), late, *(missed if errors else (nan, nan))]
 
 
 def with_updates(
-    steps: Sequence[PreparedAction], stage: VersionedStage, order: AsynchronousOrder
+    steps: Sequence[PreparedAction], stages: Mapping[int, VersionedStage], order: AsynchronousOrder
 ) -> Iterator[PreparedAction]:
     """``steps`` with an update after the last backward of each, once its gradients are sent."""
     for step in steps:
         yield step
         if step.kind == "B" and step.micro_batch + 1 == order.update_with(step.micro_batch).stop:
-            yield PreparedAction("STEP", stage.number, -1, tuple, stage.update, None)
+            update = stages[step.stage].update
+            yield PreparedAction("STEP", step.stage, -1, tuple, update, None)
 
 
 def clip_gradients(gradients: Sequence[torch.Tensor], limit: float | None) -> float:

@@ -279,12 +279,13 @@ class GradientBuckets:
         self.shared = [bucket for bucket in self.buckets if bucket.sum is not None]
         self._launched = 0
 
-    def zero(self) -> None:
-        """Start an iteration with all gradients zero."""
+    def zero(self, stage: int | None = None) -> None:
+        """Start an iteration with all gradients zero, or those of one stage."""
         self._launched = 0
         for bucket in self.buckets:
-            bucket.flat.zero_()
-            bucket.missing = bucket.expected
+            if stage is None or bucket.stage == stage:
+                bucket.flat.zero_()
+                bucket.missing = bucket.expected
 
     @contextmanager
     def launching(self, stage: int) -> Iterator[None]:

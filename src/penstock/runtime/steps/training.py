@@ -59,10 +59,26 @@ def check_steps_alone(stepped: Optimizer | LRScheduler | None) -> None:
         ) from None
 
 
+@dataclass(frozen=True, slots=True)
+class Stepper:
+    """An optimizer, and its learning-rate schedule."""
+
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+
+    def step(self) -> None:
+        """Update the weights, then the learning rate."""
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+
+
 class Training:
     """The optimizer of this rank's parameters, its learning-rate schedule, and the step count.
 
-    ``parameters`` are those that this rank steps, by their first names in the model. Without
+    ``parameters`` are those that this rank steps, by their first names in the model; each set of
+    them has an optimizer and a schedule of its own, ``steppers[i]``. There are several sets only
+    where several stages of this rank update their weights at different times. Without
     ``optimizer`` steps are only counted. ``steps`` also counts steps that were skipped because
     gradients overflowed, so that a resumed run continues with the right batch. The learning-rate
     schedule counts only steps that were taken. ``on_non_finite`` says what follows a step whose
@@ -72,7 +88,7 @@ class Training:
 
     def __init__(
         self,
-        parameters: Sequence[tuple[str, nn.Parameter]],
+        parameters: Sequence[Sequence[tuple[str, nn.Parameter]]],
         device: torch.device,
         optimizer: MakeOptimizer | None,
         schedule: MakeSchedule | None,
@@ -86,15 +102,26 @@ class Training:
         self.on_non_finite: OnNonFinite = on_non_finite
         self.scaler = LossScaler(loss_scaling) if loss_scaling is not None else None
         self.clip_norm = clip_norm
-        self.names: dict[torch.Tensor, str] = {p: name for name, p in parameters}
-        # A stage without parameters must also follow the learning-rate schedule.
-        own = [p for _, p in parameters] or [nn.Parameter(torch.zeros(0, device=device))]
-        self.optimizer = optimizer(own) if optimizer is not None else None
-        self.schedule = None
-        if schedule is not None and self.optimizer is not None:
-            self.schedule = schedule(self.optimizer)
-        for stepped in (self.optimizer, self.schedule):
-            check_steps_alone(stepped)
+        self.names: dict[torch.Tensor, str] = {p: name for own in parameters for name, p in own}
+        self.steppers: list[Stepper] = []
+        if optimizer is not None:
+            # A stage without parameters must also follow the learning-rate schedule.
+            nothing = nn.Parameter(torch.zeros(0, device=device))
+            made = [optimizer([p for _, p in own] or [nothing]) for own in parameters]
+            self.steppers = [Stepper(each, schedule(each) if schedule else None) for each in made]
+        for stepper in self.steppers:
+            check_steps_alone(stepper.optimizer)
+            check_steps_alone(stepper.schedule)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The first optimizer."""
+        return self.steppers[0].optimizer if self.steppers else None
+
+    @property
+    def schedule(self) -> LRScheduler | None:
+        """The learning-rate schedule of the first optimizer."""
+        return self.steppers[0].schedule if self.steppers else None
 
     @property
     def learning_rate(self) -> float:
@@ -157,34 +184,34 @@ class Training:
         """Multiply gradients by ``factor``, update the weights, then the learning rate."""
         if buckets is not None:
             buckets.scale(factor)
-        if self.optimizer is not None:
-            self.optimizer.step()
-        if self.schedule is not None:
-            self.schedule.step()
+        for stepper in self.steppers:
+            stepper.step()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The optimizer's tensors, by name."""
-        return optimizer_tensors(self.optimizer, self.names) if self.optimizer is not None else {}
+        every = (optimizer_tensors(stepper.optimizer, self.names) for stepper in self.steppers)
+        return {name: tensor for own in every for name, tensor in own.items()}
 
     def state(self) -> dict[str, Any]:
         """The rest of the state as JSON values."""
-        optimizer = self.optimizer
-        groups = group_settings(optimizer, self.names) if optimizer is not None else []
+        optimizers = [stepper.optimizer for stepper in self.steppers]
+        groups = [group for each in optimizers for group in group_settings(each, self.names)]
+        entries = [optimizer_entries(each, self.names) for each in optimizers]
         return {
             "steps": self.steps,
             "groups": [asdict(group) for group in groups],
-            "entries": optimizer_entries(optimizer, self.names) if optimizer is not None else {},
+            "entries": {name: entry for own in entries for name, entry in own.items()},
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             "loss_scaling": self.scaler.state() if self.scaler is not None else None,
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         """Restore what `tensors` and `state` returned, on this rank or merged over all ranks."""
-        if self.optimizer is not None:
-            groups = [ParameterGroup(**group) for group in state["groups"]]
-            restore_optimizer(self.optimizer, self.names, tensors, state["entries"], groups)
-        if self.schedule is not None and state["schedule"] is not None:
-            self.schedule.load_state_dict(state["schedule"])
+        groups = [ParameterGroup(**group) for group in state["groups"]]
+        for stepper in self.steppers:
+            restore_optimizer(stepper.optimizer, self.names, tensors, state["entries"], groups)
+            if stepper.schedule is not None and state["schedule"] is not None:
+                stepper.schedule.load_state_dict(state["schedule"])
         # Checkpoints of runs without loss scaling lack it.
         if self.scaler is not None and state.get("loss_scaling"):
             self.scaler.restore(state["loss_scaling"])
@@ -200,10 +227,11 @@ class Training:
             BadInput: the optimizer has another number of groups.
         """
         state, (tensors, entries) = before.state(), before.resting
-        if self.optimizer is not None and len(self.optimizer.param_groups) != len(state["groups"]):
+        groups = sum(len(stepper.optimizer.param_groups) for stepper in self.steppers)
+        if self.steppers and groups != len(state["groups"]):
             raise BadInput(
                 f"requires_grad was changed, and now the optimizer has "
-                f"{counted(len(self.optimizer.param_groups), 'group')} of parameters, where it had "
+                f"{counted(groups, 'group')} of parameters, where it had "
                 f"{len(state['groups'])}; make equally many, some of them empty"
             )
         self.resting = {**tensors, **before.tensors()}, {**entries, **state["entries"]}

@@ -24,7 +24,9 @@ __all__ = [
     "position_words",
 ]
 
-TransportChoice: TypeAlias = Literal["auto", "shared-memory", "process-groups"]
+TransportChoice: TypeAlias = Literal["auto", "shared-memory", "process-groups", "in-process"]
+"""What carries tensors between stages. in-process: one process holds all stages of the plan, for
+experiments and under a debugger."""
 
 KINDS = "FBIWR"
 
@@ -162,10 +164,15 @@ def open_transport(
 
     Raises:
         BadInput: shared memory is requested but not possible, or ranks that share a GPU are not to
-            use it.
+            use it; or one process is to hold all stages, and there are several.
     """
     if world.size == 1:
         return None
+    if choice == "in-process":
+        raise BadInput(
+            f"transport 'in-process' holds all stages in one process, and {world.size} run; start "
+            f"the script without torchrun, or leave transport out"
+        )
     # Imported here, so that nothing else knows the transports.
     from penstock.runtime.transport.process_groups import GroupTransport
     from penstock.runtime.transport.shared_memory.rings import SharedMemoryTransport
