@@ -29,8 +29,8 @@ from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.profile.json_file import write_profile
+from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.processes.watch import LIMIT_S
 from penstock.runtime.processes.world import join_world
 from penstock.search.families import rescheduled
 from penstock.search.search import PLANNERS

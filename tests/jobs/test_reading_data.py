@@ -10,7 +10,7 @@ from torch import nn
 
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
-from penstock.runtime.processes.watch import WATCH
+from penstock.runtime.processes.heartbeat import HEARTBEAT
 
 SCRIPT = """
 import time
@@ -30,7 +30,7 @@ Job("small", build_model=nn.Identity, data=hanging, batch_limit_s=0.5).example_b
 def where(split: str, seed: int, start_step: int, batch_size: int) -> Iterator[str]:
     """What this process does by its own account; two batches."""
     for _ in range(2):
-        yield WATCH.own().place
+        yield HEARTBEAT.own().place
 
 
 def test_a_process_alone_ends_with_one_line_when_its_data_give_no_iterator() -> None:
@@ -45,12 +45,12 @@ def test_a_process_alone_ends_with_one_line_when_its_data_give_no_iterator() -> 
 
 
 def test_other_ranks_are_told_that_this_one_is_reading() -> None:
-    job, before = Job("small", build_model=nn.Identity, data=where), WATCH.phase
+    job, before = Job("small", build_model=nn.Identity, data=where), HEARTBEAT.phase
     for limit_s in (60.0, 0.0):
         read = list(replace(job, batch_limit_s=limit_s).batches("held-out", 4))
         text = "is reading batch {} of the data of job 'small', split 'held-out', from step 5"
         assert read == [text.format(1), text.format(2)]
-        assert WATCH.phase == before
+        assert HEARTBEAT.phase == before
 
 
 def test_a_limit_below_zero_is_refused() -> None:

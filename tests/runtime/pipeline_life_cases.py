@@ -22,9 +22,8 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.callbacks import Closing, Event
 from penstock.runtime.evaluation.inference import RankOutputs
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.processes.waiting import gathered
-from penstock.runtime.processes.watch import WATCH, connection_is_lost, has_timed_out
-from penstock.runtime.processes.world import join_world
+from penstock.runtime.processes.heartbeat import HEARTBEAT
+from penstock.runtime.processes.world import connection_is_lost, has_timed_out, join_world
 from penstock.runtime.stages.tensor_shards import copy_values
 from penstock.runtime.transport.shared_memory import segments
 
@@ -66,7 +65,7 @@ def outcome(act: Callable[[], object]) -> str:
         found = f"{type(error).__name__}: {error}"
     except (RuntimeError, ValueError, LookupError) as error:
         found = f"raw {type(error).__name__}: {error}"
-    return found if WATCH.wait is None else f"{found}; still waits for {WATCH.wait.what()}"
+    return found if HEARTBEAT.wait is None else f"{found}; still waits for {HEARTBEAT.wait.what()}"
 
 
 def held() -> dict[str, int]:
@@ -216,8 +215,10 @@ def two_at_once(transport: str) -> list[str]:
         pipes[first_closed].close()
         other = pipes[1 - first_closed]
         other.step(BATCH)
-        if not WATCH.action().endswith(f" of stage {other.rank}"):
-            wrong.append(f"{first_closed} closed first: the other says it is at '{WATCH.action()}'")
+        if not HEARTBEAT.action().endswith(f" of stage {other.rank}"):
+            wrong.append(
+                f"{first_closed} closed first: the other says it is at '{HEARTBEAT.action()}'"
+            )
         seed = 2 - first_closed
         expected = trained_alone(seed, 2)
         for name, tensor in other.named_parameters():
@@ -257,7 +258,10 @@ def agreements() -> list[str]:
             raise IndexError("list index out of range")
         return "made"
 
-    found = [outcome(lambda: world.agreed(make)), outcome(lambda: world.agreed(lambda: "again"))]
+    found = [
+        outcome(lambda: world.all_succeed(make)),
+        outcome(lambda: world.all_succeed(lambda: "again")),
+    ]
     world.leave()
     return found
 
@@ -283,9 +287,9 @@ def late_ranks() -> dict[str, tuple[str, float]]:
 
     def gather_what_never_comes() -> object:
         if world.rank == 0:
-            return gathered(world, {})
+            return world.gather_tensors({})
         # Rank 1 says what it has and then sends nothing.
-        return world.gather_to_first({"weight": (torch.Size([4]), torch.float32)})
+        return world.all_gather({"weight": (torch.Size([4]), torch.float32)})
 
     def copy_what_never_comes() -> object:
         group = world.new_group([0, 1])

@@ -10,8 +10,8 @@ from runtime.pipeline_life_cases import BATCH, SGD, failed, lives
 from torch import nn
 from torch.nn import functional
 
+from penstock.runtime.processes.heartbeat import link_is_cut
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.processes.watch import link_is_cut
 
 pytestmark = pytest.mark.timeout(900)
 

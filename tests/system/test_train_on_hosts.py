@@ -247,7 +247,7 @@ def test_a_host_that_does_not_see_the_run_says_so(tmp_path: Path) -> None:
     """Rank 0, which does see it, beside a rank on host 'b' that does not."""
 
     def world(other: str) -> World:
-        found = {"gather": lambda own: [own, other], "from_first": lambda told: told, "rank": 0}
+        found = {"all_gather": lambda own: [own, other], "broadcast": lambda told: told, "rank": 0}
         return cast("World", SimpleNamespace(**found))
 
     check_seen(world(""), tmp_path)

@@ -22,7 +22,7 @@ from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.conflicts import check_conflicts
 from penstock.runtime.gradients.loss_scaling import LossScaling
-from penstock.runtime.processes.watch import WATCH
+from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.settings import Verification
 from penstock.runtime.trackers import check_trackers
 from penstock.runtime.user_metrics import Metric
@@ -234,7 +234,7 @@ class Job:
         told = {"needs": needs} if self.reads_parts else {}
         ask = partial(self.data, split, self.seed, start_step, self.batch_size, **told)
         what = f"the data of job '{self.name}', split '{split}', from step {start_step + 1}"
-        return WATCH.read(ask, what, self.batch_limit_s)
+        return HEARTBEAT.read(ask, what, self.batch_limit_s)
 
     def example_batch(self) -> Batch:
         """The first batch of the training data.

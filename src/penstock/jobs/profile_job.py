@@ -281,8 +281,8 @@ def cost_job(world: World, job: Job, device: str) -> CostedJob | None:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
     profile = measure_job(job, device, shares_cores=device == "cpu" and here > usable_cores())
     profile = with_measured_groups(profile, job, cluster, device)
-    told = world.gather_to_first(json.dumps(profile_to_json(profile)))
-    if not told:
+    told = world.all_gather(json.dumps(profile_to_json(profile)))
+    if world.rank:
         return None
     profiles = [profile_from_json(json.loads(found), "a rank's profile") for found in told]
     return CostedJob(median_profile(profiles), cluster)

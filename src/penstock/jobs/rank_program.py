@@ -66,9 +66,9 @@ from penstock.planning.answers import TimeLimit
 from penstock.report.page import write_report
 from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
+from penstock.runtime.processes.heartbeat import HEARTBEAT, LIMIT_S, say_and_end
 from penstock.runtime.processes.launch import LINGER_S, long_slices_if_crowded
 from penstock.runtime.processes.store import met_at
-from penstock.runtime.processes.watch import LIMIT_S, WATCH, say_and_end
 from penstock.runtime.processes.world import World, check_environment, join_world
 from penstock.runtime.trackers import check_trackers
 from penstock.simulate.by_length import LengthPrediction
@@ -147,7 +147,7 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
         world = join_world(request.device, LIMIT_S)
         asked = replace(request, workers=world.size, resume=request.resume or goes_on(request))
         told = say if request.shown and not world.rank else ignore
-        facts = world.gather(facts_of(job_as_asked(job, request)), RankFacts)
+        facts = world.all_gather(facts_of(job_as_asked(job, request)), RankFacts)
 
         def checked() -> TrainRequest:
             check_alike(facts)
@@ -159,7 +159,7 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
             return checked_request(job, asked, told)
 
         first = by_first(world, checked)
-        place = world.from_first(str(first.out.absolute()) if first and first.out else "")
+        place = world.broadcast(str(first.out.absolute()) if first and first.out else "")
         asked = first or replace(asked, out=Path(place))
         said = last_checkpoint_said(RunDirectory(Path(place)), told, goes_on=False)
         with ExitStack() if world.rank else said:
@@ -189,7 +189,7 @@ def run_rank(
     with ExitStack() as held:
         by_first(world, lambda: held.enter_context(directory.held()))
         given = by_first(world, lambda: read_plan(request.plan) if request.plan else None)
-        if told := world.from_first(json.dumps(plan_to_json(given)) if given else ""):
+        if told := world.broadcast(json.dumps(plan_to_json(given)) if given else ""):
             job = with_groups_of(plan_from_json(json.loads(told), "rank 0's plan"), job)
         run = JobRun(world, directory, job, request, say if shown else ignore)
         check_seen(world, directory.path)
@@ -211,8 +211,8 @@ def run_parts(
     while True:
         planned = by_first(world, partial(planned_part, run, costs, given, history))
         report = train_part(part_of(run, planned, pauses), termination, run.say)
-        peaks = world.gather_to_first(report.peak_memory_bytes)
-        if any(world.gather(termination.asked)) and report.steps < run.job.steps:
+        peaks = world.all_gather(report.peak_memory_bytes)
+        if any(world.all_gather(termination.asked)) and report.steps < run.job.steps:
             run.say(f"stopped by SIGTERM after step {report.steps}")
             raise SystemExit(128 + signal.SIGTERM)
         history = after_part(history, report)
@@ -232,16 +232,16 @@ def by_first(world: World, act: Callable[[], T]) -> T | None:
         SaidByAnotherRank: on the other ranks, if it raises on rank 0.
     """
     if world.rank:
-        if code := world.from_first(0):
+        if code := world.broadcast(0):
             raise SaidByAnotherRank(code)
         return None
     try:
         result = act()
     except Exception as failure:
         with suppress(RunFailed):
-            world.from_first(exit_code_of(failure))
+            world.broadcast(exit_code_of(failure))
         raise
-    world.from_first(0)
+    world.broadcast(0)
     return result
 
 
@@ -353,7 +353,7 @@ def check_seen(world: World, path: Path) -> None:
         BadInput: a host does not see it; on rank 0.
         SaidByAnotherRank: on the others.
     """
-    hosts = world.gather("" if path.exists() else socket.gethostname())
+    hosts = world.all_gather("" if path.exists() else socket.gethostname())
 
     def refuse() -> None:
         for host in filter(None, hosts):
@@ -368,12 +368,12 @@ def check_seen(world: World, path: Path) -> None:
 def costs_of(run: JobRun) -> CostedJob | None:
     """Profile and cluster, measured now or by the run that is resumed; only rank 0 has them."""
     world = run.world
-    places = world.gather((socket.gethostname(), os.environ.get("GROUP_RANK", "")))
+    places = world.all_gather((socket.gethostname(), os.environ.get("GROUP_RANK", "")))
     layout = tuple(len(list(ranks)) for _, ranks in groupby(places))
     known = by_first(world, partial(known_costs, run, layout))
-    if world.from_first(known is not None):
+    if world.broadcast(known is not None):
         return known
-    WATCH.phase = "measures the layers"
+    HEARTBEAT.phase = "measures the layers"
     run.say(f"measuring the layers of '{run.job.name}' and the links between workers")
     start_s = time.perf_counter()
     costs = cost_job(world, run.job, run.request.device)
@@ -413,7 +413,7 @@ def planned_part(
 ) -> PlannedPart:
     """Plan the next part of the run where that is not done yet, and predict its steps."""
     assert costs is not None
-    WATCH.phase = "plans"
+    HEARTBEAT.phase = "plans"
     job, directory, request = run.job, run.directory, run.request
     resume_from = checkpoint_to_resume(directory, run.say) if request.resume else None
     with notice_if_long(run.say, "planning"):
@@ -477,7 +477,7 @@ def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart
             "weights": weights is not None and not needless,
             "step_s": planned.prediction.iteration_s,
         }
-    told = run.world.from_first(told)
+    told = run.world.broadcast(told)
     resume_from = Path(told["resume_from"]) if told["resume_from"] else None
     check_seen(run.world, resume_from or run.directory.path)
     return RunPart(
@@ -646,7 +646,7 @@ def saying_once() -> Generator[None]:
             say_and_end(failure)
         os._exit(failure.exit_code)
 
-    WATCH.give_up = give_up
+    HEARTBEAT.give_up = give_up
     try:
         yield
     except SystemExit:

@@ -25,7 +25,7 @@ from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.memory.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.processes.watch import LIMIT_S
+from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.rank_numbers import PAUSE
 from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.drift import Drift

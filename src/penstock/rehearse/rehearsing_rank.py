@@ -46,7 +46,7 @@ from penstock.runtime.execute import PreparedAction, execute
 from penstock.runtime.gradients.buckets import GradientBuckets, GradientSum, make_groups
 from penstock.runtime.iteration import places_of
 from penstock.runtime.processes.failures import Failures
-from penstock.runtime.processes.watch import doing
+from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.rank_numbers import RankNumbers
 from penstock.runtime.rank_stages import RankStages

@@ -137,7 +137,7 @@ class BatchReading:
         shown = ""
         if not problem:
             shown = " and ".join(described(batch, self.lengths_of(batch)) for batch in batches)
-        table = self._engine.world.gather((problem, given, shown))
+        table = self._engine.world.all_gather((problem, given, shown))
         for other, _, _ in table:
             if other:
                 return other

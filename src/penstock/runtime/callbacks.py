@@ -92,7 +92,7 @@ class SigtermCallback:
             self._pipe = pipe
             signal.signal(signal.SIGTERM, self._ask)
         # A callback may have stopped the training for another reason, without a signal.
-        if pipe.stopping and any(pipe._world.gather(self.asked)):
+        if pipe.stopping and any(pipe._world.all_gather(self.asked)):
             pipe.save(self._directory, loader=self._loader)
             raise SystemExit(128 + signal.SIGTERM)
 

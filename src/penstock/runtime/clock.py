@@ -188,7 +188,7 @@ def gather_timeline(world: World, clock: StepClock, title: str) -> Timeline:
     rank 0 is estimated in a few rounds of gathering. The shortest round bounds the error by half of
     its duration.
     """
-    gathered = world.gather((clock.start_s, as_table(clock.records)))
+    gathered = world.all_gather((clock.start_s, as_table(clock.records)))
     offsets = clock_offsets(world, clock.now)
     start = min(start_s + offset for (start_s, _), offset in zip(gathered, offsets, strict=True))
     events = [
@@ -230,9 +230,9 @@ def clock_offsets(world: World, now: Callable[[], float]) -> list[float]:
     for _ in range(ALIGNMENT_ROUNDS):
         world.barrier()
         before = now()
-        moments = world.gather(now())
+        moments = world.all_gather(now())
         duration = now() - before
         if best is None or duration < best[0]:
             best = (duration, [moments[0] - moment for moment in moments])
     assert best is not None
-    return world.from_first(best[1])
+    return world.broadcast(best[1])

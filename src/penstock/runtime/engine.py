@@ -29,7 +29,7 @@ from penstock.runtime.holdings import Holdings
 from penstock.runtime.iteration import Place, check_sizes, places_of
 from penstock.runtime.metrics import Totals
 from penstock.runtime.processes.failures import Failures
-from penstock.runtime.processes.watch import BUILT, WATCH
+from penstock.runtime.processes.heartbeat import BUILT, HEARTBEAT
 from penstock.runtime.processes.world import World
 from penstock.runtime.rank_numbers import RankNumbers
 from penstock.runtime.rank_stages import RankStages
@@ -94,7 +94,7 @@ class Engine:
             undo.push(self.disconnect)
             self._connect(programs, settings, also_crossed, compiler)
             undo.pop_all()
-        WATCH.phase = BUILT
+        HEARTBEAT.phase = BUILT
 
     def _connect(
         self,
@@ -106,7 +106,7 @@ class Engine:
         """Make all that connects this rank with the others, and its stages."""
         graph, plan, world = self.graph, self.plan, self.world
         by_rows = any(stage.sharding == "parameters" for stage in plan.stages)
-        self.shards: ParameterShards | TensorShards = world.agreed(
+        self.shards: ParameterShards | TensorShards = world.all_succeed(
             lambda: (
                 ParameterShards(graph, plan, world)
                 if by_rows
@@ -115,7 +115,7 @@ class Engine:
         )
         for closing in (self._abort, self.disconnect):
             closing.callback(self.shards.leave)
-        world.agreed(lambda: self.shards.divide(programs))
+        world.all_succeed(lambda: self.shards.divide(programs))
         self.held = Holdings(
             graph, plan, world.rank, programs, self.shards, sharded=settings.shard_optimizer
         )
@@ -124,7 +124,9 @@ class Engine:
         # Schedules without a flush need these, and have no tensor groups.
         device_groups = () if plan.tensor_groups else plan.device_groups
         self.groups = make_groups(world, [*holder_sets, *device_groups])
-        others = world.agreed(lambda: [stages_of(kind, plan, world.rank) for kind in graph.others])
+        others = world.all_succeed(
+            lambda: [stages_of(kind, plan, world.rank) for kind in graph.others]
+        )
         every = [programs, *others]
         self._norm_groups = make_groups(world, self._groups_with_batch_norm(every))
         boundaries = [boundaries_of(kind, plan) for kind in graph.kinds]
@@ -145,7 +147,7 @@ class Engine:
         if self.transport is not None:
             self.transport.share_sums([b for b in self.buckets.shared if b.values is None])
         # Only the ranks that hold a stage can check it, so errors must reach the others.
-        runners = world.agreed(
+        runners = world.all_succeed(
             lambda: [
                 {p.stage: self._runner(kind, p, own[p.stage], compiler) for p in self.places}
                 for kind, own in zip(graph.kinds, every, strict=True)
@@ -180,7 +182,7 @@ class Engine:
             for place in self.places
             if any(uses_batch_norm(programs[place.stage].module) for programs in every)
         ]
-        return [groups[group] for found in self.world.gather(own) for group in found]
+        return [groups[group] for found in self.world.all_gather(own) for group in found]
 
     def _buckets(self, programs: Mapping[int, StageProgram]) -> GradientBuckets:
         tied, held = self.graph.tied_names, self.held
@@ -375,7 +377,7 @@ class Engine:
         own = self.held.owned_tensors()
 
         def value_of(name: str) -> torch.Tensor:
-            found = self.world.gather(own[name].detach().cpu() if name in own else None)
+            found = self.world.all_gather(own[name].detach().cpu() if name in own else None)
             value = next(tensor for tensor in found if tensor is not None)
             return value.to(self.world.device)
 
@@ -391,7 +393,7 @@ class Engine:
         """Forget the times of the previous iteration; what is done now is this engine's."""
         self.clock.restart()
         if self.transport is not None:
-            WATCH.action = self.transport.position
+            HEARTBEAT.action = self.transport.position
 
     def agree_on_lengths(self, sizes: Sequence[tuple[int, ...]]) -> None:
         """Check that all ranks have the same lengths, if lengths vary, before anything is sent.
@@ -420,7 +422,7 @@ class Engine:
             return
         self._closed = True
         if self.transport is not None:
-            WATCH.closed(self.transport.position)
+            HEARTBEAT.closed(self.transport.position)
         self.failures.first = self.failures.first or "it was closed"
         try:
             self.disconnect.close()
@@ -438,7 +440,7 @@ class Engine:
         self.held.share_first_values(self.groups, self.world)
         leaves = self.graph.batch_leaves(batch)
         if self.plan.tensor_groups:
-            self.world.agreed(lambda: self._try_shards(leaves))
+            self.world.all_succeed(lambda: self._try_shards(leaves))
         if compiler is None:
             return
         lengths = self.graph.lengths_of(dict(enumerate(leaves)))

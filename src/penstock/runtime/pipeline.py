@@ -53,7 +53,7 @@ from penstock.runtime.gradients.loss_scaling import (
 )
 from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.processes.watch import LIMIT_S, doing
+from penstock.runtime.processes.heartbeat import LIMIT_S, doing
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.rank_numbers import END
 from penstock.runtime.removed import without_removed
@@ -261,7 +261,7 @@ class Pipeline:
                 training = self._training = made.training(stepped_together(engine), world.device)
                 check_conflicts(made.uses | uses_of_optimizer(training.optimizer))
                 self._verified = made.verified(engine, training)
-                self._asynchronous = world.agreed(lambda: made.asynchronous(engine, training))
+                self._asynchronous = world.all_succeed(lambda: made.asynchronous(engine, training))
                 self._overlapped = made.overlapped(engine, training) if made.overlapped else None
             undo.pop_all()
 

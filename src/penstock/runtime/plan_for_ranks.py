@@ -1,21 +1,18 @@
 """The plan for as many ranks as were started, made once and shared by all."""
 
-import os
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 
 from penstock.document import json_text, parse_json
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan, write_plan
 from penstock.plan.plan import Plan
-from penstock.runtime.processes.store import met_at
-from penstock.runtime.processes.world import check_environment
+from penstock.runtime.processes.heartbeat import LIMIT_S
+from penstock.runtime.processes.world import join_world
 
 __all__ = ["plan_for_ranks"]
 
-CALLS = count()
-"""Numbers the calls, which every rank makes in the same order."""
+NAME = "rank 0's plan"
 
 MakePlan = Callable[[int], Plan]
 """Makes a plan for a number of ranks."""
@@ -37,40 +34,23 @@ def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:
         BadInput: the file cannot be read, or ``make`` refuses; on all ranks.
         Infeasible: no plan fits in the memory of so many ranks; on all ranks.
     """
-    folder, size = Path(directory), int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        return kept_plan(make, folder, 1)
-    check_environment()
-    key = f"penstock/plan/{next(CALLS)}"
-    store, rank, _ = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
-    if rank == 0:
-        try:
-            plan = kept_plan(make, folder, size)
-        except (BadInput, Infeasible) as cause:
-            refusal = {"refused": type(cause).__name__, "why": str(cause)}
-            store.set(key, json_text(refusal))
-            raise
-        store.set(key, json_text(plan_to_json(plan)))
-        return plan
-    store.wait([key])
-    told = parse_json(store.get(key).decode(), key, "plan")
-    if isinstance(told, dict) and "refused" in told:
-        kind = Infeasible if told["refused"] == Infeasible.__name__ else BadInput
-        raise kind(str(told["why"]))
-    return plan_from_json(told, key)
+    folder, world = Path(directory), join_world("cpu", LIMIT_S)
+
+    def planned() -> Plan | None:
+        return None if world.rank else kept_plan(make, folder, world.size)
+
+    plan = world.all_succeed(planned, BadInput, Infeasible)
+    told = world.broadcast(json_text(plan_to_json(plan)) if plan else "")
+    world.leave()
+    return plan or plan_from_json(parse_json(told, NAME, "plan"), NAME)
 
 
 def kept_plan(make: MakePlan, folder: Path, ranks: int) -> Plan:
     """The plan in the file for so many ranks; if there is none, it is made and written."""
-    place = place_of(folder, ranks)
+    place = folder / f"plan-{ranks}.json"
     if place.exists():
         return read_plan(place)
     plan = make(ranks)
     folder.mkdir(parents=True, exist_ok=True)
     write_plan(plan, place)
     return plan
-
-
-def place_of(folder: Path, ranks: int) -> Path:
-    """The file with the plan for so many ranks."""
-    return folder / f"plan-{ranks}.json"

@@ -78,7 +78,7 @@ class ReplicaCheck:
 
     def _difference(self, step: int, holders: Sequence[int], own: dict[str, int]) -> str:
         """The error message; all ranks must call this."""
-        of_ranks = self._world.gather(own)
+        of_ranks = self._world.all_gather(own)
         # Another place of the tensor group holds other shards, but all ranks name the same weight.
         shared = [n for h in self._held.copies_at for n, r in h.items() if r == tuple(holders)]
         known = of_ranks[holders[0]]

@@ -1,6 +1,6 @@
 """Each start of the ranks over one store gets a name of its own, whatever earlier ones left."""
 
-import threading
+import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import pytest
 from torch import distributed
 
 from penstock.errors import Stalled
-from penstock.runtime.processes.store import ANSWERING, RunStore, name_of_start
+from penstock.runtime.processes.store import RunStore, name_of_start, tell_start
 
 RANKS = 4
 LIMIT_S = 60.0
@@ -24,18 +24,18 @@ def agent_store() -> Iterator[RunStore]:
 
 
 def names(store: RunStore, ranks: Sequence[int], limit_s: float = LIMIT_S) -> list[str]:
-    """The names that these ranks find, each over a connection of its own.
+    """The names that these ranks find, each over a connection of its own."""
 
-    Afterwards rank 0 answers nobody, as if its process had ended: agents start ranks only then.
-    """
+    def name_of(rank: int) -> str:
+        own = store.clone()
+        if rank:
+            return name_of_start(own, rank, limit_s)
+        name = secrets.token_hex(8)
+        tell_start(own, name, RANKS)
+        return name
+
     with ThreadPoolExecutor(RANKS) as pool:
-        found = [pool.submit(name_of_start, store.clone(), rank, RANKS, limit_s) for rank in ranks]
-        taken = [name.result() for name in found]
-    for thread in threading.enumerate():
-        if thread.name == ANSWERING:
-            thread.join(LIMIT_S)
-            assert not thread.is_alive()
-    return taken
+        return list(pool.map(name_of, ranks))
 
 
 def test_ranks_of_a_start_agree_and_no_two_starts_do() -> None:
@@ -55,7 +55,7 @@ def test_a_rank_that_asked_before_the_others_came_confuses_nobody() -> None:
 
 def test_values_of_an_earlier_start_are_not_seen() -> None:
     with agent_store() as store:
-        before, after = (store.beginning_with(f"{names(store, range(RANKS))[0]}/") for _ in "12")
+        before, after = (RunStore(store, f"{names(store, range(RANKS))[0]}/") for _ in "12")
         before.set("abort", "rank 1: its memory ran out")
         before.add("joined", 1)
         assert before.get("abort") == before.clone().get("abort") == b"rank 1: its memory ran out"

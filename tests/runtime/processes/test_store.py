@@ -15,9 +15,9 @@ from runtime.processes.workers_under_test import (
 
 from penstock.errors import RunFailed
 from penstock.runtime.processes import store
+from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.processes.store import RunStore, limited_silence, meet, serve_store
-from penstock.runtime.processes.watch import WATCH
 
 # Linux answers to all of 127.0.0.0/8, so a store on all interfaces would be found at both.
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -54,7 +54,7 @@ def test_a_store_is_reached_at_the_address_that_it_was_given_only() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
 def test_a_request_over_a_link_that_is_cut_ends_after_half_a_minute() -> None:
     for limits in launch_workers(limits_of_connections_to_the_store, workers=2):
-        # The store itself, and the two connections of the watch.
+        # The store itself, and the two connections of the heartbeat.
         assert limits == [30_000] * 3
 
 
@@ -143,4 +143,4 @@ def test_a_wait_that_fails_is_over() -> None:
     inner: Any = LateStore(Minutes(), 60.0)
     with pytest.raises(RuntimeError, match="timed out"):
         RunStore(inner).wait(["plan"], timedelta(seconds=-1))
-    assert WATCH.wait is None
+    assert HEARTBEAT.wait is None

@@ -159,17 +159,16 @@ def listening_addresses() -> tuple[list[str], list[str]]:
 
 
 def gather_what_cannot_be_sent() -> list[str]:
-    """Rank 1 sends an object of a class that messages do not hold, and then its number."""
+    """A rank sends an object of a class that messages do not hold, and then its number."""
     world = join_world("cpu", 60.0)
-    value = threading.Event() if world.rank == 1 else None
     texts: list[str] = []
-    for gather in (world.gather, world.gather_to_first):
+    for sender, exchange in ((1, world.all_gather), (0, world.broadcast)):
         try:
-            gather(value)
+            exchange(threading.Event() if world.rank == sender else None)
             texts.append("no error")
         except BadInput as refusal:
             texts.append(f"BadInput: {refusal}")
-    return [*texts, str(world.gather(world.rank))]
+    return [*texts, str(world.all_gather(world.rank))]
 
 
 def stop_once(continues: bool) -> int:

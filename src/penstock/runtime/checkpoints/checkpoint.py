@@ -257,7 +257,7 @@ class CheckpointWriter:
             BadInput: the directory cannot be written, or writing the previous checkpoint failed.
         """
         self.wait()
-        self._world.done_by_first(partial(begin, target))
+        self._world.on_first(partial(begin, target))
         kept = tensors if wait else {name: held_apart(t) for name, t in tensors.items()}
         self._target, self._problem = target, ""
         self._stop_looking.clear()
@@ -277,8 +277,8 @@ class CheckpointWriter:
             return
         self._target = None
         self._own_part_written()
-        self._world.agreed(self._refuse)
-        self._world.done_by_first(partial(complete, target, self._world.size))
+        self._world.all_succeed(self._refuse)
+        self._world.on_first(partial(complete, target, self._world.size))
 
     def close(self, *, failed: bool) -> None:
         """Finish the checkpoint being written, without communication with other ranks.

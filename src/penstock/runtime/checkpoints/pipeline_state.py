@@ -24,7 +24,7 @@ from penstock.runtime.checkpoints.loader_state import (
     loader_to_text,
 )
 from penstock.runtime.engine import Engine
-from penstock.runtime.processes.watch import doing
+from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.steps.training import Training, merged_states
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_into
 
@@ -99,13 +99,13 @@ def saved_state(
     Raises:
         BadInput: ``extra`` or the loader's state holds a value that a checkpoint cannot keep.
     """
-    state = merged_states(engine.world.gather(training.state()))
+    state = merged_states(engine.world.all_gather(training.state()))
 
     def as_json() -> dict[str, Any]:
         place = loader_to_text(loader) if loader is not None else None
         return {**state, "extra": extra, "loader": place}
 
-    return engine.world.agreed(as_json)
+    return engine.world.all_succeed(as_json)
 
 
 @doing("loads a checkpoint")
@@ -115,16 +115,16 @@ def load_state(
     """Continue from a checkpoint; see `Pipeline.load`."""
     world = engine.world
     path = chosen_checkpoint(engine, directory)
-    state = world.agreed(partial(read_state, path))
-    stored = world.agreed(partial(stored_tensors, path, state))
+    state = world.all_succeed(partial(read_state, path))
+    stored = world.all_succeed(partial(stored_tensors, path, state))
     tensors = wanted_tensors(engine, training, stored)
 
     def check() -> None:
         if problem := first_mismatch(path, stored, tensors):
             raise BadInput(problem)
 
-    world.agreed(check)
-    world.agreed(lambda: read_into([(stored[name], t) for name, t in tensors.items()]))
+    world.all_succeed(check)
+    world.all_succeed(lambda: read_into([(stored[name], t) for name, t in tensors.items()]))
     keep_own_parts(engine, tensors)
     restore(engine, training, tensors, state)
     if loader is not None:
@@ -144,10 +144,10 @@ def chosen_checkpoint(engine: Engine, directory: Path) -> Path:
             return [str(directory)]
         return [str(path) for path in reversed(checkpoints_in(directory))]
 
-    tried = world.from_first(world.agreed(candidates))
+    tried = world.broadcast(world.all_succeed(candidates))
     problem = ""
     for path in map(Path, tried):
-        found = world.gather(damage_of(path, world.rank, world.size))
+        found = world.all_gather(damage_of(path, world.rank, world.size))
         problem = next(filter(None, found), "")
         if not problem:
             return path

@@ -17,7 +17,6 @@ from torch import nn
 from penstock.errors import BadInput
 from penstock.runtime.checkpoints.folders import NewFolder
 from penstock.runtime.engine import Engine
-from penstock.runtime.processes.waiting import gathered
 from penstock.runtime.weights.pretrained import INDEX_FILE, SINGLE_FILE, is_adapted
 from penstock.runtime.weights.safetensors_file import write_tensors
 
@@ -45,7 +44,7 @@ def begun(engine: Engine, directory: Path) -> NewFolder:
         check_free(directory)
         folder.begin()
 
-    engine.world.done_by_first(begin)
+    engine.world.on_first(begin)
     return folder
 
 
@@ -60,7 +59,7 @@ def save_weights(engine: Engine, directory: Path, max_shard_bytes: int) -> None:
         raise BadInput(f"max_shard_bytes is {max_shard_bytes}; it must be >= 1")
     folder = begun(engine, directory)
     own = split(saved_tensors(engine), max_shard_bytes)
-    counts = world.gather(len(own))
+    counts = world.all_gather(len(own))
     before, count = sum(counts[: world.rank]), sum(counts)
     names = [f"model-{before + n:05d}-of-{count:05d}.safetensors" for n in range(1, len(own) + 1)]
     if count == 1:
@@ -71,10 +70,10 @@ def save_weights(engine: Engine, directory: Path, max_shard_bytes: int) -> None:
             for name, tensors in zip(names, own, strict=True):
                 write_tensors(folder.partial / name, tensors)
 
-    world.agreed(write_own)
+    world.all_succeed(write_own)
     index = {name: file for file, held in zip(names, own, strict=True) for name in held}
     size = sum(tensor.nbytes for held in own for tensor in held.values())
-    world.done_by_first(partial(finish, engine.graph.model, folder, world.gather((index, size))))
+    world.on_first(partial(finish, engine.graph.model, folder, world.all_gather((index, size))))
 
 
 def finish(
@@ -109,8 +108,8 @@ def main_name(model: nn.Module, names: Sequence[str]) -> str:
 def whole_state_dict(engine: Engine) -> dict[str, torch.Tensor]:
     """All weights and buffers by all their names, on rank 0; see `Pipeline.model_state_dict`."""
     own = engine.held.owned_tensors()
-    parts = engine.world.gather_to_first({name: t.detach().cpu() for name, t in own.items()})
-    whole = {name: tensor for part in parts for name, tensor in part.items()}
+    copies = {name: t.detach().to("cpu", copy=True) for name, t in own.items()}
+    whole = engine.world.gather_tensors(copies)
     tied = {other: whole[name] for other, name in engine.graph.tied_names.items() if whole}
     return whole | tied
 
@@ -153,8 +152,8 @@ def save_adapters(engine: Engine, directory: Path) -> None:
     folder = begun(engine, directory)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     own = {name: held for name, held in engine.held.owned_tensors().items() if name in trained}
-    found = gathered(engine.world, own)
-    engine.world.done_by_first(partial(write_adapter, model, folder, found))
+    found = engine.world.gather_tensors(own)
+    engine.world.on_first(partial(write_adapter, model, folder, found))
 
 
 def write_adapter(model: Any, folder: NewFolder, trained: Mapping[str, torch.Tensor]) -> None:

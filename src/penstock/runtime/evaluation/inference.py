@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from penstock.capture.batch_part import BatchPart, Leaf, PartialLeaf
 from penstock.capture.layer_graph import LayerGraph
@@ -19,8 +18,7 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.processes.failures import Failures
-from penstock.runtime.processes.waiting import as_bytes, await_work
-from penstock.runtime.processes.watch import doing
+from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World
 from penstock.runtime.rank_stages import RankStages, Ready
 from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work, row_of_zeros
@@ -344,7 +342,7 @@ def predict(
                 whole = torch.zeros(spec.shape_for(rows) if wanted else 0, dtype=spec.dtype)
                 put_together(whole, spec, own, found, world)
                 if everywhere:
-                    world.share_from_first(as_bytes(whole))
+                    whole = world.broadcast(whole)
                 tensors.append(whole)
     finally:
         found.clear()
@@ -408,19 +406,6 @@ def carried(
     spec: TensorSpec, piece: OutputRows, found: RankOutputs, world: World
 ) -> torch.Tensor | None:
     """A piece, sent to rank 0 if another rank computed it; ``None`` on other ranks."""
-    own = None
-    if piece.rank == world.rank:
-        own = found.of(piece.number, piece.micro_batch, spec)
-    if piece.rank == 0 or world.control is None:
-        return own
-    what = f"an output of micro-batch {piece.micro_batch} on rank {piece.rank}"
-    if own is not None:
-        work = dist.isend(as_bytes(own), group_dst=0, group=world.control)
-        await_work(work, world, what, "gloo", peer=0, size_bytes=own.nbytes)
-        return None
-    if world.rank != 0:
-        return None
-    tensor = torch.empty(spec.shape_for(len(piece.rows)), dtype=spec.dtype)
-    work = dist.irecv(as_bytes(tensor), group_src=piece.rank, group=world.control)
-    await_work(work, world, what, "gloo", peer=piece.rank, size_bytes=tensor.nbytes)
-    return tensor
+    name = "an output of a micro-batch"
+    own = found.of(piece.number, piece.micro_batch, spec) if piece.rank == world.rank else None
+    return world.gather_tensors({} if own is None else {name: own}).get(name)

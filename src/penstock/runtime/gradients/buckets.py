@@ -15,8 +15,7 @@ from penstock.capture.stage_program import ParameterUse
 from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
-from penstock.runtime.processes.waiting import await_work
-from penstock.runtime.processes.world import Groups, World
+from penstock.runtime.processes.world import Groups, World, await_work
 
 __all__ = [
     "GradientBucket",

@@ -138,7 +138,7 @@ def check_parameter_types(world: World, programs: Mapping[int, StageProgram]) ->
         for name, parameter in program.module.named_parameters()
         if parameter.requires_grad and parameter.dtype == torch.float16
     ]
-    names = [name for own in world.gather(found) for name in own]
+    names = [name for own in world.all_gather(found) for name in own]
     if names:
         raise BadInput(
             f"parameter '{names[0]}' is float16, as are {len(names) - 1} more; updates would be "

@@ -1,19 +1,16 @@
 """When one rank fails, all ranks report why: it leaves a note in the store that the others read."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from itertools import count
 
-from torch.distributed import distributed_c10d
-
-from penstock.errors import RunFailed, Stalled
-from penstock.runtime.processes.watch import WATCH, connection_is_lost
-from penstock.runtime.processes.world import World
+from penstock.errors import RunFailed
+from penstock.runtime.processes.heartbeat import HEARTBEAT
+from penstock.runtime.processes.world import World, connection_is_lost
 from penstock.torch_internals import default_store
 
-__all__ = ["AbortNote", "Failures", "PeerFailed", "PeerVanished"]
+__all__ = ["Failures", "PeerFailed"]
 
 INSTANCES = count()
 """Numbers pipelines, which every rank creates in the same order."""
@@ -22,95 +19,55 @@ NOTE_WAIT_S = 1.5
 """How long a rank that noticed a failure waits for the note of the failed rank."""
 
 
-class AbortNote:
-    """The first failure of a run, in one line that all ranks can read.
-
-    ``instance`` separates several pipelines of one process. A process that is ``alone`` has no
-    notes: both methods do nothing.
-    """
-
-    def __init__(self, instance: int, alone: bool) -> None:
-        self._key = f"penstock/{instance}/abort"
-        self._store: distributed_c10d.Store | None = None
-        if not alone:
-            self._store = default_store()
-
-    def write(self, text: str) -> None:
-        """Write ``text`` for the other ranks, unless there is a note already."""
-        if self._store is None:
-            return
-        try:
-            self._store.compare_set(self._key, "", text)
-        except RuntimeError:
-            # The process with the store has ended, so nobody can read the note.
-            self._store = None
-
-    def read(self, wait_s: float = NOTE_WAIT_S) -> str:
-        """The first failure; empty if nobody wrote one within ``wait_s``."""
-        if self._store is None:
-            return ""
-        deadline = time.monotonic() + wait_s
-        try:
-            while not self._store.check([self._key]):
-                if time.monotonic() > deadline:
-                    return ""
-                time.sleep(0.02)
-            self._store.set_timeout(timedelta(seconds=5))
-            return self._store.get(self._key).decode()
-        except RuntimeError:
-            return ""
+class PeerFailed(RunFailed):
+    """Another rank raised an exception, which its note describes, or its process has ended."""
 
 
 class Failures:
-    """Makes all ranks fail if one does. ``abort`` closes this rank's connections."""
+    """Makes all ranks fail if one does. ``abort`` closes this rank's connections.
+
+    ``first`` is the first failure, in a line; empty as long as there is none.
+    """
 
     def __init__(self, world: World, abort: Callable[[], object]) -> None:
         self.first = ""
         self._rank, self._abort = world.rank, abort
-        self._note = AbortNote(next(INSTANCES), alone=world.size == 1)
+        # The number separates several pipelines of one process.
+        self._key = f"penstock/{next(INSTANCES)}/abort"
+        self._store = default_store() if world.size > 1 else None
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> Generator[None]:
         """Within, any exception ends all ranks, each with the message of the first failure."""
         if self.first:
             raise RunFailed(f"this pipeline has failed before ({self.first}); build a new one")
         try:
             yield
-        except PeerFailed as failure:
-            text = self._note.read() or str(failure)
-            self._give_up(text)
-            raise RunFailed(f"rank {self._rank} stopped: {text}") from failure
         except BaseException as failure:
             lost = any(connection_is_lost(each) for each in (failure, failure.__cause__) if each)
-            if lost and (text := self._note.read()):
-                # A collective operation: the other rank has failed first.
-                self._give_up(text)
-                raise RunFailed(f"rank {self._rank} stopped: {text}") from failure
-            text = str(failure).partition("\n")[0] or type(failure).__name__
-            if isinstance(failure, Stalled):
-                text = WATCH.explained(text)
+            note = self._note() if lost or isinstance(failure, PeerFailed) else ""
+            text = note or str(failure).partition("\n")[0] or type(failure).__name__
             who = f"rank {self._rank}"
-            self._give_up(text if who in text else f"{who}: {text}")
-            if isinstance(failure, Stalled):
-                raise Stalled(text) from failure
+            self.first = text if who in text or note else f"{who}: {text}"
+            # There may be a note already. Or the process with the store has ended, and nobody can
+            # read one.
+            with suppress(RuntimeError):
+                if self._store is not None:
+                    self._store.compare_set(self._key, "", self.first)
+            self._abort()
+            if note or isinstance(failure, PeerFailed):
+                raise RunFailed(f"{who} stopped: {text}") from failure
             raise
         finally:
             # A wait that failed stays until here, because it explains the failure.
-            WATCH.wait = None
+            HEARTBEAT.wait = None
 
-    def _give_up(self, text: str) -> None:
-        self.first = text
-        self._note.write(text)
-        self._abort()
-
-
-class PeerFailed(RunFailed):
-    """Rank ``peer`` raised an exception, which its note describes."""
-
-    def __init__(self, peer: int, text: str) -> None:
-        super().__init__(text)
-        self.peer = peer
-
-
-class PeerVanished(PeerFailed):
-    """Rank ``peer``'s process ended without a note."""
+    def _note(self) -> str:
+        """The note of the rank that failed first; empty if it comes not in time."""
+        deadline_s = time.monotonic() + NOTE_WAIT_S
+        with suppress(RuntimeError):
+            while self._store is not None and time.monotonic() < deadline_s:
+                if self._store.check([self._key]):
+                    return self._store.get(self._key).decode()
+                time.sleep(0.02)
+        return ""

@@ -49,8 +49,8 @@ from penstock.errors import (
 )
 from penstock.machine import usable_cores
 from penstock.runtime.processes.fork_server import ensure_fork_server, environment
+from penstock.runtime.processes.heartbeat import HEARTBEAT, LIMIT_S
 from penstock.runtime.processes.store import met_at, serve_store
-from penstock.runtime.processes.watch import LIMIT_S, WATCH
 
 __all__ = ["LINGER_S", "launch_workers", "long_slices_if_crowded", "threads_per_worker"]
 
@@ -365,8 +365,8 @@ def worker_main(
     long_slices_if_crowded()
     torch.set_num_threads(threads)
     end = partial(end_with, rank=rank, pipe=pipe, log_directory=log_directory)
-    WATCH.joins_within_s = 0.0  # all workers were forked at the same time
-    WATCH.give_up = end
+    HEARTBEAT.joins_within_s = 0.0  # all workers were forked at the same time
+    HEARTBEAT.give_up = end
     try:
         # From now on the other workers see whether this one is alive.
         met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])

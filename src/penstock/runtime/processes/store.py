@@ -3,36 +3,34 @@
 It listens where ranks need it and nowhere else. Whoever reaches its port can read and write it, as
 with torchrun: the network is trusted.
 
-Tells a start of all ranks from earlier ones that left their values in the same store.
-
 Torchrun's agent serves one store for as long as it lives. When it starts the ranks again, the store
 still holds the addresses, positions and notes of those that have ended. Neither its port nor
 ``TORCHELASTIC_RESTART_COUNT`` tells the starts apart: the count stays when hosts come and go, and
 differs between hosts. So the ranks agree on a new name, and put it in front of all keys.
 """
 
-import atexit
 import errno
 import os
 import secrets
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
-from threading import Event, Thread
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from penstock.errors import BadInput, RunFailed, Stalled
-from penstock.runtime.processes.watch import RARE_LIMIT_S, WATCH, CurrentWait
+from penstock.runtime.processes.heartbeat import HEARTBEAT, RARE_LIMIT_S, CurrentWait
 
-__all__ = ["ANSWERING", "RunStore", "meet", "met_at", "name_of_start", "reaching", "serve_store"]
+__all__ = ["RunStore", "met_at", "name_of_start", "serve_store", "tell_start"]
 
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
+"""Between two looks at a store for a value that is not there yet."""
 
 UNREACHABLE_S = 30.0
 """After so many seconds without a sign from the store's host, a connection to it is lost."""
@@ -56,57 +54,38 @@ class RunStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         super().__init__()
         self._inner, self._prefix = inner, prefix
 
-    def beginning_with(self, prefix: str) -> "RunStore":
-        """The same store with ``prefix`` in front of every key."""
-        return RunStore(self._inner, prefix)
-
     def set(self, key: str, value: bytes | str) -> None:
-        """Store ``value``."""
         with reaching():
             self._inner.set(self._prefix + key, value)  # pyright: ignore[reportArgumentType]
 
     def get(self, key: str) -> bytes:
-        """The value of ``key``; waits until there is one."""
         with reaching():
             return self._inner.get(self._prefix + key)
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Store a value if the present one is as expected (empty: none); returns the value then."""
         with reaching():
             return self._inner.compare_set(self._prefix + key, expected_value, desired_value)
 
     def add(self, key: str, value: int) -> int:
-        """Add to a counter, and return it."""
         with reaching():
             return self._inner.add(self._prefix + key, value)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys have values."""
         with reaching():
             return self._inner.check([self._prefix + key for key in keys])
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys have values, as long as the ranks answer."""
         keys = [self._prefix + key for key in keys]
-        start_s = time.perf_counter()
         limit_s = timeout.total_seconds() if timeout is not None else RARE_LIMIT_S
-        wait = CurrentWait(lambda: "all ranks to join", -1, "the start", start_s)
-        with WATCH.waiting(wait):
+        with joining() as pause:
             # A wait of the inner store prints a warning for each time limit that passes.
             while not self._inner.check(keys):
-                waited_s = time.perf_counter() - start_s
-                if waited_s > limit_s:
+                if pause() > limit_s:
                     self._inner.wait(keys, timedelta(milliseconds=1))  # raises torch's error
-                WATCH.check()
-                time.sleep(pause_after(waited_s))
 
     def delete_key(self, key: str) -> bool:
-        """Remove a value."""
         return self._inner.delete_key(self._prefix + key)
-
-    def num_keys(self) -> int:
-        """The number of values and counters."""
-        return self._inner.num_keys()
 
     def clone(self) -> "RunStore":
         """The same store over a connection of its own."""
@@ -114,8 +93,27 @@ class RunStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         return RunStore(inner, self._prefix)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time limit of `get`."""
         self._inner.set_timeout(timeout)
+
+
+@contextmanager
+def joining() -> Generator[Callable[[], float]]:
+    """Within, this rank waits for others to join, as long as they answer.
+
+    The function pauses between two looks at the store, and says for how many seconds the rank has
+    waited. A pause is a twentieth of that: a value is found a little late, and a long wait costs
+    little.
+    """
+    start_s = time.perf_counter()
+
+    def pause() -> float:
+        HEARTBEAT.check()
+        waited_s = time.perf_counter() - start_s
+        time.sleep(min(max(waited_s / 20, SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
+        return waited_s
+
+    with HEARTBEAT.waiting(CurrentWait(lambda: "all ranks to join", -1, "the start", start_s)):
+        yield pause
 
 
 @contextmanager
@@ -143,10 +141,16 @@ def met_at(address: str, port: str) -> tuple[RunStore, int, int]:
     with limited_silence(int(port)):
         store, rank, size = meet(address, port, timeout)
         store.set_timeout(timeout)
-        whole = RunStore(store)
-        if may_hold_values_of_earlier_starts():
-            whole = whole.beginning_with(f"{name_of_start(whole, rank, size, RARE_LIMIT_S)}/")
-        WATCH.begin(whole, rank, size)
+        whole = plain = RunStore(store)
+        served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+        restarts = served and "TORCHELASTIC_RUN_ID" in os.environ
+        name = ""
+        if restarts:
+            name = secrets.token_hex(8) if rank == 0 else name_of_start(plain, rank, RARE_LIMIT_S)
+            whole = RunStore(store, f"{name}/")
+        HEARTBEAT.begin(whole, rank, size)
+        if name and rank == 0:
+            tell_start(plain, name, size)
     return whole, rank, size
 
 
@@ -241,81 +245,37 @@ def open_sockets() -> dict[int, int]:
     return found
 
 
-ANSWERING = "penstock answers ranks that start"
-"""The name of rank 0's thread."""
+def name_of_start(store: RunStore, rank: int, limit_s: float) -> str:
+    """The name of this start, which rank 0 has drawn; any other rank must call this.
 
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
-"""Between two looks at a store for a value that is not there yet."""
-
-STOPPED_WITHIN_S = 2.0
-
-
-def may_hold_values_of_earlier_starts() -> bool:
-    """Whether the store belongs to an agent that may have started ranks before."""
-    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    return served and "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def name_of_start(store: Any, rank: int, size: int, limit_s: float) -> str:
-    """A name of this start, equal on all ranks and never used before; all ranks must call this.
-
-    Rank 0 draws it. Any other rank draws a number, and takes the name that rank 0 writes as the
-    answer to this number. So it takes none that an earlier rank 0 has written. ``store`` must have
-    `clone`, because rank 0 answers from a thread while it goes on.
+    The rank draws a number, and takes the name that rank 0 writes as the answer to it. So it takes
+    none that an earlier rank 0 has written.
 
     Raises:
         Stalled: rank 0 has not answered within ``limit_s`` seconds.
-        RunFailed: the store has ended, or somebody else has written into it.
+        RunFailed: the store has ended.
     """
     own = secrets.token_hex(8)
-    if rank == 0:
-        ended = Event()
-        given = (store.clone(), own, size, ended)
-        task = Thread(target=answer, args=given, name=ANSWERING, daemon=True)
-        task.start()
-        atexit.register(stop, task, ended)
-        return own
     store.set(asked_by(rank), own)
-    start_s = time.monotonic()
-    while True:
-        number, _, name = written(store, answer_for(rank)).partition(" ")
-        if number == own:
-            store.set(taken_by(rank), name)
-            return name
-        waited_s = time.monotonic() - start_s
-        if waited_s > limit_s:
-            raise Stalled(f"rank {rank} waited {limit_s:g} s for rank 0 to join the run")
-        time.sleep(pause_after(waited_s))
+    with joining() as pause:
+        while True:
+            number, _, name = written(store, answer_for(rank)).partition(" ")
+            if number == own:
+                store.set(taken_by(rank), name)
+                return name
+            if pause() > limit_s:
+                raise Stalled(f"rank {rank} waited {limit_s:g} s for rank 0 to join the run")
 
 
-def pause_after(waited_s: float) -> float:
-    """How long to pause before the next look at a store, in seconds.
-
-    A twentieth of what was waited: a value is found a little late, and a long wait costs little.
-
-    >>> [pause_after(waited_s) for waited_s in (0.0, 1.0, 60.0)]
-    [0.001, 0.05, 0.25]
-    """
-    return min(max(waited_s / 20, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
-
-
-def stop(task: Thread, ended: Event) -> None:
-    """End the thread: one that is in torch's code when Python ends aborts the process."""
-    ended.set()
-    task.join(STOPPED_WITHIN_S)
-
-
-def answer(store: Any, name: str, size: int, ended: Event) -> None:
-    """Give ``name`` to every rank that asks, until all have taken it or this process ends.
+def tell_start(store: RunStore, name: str, size: int) -> None:
+    """Give ``name`` to every rank that asks, until all have taken it.
 
     The number found for a rank may be that of an earlier one. When the present one asks, there is
     another number, and it gets an answer as well.
     """
-    answered: dict[int, str] = {}
-    # The store ends with the agent.
-    with suppress(RuntimeError, RunFailed):
-        waiting, start_s = set(range(1, size)), time.monotonic()
-        while waiting and not ended.wait(pause_after(time.monotonic() - start_s)):
+    answered, waiting = dict[int, str](), set(range(1, size))
+    with joining() as pause:
+        while waiting:
             for rank in sorted(waiting):
                 number = written(store, asked_by(rank))
                 if number and number != answered.get(rank):
@@ -323,9 +283,10 @@ def answer(store: Any, name: str, size: int, ended: Event) -> None:
                     answered[rank] = number
                 elif written(store, taken_by(rank)) == name:
                     waiting.remove(rank)
+            pause()
 
 
-def written(store: Any, key: str) -> str:
+def written(store: RunStore, key: str) -> str:
     """What the store holds at a key; empty if nothing."""
     return store.get(key).decode() if store.check([key]) else ""
 

@@ -1,14 +1,13 @@
-"""The processes of a run: their ranks, hosts and devices, and the groups they form.
+"""The processes of a run: their ranks, hosts and devices, the groups they form, what they exchange.
 
-Exchanges values between the ranks of a group.
-
-Every rank of the group must call these functions, with the same ``types``: the dataclasses that the
-values may hold. The group must accept CPU tensors. A value that cannot be sent is an error on its
-sender and on all receivers, so that none of them waits for it.
+All ranks must make the same exchanges in the same order, with the same ``types``: the dataclasses
+that the values may hold besides plain values and tensors. A value that cannot be sent is an error
+on all ranks, so that none of them waits for it.
 """
 
 import os
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,22 +15,50 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from threading import Thread
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from penstock.errors import BadInput, RunFailed
-from penstock.runtime.processes.positions import EXCHANGE
+from penstock.runtime.processes.heartbeat import (
+    BEAT_S,
+    EXCHANGE,
+    HEARTBEAT,
+    RARE_LIMIT_S,
+    CurrentWait,
+)
 from penstock.runtime.processes.store import met_at
-from penstock.runtime.processes.watch import RARE_LIMIT_S, WATCH, finish
 from penstock.runtime.removed import check_variables
 from penstock.runtime.serialization import from_bytes, to_bytes
 from penstock.torch_internals import default_store
 
-__all__ = ["Groups", "World", "join_world", "make_default_group"]
+__all__ = [
+    "Groups",
+    "World",
+    "await_work",
+    "check_environment",
+    "connection_is_lost",
+    "failure_of",
+    "has_timed_out",
+    "join_world",
+    "make_default_group",
+]
 
 T = TypeVar("T")
+
+NAME = "a message between ranks"
+
+PADDED_BYTES = 1 << 20
+"""Values up to so long are exchanged at once, padded to the longest; longer ones in turn."""
+
+SLOWEST_BYTES_PER_S = 10e6
+"""A large transfer may take as long as at this rate."""
+
+TO_FIRST = "the tensors that rank 0 gathers"
+
+SENT_AT_ONCE = 8
+"""A rank sends this many tensors ahead, since waiting for each would cost a round trip."""
 
 Groups: TypeAlias = Mapping[tuple[int, ...], dist.ProcessGroup]
 """Process groups by their ranks."""
@@ -87,73 +114,127 @@ class World:
         own_gpu = self.device.type == "cuda" and len(places) == self.size
         return "nccl" if own_gpu and dist.is_nccl_available() else "gloo"
 
-    def gather(self, value: T, *types: type) -> list[T]:
+    def all_gather(self, value: T, *types: type) -> list[T]:
         """The values of all ranks, by rank, on every rank.
 
-        ``types`` are the dataclasses that the values may hold besides plain values and tensors.
+        Raises:
+            BadInput: a rank's value cannot be sent.
+            Stalled: a rank does not answer, or waits elsewhere for this one.
+            RunFailed: a rank has ended.
         """
         if self.control is None:
             return [value]
-        return gather_everywhere(value, self.control, types)
+        try:
+            data, sent = to_bytes(value, NAME), True
+        except BadInput as cause:
+            data, sent = to_bytes(str(cause), NAME), False
+        own = torch.frombuffer(data, dtype=torch.uint8)
+        sizes = [row.tolist() for row in self._rows_of(torch.tensor([len(own), int(sent)]))]
+        rows = self._rows_of(own, [size for size, _ in sizes])
+        values = [from_bytes(row.numpy().tobytes(), NAME, types) for row in rows]
+        for told, (_, was_sent) in zip(values, sizes, strict=True):
+            if not was_sent:
+                raise BadInput(told)
+        return values
 
-    def gather_to_first(self, value: T, *types: type) -> list[T]:
-        """The values of all ranks, by rank, on rank 0; empty on others; see `gather`."""
-        if self.control is None:
-            return [value]
-        return gather_to_first(value, self.control, types)
+    def _rows_of(self, own: torch.Tensor, sizes: Sequence[int] = ()) -> list[torch.Tensor]:
+        """The tensors of all ranks, which have these sizes (none given: all the same)."""
+        lengths = sizes or [len(own)] * self.size
+        if max(lengths) > PADDED_BYTES:
+            rows = [own.new_empty(length) for length in lengths]
+            rows[self.rank] = own
+            for rank, row in enumerate(rows):
+                work = dist.broadcast(row, group=self.control, group_src=rank, async_op=True)
+                finish(work)
+            return rows
+        padded = own.new_zeros(max(lengths))
+        padded[: len(own)] = own
+        rows = [torch.empty_like(padded) for _ in lengths]
+        work = dist.all_gather(rows, padded, group=self.control, async_op=True)
+        finish(work)
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
-    def from_first(self, value: T | None, *types: type) -> T:
-        """Rank 0's value on every rank; see `gather`."""
-        if self.control is None:
-            assert value is not None
-            return value
-        return tell_from_first(value, self.control, types)
+    def broadcast(self, value: T | None, *types: type) -> T:
+        """Rank 0's value on every rank; others may give nothing. Fails as `all_gather`."""
+        first = self.rank == 0
+        received = self.all_gather(value if first else None, *types)[0]
+        return cast(T, value if first else received)
 
-    def share_from_first(self, tensor: torch.Tensor) -> None:
-        """Copy rank 0's values of a CPU tensor to the other ranks, which have one of its size."""
-        if self.control is not None:
-            share_from_first(tensor, self.control)
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.all_gather(None)
 
-    def agreed(self, make: Callable[[], T], refusal: type[Exception] = BadInput) -> T:
+    def gather_tensors(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors of all ranks by name, on rank 0; empty on others.
+
+        Tensors of other ranks arrive on the CPU of rank 0; its own are returned as they are. All
+        names must be different. Fails as `all_gather`.
+        """
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        of_ranks = self.all_gather(shapes)
+        if self.rank:
+            self._send_tensors(list(tensors.values()))
+            return {}
+        found, under_way = dict(tensors), list[tuple[int, dist.Work | None]]()
+        size_bytes = 0
+        for rank, named in enumerate(of_ranks[1:], start=1):
+            for name, (shape, dtype) in named.items():
+                found[name] = torch.empty(shape, dtype=dtype)
+                if found[name].numel():
+                    size_bytes += found[name].nbytes
+                    work = dist.irecv(as_bytes(found[name]), group_src=rank, group=self.control)
+                    under_way.append((rank, work))
+        for rank, work in under_way:
+            what = f"{TO_FIRST} from rank {rank}"
+            await_work(work, self, what, "gloo", peer=rank, size_bytes=size_bytes)
+        return found
+
+    def _send_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Send tensors to rank 0, a few at a time, since CUDA tensors are copied to the CPU."""
+        under_way: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
+        # Other ranks may send as much at the same time.
+        size_bytes = self.size * sum(tensor.nbytes for tensor in tensors)
+        for tensor in (*tensors, *[None] * SENT_AT_ONCE):
+            if len(under_way) == SENT_AT_ONCE or (tensor is None and under_way):
+                work, _ = under_way.popleft()
+                await_work(work, self, TO_FIRST, "gloo", peer=0, size_bytes=size_bytes)
+            if tensor is not None and tensor.numel():
+                data = as_bytes(tensor.detach().cpu().contiguous())
+                work = dist.isend(data, group_dst=0, group=self.control)
+                under_way.append((work, data))
+
+    def all_succeed(self, make: Callable[[], T], *refusals: type[Exception]) -> T:
         """The result of ``make`` on this rank; if it raises on one rank, all ranks raise.
 
-        All ranks must call this.
-
         Raises:
-            BadInput: the error of the first rank that raised (or another class, ``refusal``).
+            BadInput: the error of the first rank that raised (or another of ``refusals``).
             RunFailed: another rank raised an error of any other class.
         """
-        made: list[T] = []
-        refused = failed = ""
+        kinds = refusals or (BadInput,)
+        made, kind, problem = None, 0, ""
         try:
-            made.append(make())
-        except refusal as cause:
-            refused = str(cause)
+            made = make()
         except RunFailed:
             # All ranks get it, each by its own connections.
             raise
         except Exception as cause:
-            line = str(cause).strip().partition("\n")[0]
-            failed = f"rank {self.rank} failed with {type(cause).__name__}: {line}"
-            with suppress(RunFailed):
-                self.gather([refused, failed])
-            raise
-        texts = self.gather([refused, failed])
-        for text, _ in texts:
-            if text:
-                raise refusal(text)
-        for _, text in texts:
-            if text:
-                raise RunFailed(text)
-        return made[0]
+            kind = next((n for n, kind in enumerate(kinds, 1) if isinstance(cause, kind)), -1)
+            problem = str(cause)
+            if kind < 0:
+                line = problem.strip().partition("\n")[0]
+                problem = f"rank {self.rank} failed with {type(cause).__name__}: {line}"
+                with suppress(RunFailed):
+                    self.all_gather((kind, problem))
+                raise
+        told = self.all_gather((kind, problem))
+        for kind, problem in (*(one for one in told if one[0] > 0), *told):
+            if kind:
+                raise kinds[kind - 1](problem) if kind > 0 else RunFailed(problem)
+        return cast(T, made)
 
-    def done_by_first(self, act: Callable[[], object]) -> None:
-        """Call ``act`` on rank 0; all ranks must call this, and all raise if rank 0 raises.
-
-        Raises:
-            BadInput: the error of rank 0.
-        """
-        self.agreed(act if self.rank == 0 else lambda: None)
+    def on_first(self, act: Callable[[], object]) -> None:
+        """Call ``act`` on rank 0 only; see `all_succeed`."""
+        self.all_succeed(act if self.rank == 0 else lambda: None)
 
     def new_group(self, ranks: Sequence[int], backend: str = "") -> dist.ProcessGroup | None:
         """A process group of ``ranks`` in that order; all ranks must make the same calls in order.
@@ -203,10 +284,6 @@ class World:
         with suppress(RuntimeError, ValueError):
             dist.destroy_process_group(group)
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        self.gather(None)
-
 
 def let_go(groups: list[dist.ProcessGroup]) -> None:
     """Empty the list, which ends the threads of groups that nothing else refers to.
@@ -229,7 +306,7 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         BadInput: torchrun's environment variables are incomplete, or one is set that is gone.
     """
     check_variables()
-    WATCH.limit_s, WATCH.phase = timeout_s, "builds the pipeline"
+    HEARTBEAT.limit_s, HEARTBEAT.phase = timeout_s, "builds the pipeline"
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         check_environment()
         make_default_group()
@@ -237,7 +314,7 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         assert created is not None
         USERS[created] = 0
     elif dist.is_initialized():
-        WATCH.begin(default_store(), dist.get_rank(), dist.get_world_size())
+        HEARTBEAT.begin(default_store(), dist.get_rank(), dist.get_world_size())
     default = dist.group.WORLD if dist.is_initialized() else None
     if default is not None and default in USERS:
         USERS[default] += 1
@@ -255,7 +332,7 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         assert isinstance(control, dist.ProcessGroup)  # the group contains all ranks
         groups.append(control)
     here = World(rank, size, chosen, (), (), default, timeout_s, groups)
-    places = here.gather((host_identity(), str(chosen)))
+    places = here.all_gather((host_identity(), str(chosen)))
     here.hosts, here.devices = zip(*places, strict=True)
     return here
 
@@ -302,100 +379,87 @@ def host_identity() -> str:
         return f"{os.uname().nodename} {os.getpid()}"
 
 
-NAME = "a message between ranks"
+def finish(work: dist.Work | None) -> None:
+    """Wait for a collective of all ranks, as long as they answer; see `World.all_gather`."""
+    assert work is not None
+    start_s = time.perf_counter()
+    HEARTBEAT.meetings += 1
+    meeting = f"{EXCHANGE} {HEARTBEAT.meetings}"
+    with HEARTBEAT.waiting(CurrentWait(lambda: "all ranks", -1, meeting, start_s)):
+        while True:
+            has_ended = work.is_completed()
+            try:
+                work.wait(timedelta(seconds=BEAT_S))
+                return
+            except RuntimeError as cause:
+                # A wait for work that had ended before cannot run out of time.
+                if has_ended:
+                    raise RunFailed(
+                        f"rank {HEARTBEAT.rank}, which {HEARTBEAT.phase}, lost another rank; see "
+                        f"what that one says"
+                    ) from cause
+            if work.is_completed():
+                continue
+            if time.perf_counter() - start_s > RARE_LIMIT_S:
+                raise HEARTBEAT.stalled(
+                    f"rank {HEARTBEAT.rank} waited {RARE_LIMIT_S:g} s for all ranks"
+                )
+            HEARTBEAT.check()
 
 
-@dataclass(frozen=True)
-class NotSent:
-    """Stands for a value that could not be sent."""
+def await_work(
+    work: dist.Work | None,
+    world: World,
+    what: str,
+    backend: str = "",
+    *,
+    peer: int = -1,
+    size_bytes: float = 0.0,
+) -> None:
+    """Wait for ``work``, called ``what`` in messages; ``backend`` is its group's (empty: world's).
 
-    why: str
-
-
-def gather_everywhere(
-    value: object, group: dist.ProcessGroup, types: tuple[type, ...] = ()
-) -> list[Any]:
-    """The values of all ranks, by rank.
-
-    Raises:
-        BadInput: a rank's value cannot be sent.
-    """
-    own, sizes, rows = padded(encode(value), group)
-    finish(dist.all_gather(rows, own, group=group, async_op=True), *next_exchange())
-    return [decode(row[:size], types) for row, size in zip(rows, sizes, strict=True)]
-
-
-def gather_to_first(
-    value: object, group: dist.ProcessGroup, types: tuple[type, ...] = ()
-) -> list[Any]:
-    """The values of all ranks, by rank, on the first rank; empty on others.
-
-    Raises:
-        BadInput: a rank's value cannot be sent; on the first rank and on that one.
-    """
-    data = encode(value)
-    own, sizes, rows = padded(data, group)
-    first = dist.get_rank(group) == 0
-    work = dist.gather(own, rows if first else None, group=group, group_dst=0, async_op=True)
-    finish(work, *next_exchange())
-    if not first:
-        decode(data, types)
-        return []
-    return [decode(row[:size], types) for row, size in zip(rows, sizes, strict=True)]
-
-
-def tell_from_first(value: object, group: dist.ProcessGroup, types: tuple[type, ...] = ()) -> Any:
-    """The first rank's value on every rank.
+    ``peer`` is the rank on which it depends (-1: several). It may take longer than the limit of
+    ``world`` if it moves many bytes.
 
     Raises:
-        BadInput: it cannot be sent.
+        Stalled: it did not end in time.
+        RunFailed: another rank has ended.
     """
-    first = dist.get_rank(group) == 0
-    data = encode(value) if first else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([len(data)])
-    share_from_first(size, group)
-    data = data if first else torch.empty(int(size), dtype=torch.uint8)
-    share_from_first(data, group)
-    received = decode(data, types)
-    return value if first else received
-
-
-def share_from_first(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Copy the first rank's values of a CPU tensor to the others, which have one of its size."""
-    finish(dist.broadcast(tensor, group=group, group_src=0, async_op=True), *next_exchange())
-
-
-def encode(value: object) -> torch.Tensor:
-    """The bytes of a value, or of why it cannot be sent."""
+    assert work is not None
+    HEARTBEAT.wait = CurrentWait(lambda: what, peer, "", time.perf_counter())
+    limit_s = world.timeout_s + size_bytes / SLOWEST_BYTES_PER_S
     try:
-        data = to_bytes(value, NAME)
-    except BadInput as cause:
-        data = to_bytes(NotSent(str(cause)), NAME)
-    return torch.frombuffer(data, dtype=torch.uint8)
+        # With NCCL this only orders streams; its own watchdog limits the time.
+        if (backend or world.backend) == "nccl":
+            work.wait()
+        else:
+            work.wait(timedelta(seconds=limit_s))
+    except RuntimeError as cause:
+        lost = RunFailed(f"rank {world.rank} lost {what}")
+        raise failure_of(cause, world, what, lost) from cause
+    HEARTBEAT.wait = None
 
 
-def decode(data: torch.Tensor, types: tuple[type, ...]) -> Any:
-    """The value in ``data``; raises `BadInput` if it is the reason why there is none."""
-    value = from_bytes(data.numpy().tobytes(), NAME, (*types, NotSent))
-    if isinstance(value, NotSent):
-        raise BadInput(value.why)
-    return value
+def failure_of(cause: RuntimeError, world: World, what: str, lost: RunFailed) -> RunFailed:
+    """The error of a failed wait: `Stalled` after a timeout, else ``lost``."""
+    if has_timed_out(cause):
+        return HEARTBEAT.stalled(f"rank {world.rank} waited {world.timeout_s:g} s for {what}")
+    return lost
 
 
-def next_exchange() -> tuple[str, str]:
-    """What a rank waits for in the next exchange, and the name of this meeting on all ranks."""
-    WATCH.meetings += 1
-    return "all ranks", f"{EXCHANGE} {WATCH.meetings}"
+def has_timed_out(failure: BaseException) -> bool:
+    """Whether an operation of a process group ended because its time limit was over.
+
+    Gloo raises a plain `RuntimeError` for everything, so the text tells.
+    """
+    return "imed out" in str(failure) or "imeout" in str(failure)
 
 
-def padded(
-    data: torch.Tensor, group: dist.ProcessGroup
-) -> tuple[torch.Tensor, list[int], list[torch.Tensor]]:
-    """This rank's bytes padded to the longest, the lengths of all ranks, and receive buffers."""
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
-    work = dist.all_gather(lengths, torch.tensor([len(data)]), group=group, async_op=True)
-    finish(work, *next_exchange())
-    sizes = [int(length) for length in lengths]
-    own = torch.zeros(max(sizes), dtype=torch.uint8)
-    own[: len(data)] = data
-    return own, sizes, [torch.empty_like(own) for _ in sizes]
+def connection_is_lost(failure: BaseException) -> bool:
+    """Whether an operation of a Gloo group ended because another rank has left the group."""
+    return "gloo/transport/tcp" in str(failure) and not has_timed_out(failure)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, so that all element types are sent alike."""
+    return tensor.reshape(-1).view(torch.uint8)

@@ -92,11 +92,13 @@ def check_alike(plan: Plan, graph: LayerGraph, world: World) -> None:
     ]
     planned = [*cut, plan.schedule, f"{plan.micro_batches} micro-batches"]
     own = {"was given the plan": planned, "calls": graph.calls, "trains": trained}
-    digests = world.gather({what: zlib.crc32(repr(told).encode()) for what, told in own.items()})
+    digests = world.all_gather(
+        {what: zlib.crc32(repr(told).encode()) for what, told in own.items()}
+    )
     for what, told in own.items():
         if all(digest[what] == digests[0][what] for digest in digests):
             continue
-        every = world.gather(told)
+        every = world.all_gather(told)
         rank = next(rank for rank, other in enumerate(every) if other != every[0])
         pairs = zip_longest(every[0], every[rank], fillvalue="nothing more")
         first, other = next(pair for pair in pairs if pair[0] != pair[1])
@@ -166,7 +168,7 @@ def build_stages(
         share_tied(programs.values(), graph.tied_names)
         return programs
 
-    return world.agreed(own_stages)
+    return world.all_succeed(own_stages)
 
 
 def give_values(

@@ -39,8 +39,7 @@ from penstock.capture.stage.whole_blocks import whole_blocks
 from penstock.capture.stage_program import StageProgram
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import make_groups, stages_of_parameters
-from penstock.runtime.processes.waiting import await_work
-from penstock.runtime.processes.world import World
+from penstock.runtime.processes.world import World, await_work
 from penstock.runtime.stages.shards import Shards, copy_values
 from penstock.torch_internals import NoFunctionCalls, after_backward
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from penstock.runtime.processes.waiting import await_work
-from penstock.runtime.processes.world import World
+from penstock.runtime.processes.world import World, await_work
 
 __all__ = ["Shards", "copy_values"]
 

@@ -48,7 +48,7 @@ def inspect_step(
         RunFailed: this rank or another failed; the engine cannot be used again.
     """
     layers = LayersInspected(engine)
-    stages = engine.world.agreed(layers.stages)
+    stages = engine.world.all_succeed(layers.stages)
     engine.clock.restart()
     engine.buckets.zero()
     after, engine.random.state = engine.random.state, begin.random
@@ -62,8 +62,8 @@ def inspect_step(
             stages.run(ready)
     engine.random.state = after
     # Each rank looks at the rows of the batch that it has.
-    in_batch = next(filter(None, engine.world.gather(nan_in(batches))), "")
-    found = [one for one in engine.world.gather(layers.first) if one is not None]
+    in_batch = next(filter(None, engine.world.all_gather(nan_in(batches))), "")
+    found = [one for one in engine.world.all_gather(layers.first) if one is not None]
     if not found:
         return (
             "carried out again, the step made no such number (look for failing hardware, or for an "

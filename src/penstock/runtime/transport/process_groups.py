@@ -28,10 +28,9 @@ import torch.distributed as dist
 
 from penstock.errors import RunFailed
 from penstock.runtime.gradients.buckets import GradientBucket
-from penstock.runtime.processes.failures import PeerVanished
-from penstock.runtime.processes.waiting import failure_of
-from penstock.runtime.processes.watch import WATCH, CurrentWait
-from penstock.runtime.processes.world import World
+from penstock.runtime.processes.failures import PeerFailed
+from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
+from penstock.runtime.processes.world import World, failure_of
 from penstock.runtime.transport.messages import Message, MessagePart
 from penstock.runtime.transport.transport import Inlet, position_words
 
@@ -88,7 +87,7 @@ class GroupTransport:
         self._window = max(LEAST_WINDOW, world.size)
         self._actions = 1
         self._position = 0
-        WATCH.action = self.position
+        HEARTBEAT.action = self.position
 
     def begin(self, planned: Sequence[Message]) -> None:
         """Post the first receives."""
@@ -178,13 +177,13 @@ class GroupTransport:
 
         def of_all() -> list[list[float]]:
             bound_s = self._world.timeout_s * max(actions, self._actions)
-            WATCH.wait = CurrentWait(
+            HEARTBEAT.wait = CurrentWait(
                 lambda: f"{what} of all ranks", -1, "numbers", time.perf_counter()
             )
             with self._failing(f"{what} of all ranks", -1):
                 assert work is not None
                 work.wait(timedelta(seconds=bound_s))
-            WATCH.wait = None
+            HEARTBEAT.wait = None
             return [row.tolist() for row in rows]
 
         return of_all
@@ -241,14 +240,14 @@ class GroupTransport:
     def _wait(self, work: dist.Work | None, message: Message, peer: int) -> None:
         if work is None:
             return
-        WATCH.wait = CurrentWait(lambda: str(message), peer, "", time.perf_counter())
+        HEARTBEAT.wait = CurrentWait(lambda: str(message), peer, "", time.perf_counter())
         with self._failing(str(message), peer):
             # NCCL only orders streams here and is bounded by its own watchdog.
             if self._world.backend == "nccl":
                 work.wait()
             else:
                 work.wait(timedelta(seconds=self._world.timeout_s))
-        WATCH.wait = None
+        HEARTBEAT.wait = None
 
     @contextmanager
     def _failing(self, what: str, peer: int) -> Iterator[None]:
@@ -262,7 +261,7 @@ class GroupTransport:
         """The error that names the rank and the wait."""
         who = f"rank {peer}" if peer >= 0 else "a rank"
         text = f"{who} ended or failed while rank {self._world.rank} waited for {what}"
-        return failure_of(cause, self._world, what, PeerVanished(peer, text))
+        return failure_of(cause, self._world, what, PeerFailed(text))
 
 
 def bytes_of(sending: Iterable[Sent]) -> int:

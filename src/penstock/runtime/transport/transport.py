@@ -207,7 +207,7 @@ def spin_s(world: World) -> float:
     The cores of all ranks are counted together: each rank may be bound to its own core.
     """
     if hasattr(os, "sched_getaffinity"):
-        cores = len(set[int]().union(*world.gather(os.sched_getaffinity(0))))
+        cores = len(set[int]().union(*world.all_gather(os.sched_getaffinity(0))))
     else:
         cores = os.cpu_count() or 1
     threads = world.size * torch.get_num_threads()

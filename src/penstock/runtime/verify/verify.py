@@ -33,7 +33,6 @@ from penstock.machine import FreeMemory, free_host_memory
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import cut_batch
-from penstock.runtime.processes.waiting import gathered
 from penstock.runtime.verify.own_module import OwnRun, Reference, in_double, run_own_module
 from penstock.runtime.verify.result import (
     NOISE_SHARE,
@@ -170,7 +169,7 @@ def reference_of(
     others = {n: t for n, t in whole.items() if held.owns(n) and 0 not in held.holders[n]}
     others.update({n: t for n, t in (before or {}).items() if n in others})
     own = {**whole, **(before or {})} if world.rank == 0 else {}
-    values = {**gathered(world, others), **own}
+    values = {**world.gather_tensors(others), **own}
     reason = graph.mixing
     name = f"{IN_PARTS}, because {reason}" if reason else WHOLE
     found: Reference | None = None
@@ -205,7 +204,7 @@ def reference_of(
             text = str(error).partition("\n")[0]
             why = f"{graph.name} does not run by itself on rank 0: {type(error).__name__}: {text}"
             found = Reference(name, False, why, None)
-    received = world.from_first(None if found is None else replace(found, run=None), Reference)
+    received = world.broadcast(None if found is None else replace(found, run=None), Reference)
     return received if found is None else found
 
 
@@ -272,7 +271,7 @@ def compared(
     sums = {n: g for n, g in engine.shards.whole(held).items() if engine.held.owns(n)}
     names = {name for name, _ in engine.held.named_buffers()}
     buffers = {name: t for name, t in engine.held.owned_tensors().items() if name in names}
-    gradients, buffers = gathered(world, sums), gathered(world, buffers)
+    gradients, buffers = world.gather_tensors(sums), world.gather_tensors(buffers)
     for name in gradients:
         # One at a time, so that each gathered sum is freed when its mean is computed.
         gradients[name] = gradients[name] / divisor
@@ -281,7 +280,7 @@ def compared(
     if own is not None:
         limit = tolerance_of(engine, own.types)
         result = compare(engine, found, own.values, limit, reference.name)
-    result = world.from_first(result, VerifyResult, Difference)
+    result = world.broadcast(result, VerifyResult, Difference)
     return second_look(engine, result, found, own, again)
 
 
@@ -322,7 +321,7 @@ def memory_for_reference(
         why = next(
             (refusal(need, free) for need, free in tried if share * need.bytes > free.bytes), ""
         )
-    return engine.world.from_first(why)
+    return engine.world.broadcast(why)
 
 
 def refusal(need: Need, free: FreeMemory) -> str:
@@ -414,7 +413,7 @@ def second_look(
                     nearest[pair.name] = min(nearest.get(pair.name, inf), pair.gap)
                     negligible |= {pair.name} if pair.is_negligible else set()
             second = explained(first, reference.name, ours, theirs, negligible)
-        second = engine.world.from_first(second, VerifyResult, Difference)
+        second = engine.world.broadcast(second, VerifyResult, Difference)
         if second.equal:
             return second
     return first

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from penstock.runtime.gradients.buckets import GradientBucket
-from penstock.runtime.processes.watch import WATCH
+from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message
 from penstock.runtime.transport.shared_memory.segments import (
@@ -108,7 +108,7 @@ class SharedMemoryTransport:
         self._world, self._device = world, world.device
         self._on_cpu = world.device.type == "cpu"
         self._words = segments.own.words
-        WATCH.action = self.position
+        HEARTBEAT.action = self.position
         rank = segments.rank
         self._into = {
             peer: SlotRing(segment, rank)

@@ -17,9 +17,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from penstock.errors import Stalled
-from penstock.runtime.processes.failures import PeerFailed, PeerVanished
-from penstock.runtime.processes.watch import WATCH, CurrentWait
+from penstock.runtime.processes.failures import PeerFailed
+from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
 from penstock.runtime.processes.world import World
 
 __all__ = [
@@ -151,15 +150,17 @@ class Segments:
         if self._spun_until(ready, peer, advance, start):
             return
         seen = progress() if progress is not None else None
-        WATCH.wait = CurrentWait(what, peer, "", start)
+        HEARTBEAT.wait = CurrentWait(what, peer, "", start)
         while not self._slept_until(ready, advance):
             self._check_peers(ready, what, peer)
             if progress is not None and progress() != seen:
                 seen, start = progress(), time.perf_counter()
             if time.perf_counter() - start > self._timeout_s:
-                raise Stalled(f"rank {self.rank} waited {self._timeout_s:g} s for {what()}")
-            WATCH.check()
-        WATCH.wait = None
+                raise HEARTBEAT.stalled(
+                    f"rank {self.rank} waited {self._timeout_s:g} s for {what()}"
+                )
+            HEARTBEAT.check()
+        HEARTBEAT.wait = None
         # After a short sleep, spinning would have been better; after a long one, spin less.
         paid = time.perf_counter() - start < self._spin_limit_s
         wanted = self._spin_s * 2 if paid else self._spin_s / 2
@@ -201,14 +202,13 @@ class Segments:
     ) -> None:
         for peer, segment in self.peers.items():
             if segment.words[Word.ABORTED]:
-                raise PeerFailed(peer, f"rank {peer} failed while rank {self.rank} waited")
+                raise PeerFailed(f"rank {peer} failed while rank {self.rank} waited")
             # What it sent before it closed can still be read.
             if peer == awaited and segment.words[Word.CLOSED] and not ready():
-                raise PeerVanished(
-                    peer,
+                raise PeerFailed(
                     f"rank {peer} has closed its pipeline while rank {self.rank}, which "
-                    f"{WATCH.phase}, waited for {what()}; if its data end early, give every rank "
-                    f"the same batches",
+                    f"{HEARTBEAT.phase}, waited for {what()}; if its data end early, give every "
+                    f"rank the same batches"
                 )
         for handle, _ in self._poll.poll(0):
             peer = self._rank_of_process.get(handle)
@@ -218,9 +218,7 @@ class Segments:
                 self._poll.unregister(handle)
             # What it sent before it ended can still be read.
             elif not ready():
-                raise PeerVanished(
-                    peer, f"rank {peer} ended while rank {self.rank} waited for {what()}"
-                )
+                raise PeerFailed(f"rank {peer} ended while rank {self.rank} waited for {what()}")
 
     def announce(
         self, values: list[float], what: str, advance: Callable[[], bool] | None = None
@@ -323,7 +321,7 @@ def join_segments(
         undo.callback(os.close, wakeups)
         own = SharedSegment(mmap.mmap(memory, size), rings, wakeup)
         undo.callback(own.close_handles)
-        invitations = world.gather(
+        invitations = world.all_gather(
             Invitation(os.getpid(), memory, wakeup, size, rings), Invitation, RingSize
         )
 
@@ -334,7 +332,7 @@ def join_segments(
             }
 
         try:
-            segments = world.agreed(open_all, OSError)
+            segments = world.all_succeed(open_all, OSError)
         except OSError:
             return None
         undo.pop_all()

@@ -136,7 +136,7 @@ def share_sums(world: World, segments: Segments, buckets: Sequence[GradientBucke
     memory = os.memfd_create("penstock gradients")
     try:
         os.ftruncate(memory, size)
-        offers = world.gather(Offer(os.getpid(), memory, size, starts), Offer)
+        offers = world.all_gather(Offer(os.getpid(), memory, size, starts), Offer)
 
         def open_all() -> dict[int, mmap.mmap]:
             return {
@@ -145,7 +145,7 @@ def share_sums(world: World, segments: Segments, buckets: Sequence[GradientBucke
                 if any(rank in holders for holders in starts)
             }
 
-        opened = world.agreed(open_all, OSError)
+        opened = world.all_succeed(open_all, OSError)
     except OSError:
         return
     finally:

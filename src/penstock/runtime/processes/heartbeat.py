@@ -1,14 +1,9 @@
-"""Tells the other ranks where this one is, so that a rank that waits too long can say why.
+"""What every rank publishes about itself, and what that tells a rank that waits too long.
 
 A thread writes this rank's position into the store twice a second. It reads plain attributes that
 the runtime sets, so an action costs nothing more. A rank that has waited for some seconds reads the
 positions of all. A process that is stopped writes none. The thread also ends a process whose data
 do not come: all ranks may wait for theirs, and then none waits for another.
-
-The texts by which errors of torch are told apart, for which torch has no types or attributes.
-
-Gloo raises a plain `RuntimeError` for everything. All such texts are here, and a test provokes each
-of these errors.
 """
 
 import atexit
@@ -16,31 +11,28 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
-from datetime import timedelta
+from dataclasses import asdict, dataclass
 from functools import wraps
 from math import inf
 from threading import Event, Thread
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-import torch.distributed as dist
-
 from penstock.errors import RunFailed, Stalled
-from penstock.runtime.processes.positions import Position, chain, circle
 
 __all__ = [
     "BEAT_S",
     "BUILT",
+    "EXCHANGE",
+    "HEARTBEAT",
     "LIMIT_S",
     "RARE_LIMIT_S",
-    "WATCH",
     "CurrentWait",
-    "connection_is_lost",
+    "Position",
+    "chain",
+    "circle",
     "doing",
-    "finish",
-    "has_timed_out",
     "link_is_cut",
     "say_and_end",
 ]
@@ -67,9 +59,14 @@ JOIN_LIMIT_S = 600.0
 RARE_LIMIT_S = 1800.0
 """Time limit of rare exchanges in which one rank may work alone (checkpoint, verification)."""
 
+END_S = 2.0
+"""So long the end of the process waits for the thread, which may be in a call of a lost store."""
 
 BUILT, OWN_CODE = "has built its stages", "runs its own code"
 """The phases before the first call of a pipeline, and between two calls."""
+
+EXCHANGE = "exchange"
+"""Begins the name of a meeting that a rank enters only when it has sent and received all before."""
 
 CUT = "the link to the host of the run's store is cut"
 """Why the ranks cannot be asked where they are."""
@@ -84,18 +81,112 @@ class CurrentWait(NamedTuple):
     since_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank is: ``phase`` and ``action`` say what it does, as a verb with its object.
+
+    It waits for ``what`` (empty: it does not wait) from ``peer``, or (-1) from all ranks that are
+    not in the same ``meeting``, a collective operation. ``since_s`` is when the wait began, on the
+    rank's own clock. ``beat`` rises as long as the rank is alive.
+    """
+
+    beat: int
+    phase: str
+    action: str = ""
+    what: str = ""
+    peer: int = -1
+    meeting: str = ""
+    since_s: float = 0.0
+    waited_s: float = 0.0
+
+    @property
+    def place(self) -> str:
+        """What the rank does, for messages."""
+        return f"{self.phase}, {self.action}" if self.action else self.phase
+
+
+Positions = Mapping[int, Position | None]
+"""By rank; None: it has not joined the run."""
+
+
+def awaited(rank: int, positions: Positions) -> list[int]:
+    """The ranks for which ``rank`` waits, as far as its position tells."""
+    position = positions.get(rank)
+    if position is None or not position.what:
+        return []
+    if position.peer >= 0:
+        return [position.peer]
+    if not position.meeting:
+        return []
+    others = {peer: found for peer, found in positions.items() if peer != rank}
+    return [p for p, found in others.items() if found is None or found.meeting != position.meeting]
+
+
+def circle(positions: Positions) -> tuple[int, ...]:
+    """Two ranks that wait for one another, the first in an exchange; empty if there are none.
+
+    Such ranks wait for ever: nothing that the first has sent can still be under way, because a rank
+    enters an exchange only when it has sent and received all before. Ranks that wait for one
+    another within a step may wait for a message that is under way, so they are not meant.
+    """
+    for first, position in positions.items():
+        if position is not None and position.meeting.startswith(EXCHANGE):
+            for second in awaited(first, positions):
+                if first in awaited(second, positions):
+                    return first, second
+    return ()
+
+
+def chain(rank: int, positions: Positions, silent_s: Mapping[int, float]) -> str:
+    """Why ``rank`` waits, from rank to rank up to the one that keeps all waiting.
+
+    ``silent_s`` are the ranks that do not answer, and for how long.
+    """
+    seen, links = [rank], list[str]()
+    while True:
+        # A rank that does not answer explains more than one that waits itself.
+        peers = sorted(awaited(seen[-1], positions), key=lambda peer: -silent_s.get(peer, 0.0))
+        peer = next((peer for peer in peers if peer not in seen), None)
+        if peer is None and peers:
+            links.append(f"rank {peers[0]}: none of them can go on")
+            break
+        if peer is None:
+            # It waits in a collective operation, which does not say for whom.
+            peer = max(silent_s, key=lambda silent: silent_s[silent], default=None)
+            if peer is None or peer in seen:
+                break
+        seen.append(peer)
+        position = positions.get(peer)
+        if position is not None and position.what and peer not in silent_s:
+            waited = f"has waited {position.waited_s:.0f} s for {position.what}"
+            links.append(f"rank {peer} ({position.place}; {waited})")
+            continue
+        end = f"rank {peer}, which" if links else f"rank {peer}"
+        links.append(f"{end} {final_link(position, silent_s.get(peer))}")
+        break
+    return ", which waits for ".join(links)
+
+
+def final_link(position: Position | None, silent_s: float | None) -> str:
+    """What to say of a rank at the end of a chain."""
+    if position is None:
+        return "has not joined the run"
+    if silent_s is None:
+        return f"does not wait: it {position.place}"
+    return (
+        f"has not answered for {silent_s:.0f} s: its process is stopped, dead or hangs in a call "
+        f"(last heard of: {position.place})"
+    )
+
+
 def say_and_end(failure: RunFailed) -> None:
     """End this process with the error's message and exit code, whatever its main thread does."""
     print(f"error: {failure}", file=sys.stderr, flush=True)
     os._exit(failure.exit_code)
 
 
-END_S = 2.0
-"""So long the end of the process waits for the thread, which may be in a call of a lost store."""
-
-
-class Watch:
-    """This process's part in it. The runtime sets ``phase``, ``action`` and ``wait``.
+class Heartbeat:
+    """What this process publishes. The runtime sets ``phase``, ``action`` and ``wait``.
 
     ``acts``: the phase consists of actions. ``limit_s`` is how long another rank may not answer.
     One that has not joined yet may take ``joins_within_s``, if that is more. ``give_up`` ends this
@@ -116,12 +207,12 @@ class Watch:
         self._thread: Thread | None = None
         self._reads: Any = None
         self._writes: Any = None
-        self._seen: dict[int, tuple[int, float]] = {}
         self._positions: dict[int, Position | None] = {}
-        self._looked_s = self._looking_since_s = self._stuck_since_s = -inf
-        self._said = ""
-        self._cut = False
+        self._changed_s: dict[int, float] = {}
+        self._looked_s = self._looking_since_s = -inf
         self._stuck: tuple[tuple[int, float], ...] = ()
+        self._stuck_since_s = -inf
+        self._cut = False
         self._ended = Event()
 
     def begin(self, store: Any, rank: int, size: int) -> None:
@@ -135,7 +226,7 @@ class Watch:
 
     def _begin_thread(self) -> None:
         if self._thread is None:
-            self._thread = Thread(target=self._look_after, name="penstock-watch", daemon=True)
+            self._thread = Thread(target=self._look_after, name="penstock-heartbeat", daemon=True)
             self._thread.start()
             atexit.register(self._end_thread)
 
@@ -176,7 +267,7 @@ class Watch:
             self.action = str
 
     @contextmanager
-    def waiting(self, wait: CurrentWait) -> Iterator[None]:
+    def waiting(self, wait: CurrentWait) -> Generator[None]:
         """Within, this rank waits."""
         self.wait = wait
         try:
@@ -204,70 +295,60 @@ class Watch:
         if self.wait is None or now_s - max(self.wait.since_s, self._looked_s) < LOOK_EVERY_S:
             return
         self._look()
-        if self._cut:
+        silent_s = self._silent_s()
+        if self._cut or any(age_s > self._limit_of(rank) for rank, age_s in silent_s.items()):
             waited_s = time.perf_counter() - self.wait.since_s
-            self._said = f"rank {self.rank} waited {waited_s:.0f} s for {self.wait.what()}; {CUT}"
-            raise Stalled(self._said)
-        if any(seconds > self._limit_of(rank) for rank, seconds in self.silent_s().items()):
-            waited_s = now_s - self.wait.since_s
-            text = f"rank {self.rank} waited {waited_s:.0f} s for {self.wait.what()}"
-            self._said = self.explained(text)
-            raise Stalled(self._said)
-        self._check_circle(now_s)
+            raise self.stalled(f"rank {self.rank} waited {waited_s:.0f} s for {self.wait.what()}")
+        found = circle(self._positions)
+        waits = tuple((r, p.since_s) for r in found if (p := self._positions[r]) is not None)
+        if not waits or waits != self._stuck or any(rank in silent_s for rank in found):
+            self._stuck, self._stuck_since_s = waits, now_s
+        elif now_s - self._stuck_since_s >= QUIET_S:
+            leaver, other = (f"rank {r} {p.place}" for r in found if (p := self._positions[r]))
+            raise Stalled(
+                f"{leaver}, while {other} and cannot go on without it; if the data of "
+                f"rank {found[0]} end early, give every rank the same batches"
+            )
 
-    def explained(self, text: str) -> str:
-        """``text``, which says what this rank waited for, and why that did not come."""
-        if self._reads is None or text == self._said:
-            return text
-        self._look()
-        if self._cut:
-            return f"{text}; {CUT}"
-        # Which ranks do not answer shows only after a while.
-        time.sleep(max(0.0, QUIET_S + BEAT_S - (time.perf_counter() - self._looking_since_s)))
-        self._look()
-        why = chain(self.rank, self._positions, self.silent_s())
-        return f"{text}; {why}" if why else text
+    def stalled(self, text: str) -> Stalled:
+        """The error with ``text``, which says what this rank waited for, and why it did not come.
 
-    def silent_s(self) -> dict[int, float]:
+        What it waited for is still set.
+        """
+        if self._reads is not None and not self._cut:
+            self._look()
+            # Which ranks do not answer shows only after a while.
+            time.sleep(max(0.0, QUIET_S + BEAT_S - (self._looked_s - self._looking_since_s)))
+            self._look()
+        why = CUT if self._cut else chain(self.rank, self._positions, self._silent_s())
+        return Stalled(f"{text}; {why}" if why else text)
+
+    def _silent_s(self) -> dict[int, float]:
         """The ranks that do not answer, and for how many seconds this rank has seen no sign."""
         now_s = time.perf_counter()
-        ages = {rank: now_s - since_s for rank, (_, since_s) in self._seen.items()}
-        return {rank: age for rank, age in ages.items() if age > QUIET_S and rank != self.rank}
+        ages_s = {rank: now_s - changed_s for rank, changed_s in self._changed_s.items()}
+        return {rank: age_s for rank, age_s in ages_s.items() if age_s > QUIET_S}
 
     def _limit_of(self, rank: int) -> float:
         """How long a rank may not answer; one that has not joined yet may still start."""
         joined = self._positions.get(rank) is not None
         return self.limit_s if joined else max(self.limit_s, self.joins_within_s)
 
-    def _check_circle(self, now_s: float) -> None:
-        """Raise `Stalled` if ranks wait for one another and did so at the previous look."""
-        found = circle(self._positions)
-        waits = tuple((r, p.since_s) for r in found if (p := self._positions[r]) is not None)
-        if not waits or waits != self._stuck or any(r in self.silent_s() for r in found):
-            self._stuck, self._stuck_since_s = waits, now_s
-            return
-        if now_s - self._stuck_since_s < QUIET_S:
-            return
-        leaver, *others = (f"rank {r} {p.place}" for r in found if (p := self._positions[r]))
-        self._said = (
-            f"{leaver}, while {' and '.join(others)} and cannot go on without it; if the data of "
-            f"rank {found[0]} end early, give every rank the same batches"
-        )
-        raise Stalled(self._said)
-
     def _look(self) -> None:
         """Read the positions of all ranks."""
         now_s = time.perf_counter()
         if now_s - self._looked_s > 2 * LOOK_EVERY_S:
             self._looking_since_s = now_s
-            self._seen.clear()
+            self._changed_s.clear()
         self._looked_s = now_s
+        self._positions[self.rank] = self.own()
         for rank in range(self.size):
-            position = self.own() if rank == self.rank else self._read(rank)
-            self._positions[rank] = position
-            beat = position.beat if position is not None else -1
-            if rank not in self._seen or self._seen[rank][0] != beat:
-                self._seen[rank] = (beat, now_s)
+            if rank == self.rank:
+                continue
+            before, found = self._positions.get(rank), self._read(rank)
+            self._positions[rank] = found
+            if rank not in self._changed_s or (found and found.beat) != (before and before.beat):
+                self._changed_s[rank] = now_s
 
     def _read(self, rank: int) -> Position | None:
         try:
@@ -297,7 +378,7 @@ class Watch:
                     self._writes = None
 
 
-WATCH = Watch()
+HEARTBEAT = Heartbeat()
 """That of this process."""
 
 
@@ -306,73 +387,35 @@ def key_of(rank: int) -> str:
     return f"penstock/position/{rank}"
 
 
-def after_batch(pipeline: object) -> str:
-    """How far a pipeline is, for a phase."""
-    steps = getattr(pipeline, "steps", None)
-    return f" after batch {steps}" if steps else ""
+def link_is_cut(failure: BaseException) -> bool:
+    """Whether a store's host is silent; otherwise the process that serves the store has ended.
+
+    Torch has one type for both, so the text tells.
+    """
+    return "timed out" in str(failure)
 
 
 def doing(what: str, *, acts: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a method or function the phase ``what`` while it runs; see `Watch`."""
+    """Makes a method or function the phase ``what`` while it runs; see `Heartbeat`."""
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         @wraps(method)
         def within(*args: Any, **kwargs: Any) -> R:
-            before = WATCH.phase, WATCH.acts
-            WATCH.phase, WATCH.acts = f"{what}{after_batch(args[0])}", acts
+            before = HEARTBEAT.phase, HEARTBEAT.acts
+            HEARTBEAT.phase, HEARTBEAT.acts = f"{what}{after_batch(args[0])}", acts
             try:
                 return method(*args, **kwargs)
             finally:
-                WATCH.phase, WATCH.acts = before
-                if WATCH.phase.startswith((BUILT, OWN_CODE)):
-                    WATCH.phase = f"{OWN_CODE}{after_batch(args[0])}"
+                HEARTBEAT.phase, HEARTBEAT.acts = before
+                if HEARTBEAT.phase.startswith((BUILT, OWN_CODE)):
+                    HEARTBEAT.phase = f"{OWN_CODE}{after_batch(args[0])}"
 
         return within
 
     return decorate
 
 
-def finish(work: dist.Work | None, what: str, meeting: str = "") -> None:
-    """Wait for a collective of all ranks, as long as they answer.
-
-    Raises:
-        Stalled: a rank does not answer, or waits elsewhere for this one.
-        RunFailed: a rank has ended.
-    """
-    assert work is not None
-    start_s = time.perf_counter()
-    with WATCH.waiting(CurrentWait(lambda: what, -1, meeting, start_s)):
-        while True:
-            has_ended = work.is_completed()
-            try:
-                work.wait(timedelta(seconds=BEAT_S))
-                return
-            except RuntimeError as cause:
-                # A wait for work that had ended before cannot run out of time.
-                if has_ended:
-                    raise RunFailed(
-                        f"rank {WATCH.rank}, which {WATCH.phase}, lost another rank; see what that "
-                        f"one says"
-                    ) from cause
-            if work.is_completed():
-                continue
-            if time.perf_counter() - start_s > RARE_LIMIT_S:
-                raise Stalled(
-                    WATCH.explained(f"rank {WATCH.rank} waited {RARE_LIMIT_S:g} s for {what}")
-                )
-            WATCH.check()
-
-
-def has_timed_out(failure: BaseException) -> bool:
-    """Whether an operation of a process group ended because its time limit was over."""
-    return "imed out" in str(failure) or "imeout" in str(failure)
-
-
-def connection_is_lost(failure: BaseException) -> bool:
-    """Whether an operation of a Gloo group ended because another rank has left the group."""
-    return "gloo/transport/tcp" in str(failure) and not has_timed_out(failure)
-
-
-def link_is_cut(failure: BaseException) -> bool:
-    """Whether a store's host is silent; otherwise the process that serves the store has ended."""
-    return "timed out" in str(failure)
+def after_batch(pipeline: object) -> str:
+    """How far a pipeline is, for a phase."""
+    steps = getattr(pipeline, "steps", None)
+    return f" after batch {steps}" if steps else ""

@@ -1,6 +1,6 @@
 """Who waits for whom is followed to the rank that keeps all waiting."""
 
-from penstock.runtime.processes.positions import Position, chain, circle
+from penstock.runtime.processes.heartbeat import Position, chain, circle
 
 
 def waits(what: str, peer: int, meeting: str = "", phase: str = "takes a step") -> Position:
