@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from typer import Argument, Option
 
-from penstock.command_line.options import (
-    AsJson,
-    Out,
-    PlanPath,
-    PlansProfile,
-    ProfileBatch,
-    Quiet,
-)
+from penstock.command_line import options
 from penstock.command_line.terminal import Terminal
 from penstock.errors import BadInput
 
@@ -46,18 +39,18 @@ Joined: TypeAlias = Annotated[
 
 
 def export_plan(
-    plan: PlanPath,
+    plan: options.PlanPath,
     target: Target,
-    profile: PlansProfile = "",
-    profile_batch: ProfileBatch = 0,
+    profile: options.PlansProfile = "",
+    profile_batch: options.ProfileBatch = 0,
     join: Joined = None,
     whole_blocks: Annotated[
         bool,
         Option("--whole-blocks", help="Move cuts that are inside a block to its nearer end."),
     ] = False,
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Write PLAN as a layout of another framework; -o writes it."""
     from penstock.bridges.formats import export_layout
@@ -118,7 +111,7 @@ def import_layout(
     profile: Annotated[
         str, Option(metavar="P", help="Profile of the model that the layout is of.")
     ],
-    profile_batch: ProfileBatch = 0,
+    profile_batch: options.ProfileBatch = 0,
     cluster: Annotated[
         str, Option(metavar="C", help="Simulate the plan on this cluster, by name or TOML file.")
     ] = "",
@@ -142,9 +135,9 @@ def import_layout(
     replicas: Annotated[
         int, Option(min=0, metavar="D", help="Copies of the pipeline (0: what the layout says).")
     ] = 0,
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Read another framework's layout as a plan; -o writes the plan."""
     from penstock.bridges.formats import read_layout

@@ -5,17 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from penstock.command_line.options import (
-    AsJson,
-    Batch,
-    Csv,
-    Out,
-    Plugins,
-    ProfileBatch,
-    ProfilePath,
-    Quiet,
-    names_in,
-)
+from penstock.command_line import options
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import BadInput, Infeasible
 
@@ -28,23 +18,23 @@ __all__ = ["choose"]
 
 
 def choose(
-    profile: ProfilePath,
+    profile: options.ProfilePath,
     clusters: Annotated[
         str, Option(metavar="a,b", help="Clusters with prices: names or TOML files, with commas.")
     ],
-    batch: Batch,
+    batch: options.Batch,
     tokens: Annotated[float, Option(min=0, metavar="N", help="Tokens to train on.")] = 0.0,
     samples: Annotated[float, Option(min=0, metavar="N", help="Or: samples to train on.")] = 0.0,
     within: Annotated[
         float, Option(min=0, metavar="HOURS", help="The latest end (0: any time will do).")
     ] = 0.0,
     planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
-    profile_batch: ProfileBatch = 0,
-    plugin: Plugins = None,
-    csv: Csv = "",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    profile_batch: options.ProfileBatch = 0,
+    plugin: options.Plugins = None,
+    csv: options.Csv = "",
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Name the cheapest of several clusters to train PROFILE on.
 
@@ -58,12 +48,12 @@ def choose(
     terminal = Terminal(as_json, quiet)
     terminal.check_places(out, csv)
     asked = [amount for amount in (tokens, samples) if amount]
-    if len(asked) != 1 or not asked[0] < inf or not names_in(clusters):
+    if len(asked) != 1 or not asked[0] < inf or not options.names_in(clusters):
         raise BadInput("say how long to train, by --tokens or --samples, on which --clusters")
     costs = find_profile(profile, profile_batch or None)
     found = plan_on_clusters(
         costs,
-        [find_cluster(name) for name in names_in(clusters)],
+        [find_cluster(name) for name in options.names_in(clusters)],
         batch,
         samples or samples_of(costs, tokens),
         planner=planner,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from penstock.command_line.options import AsJson, Device, JobName, Out, Quiet
+from penstock.command_line import options
 from penstock.command_line.terminal import Terminal
 from penstock.errors import BadInput, RunFailed
 
@@ -16,13 +16,13 @@ __all__ = ["cluster", "launch"]
 
 
 def cluster(
-    device: Device = "cpu",
+    device: options.Device = "cpu",
     check: Annotated[
         str, Option(metavar="C", help="Compare with this saved cluster instead of writing one.")
     ] = "",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure the hosts that torchrun or srun has started it on.
 
@@ -68,7 +68,7 @@ def cluster(
 
 
 def launch(
-    job: JobName,
+    job: options.JobName,
     torchrun: Annotated[
         bool, Option("--torchrun", help="A script to run on every host, by torchrun.")
     ] = False,
@@ -79,9 +79,7 @@ def launch(
     cluster: Annotated[
         str, Option(metavar="C", help="Cluster with the hosts (default: the one of the plan).")
     ] = "",
-    plan: Annotated[
-        str, Option(metavar="PLAN", help="Plan file to follow (default: the run makes one).")
-    ] = "",
+    plan: options.PlanToFollow = "",
     run: Annotated[
         str, Option(metavar="DIR", help="Run directory, on a disk that all hosts share.")
     ] = "",
@@ -90,9 +88,9 @@ def launch(
         Literal["auto", "cpu", "cuda"],
         Option(help="Where the layers run. auto: on GPUs, if the cluster's devices are some."),
     ] = "auto",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Write what starts JOB on several hosts, in the plan's order."""
     from penstock.document import write_text

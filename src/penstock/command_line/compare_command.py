@@ -5,25 +5,7 @@ from typing import Annotated, TypeAlias
 
 from typer import Option
 
-from penstock.command_line.options import (
-    AsJson,
-    Batch,
-    ClusterName,
-    Csv,
-    MaxStages,
-    MemoryReserve,
-    MicroBatch,
-    Optimizer,
-    Out,
-    Pins,
-    Plugins,
-    ProfileBatch,
-    ProfilePath,
-    Quiet,
-    Recompute,
-    Sharding,
-    names_in,
-)
+from penstock.command_line import options
 from penstock.command_line.progress import planning_progress
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import BadInput
@@ -43,20 +25,20 @@ ForcedSchedules: TypeAlias = Annotated[
 
 
 def compare(
-    profile: ProfilePath,
-    cluster: ClusterName,
-    batch: Batch,
-    profile_batch: ProfileBatch = 0,
-    micro_batch: MicroBatch = 0,
+    profile: options.ProfilePath,
+    cluster: options.ClusterName,
+    batch: options.Batch,
+    profile_batch: options.ProfileBatch = 0,
+    micro_batch: options.MicroBatch = 0,
     planners: Annotated[
         str, Option(metavar="a,b", help="Planners to compare (default: all).")
     ] = "",
     schedules: ForcedSchedules = "auto",
-    recompute: Recompute = "auto",
-    sharding: Sharding = "auto",
-    optimizer: Optimizer = "adamw",
-    max_stages: MaxStages = 0,
-    memory_reserve: MemoryReserve = 0.05,
+    recompute: options.Recompute = "auto",
+    sharding: options.Sharding = "auto",
+    optimizer: options.Optimizer = "adamw",
+    max_stages: options.MaxStages = 0,
+    memory_reserve: options.MemoryReserve = 0.05,
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Stop each planner after S seconds (0: no limit).")
     ] = DEFAULT_LIMIT_S,
@@ -66,12 +48,12 @@ def compare(
     picture: Annotated[
         str, Option(metavar="PATH", help="Draw all plans: an .svg file, or an .html page.")
     ] = "",
-    pin: Pins = None,
-    plugin: Plugins = None,
-    csv: Csv = "",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    pin: options.Pins = None,
+    plugin: options.Plugins = None,
+    csv: options.Csv = "",
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Compare the plans of all planners for PROFILE, fastest first.
 
@@ -101,14 +83,13 @@ def compare(
         pins=pin or (),
     )
     terminal.note(other_kinds_words(problem.profile, problem.cluster))
-    asked, orders, limit_s = names_in(planners), names_in(schedules), time_limit or inf
     explains = explain or picture.endswith(".html")
     with planning_progress(terminal) as progress:
         lines = shown.compared_lines(
             problem,
-            asked,
-            orders,
-            limit_s,
+            options.names_in(planners),
+            options.names_in(schedules),
+            time_limit or inf,
             lambda found: shown.with_details(found, problem, explains, bool(picture)),
             progress,
         )

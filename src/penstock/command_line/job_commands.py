@@ -6,19 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from penstock.command_line.options import (
-    AsJson,
-    Device,
-    JobName,
-    MayLose,
-    MemoryReserve,
-    NoVerify,
-    Out,
-    Quiet,
-    Replan,
-    Sharding,
-    Workers,
-)
+from penstock.command_line import options
 from penstock.command_line.terminal import Terminal
 from penstock.errors import RunFailed
 from penstock.waiting import notice_if_long
@@ -32,8 +20,8 @@ LOADING = "loading PyTorch"
 
 
 def profile(
-    job: JobName,
-    device: Device = "cpu",
+    job: options.JobName,
+    device: options.Device = "cpu",
     estimate: Annotated[
         str,
         Option(
@@ -41,9 +29,9 @@ def profile(
             help="Estimate for this GPU, such as H100-80GB or a TOML file, instead of measuring.",
         ),
     ] = "",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure the time and memory of each layer of JOB's model."""
     from penstock.jobs.device_check import check_device
@@ -81,31 +69,29 @@ def profile(
 
 
 def train(
-    job: JobName = "gpt-text",
-    workers: Workers = 4,
+    job: options.JobName = "gpt-text",
+    workers: options.Workers = 4,
     steps: Annotated[
         int, Option(min=0, metavar="K", help="Number of optimizer steps (0: as the job says).")
     ] = 0,
-    plan: Annotated[
-        str, Option(metavar="PLAN", help="Plan file to follow (default: make a plan).")
-    ] = "",
+    plan: options.PlanToFollow = "",
     planner: Annotated[str, Option(help="Name of the planner that makes the plan.")] = "search",
     schedule: Annotated[
         str, Option(help="Schedules that the plan may use, as for 'penstock plan'.")
     ] = "auto",
-    sharding: Sharding = "off",
-    memory_reserve: MemoryReserve = 0.05,
-    device: Device = "cpu",
+    sharding: options.Sharding = "off",
+    memory_reserve: options.MemoryReserve = 0.05,
+    device: options.Device = "cpu",
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
-    may_lose: MayLose = 0,
-    replan: Replan = False,
+    may_lose: options.MayLose = 0,
+    replan: options.Replan = False,
     save_weights: Annotated[
         str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
     ] = "",
-    no_verify: NoVerify = False,
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    no_verify: options.NoVerify = False,
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train JOB on local workers, or under torchrun or srun.
 
@@ -181,15 +167,13 @@ def left_out_text(steps: tuple[int, ...]) -> list[str]:
 
 
 def verify(
-    job: JobName,
-    workers: Workers = 4,
-    plan: Annotated[
-        str, Option(metavar="PLAN", help="Plan file to follow (default: make a plan).")
-    ] = "",
-    device: Device = "cpu",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    job: options.JobName,
+    workers: options.Workers = 4,
+    plan: options.PlanToFollow = "",
+    device: options.Device = "cpu",
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Compare one step of JOB with its model run without Penstock.
 
@@ -218,9 +202,9 @@ def report(
     run_directory: Annotated[
         str, Argument(metavar="RUN_DIR", help="Run directory, as 'penstock train' writes it.")
     ],
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Build the report of a run again; -o writes it elsewhere."""
     from penstock.report.page import write_report
@@ -230,7 +214,9 @@ def report(
     terminal.show({"report": str(page)}, str(page))
 
 
-def catalogue(out: Out = "", as_json: AsJson = False, quiet: Quiet = False) -> None:
+def catalogue(
+    out: options.Out = "", as_json: options.AsJson = False, quiet: options.Quiet = False
+) -> None:
     """List built-in jobs, models, clusters, planners and schedules."""
     from penstock.cluster.toml_file import CLUSTERS
     from penstock.jobs.registry import JOBS

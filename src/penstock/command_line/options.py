@@ -20,6 +20,7 @@ __all__ = [
     "Out",
     "Pins",
     "PlanPath",
+    "PlanToFollow",
     "PlansCluster",
     "PlansProfile",
     "Plugins",
@@ -59,6 +60,9 @@ ProfilePath: TypeAlias = Annotated[
 ]
 PlanPath: TypeAlias = Annotated[
     str, Argument(metavar="PLAN", help="Plan file, as 'penstock plan -o plan.json' writes it.")
+]
+PlanToFollow: TypeAlias = Annotated[
+    str, Option(metavar="PLAN", help="Plan file to follow (default: the run makes a plan).")
 ]
 PlansProfile: TypeAlias = Annotated[
     str,

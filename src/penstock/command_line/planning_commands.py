@@ -6,26 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from penstock.command_line.options import (
-    AsJson,
-    Batch,
-    ClusterName,
-    Csv,
-    MaxStages,
-    MemoryReserve,
-    MicroBatch,
-    Optimizer,
-    Out,
-    Pins,
-    Plugins,
-    ProfileBatch,
-    ProfilePath,
-    Quiet,
-    Recompute,
-    ScheduleNames,
-    Sharding,
-    TensorParallel,
-)
+from penstock.command_line import options
 from penstock.command_line.progress import PlanningProgress, planning_progress
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 
@@ -37,31 +18,31 @@ __all__ = ["plan"]
 
 
 def plan(
-    profile: ProfilePath,
-    cluster: ClusterName,
-    batch: Batch,
-    profile_batch: ProfileBatch = 0,
-    micro_batch: MicroBatch = 0,
+    profile: options.ProfilePath,
+    cluster: options.ClusterName,
+    batch: options.Batch,
+    profile_batch: options.ProfileBatch = 0,
+    micro_batch: options.MicroBatch = 0,
     planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
-    schedule: ScheduleNames = "auto",
-    recompute: Recompute = "auto",
-    sharding: Sharding = "auto",
-    optimizer: Optimizer = "adamw",
-    max_stages: MaxStages = 0,
-    memory_reserve: MemoryReserve = 0.05,
-    tensor_parallel: TensorParallel = "",
+    schedule: options.ScheduleNames = "auto",
+    recompute: options.Recompute = "auto",
+    sharding: options.Sharding = "auto",
+    optimizer: options.Optimizer = "adamw",
+    max_stages: options.MaxStages = 0,
+    memory_reserve: options.MemoryReserve = 0.05,
+    tensor_parallel: options.TensorParallel = "",
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Stop searching after S seconds (0: no limit).")
     ] = 0.0,
     explain: Annotated[
         bool, Option("--explain", help="Say which resource limits the plan.")
     ] = False,
-    pin: Pins = None,
-    plugin: Plugins = None,
-    csv: Csv = "",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    pin: options.Pins = None,
+    plugin: options.Plugins = None,
+    csv: options.Csv = "",
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()

@@ -5,18 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from typer import Option
 
-from penstock.command_line.options import (
-    AsJson,
-    Csv,
-    Optimizer,
-    Out,
-    PlanPath,
-    PlansCluster,
-    PlansProfile,
-    Plugins,
-    ProfileBatch,
-    Quiet,
-)
+from penstock.command_line import options
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import Infeasible
 
@@ -51,10 +40,10 @@ Iterations: TypeAlias = Annotated[
 
 
 def simulate(
-    plan: PlanPath,
-    profile: PlansProfile = "",
-    cluster: PlansCluster = "",
-    profile_batch: ProfileBatch = 0,
+    plan: options.PlanPath,
+    profile: options.PlansProfile = "",
+    cluster: options.PlansCluster = "",
+    profile_batch: options.ProfileBatch = 0,
     link_bandwidth: LinkBandwidth = "",
     link_latency: Annotated[
         str, Option(metavar="CHANGE", help="What if: latency of all links, such as x0.5 or 5us.")
@@ -62,7 +51,7 @@ def simulate(
     device: DeviceSpeeds = None,
     micro_batches: MicroBatches = 0,
     schedule: Annotated[str, Option(metavar="NAME", help="What if: another schedule.")] = "",
-    optimizer: Optimizer = "",
+    optimizer: options.Optimizer = "",
     iterations: Iterations = 1,
     optimizer_sync: Annotated[
         Literal["before", "after"],
@@ -74,11 +63,11 @@ def simulate(
     picture: Annotated[
         str, Option(metavar="PATH", help="Draw the timeline: .svg, .html, .json or .txt.")
     ] = "",
-    plugin: Plugins = None,
-    csv: Csv = "",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    plugin: options.Plugins = None,
+    csv: options.Csv = "",
+    out: options.Out = "",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()

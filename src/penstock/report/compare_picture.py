@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.document import write_text
 from penstock.errors import BadInput, shortened
 from penstock.plan.plan import Plan
-from penstock.report.device_rows import DeviceRow, GanttRows, gantt_rows, row_ends, stage_names
+from penstock.report.device_rows import DeviceRow, GanttRows, gantt_rows, stage_names
 from penstock.report.drawing import Curve, Drawing, Mark, Rule, Slab, Words, drawing_svg
 from penstock.report.gantt_drawing import legend_marks, row_heights, rows_panel
 from penstock.report.palette import Ink, Style, legend_entries
@@ -77,13 +77,9 @@ def plan_rows(timeline: Timeline, plan: Plan) -> GanttRows:
     for event in timeline.events:
         if event.kind in COMPUTE:
             busy_s[event.device] += event.end_s - event.start_s
-    groups = plan.device_groups
-    head, tail = row_ends(len(groups), MOST_ROWS)
-    shown = (*groups[:head], *groups[len(groups) - tail :])
-    chosen = {max(group, key=lambda device: busy_s[device]) for group in shown}
+    chosen = {max(group, key=lambda device: busy_s[device]) for group in plan.device_groups}
     events = tuple(event for event in timeline.events if event.device in chosen)
-    chart = gantt_rows(replace(timeline, events=events, memory=()))
-    return replace(chart, hidden=len(groups) - len(shown))
+    return gantt_rows(replace(timeline, events=events, memory=())).without_middle(MOST_ROWS)
 
 
 def compare_drawing(

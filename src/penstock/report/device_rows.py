@@ -20,7 +20,6 @@ __all__ = [
     "GanttRows",
     "gantt_rows",
     "merged_blocks",
-    "row_ends",
     "stage_names",
 ]
 
@@ -89,9 +88,10 @@ class GanttRows:
 
     def without_middle(self, most: int) -> "GanttRows":
         """The first and the last rows, if there are more than ``most``."""
-        head, tail = row_ends(len(self.rows), most)
-        shown = (*self.rows[:head], *self.rows[len(self.rows) - tail :])
-        return replace(self, rows=shown, hidden=self.hidden + len(self.rows) - len(shown))
+        tail = len(self.rows) - most // 2
+        shown = (*self.rows[: most - most // 2], *self.rows[tail:])
+        hidden = len(self.rows) - len(shown)
+        return replace(self, rows=shown, hidden=hidden) if hidden > 0 else self
 
     @property
     def styles(self) -> tuple[Style, ...]:
@@ -198,17 +198,6 @@ def overlap(blocks: Sequence[DrawnEvent]) -> bool:
             return True
         until_s = max(until_s, block.end_s)
     return False
-
-
-def row_ends(count: int, most: int) -> tuple[int, int]:
-    """How many first and last rows of ``count`` to show if at most ``most`` fit.
-
-    >>> row_ends(4, 8), row_ends(64, 9)
-    ((4, 0), (5, 4))
-    """
-    if count <= most:
-        return count, 0
-    return most - most // 2, most // 2
 
 
 def stage_names(stages: Sequence[int], most: int = 14) -> str:

@@ -200,10 +200,10 @@ def legend_marks(entries: Sequence[LegendEntry], left: float, right: float, y: f
     return marks, y
 
 
-MOST_STRIPS = 8
-"""Up to this many devices have a strip each; more share one, which shows the fullest device."""
+FEW_STRIPS, FULLEST = 8, 4
+"""Of more than 8 devices, the memory of the 4 fullest is shown."""
 
-STRIP, STRIP_GAP, PANEL = 34.0, 10.0, 120.0
+STRIP, STRIP_GAP = 34.0, 10.0
 FAR = 4.0
 """A limit beyond this many times the peak is given in words, not drawn."""
 
@@ -211,22 +211,23 @@ LINE = Style("F")
 
 
 def memory_marks(rows: Sequence[DeviceRow], axis: TimeAxis, top: float) -> Panel:
-    """The memory of devices: a strip for each, or one for many."""
+    """A strip with the memory of each device, or of the fullest ones."""
     used = [row for row in rows if row.memory]
     if not used:
         return [], top
     headline = "memory in use"
+    if len(used) > FEW_STRIPS:
+        used = sorted(sorted(used, key=fullness)[-FULLEST:], key=lambda row: row.device)
+        headline += f" on the {FULLEST} fullest devices"
     if any(limit_is_near(row) for row in used):
         headline += "; dashed: the limit"
     marks: list[Mark] = [Words(headline, axis.left, top + 10, 12, "quiet")]
-    top += 18
-    if len(used) > MOST_STRIPS:
-        return [*marks, *panel_marks(used, axis, top)], top + PANEL + 6
     scale = max(map(top_bytes, used)) or 1.0
-    for index, row in enumerate(used):
-        y = top + index * (STRIP + STRIP_GAP)
+    y = top + 18
+    for row in used:
         marks += strip_marks(row, axis, y, scale)
-    return marks, top + len(used) * (STRIP + STRIP_GAP) - STRIP_GAP + 6
+        y += STRIP + STRIP_GAP
+    return marks, y - STRIP_GAP + 6
 
 
 def top_bytes(row: DeviceRow) -> float:
@@ -241,38 +242,19 @@ def limit_is_near(row: DeviceRow) -> bool:
 
 def strip_marks(row: DeviceRow, axis: TimeAxis, y: float, scale: float) -> list[Mark]:
     base = y + STRIP
-    line = steps(levels_by_column(row, axis), axis, base, scale / STRIP)
+    line = stepped(row, axis, base, STRIP / scale)
     area = ((line[0][0], base), *line, (line[-1][0], base))
-    marks: list[Mark] = [
+    limit_y = base - row.limit_bytes / scale * STRIP
+    is_drawn = row.limit_bytes > 0 and limit_y >= y - 0.5
+    limit = Rule(axis.left, limit_y, axis.right, limit_y, "limit", 1.3, dashed=True)
+    of_limit = f" of {size_text(row.limit_bytes)}" if row.limit_bytes else ""
+    return [
         Slab(axis.left, y, axis.width, STRIP, "row"),
         Curve(area, "area", filled=True),
         Curve(line, LINE),
-    ]
-    marks += limit_marks(row, axis, base, scale, STRIP)
-    name = Words(f"device {row.device}", axis.left - 152, y + 14, 12)
-    return [*marks, name, Words(peak_text(row), axis.left - 152, y + 29, 11, "quiet")]
-
-
-def panel_marks(rows: Sequence[DeviceRow], axis: TimeAxis, y: float) -> list[Mark]:
-    """The range over all devices, and the fullest device as a line."""
-    fullest = max(rows, key=fullness)
-    scale, base = max(*map(top_bytes, rows)) or 1.0, y + PANEL
-    columns = [levels_by_column(row, axis) for row in rows]
-    upper, lower = (
-        steps([pick(levels) for levels in zip(*columns, strict=True)], axis, base, scale / PANEL)
-        for pick in (max, min)
-    )
-    line = steps(levels_by_column(fullest, axis), axis, base, scale / PANEL)
-    left = axis.left - 152
-    return [
-        Slab(axis.left, y, axis.width, PANEL, "row"),
-        Curve((*upper, *reversed(lower)), "area", filled=True),
-        Curve(line, LINE),
-        *limit_marks(fullest, axis, base, scale, PANEL),
-        Words(f"line: device {fullest.device}", left, y + 14, 12),
-        Words(peak_text(fullest), left, y + 30, 11, "quiet"),
-        Words("shaded: all devices,", left, y + 52, 11, "quiet"),
-        Words("lowest to highest", left, y + 66, 11, "quiet"),
+        *([limit] if is_drawn else []),
+        Words(f"device {row.device}", axis.left - 152, y + 14, 12),
+        Words(f"peak {size_text(row.peak_bytes)}{of_limit}", axis.left - 152, y + 29, 11, "quiet"),
     ]
 
 
@@ -281,23 +263,10 @@ def fullness(row: DeviceRow) -> tuple[float, float]:
     return (row.peak_bytes / row.limit_bytes if row.limit_bytes else 0.0, row.peak_bytes)
 
 
-def limit_marks(
-    row: DeviceRow, axis: TimeAxis, base: float, scale: float, height: float
-) -> list[Mark]:
-    """The limit of a device, if known and within the strip."""
-    y = base - row.limit_bytes / scale * height
-    if not row.limit_bytes or y < base - height - 0.5:
-        return []
-    return [Rule(axis.left, y, axis.right, y, "limit", 1.3, dashed=True)]
-
-
-def peak_text(row: DeviceRow) -> str:
-    limit = f" of {size_text(row.limit_bytes)}" if row.limit_bytes else ""
-    return f"peak {size_text(row.peak_bytes)}{limit}"
-
-
-def levels_by_column(row: DeviceRow, axis: TimeAxis) -> list[float]:
-    """The most that is in use within each pixel of the axis."""
+def stepped(
+    row: DeviceRow, axis: TimeAxis, base: float, pixels_per_byte: float
+) -> tuple[tuple[float, float], ...]:
+    """The corners of a curve that shows the most that is in use within each pixel of the axis."""
     levels: list[float] = []
     level, index = row.memory[0][1], 0
     for column in range(round(axis.width)):
@@ -307,17 +276,10 @@ def levels_by_column(row: DeviceRow, axis: TimeAxis) -> list[float]:
             highest = max(highest, level)
             index += 1
         levels.append(highest)
-    return levels
-
-
-def steps(
-    levels: Sequence[float], axis: TimeAxis, base: float, bytes_per_pixel: float
-) -> tuple[tuple[float, float], ...]:
-    """The corners of a curve that holds each level for a pixel."""
     corners: list[tuple[float, float]] = []
-    column = 0
-    for level, same in groupby(levels):
-        y, width = base - level / bytes_per_pixel, len(list(same))
-        corners += [(axis.left + column, y), (axis.left + column + width, y)]
-        column += width
+    x = axis.left
+    for size, same in groupby(levels):
+        y, width = base - size * pixels_per_byte, len(list(same))
+        corners += [(x, y), (x + width, y)]
+        x += width
     return tuple(corners)
