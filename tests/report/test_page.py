@@ -193,8 +193,9 @@ def test_a_device_of_several_stages_has_one_row_with_all_its_work(
     names = [text for text in words if text.startswith(("device", "stages"))]
     assert names == ["device 0", "stages 0, 2", "device 1", "stages 1, 3"] * 2
     for event in record.predicted.events:
-        tints = TINTS if event.stage >= 2 and event.kind in COMPUTE else LIGHT.kinds
-        assert opened.colour_of(event.device, event) == tints[event.kind]
+        tinted = event.stage >= 2 and event.kind in COMPUTE
+        colour = TINTS[event.kind][0] if tinted else LIGHT.kinds[event.kind]
+        assert opened.colour_of(event.device, event) == colour
     legend = opened.page.locator(".legend").first
     assert "dark to light: the 2 stages of a device" in legend.inner_text()
     assert opened.page.locator("[id='memory-0']").count() == 1

@@ -54,8 +54,8 @@ def cluster(
                 "name": host.name,
                 "devices": len(host.devices),
                 "link_bytes_per_s": host.link_bytes_per_s,
+                "port_bytes_per_s": host.port_bytes_per_s,
             }
-            | {"port_bytes_per_s": host.port_bytes_per_s}
             for host in found.cluster.hosts
         ],
         "links": [[link.source, link.target, link.bytes_per_s] for link in found.cluster.links],

@@ -28,18 +28,33 @@ __all__ = [
 
 ThemeName: TypeAlias = Literal["light", "dark"]
 
-KIND_WORDS: dict[EventKind, str] = {
-    "F": "forward",
-    "B": "backward",
-    "I": "backward for inputs",
-    "W": "backward for weights",
-    "R": "recompute",
-    "STEP": "optimizer step",
-    "SEND": "send",
-    "RECV": "receive",
-    "REDUCE": "gradient all-reduce",
+KINDS: dict[EventKind, tuple[str, str, str, int]] = {
+    "F": ("forward", "#0072b2", "#2b86c5", 25),
+    "B": ("backward", "#e69f00", "#e69f00", 214),
+    "I": ("backward for inputs", "#d55e00", "#d55e00", 166),
+    "W": ("backward for weights", "#f0e442", "#f0e442", 227),
+    "R": ("recompute", "#56b4e9", "#56b4e9", 74),
+    "STEP": ("optimizer step", "#cc79a7", "#cc79a7", 175),
+    "SEND": ("send", "#6b7785", "#8d9aa8", 102),
+    "RECV": ("receive", "#a9b3be", "#5d6a78", 145),
+    "REDUCE": ("gradient all-reduce", "#009e73", "#2bb78d", 35),
 }
-"""Every kind in words, in the order of a legend."""
+"""Every kind in the order of a legend: its words, and its colour in the light theme, in the dark one,
+and among the 256 of a terminal. These are chosen by hand: the nearest codes would make yellow and
+orange too similar."""
+
+KIND_WORDS: dict[EventKind, str] = {kind: words for kind, (words, *_) in KINDS.items()}
+
+TINTS: dict[EventKind, tuple[str, int]] = {
+    "F": ("#b4bfe6", 146),
+    "B": ("#ffcb85", 223),
+    "I": ("#dba48c", 217),
+    "W": ("#f2f3b0", 230),
+    "R": ("#b9eeff", 153),
+}
+"""Colours of a device's last stage; stages in between get mixtures. They are chosen so that no two
+colours of compute look alike, even with red-green blindness (`tests/report/test_palette.py`
+measures it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,51 +104,19 @@ INKS: dict[Ink, tuple[str, str]] = {
     "other": ("#c4d6e8", "#2f4a66"),
     "waiting": ("#d9dee4", "#35414d"),
 }
-KINDS: dict[EventKind, tuple[str, str]] = {
-    "F": ("#0072b2", "#2b86c5"),
-    "B": ("#e69f00", "#e69f00"),
-    "I": ("#d55e00", "#d55e00"),
-    "W": ("#f0e442", "#f0e442"),
-    "R": ("#56b4e9", "#56b4e9"),
-    "STEP": ("#cc79a7", "#cc79a7"),
-    "SEND": ("#6b7785", "#8d9aa8"),
-    "RECV": ("#a9b3be", "#5d6a78"),
-    "REDUCE": ("#009e73", "#2bb78d"),
-}
-LIGHT, DARK = (
-    Theme({ink: both[i] for ink, both in INKS.items()}, {k: both[i] for k, both in KINDS.items()})
-    for i in (0, 1)
+LIGHT = Theme(
+    {ink: light for ink, (light, _) in INKS.items()},
+    {kind: light for kind, (_, light, _, _) in KINDS.items()},
+)
+DARK = Theme(
+    {ink: dark for ink, (_, dark) in INKS.items()},
+    {kind: dark for kind, (_, _, dark, _) in KINDS.items()},
 )
 THEMES: dict[ThemeName, Theme] = {"light": LIGHT, "dark": DARK}
-
-TINTS: dict[EventKind, str] = {
-    "F": "#b4bfe6",
-    "B": "#ffcb85",
-    "I": "#dba48c",
-    "W": "#f2f3b0",
-    "R": "#b9eeff",
-}
-"""Colours of a device's last stage; stages in between get mixtures. They are chosen so that no two
-colours of compute look alike, even with red-green blindness (`tests/report/test_palette.py`
-measures it)."""
 
 DARK_INK, LIGHT_INK = "#16202c", "#ffffff"
 CUBE = (0, 95, 135, 175, 215, 255)
 """The levels of red, green and blue in a terminal's colour cube."""
-
-TERMINAL: dict[EventKind, int] = {
-    "F": 25,
-    "B": 214,
-    "I": 166,
-    "W": 227,
-    "R": 74,
-    "STEP": 175,
-    "SEND": 102,
-    "RECV": 145,
-    "REDUCE": 35,
-}
-TERMINAL_TINTS: dict[EventKind, int] = {"F": 146, "B": 223, "I": 217, "W": 230, "R": 153}
-"""Chosen by hand: the nearest codes would make yellow and orange too similar."""
 
 
 def fill_of(style: Style, theme: Theme) -> str:
@@ -145,7 +128,7 @@ def fill_of(style: Style, theme: Theme) -> str:
     colour = theme.kinds[style.kind]
     if style.shade == 0 or style.kind not in TINTS:
         return colour
-    return mixed(colour, TINTS[style.kind], style.shade / (style.shades - 1))
+    return mixed(colour, TINTS[style.kind][0], style.shade / (style.shades - 1))
 
 
 def legend_entries(styles: Iterable[Style]) -> list[tuple[str, list[Style]]]:
@@ -200,9 +183,9 @@ def terminal_code(style: Style) -> int:
     (25, 146)
     """
     if style.shade == 0:
-        return TERMINAL[style.kind]
-    if style.shade == style.shades - 1 and style.kind in TERMINAL_TINTS:
-        return TERMINAL_TINTS[style.kind]
+        return KINDS[style.kind][3]
+    if style.shade == style.shades - 1 and style.kind in TINTS:
+        return TINTS[style.kind][1]
     return nearest_code(fill_of(style, LIGHT))
 
 
