@@ -39,9 +39,8 @@ KINDS: dict[EventKind, tuple[str, str, str, int]] = {
     "RECV": ("receive", "#a9b3be", "#5d6a78", 145),
     "REDUCE": ("gradient all-reduce", "#009e73", "#2bb78d", 35),
 }
-"""Every kind in the order of a legend: its words, and its colour in the light theme, in the dark one,
-and among the 256 of a terminal. These are chosen by hand: the nearest codes would make yellow and
-orange too similar."""
+"""Every kind in the order of a legend: its words, and its colour on light and dark paper and on a
+terminal. Codes of terminals are chosen by hand: the nearest would make yellow and orange alike."""
 
 KIND_WORDS: dict[EventKind, str] = {kind: words for kind, (words, *_) in KINDS.items()}
 
