@@ -6,7 +6,6 @@ which block a layer is in: the path up to its first number.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -133,16 +132,14 @@ def with_light_modules(names: Sequence[str], joined: Mapping[str, str]) -> dict[
         else:
             listed[before] += missing
         latest[container] = name
-    followers: defaultdict[str, list[str]] = defaultdict(list)
     for light, layer in joined.items():
-        followers[module_of(layer)].append(light)
-    for name, lights in followers.items():
+        name = module_of(layer)
         if name not in listed:
             raise BadInput(
-                f"module '{lights[0]}' is to join '{name}', which is no module of the profile; it "
-                f"has {', '.join(list(listed)[:3])} ... {list(listed)[-1]}"
+                f"module '{light}' is to join '{name}', which is no module of the profile; it has "
+                f"{', '.join(list(listed)[:3])} ... {list(listed)[-1]}"
             )
-        listed[name] += lights
+        listed[name].append(light)
     return listed
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import isfinite
 
-from penstock.report.palette import KIND_WORDS, Style
+from penstock.report.palette import Style
 from penstock.timeline.metrics import COMPUTE, iteration_s
 from penstock.timeline.timeline import Event, Timeline
 
@@ -95,11 +95,9 @@ class GanttRows:
 
     @property
     def styles(self) -> tuple[Style, ...]:
-        """All styles that occur, in the order of a legend: by kind, the darkest first."""
+        """All styles that occur."""
         lanes = (lane for row in self.rows for lane in row.lanes)
-        found = {block.style for lane in lanes for block in lane}
-        order = list(KIND_WORDS)
-        return tuple(sorted(found, key=lambda style: (order.index(style.kind), style.shade)))
+        return tuple(dict.fromkeys(block.style for lane in lanes for block in lane))
 
     @property
     def shade_words(self) -> str:

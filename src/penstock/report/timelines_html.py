@@ -52,7 +52,8 @@ def timelines_html(
 
 def timelines_data(panels: Sequence[TimelinePanel]) -> dict[str, Json]:
     """The data that the script draws."""
-    styles = list(dict.fromkeys(style for panel in panels for style in panel.chart.styles))
+    found = legend_entries(style for panel in panels for style in panel.chart.styles)
+    styles = [style for _, own in found for style in own]
     number = {style: index for index, style in enumerate(styles)}
     return {
         "timelines": [
@@ -106,11 +107,7 @@ def rounded(value: float) -> float:
 def theme_data(theme: Theme, styles: Sequence[Style]) -> dict[str, Json]:
     """The colours of a theme: of its parts, of each style, and of the text on each style."""
     fills = [fill_of(style, theme) for style in styles]
-    return {
-        **theme.inks,
-        "fills": [*fills],
-        "inks": [ink_on(fill) for fill in fills],
-    }
+    return {**theme.inks, "fills": [*fills], "inks": [ink_on(fill) for fill in fills]}
 
 
 def legend(panels: Sequence[TimelinePanel]) -> str:
