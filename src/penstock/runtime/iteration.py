@@ -179,9 +179,9 @@ def prepare_iteration(
         schedule = forward_schedule(shape)
     sized = [boundary.at(lengths) for boundary in boundaries]
     passed = messages_between_actions(plan, sized, schedule, cut)
-    messages = messages_of_rank(rank, schedule, shape, passed)
     places = places_of(plan, rank)
     order = tuple(schedule.of(places[0].group)) if places else ()
+    messages = messages_of_rank(rank, schedule, shape, passed, order)
     parts = {place.stage: part_of(place, order, cut, shape) for place in places}
     warm_up = warm_up_of(schedule, shape) if training else frozenset[Action]()
     return Iteration(cut, order, messages, parts, training, lengths, warm_up)

@@ -62,7 +62,8 @@ def in_planned_order(
 ) -> tuple[AnyMessage, ...]:
     """Messages in the planned order, each given with its sending action and its sender's rank.
 
-    Those that one action sends from one rank stay in the order in which they are given.
+    Those that one action sends from one rank stay in the order in which they are given. A rank's
+    own actions may be among them, each with a rank of -1: before all messages of its time.
     """
     ordered = sorted(sent, key=lambda entry: (times[entry[0]], entry[1]))
     return tuple(message for *_, message in ordered)

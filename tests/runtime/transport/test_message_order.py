@@ -1,25 +1,32 @@
 """In the planned order no rank waits for ever, whoever carries the messages."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from runtime.matrix_plans import SYNCHRONOUS, Case, layouts
 from runtime.transport.stream_model import (
     Program,
+    RecordedRank,
     Rules,
     boundaries_of,
     by_direction,
+    by_pair,
     receives_first,
     recorded_programs,
     recorded_ranks,
     stuck,
 )
 
+from penstock.plan.choices import choice_refusal
+from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.asynchronous.order import asynchronous_order
 from penstock.runtime.asynchronous.training import planned_messages
+from penstock.runtime.asynchronous.versioned_stage import with_updates
 from penstock.runtime.clock import StepClock
 from penstock.runtime.execute import execute, steps_of
 from penstock.runtime.micro_batches import BatchCut, cut_batch
@@ -34,45 +41,81 @@ from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import schedule_from_actions
 
 LAYERS = 24
-NCCL, GLOO = Rules(first_launch_waits=True), Rules(waits_stop_the_host=True)
+NCCL, GLOO = Rules(first_launch_waits=True), Rules()
 LAZY = Rules(made_by_first_use=True, first_launch_waits=True)
 
 
-def drawn_plans(schedule: str) -> Iterator[Plan]:
+def drawn_plans(schedule: str, count: int = 1, seed: int = 0) -> Iterator[Plan]:
     """Pipelines of 2 to 8 groups with unequal replicas; small ones where orders are searched."""
-    draw, searched = random.Random(schedule), FAMILIES[schedule].is_searched
-    for style, rounds in layouts(schedule):
-        for _ in range(2):
-            most = 3 if searched else 8 // (1 if style in ("straight", "mirrored") else 2)
-            groups = draw.randint(2, most)
-            groups += style == "mirrored" and groups % 2
-            replicas = tuple(
-                draw.choice((1, 1, 2, 3) if groups < 5 else (1, 1, 2)) for _ in range(groups)
-            )
-            count = draw.randint(1, 4 if searched else 2 * groups + 1)
-            turned, costs = draw.random() < 0.5, draw.random() < 0.5
-            case = Case(schedule, replicas, count, rounds, style, turned=turned, costs=costs)
-            yield replace(case, recompute=draw.random() < 0.3).plan(LAYERS)
+    draw, searched = random.Random(f"{schedule} {seed}"), FAMILIES[schedule].is_searched
+    for style, rounds in layouts(schedule) * count:
+        most = 3 if searched else 8 // (1 if style in ("straight", "mirrored") else 2)
+        groups = draw.randint(2, most)
+        groups += style == "mirrored" and groups % 2
+        replicas = tuple(
+            draw.choice((1, 1, 2, 3) if groups < 5 else (1, 1, 2)) for _ in range(groups)
+        )
+        micro_batches = draw.randint(1, 4 if searched else 2 * groups + 1)
+        turned, costs = draw.random() < 0.5, draw.random() < 0.5
+        case = Case(schedule, replicas, micro_batches, rounds, style, turned=turned, costs=costs)
+        yield replace(case, recompute=draw.random() < 0.3).plan(LAYERS)
+
+
+def with_choices(plan: Plan) -> Iterator[Plan]:
+    """The plan, and what else its schedule allows: divided state or parameters, tensor groups."""
+    yield plan
+    for choice in ("optimizer", "parameters"):
+        if not choice_refusal(choice, plan.schedule):
+            yield replace(plan, stages=tuple(replace(s, sharding=choice) for s in plan.stages))
+    if not schedule_refusal(plan.schedule, tensor_groups=True):
+        pairs = tuple((2 * device, 2 * device + 1) for device in sorted(plan.devices))
+        yield replace(plan, tensor_groups=pairs)
 
 
 def assert_none_stuck(programs: dict[int, Program], what: str) -> None:
-    """With one communicator, made before or by its first use, and with one for each direction."""
+    """With one communicator, made before or by its first use, and with several."""
     for rules in (NCCL, LAZY):
         assert not stuck(programs, rules), f"{what}, {rules}"
     assert not stuck(by_direction(programs), NCCL), f"{what}, a communicator for each direction"
+    assert not stuck(by_pair(programs), LAZY), f"{what}, a communicator for each pair"
+
+
+def assert_plan_not_stuck(drawn: Plan) -> None:
+    """Training in every variant, with replicas that have no rows, and forwards alone."""
+    boundaries = boundaries_of(len(drawn.stages))
+    for plan in with_choices(drawn):
+        assert_none_stuck(recorded_programs(plan, boundaries, iterations=2), str(plan))
+        by_gloo = recorded_programs(plan, boundaries, backend="gloo", iterations=2)
+        assert not stuck(by_gloo, GLOO), f"Gloo, {plan}"
+    few = recorded_programs(drawn, boundaries, rows=2 * drawn.micro_batches)
+    assert_none_stuck(few, f"two rows each of {drawn}")
+    forwards = recorded_programs(drawn, boundaries, training=False)
+    assert_none_stuck(forwards, f"forwards of {drawn}")
 
 
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_no_schedule_gets_stuck(schedule: str) -> None:
     for plan in drawn_plans(schedule):
-        boundaries = boundaries_of(len(plan.stages))
-        assert_none_stuck(recorded_programs(plan, boundaries), str(plan))
-        forwards = recorded_programs(plan, boundaries, training=False)
-        assert_none_stuck(forwards, f"forwards of {plan}")
-        parted = recorded_programs(plan, boundaries, two_parts=True)
-        assert_none_stuck(parted, f"warm-up and rest of {plan}")
-        by_gloo = recorded_programs(plan, boundaries, backend="gloo")
-        assert not stuck(by_gloo, GLOO), f"Gloo, {plan}"
+        assert_plan_not_stuck(plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_none_of_many_more_plans_gets_stuck(schedule: str, seed: int) -> None:
+    for plan in drawn_plans(schedule, 3, seed):
+        assert_plan_not_stuck(plan)
+
+
+@pytest.mark.parametrize("schedule", ["hanayo", "interleaved", "dualpipe-v"])
+def test_what_runs_ahead_gets_stuck_only_while_kernels_are_loaded(schedule: str) -> None:
+    """So the first iteration starts no sum and posts no receive before it is needed."""
+    found = [
+        recorded_programs(plan, boundaries_of(len(plan.stages)), hasty=True)
+        for plan in drawn_plans(schedule, 4)
+    ]
+    assert any(stuck(programs, NCCL) for programs in found)
+    assert not any(stuck(programs, Rules()) for programs in found)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "interleaved"])
@@ -111,9 +154,11 @@ def test_an_order_of_a_devices_own_stages_may_make_a_peer_wait_long(backend: str
     programs: dict[int, Program] = {}
     for rank in recorded_ranks(plan, boundaries, backend):
         passed = messages_between_actions(plan, boundaries, schedule, cut)
-        channels = rank.channels(messages_of_rank(rank.number, schedule, plan.shape(), passed))
+        order = schedule.of(rank.number)
+        messages = messages_of_rank(rank.number, schedule, plan.shape(), passed, order)
+        channels = rank.channels(messages)
         channels.begin()
-        execute(steps_of(schedule.of(rank.number), rank.stages, channels), channels, StepClock())
+        execute(steps_of(order, rank.stages, channels), channels, StepClock())
         programs[rank.number] = rank.program
     if backend == "gloo":
         assert not stuck(programs, GLOO)
@@ -137,9 +182,20 @@ def test_no_asynchronous_order_gets_stuck(schedule: str, replicas: tuple[int, ..
         messages = messages_of_rank(rank.number, one_f_one_b(shape), shape, passed)
         channels = rank.channels(messages)
         (own,) = rank.stages
+
+        def update(micro_batch: int, nothing: Any, rank: RecordedRank = rank) -> Any:
+            rank.buckets.finish()
+            rank.buckets.zero()
+
+        updated: Any = {own: SimpleNamespace(update=update)}
         channels.begin(announced=False)
+        exchanged: Callable[[], object] = list
         for orders in parts:
-            channels.proceed(planned_messages(messages, unit_times(orders, shape)))
-            execute(steps_of(orders[own], rank.stages, channels), channels, StepClock())
+            channels.proceed(planned_messages(messages, orders[own], unit_times(orders, shape)))
+            steps = steps_of(orders[own], rank.stages, channels)
+            execute(with_updates(steps, updated, order), channels, StepClock())
+            exchanged()
+            exchanged = rank.exchange("the numbers of a batch")
+        exchanged()
         programs[rank.number] = rank.program
     assert_none_stuck(programs, str(plan))

@@ -52,8 +52,8 @@ Rows: TypeAlias = list[list[float]]
 MEASURED = 5
 """How many numbers a stage adds to those of a batch: see `VersionedStage.measurements`."""
 
-Part: TypeAlias = tuple[tuple[Message, ...], tuple[PreparedAction, ...]]
-"""The messages of a part in the planned order, and this rank's actions with its updates."""
+Part: TypeAlias = tuple[tuple[Message | Action, ...], tuple[PreparedAction, ...]]
+"""What is planned in a part, see `RankMessages`, and this rank's actions with its updates."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class AsynchronousTraining:
         own = sorted((a for stage in self.stages for a in orders[stage]), key=times.__getitem__)
         steps = steps_of(own, self.stages, prepared.channels)
         updating = tuple(with_updates(steps, self.stages, self._order))
-        return planned_messages(prepared.messages, times), updating
+        return planned_messages(prepared.messages, own, times), updating
 
     def _prepared_for(self, leaves: Sequence[Leaf]) -> PreparedSize:
         """The prepared work for batches of this size.
@@ -279,13 +279,20 @@ class AsynchronousTraining:
         return found
 
 
-def planned_messages(messages: RankMessages, times: dict[Action, int]) -> tuple[Message, ...]:
-    """The messages of the actions in ``times``, in the planned order of the part they make up."""
-    sent = (
-        (Action(message.kind, message.sender_stage, message.micro_batch), message.sender, message)
-        for message in messages.planned
-    )
-    return in_planned_order((each for each in sent if each[0] in times), times)
+def planned_messages(
+    messages: RankMessages, own: Sequence[Action], times: dict[Action, int]
+) -> tuple[Message | Action, ...]:
+    """The messages of the actions in ``times``, and a rank's ``own`` actions, as they are planned.
+
+    ``times`` are those of the part that the actions make up.
+    """
+    planned: list[tuple[Action, int, Message | Action]] = [(action, -1, action) for action in own]
+    for message in messages.planned:
+        if isinstance(message, Message):
+            source = Action(message.kind, message.sender_stage, message.micro_batch)
+            if source in times:
+                planned.append((source, message.sender, message))
+    return in_planned_order(planned, times)
 
 
 def stepped_together(engine: Engine) -> list[list[tuple[str, nn.Parameter]]]:

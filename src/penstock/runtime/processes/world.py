@@ -253,7 +253,13 @@ class World:
         if not isinstance(group, dist.ProcessGroup):
             return None
         self.groups.append(group)
-        return group if len(ranks) > 1 else None
+        if len(ranks) == 1:
+            return None
+        if (backend or self.backend) == "nccl":
+            # The first operation makes the communicator, and waits for all ranks of the group. In
+            # an iteration one of them may need something else of this rank before.
+            dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+        return group
 
     def leave(self) -> None:
         """Destroy all groups that were created here; peers may still be in their last operation."""

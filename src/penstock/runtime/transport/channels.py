@@ -102,7 +102,7 @@ class PipelineChannels:
         self._streams: dict[int, PeerMessages] = {}
         self._arrivals: dict[Message, Arrival] = {}
         for message in messages.planned:
-            if message.sender != device:
+            if isinstance(message, Message) and message.sender != device:
                 assert transport is not None
                 stream = self._streams.setdefault(message.sender, PeerMessages([]))
                 arrival = Arrival(message, transport.inlet(message), stream)
@@ -125,7 +125,7 @@ class PipelineChannels:
         if self.transport is not None:
             self.transport.begin(self._messages.planned if announced else ())
 
-    def proceed(self, planned: Sequence[Message]) -> None:
+    def proceed(self, planned: Sequence[Message | Action]) -> None:
         """Announce more messages; after a peer's last message its first comes again."""
         if self.transport is not None:
             self.transport.proceed(planned)
@@ -144,20 +144,24 @@ class PipelineChannels:
 
     def discard(self, first: Container[Action]) -> None:
         """Wait for all messages of ``first`` that no action has taken, and drop them."""
-        begun = Counter(message.sender for message in self._split(first)[0])
+        begun = Counter(m.sender for m in self._split(first)[0] if isinstance(m, Message))
         for peer, stream in self._streams.items():
             for arrival in stream.arrivals[stream.taken : begun[peer]]:
                 assert arrival.inlet is not None
                 arrival.inlet.wait()
                 arrival.inlet.take()
 
-    def _split(self, first: Container[Action]) -> tuple[list[Message], list[Message]]:
-        """The messages of the actions ``first``, and all others, both in the planned order."""
-        begun, others = list[Message](), list[Message]()
-        for message in self._messages.planned:
-            source = Action("F", message.sender_stage, message.micro_batch)
-            is_first = message.kind == "F" and source in first
-            (begun if is_first else others).append(message)
+    def _split(
+        self, first: Container[Action]
+    ) -> tuple[list[Message | Action], list[Message | Action]]:
+        """What is planned of the actions ``first``, and all else, both in the planned order."""
+        begun, others = list[Message | Action](), list[Message | Action]()
+        for entry in self._messages.planned:
+            if isinstance(entry, Message):
+                source = Action(entry.kind, entry.sender_stage, entry.micro_batch)
+            else:
+                source = entry
+            (begun if source in first else others).append(entry)
         return begun, others
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:

@@ -104,13 +104,13 @@ class RankMessages:
     """All that one rank sends and receives in one iteration.
 
     ``outgoing`` and ``incoming`` have this rank's actions as keys. ``planned`` are the messages to
-    and from other ranks in the planned order (`penstock.schedule.message_order`). Those between
-    stages of this rank are outgoing and incoming only.
+    and from other ranks in the planned order (`penstock.schedule.message_order`), with this rank's
+    actions among them. Messages between stages of this rank are outgoing and incoming only.
     """
 
     outgoing: dict[Action, tuple[Message, ...]]
     incoming: dict[Action, tuple[Message, ...]]
-    planned: tuple[Message, ...]
+    planned: tuple[Message | Action, ...]
 
 
 def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[BoundaryTensors, ...]:
@@ -144,11 +144,15 @@ def messages_of_rank(
     schedule: Schedule,
     shape: PipelineShape,
     passed: Iterable[tuple[Action, Action, Message]],
+    order: Sequence[Action] = (),
 ) -> RankMessages:
-    """The messages of ``rank``, of all that are ``passed`` when ``schedule`` runs."""
+    """The messages of ``rank``, of all that are ``passed`` when ``schedule`` runs.
+
+    ``order`` are the actions of this rank.
+    """
     outgoing: dict[Action, list[Message]] = {}
     incoming: dict[Action, list[Message]] = {}
-    passing: list[tuple[Action, int, Message]] = []
+    passing: list[tuple[Action, int, Message | Action]] = [(own, -1, own) for own in order]
     for source, target, message in passed:
         if message.sender == rank:
             outgoing.setdefault(source, []).append(message)

@@ -32,7 +32,8 @@ from penstock.runtime.processes.failures import PeerFailed
 from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
 from penstock.runtime.processes.world import World, failure_of
 from penstock.runtime.transport.messages import Message, MessagePart
-from penstock.runtime.transport.transport import Inlet, position_words
+from penstock.runtime.transport.transport import Inlet, position_code, position_words
+from penstock.schedule.action import Action
 
 __all__ = ["GroupTransport"]
 
@@ -79,17 +80,20 @@ class GroupTransport:
         self._up = world.new_group(everyone)
         self._down = world.new_group(everyone) if self._by_gloo else self._up
         self._sums = world.new_group(everyone, "gloo")
-        self._planned: deque[Message] = deque()
+        self._planned: deque[Message | Action] = deque()
         peers = [rank for rank in everyone if rank != world.rank]
         self._posted: dict[int, deque[Posted]] = {peer: deque() for peer in peers}
         self._posted_bytes = 0
         self._sending: dict[int, deque[Sent]] = {peer: deque() for peer in peers}
         self._window = max(LEAST_WINDOW, world.size)
+        # The first iteration loads kernels, for which CUDA waits until the device is idle. It never
+        # would be while a receive of NCCL waits on it for what a peer sends after work of both.
+        self._posts_ahead = self._by_gloo
         self._actions = 1
         self._position = 0
         HEARTBEAT.action = self.position
 
-    def begin(self, planned: Sequence[Message]) -> None:
+    def begin(self, planned: Sequence[Message | Action]) -> None:
         """Post the first receives."""
         self._actions, self._posted_bytes = 1, 0
         self._planned.clear()
@@ -97,16 +101,20 @@ class GroupTransport:
             posted.clear()
         self.proceed(planned)
 
-    def proceed(self, planned: Sequence[Message]) -> None:
+    def proceed(self, planned: Sequence[Message | Action]) -> None:
         """Post more receives, after those that remain."""
-        own = self._world.rank
-        self._planned.extend(m for m in planned if not self._by_gloo or m.sender != own)
+        own, only_receives = self._world.rank, self._by_gloo
+        for entry in planned:
+            if not only_receives or (isinstance(entry, Message) and entry.sender != own):
+                self._planned.append(entry)
         self._post_ahead()
 
     def at(self, position: int) -> None:
         """Count the actions: the time limit of `announce` is proportional to their number."""
         self._actions += 1
         self._position = position
+        if not self._posts_ahead:
+            self._post_before(position)
 
     def position(self) -> str:
         """The current action in words."""
@@ -165,6 +173,7 @@ class GroupTransport:
         for sending in self._sending.values():
             while sending:
                 self._settle(sending.popleft())
+        self._posts_ahead = True
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
         """Exchange a few numbers of every rank; ranks with little work wait for the busiest."""
@@ -207,8 +216,11 @@ class GroupTransport:
 
     def _post_ahead(self) -> None:
         """Post the receives before this rank's next send, as far ahead as the limits allow."""
-        while self._planned:
+        while self._planned and self._posts_ahead:
             message = self._planned[0]
+            if isinstance(message, Action):
+                self._planned.popleft()
+                continue
             if message.sender == self._world.rank:
                 return
             posted = self._posted[message.sender]
@@ -219,8 +231,21 @@ class GroupTransport:
                 return
             self._post(self._planned.popleft())
 
-    def _post(self, message: Message) -> None:
-        """Start to receive ``message``."""
+    def _post_before(self, position: int) -> None:
+        """Post the receives that are planned before the action at ``position``."""
+        own = (position_code(entry) for entry in self._planned if isinstance(entry, Action))
+        if position not in own:
+            return
+        while True:
+            first = self._planned.popleft()
+            if isinstance(first, Action) and position_code(first) == position:
+                return
+            self._post(first)
+
+    def _post(self, message: Message | Action) -> None:
+        """Start to receive ``message``; an action of this rank that is over needs nothing."""
+        if isinstance(message, Action):
+            return
         peer = message.sender
         assert peer != self._world.rank, f"{message} is to be sent before what is waited for"
         buffer = empty_buffer(message, self._world.device)

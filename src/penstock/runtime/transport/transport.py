@@ -56,14 +56,14 @@ class Transport(Protocol):
     Both ends know every message beforehand, so messages contain no shapes.
     """
 
-    def begin(self, planned: Sequence[Message]) -> None:
+    def begin(self, planned: Sequence[Message | Action]) -> None:
         """Prepare for an iteration, in which this rank will send and receive ``planned``.
 
-        They are in the planned order (`penstock.schedule.message_order`).
+        They are in the planned order (`penstock.schedule.message_order`), with this rank's actions.
         """
         ...
 
-    def proceed(self, planned: Sequence[Message]) -> None:
+    def proceed(self, planned: Sequence[Message | Action]) -> None:
         """Expect more messages, after those that were announced."""
         ...
 

@@ -26,6 +26,7 @@ from penstock.runtime.transport.shared_memory.segments import (
 )
 from penstock.runtime.transport.shared_memory.sums import share_sums
 from penstock.runtime.transport.transport import Inlet, position_words
+from penstock.schedule.action import Action
 
 __all__ = ["SharedMemoryTransport"]
 
@@ -131,7 +132,7 @@ class SharedMemoryTransport:
         segments = join_segments(world, rings, spin_s=spin_s)
         return SharedMemoryTransport(world, segments) if segments is not None else None
 
-    def begin(self, planned: Sequence[Message]) -> None:
+    def begin(self, planned: Sequence[Message | Action]) -> None:
         """Nothing to prepare: the rings are always open."""
 
     proceed = begin
