@@ -52,8 +52,8 @@ with penstock.Pipeline(
     penstock.plan_for_ranks(plan, run),
     example,
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-    callbacks=[show, penstock.save_at_sigterm(checkpoints, loader=loader)],
 ) as pipe:
+    pipe.notify(show, penstock.save_at_sigterm(checkpoints, loader=loader))
     if any(checkpoints.glob("step-*")):
         pipe.load(checkpoints, loader=loader)
     if pipe.rank == 0:

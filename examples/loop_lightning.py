@@ -93,8 +93,8 @@ def fit(module, epochs, checkpoints):
         learning_rate_schedule=module.configure_schedule,
         clip_norm=1.0,
         metrics={"accuracy": accuracy},
-        callbacks=[stop_when_good],
     ) as pipe:
+        pipe.notify(stop_when_good)
         if any(checkpoints.glob("step-*")):
             pipe.load(checkpoints, loader=loader)
         while loader.epoch < epochs and not pipe.stopping:

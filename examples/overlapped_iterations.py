@@ -24,7 +24,7 @@ with penstock.Pipeline(
     loader[0],
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     clip_norm=1.0,
-    optimizer_sync="after",
+    update=penstock.Update(optimizer_sync="after"),
 ) as pipe:
     for metrics in pipe.stream(loader):
         last = metrics

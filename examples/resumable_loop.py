@@ -43,9 +43,9 @@ with penstock.Pipeline(
     example,
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     metrics={"accuracy": accuracy},
-    callbacks=[show],
-    seed=2,
+    update=penstock.Update(seed=2),
 ) as pipe:
+    pipe.notify(show)
     if any(checkpoints.glob("step-*")):
         pipe.load(checkpoints, loader=loader)
     for _ in range(loader.epoch, epochs):

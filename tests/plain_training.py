@@ -11,6 +11,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 # Sums over micro-batches in another order than those of the whole batch.
 RELATIVE_TOLERANCE = 1e-9
@@ -108,7 +109,7 @@ def in_pipeline(
         Plan(tuple(stages), micro_batches, rows, schedule),
         batch,
         optimizer=lambda parameters: Recorder(parameters, seen),
-        transport="in-process",
+        safety=Safety(transport="in-process"),
         verify="off",
     )
     found = player.step(batch).loss

@@ -34,6 +34,7 @@ MOST_LINES_OF_A_FUNCTION = 80
 MOST_PARAMETERS = 8
 
 PUBLIC_AND_BY_NAME = {
+    "capture/capture.py: capture_model",
     "runtime/pipeline.py: Pipeline.__init__",
     "ask_planner.py: plan_pipeline",
     "planning/planning_problem.py: planning_problem",

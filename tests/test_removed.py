@@ -1,6 +1,8 @@
 """What is gone is refused in one line that names what to use instead."""
 
+import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,13 @@ import pytest
 
 from penstock import REMOVED_NAMES
 from penstock.cli import run
-from penstock.command_line.removed_options import REMOVED_OPTIONS
+from penstock.command_line.removed_options import REMOVED, REMOVED_OPTIONS
 from penstock.errors import BadInput
 from penstock.jobs.job_file import REMOVED_KEYS, JobTable, read_job
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.world import join_world
-from penstock.runtime.removed import REMOVED_ARGUMENTS, REMOVED_VARIABLES
+from penstock.runtime.removed import IN_GROUPS, REMOVED_ARGUMENTS, REMOVED_VARIABLES
+from penstock.runtime.settings import Safety, Update
 
 
 @pytest.mark.parametrize("key", REMOVED_KEYS)
@@ -38,6 +41,11 @@ def test_a_name_of_the_package(name: str) -> None:
         exec(f"from penstock import {name}")
 
 
+@pytest.mark.parametrize("group", [Update, Safety])
+def test_every_option_of_a_group_was_an_argument(group: type) -> None:
+    assert IN_GROUPS[group.__name__] == tuple(option.name for option in fields(group))
+
+
 @pytest.mark.parametrize("name", REMOVED_VARIABLES)
 def test_a_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "x")
@@ -57,3 +65,11 @@ def test_an_option(
     printed = capsys.readouterr().err
     assert printed.startswith(f"penstock: error: No such option: {option}")
     assert printed.endswith(f"; {REMOVED_OPTIONS[option]}\n")
+
+
+def test_the_page_for_those_who_come_from_0_1_names_all_of_it() -> None:
+    page = Path(__file__).parents[1] / "docs" / "guides" / "coming-from-0-1.md"
+    named = set(re.findall(r"[\w-]+", page.read_text(encoding="utf-8")))
+    gone = {*REMOVED_NAMES, *REMOVED_ARGUMENTS, *REMOVED_VARIABLES, *REMOVED_KEYS, *REMOVED_OPTIONS}
+    gone |= {value or option for _, option, value in REMOVED}
+    assert gone - named == set()

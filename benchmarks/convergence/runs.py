@@ -18,6 +18,7 @@ from penstock.jobs.job import OptimizerSettings
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety, Update
 
 __all__ = ["Asked", "Run", "train"]
 
@@ -87,9 +88,9 @@ def train(asked: Asked) -> Run:
         joined(islice(task.train(0, task.batch_size), per_step)),
         optimizer=optimizer_factory(settings),
         learning_rate_schedule=learning_rate_schedule(settings, asked.updates),
-        prediction_error_every=FOLLOW_EVERY if asked.method != "synchronous" else 0,
+        update=Update(prediction_error_every=FOLLOW_EVERY if asked.method != "synchronous" else 0),
         device="cpu",
-        transport="in-process",
+        safety=Safety(transport="in-process"),
         verify="off",
     )
     curve: list[tuple[int, float, float]] = []

@@ -19,6 +19,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 __all__ = [
     "judge",
@@ -294,7 +295,11 @@ def run_stages(graph: LayerGraph, batch: Any) -> Plain:
         made.append(_Recorder(parameters, lr=0.0))
         return made[-1]
 
-    options: Any = {"transport": "in-process", "verify": "off", "device": graph.recorded.device}
+    options: Any = {
+        "safety": Safety(transport="in-process"),
+        "verify": "off",
+        "device": graph.recorded.device,
+    }
     with Pipeline(graph, plan, batch, optimizer=make, **options) as pipe:
         loss = pipe.step(batch).loss
     found: dict[int, torch.Tensor] = {}

@@ -40,6 +40,7 @@ from penstock.planning.planning_problem import planning_problem
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 from penstock.simulate.score import make_score
 from penstock.timeline.json_file import write_timeline
 
@@ -87,8 +88,8 @@ def main() -> None:
     profile, plan = profile_and_plan(graph, model, cluster)
     torch.manual_seed(1)
     batch = model.batch(MICRO_BATCHES)
-    options: Any = {"optimizer": adam, "transport": "process-groups", "verify": "off"}
-    pipe = Pipeline(graph, plan, model.batch(1), **options)
+    safety = Safety(transport="process-groups")
+    pipe = Pipeline(graph, plan, model.batch(1), optimizer=adam, verify="off", safety=safety)
     losses: dict[str, list[float]] = {"ours": []}
     contenders: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "ours": (lambda: None, lambda: losses["ours"].append(pipe.step(batch).loss))

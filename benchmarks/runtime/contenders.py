@@ -16,6 +16,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from penstock.capture.capture import capture_model
 from penstock.plan.ordering import order_of
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.action import Action
 
@@ -41,16 +42,9 @@ class Ours:
         batch = model.batch(1)
         whole = nn.Sequential(*model.blocks)
         graph = capture_model(whole, batch, loss=model.loss, granularity="block")
-        empty = any(parameter.is_meta for parameter in whole.parameters())
         plan = plan_of(case, bounds, graph.layer_names, dist.get_world_size(), count, model.rows)
         self.orders = [list(order) for order in order_of(plan).orders]
-        if empty:
-            # Only the module itself can give values to what was captured without any.
-            source, loss = whole, model.loss
-        else:
-            source, loss = graph, None
-        options: Any = {"granularity": "block", "transport": transport, "verify": "off"}
-        self.pipe = Pipeline(source, plan, batch, loss=loss, **options)
+        self.pipe = Pipeline(graph, plan, batch, verify="off", safety=Safety(transport=transport))
 
     def prepare(self) -> None:
         """Nothing: a step begins with gradients of zero by itself."""

@@ -27,6 +27,7 @@ from penstock.planning.answers import find_plan
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 
@@ -117,8 +118,7 @@ def compare_equal(
             plan,
             model.batch(1),
             loss=model.loss,
-            granularity="module",
-            transport="process-groups",
+            safety=Safety(transport="process-groups"),
             verify="off",
         )
         pipes.append(pipe)

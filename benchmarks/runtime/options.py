@@ -63,13 +63,18 @@ def compare_option(option: str, micro_batches: int, rounds: int) -> dict[str, An
 
 
 def pipeline_of(
-    model: Model, micro_batches: int, *, replicated: bool = False, **options: Any
+    model: Model,
+    micro_batches: int,
+    *,
+    replicated: bool = False,
+    compile: bool = False,
+    shard_optimizer: bool = False,
 ) -> Pipeline:
     """A pipeline of its own weights; one stage a rank, or one that all hold."""
     whole = nn.Sequential(*make_model(model.name).blocks)
     ranks, rows = dist.get_world_size(), model.rows
     example = model.batch(ranks)
-    graph = capture_model(whole, example, loss=model.loss, granularity="block")
+    graph = capture_model(whole, example, loss=model.loss, granularity="block", compile=compile)
     if replicated:
         stage = Stage(range(len(graph.layer_names)), tuple(range(ranks)), (rows,) * ranks)
         plan = Plan((stage,), micro_batches // ranks, rows * ranks, "1f1b")
@@ -77,8 +82,14 @@ def pipeline_of(
         case = CASES["1f1b"]
         bounds = bounds_of(case, model.name, len(model.blocks), ranks)
         plan = plan_of(case, bounds, graph.layer_names, ranks, micro_batches, rows)
-    given: Any = {"optimizer": lambda p: AdamW(p, lr=1e-4), "verify": "off", **options}
-    return Pipeline(graph, plan, example, **given)
+    return Pipeline(
+        graph,
+        plan,
+        example,
+        optimizer=lambda p: AdamW(p, lr=1e-4),
+        verify="off",
+        shard_optimizer=shard_optimizer,
+    )
 
 
 def optimizer_bytes(pipe: Pipeline) -> int:

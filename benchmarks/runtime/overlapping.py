@@ -24,6 +24,7 @@ from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
 from penstock.schedule.weight_rule import OptimizerSync
 from penstock.simulate.simulation import simulate_plan
 
@@ -150,8 +151,8 @@ def pipeline_of(
         whole = nn.Sequential(*blocks)
         graph = capture_model(whole, example, loss=model.loss, granularity="block")
     plan = plan_of(case, bounds, graph.layer_names, ranks, micro_batches, rows, schedule)
-    options: Any = {"optimizer": make_optimizer, "optimizer_sync": optimizer_sync}
-    return Pipeline(graph, plan, example, verify="off", **options)
+    update = Update(optimizer_sync=optimizer_sync)
+    return Pipeline(graph, plan, example, optimizer=make_optimizer, verify="off", update=update)
 
 
 def waiting_profile(ranks: int) -> ModelProfile:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.runtime.pipeline import Pipeline
     from penstock.runtime.plan_for_ranks import plan_for_ranks
     from penstock.runtime.processes.launch import launch_workers
+    from penstock.runtime.settings import Safety, Update
     from penstock.runtime.trackers import track
     from penstock.runtime.user_metrics import Evaluation
     from penstock.runtime.weights.pretrained import Weights
@@ -81,10 +82,12 @@ __all__ = [
     "ReplicasDiffer",
     "ResumableLoader",
     "RunFailed",
+    "Safety",
     "Saved",
     "Stage",
     "Stalled",
     "StepMetrics",
+    "Update",
     "Weights",
     "capture_model",
     "choose_cluster",
@@ -153,14 +156,15 @@ PLACES = {
     "penstock.runtime.pipeline": ("Pipeline",),
     "penstock.runtime.plan_for_ranks": ("plan_for_ranks",),
     "penstock.runtime.processes.launch": ("launch_workers",),
+    "penstock.runtime.settings": ("Safety", "Update"),
     "penstock.runtime.weights.pretrained": ("Weights",),
     "penstock.simulate.simulation": ("simulate_plan",),
 }
 """The module of each exported name; a test holds it equal to the imports above."""
 
 REMOVED_NAMES = {
-    "InProcessPipeline": 'use Pipeline(..., transport="in-process"), and its stream() for batches '
-    "that follow one another without a flush",
+    "InProcessPipeline": 'use Pipeline(..., safety=Safety(transport="in-process")), and its '
+    "stream() for batches that follow one another without a flush",
 }
 
 MODULE_OF = {name: module for module, names in PLACES.items() for name in names}

@@ -25,6 +25,7 @@ from scripts import script_at
 from penstock.capture.capture import capture_model
 from penstock.plan.json_file import read_plan
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 example = script_at("examples/exported_plan.py", "exported_plan")
 
@@ -108,7 +109,7 @@ def in_penstock(folder: Path) -> tuple[float, Gradients]:
         plan,
         (words, target),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-        transport="process-groups",
+        safety=Safety(transport="process-groups"),
     ) as pipe:
         loss = pipe.step((words, target)).loss
         own = {name: before[name] - p.detach() for name, p in pipe.named_parameters()}

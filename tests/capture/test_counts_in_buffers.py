@@ -12,6 +12,7 @@ from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 from penstock.runtime.stages.building import check_counts, check_plan_fits
 
 SIZE = 6
@@ -218,7 +219,7 @@ def test_with_one_worker_micro_batches_add_up_to_the_whole_batch(between, micro_
         two_stages(graph, replicas=1, micro_batches=micro_batches),
         batch,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
-        transport="in-process",
+        safety=Safety(transport="in-process"),
         verify="off",
     )
     for _ in range(2):

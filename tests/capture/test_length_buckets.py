@@ -14,6 +14,7 @@ from penstock.capture.lengths import Dynamic, Length
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -35,7 +36,9 @@ def test_padded_batches_train_the_weights_as_the_batches_do() -> None:
     assert graph.layer_names == ("embed", "blocks.0", "blocks.1", "blocks.2", "head", "loss")
     assert graph.largest_lengths == (6,)
     assert graph.batch_leaves(batch_of(5))[0].shape == (6, 6)
-    pipe = Pipeline(graph, in_two(graph), batch_of(5), optimizer=sgd, transport="in-process")
+    pipe = Pipeline(
+        graph, in_two(graph), batch_of(5), optimizer=sgd, safety=Safety(transport="in-process")
+    )
     plain = sgd(own.parameters())
     for step, length in enumerate((5, 6, 2, 4, 3)):
         batch = batch_of(length, seed=step)
@@ -61,7 +64,9 @@ def test_chains_run_in_buckets_too() -> None:
     }
     graph = capture_model(chain, tuple(batch_of(4).values()), loss=loss, dynamic=dynamic)
     batch = tuple(batch_of(4).values())
-    pipe = Pipeline(graph, in_two(graph), batch, optimizer=sgd, transport="in-process")
+    pipe = Pipeline(
+        graph, in_two(graph), batch, optimizer=sgd, safety=Safety(transport="in-process")
+    )
     for length in (4, 5, 3):
         tokens, labels = batch_of(length).values()
         expected = loss(chain(tokens), labels).item()

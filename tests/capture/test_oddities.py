@@ -17,6 +17,7 @@ from penstock.capture.capture import capture_model
 from penstock.errors import CaptureFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 torch.manual_seed(0)
 BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
@@ -419,7 +420,7 @@ def steps_of(model: nn.Module, seed: int = 0) -> list[float]:
     stages = (Stage(range(1), (0,), (3,)), Stage(range(1, last), (1,), (3,)))
     plan = Plan(stages, 2, 3, "1f1b")
     make = functools.partial(torch.optim.SGD, lr=0.0)
-    options: Any = {"transport": "in-process", "verify": "off"}
+    options: Any = {"safety": Safety(transport="in-process"), "verify": "off"}
     pipe = Pipeline(graph, plan, BATCH, optimizer=make, **options)
     return [pipe.step(BATCH).loss for _ in range(3)]
 

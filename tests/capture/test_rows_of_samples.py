@@ -11,6 +11,7 @@ from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 BOOKS, WORDS, PATCHES = 3, 5, 4
 
@@ -77,7 +78,7 @@ def test_slices_of_unequal_numbers_of_samples_and_other_batches_are_right():
     layers = len(graph.layer_names)
     stages = (Stage(range(2), (0,), (3,)), Stage(range(2, layers), (1,), (3,)))
     plan = Plan(stages, 2, 3, "1f1b")
-    pipeline = Pipeline(graph, plan, pictures(4), transport="in-process")
+    pipeline = Pipeline(graph, plan, pictures(4), safety=Safety(transport="in-process"))
     for samples in (6, 5, 1):
         patches, kinds, targets = batch = pictures(samples)
         expected = functional.cross_entropy(model(patches, kinds), targets)
@@ -138,5 +139,7 @@ def test_one_sample_is_enough_if_its_rows_are_declared():
     expected = functional.cross_entropy(model(*whole[:2]), whole[2])
     layers = len(graph.layer_names)
     stages = (Stage(range(2), (0,), (1,)), Stage(range(2, layers), (1,), (1,)))
-    pipeline = Pipeline(graph, Plan(stages, 4, 1, "1f1b"), whole, transport="in-process")
+    pipeline = Pipeline(
+        graph, Plan(stages, 4, 1, "1f1b"), whole, safety=Safety(transport="in-process")
+    )
     assert pipeline.evaluate(whole).loss == pytest.approx(float(expected.detach()), rel=1e-12)

@@ -16,6 +16,7 @@ from penstock.capture.found_lengths import find_dynamic
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 
 class Net(nn.Module):
@@ -64,7 +65,9 @@ def test_steps_and_evaluation_with_other_names_are_those_of_the_module():
     graph = captured()
     model, layers = graph.model, len(graph.layer_names)
     stages = (Stage(range(1), (0,), (2,)), Stage(range(1, layers), (1,), (2,)))
-    pipe = Pipeline(graph, Plan(stages, 2, 2, "1f1b"), batch_of(), transport="in-process")
+    pipe = Pipeline(
+        graph, Plan(stages, 2, 2, "1f1b"), batch_of(), safety=Safety(transport="in-process")
+    )
     for number in (3, 4):
         batch = batch_of(number)
         expected = float(loss(model(batch["x"]), batch).detach())

@@ -22,6 +22,7 @@ from penstock.examples.gpt_text import Gpt, next_byte_loss
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 from penstock.simulate.simulation import simulate_plan
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore")]
@@ -69,9 +70,11 @@ def one_device(
     return Plan(stages, micro_batches, ROWS, schedule)
 
 
-def pipeline(name: str, made: Any = None, **options: Any) -> tuple[Pipeline, Any]:
+def pipeline(
+    name: str, made: Any = None, *, compile: bool = False, **options: Any
+) -> tuple[Pipeline, Any]:
     model, batch, loss = made or MODELS[name]()
-    graph = capture_model(model.to(DEVICE), on_device(batch), loss=loss)
+    graph = capture_model(model.to(DEVICE), on_device(batch), loss=loss, compile=compile)
     options = {"optimizer": lambda p: AdamW(p, lr=1e-3), "device": DEVICE, **options}
     return Pipeline(graph, one_device(graph), on_device(batch), **options), on_device(batch)
 
@@ -160,7 +163,7 @@ def test_schedules_without_a_flush_are_those_of_the_host(schedule: str) -> None:
             Stage(range(layers * n // 3, layers * (n + 1) // 3), (n,), (ROWS,)) for n in range(3)
         )
         plan = Plan(stages, MICRO_BATCHES, ROWS, schedule)
-        options: Any = {"transport": "in-process", "verify": "off", "device": device}
+        options: Any = {"safety": Safety(transport="in-process"), "verify": "off", "device": device}
         make = partial(SGD, lr=0.05, momentum=0.9)
         with Pipeline(graph, plan, own, optimizer=make, **options) as pipe:
             found.append([metrics.loss for metrics in pipe.stream([own] * 4)])

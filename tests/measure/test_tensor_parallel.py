@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from runtime.tensor_cases import SEQUENCE, TABLE, WIDTH, batch_of, loss_of, small_gpt
+from runtime.tensor_cases import SEQUENCE, WIDTH, batch_of, captured_gpt, small_gpt
 
-from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.tensor_parallel import with_tensor_parallel
@@ -16,9 +15,9 @@ from penstock.profile.json_file import read_profile, write_profile
 
 def test_shares_and_sums_of_a_small_gpt(tmp_path: Path) -> None:
     batch = batch_of(0)
-    graph = capture_model(small_gpt(), batch, loss=loss_of, granularity="block")
+    graph = captured_gpt(small_gpt(), granularity="block")
     profile = estimate_profile(graph, batch, "cpu")
-    found = with_tensor_parallel(profile, graph, batch, TABLE)
+    found = with_tensor_parallel(profile, graph, batch)
     costs = found.tensor_parallel
     assert costs is not None
     names = graph.layer_names
@@ -49,8 +48,8 @@ def test_shares_and_sums_of_a_small_gpt(tmp_path: Path) -> None:
 
 def test_a_profile_of_another_model_is_refused() -> None:
     batch = batch_of(0)
-    graph = capture_model(small_gpt(), batch, loss=loss_of)
-    coarse = capture_model(small_gpt(), batch, loss=loss_of, granularity="block")
+    graph = captured_gpt(small_gpt())
+    coarse = captured_gpt(small_gpt(), granularity="block")
     profile = estimate_profile(coarse, batch, "cpu")
     with pytest.raises(BadInput, match="profile this captured model"):
-        with_tensor_parallel(profile, graph, batch, TABLE)
+        with_tensor_parallel(profile, graph, batch)

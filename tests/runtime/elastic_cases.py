@@ -75,8 +75,8 @@ def end_by(asking: str, directory: Path) -> tuple[object, int]:
         elif pipe.rank == 1 and pipe.steps == 3:
             pipe.stop()
 
-    callbacks = [save_at_sigterm(directory), ask]
-    with Pipeline(chain, stages_on(2, 3), batch, callbacks=callbacks) as pipe:
+    with Pipeline(chain, stages_on(2, 3), batch) as pipe:
+        pipe.notify(save_at_sigterm(directory), ask)
         try:
             while not pipe.stopping:
                 pipe.step(batch)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 NEAR = 1e-9
 KINDS = (0, 1, 1, 0, 1, 0, 0, 1)
@@ -28,7 +30,7 @@ def plan_of(cuts: Sequence[int], replicas: Sequence[int], schedule: str) -> Plan
     return Plan(tuple(stages), 3, 2, schedule)
 
 
-def run_kinds(plan: Plan, kinds: Sequence[int], transport: str, directory: str) -> list[str]:
+def run_kinds(plan: Plan, kinds: Sequence[int], transport: Any, directory: str) -> list[str]:
     """What differs from plain torch where two kinds of batches alternate, on this rank."""
     dist.init_process_group("gloo")
     reference = captions()
@@ -37,8 +39,10 @@ def run_kinds(plan: Plan, kinds: Sequence[int], transport: str, directory: str) 
     wrong: list[str] = []
     own = captions()
     graph = capture_model(own, batch_of(0), loss=loss_of, other_examples=[batch_of(1)])
-    options = {"optimizer": decaying, "transport": transport, "metrics": {"error": error_of}}
-    with Pipeline(graph, plan, batch_of(0), **options) as pipe:
+    metrics, safety = {"error": error_of}, Safety(transport=transport)
+    with Pipeline(
+        graph, plan, batch_of(0), optimizer=decaying, metrics=metrics, safety=safety
+    ) as pipe:
         pipe.print_with(said.append)
         for step, kind in enumerate(kinds):
             batch = batch_of(kind, 6 - step % 2, step)
@@ -70,8 +74,8 @@ def resumed(
     plan: Plan, kinds: Sequence[int], directory: str, trained: torch.nn.Module
 ) -> Iterator[str]:
     """What differs after a run that went on from the checkpoint."""
-    arguments = {"loss": loss_of, "optimizer": decaying, "other_examples": [batch_of(1)]}
-    with Pipeline(captions(), plan, batch_of(0), **arguments) as pipe:
+    graph = capture_model(captions(), batch_of(0), loss=loss_of, other_examples=[batch_of(1)])
+    with Pipeline(graph, plan, batch_of(0), optimizer=decaying) as pipe:
         pipe.load(directory)
         for step, kind in [*enumerate(kinds)][pipe.steps :]:
             pipe.step(batch_of(kind, 6 - step % 2, step))
@@ -102,8 +106,8 @@ def run_refused() -> list[str]:
     own = captions()
     plan = plan_of((0, 4), (1, 1), "1f1b")
     messages: list[str] = []
-    examples = [batch_of(1)]
-    with Pipeline(own, plan, batch_of(0), loss=loss_of, other_examples=examples) as pipe:
+    graph = capture_model(own, batch_of(0), loss=loss_of, other_examples=[batch_of(1)])
+    with Pipeline(graph, plan, batch_of(0)) as pipe:
         before = copy.deepcopy(own.state_dict())
         unknown = {**batch_of(0), "sound": torch.zeros(6, 3)}
         flat = {**batch_of(0), "picture": torch.zeros(6, 7, dtype=torch.float64)}

@@ -14,6 +14,7 @@ from penstock.capture.lengths import Length
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 VOCABULARY, WIDTH, LONGEST = 23, 8, 512
 UNLIKE = (
@@ -133,7 +134,7 @@ def run_all(
             plan_of(replicas, schedule),
             batch_of(12, 6),
             optimizer=sgd,
-            transport=transport,  # type: ignore[arg-type]
+            safety=Safety(transport=transport),  # type: ignore[arg-type]
         ) as pipe:
             wrong += differences(pipe, lengths, sizes)
             if refusing:
@@ -303,14 +304,12 @@ def run_without_flush(schedule: str) -> list[str]:
     plan = Plan((Stage(range(3), (0,), (6,)), Stage(range(3, 7), (1,), (6,))), 1, 6, schedule)
     wrong: list[str] = []
     batches = [batch_of(length, 6, step) for step, length in enumerate((16, 40, 17, 16, 23))]
+    graph = capture_model(own, batch_of(12, 6), loss=loss_of, granularity="block", dynamic=DYNAMIC)
     with Pipeline(
-        own,
+        graph,
         plan,
         batch_of(12, 6),
-        loss=loss_of,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        granularity="block",
-        dynamic=DYNAMIC,
     ) as pipe:
         for step, metrics in enumerate(pipe.stream(batches)):
             plain.zero_grad()

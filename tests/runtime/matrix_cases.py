@@ -21,6 +21,7 @@ from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput, PenstockError, RunFailed
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 DEVICE = torch.device("cpu")
 """Where all ranks run; `play` sets it."""
@@ -221,7 +222,7 @@ def wrong_in(case: Case) -> list[str]:
         plan,
         batch_of(subject, sizes[0], precise),
         optimizer=make_optimizer(case.optimizer, case.haste),
-        transport=case.transport,
+        safety=Safety(transport=case.transport),
         autocast=None if precise else torch.bfloat16,
         timeout_s=60,
         device=DEVICE,

@@ -25,6 +25,7 @@ from penstock.plan.plan import Stage
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.memory.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
 from penstock.simulate.layer_sums import layer_sums
 from penstock.simulate.stage_memory import stage_memory
 
@@ -217,15 +218,16 @@ def thawing(schedule: str, replicas: Sequence[int], *, meta: bool = False) -> di
         loss(plain(x), y).backward()
         optimizer.step()
         rates.step()
-    weights: dict[str, Any] = {}
+    weights: str | None = None
     if meta:
-        weights = {"weights": tempfile.mkdtemp()}
-        save_file(model.state_dict(), Path(weights["weights"], "model.safetensors"))
+        weights = tempfile.mkdtemp()
+        save_file(model.state_dict(), Path(weights, "model.safetensors"))
         model = copy.deepcopy(model).to("meta")
     graph = capture_model(model, batches[0], loss=loss)
     plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
-    rest = {"optimizer": adam, "learning_rate_schedule": falling, **weights}
-    with Pipeline(graph, plan, batches[0], timeout_s=60, **rest) as pipe:
+    rest: Any = {"optimizer": adam, "learning_rate_schedule": falling}
+    update = Update(weights=weights)
+    with Pipeline(graph, plan, batches[0], timeout_s=60, update=update, **rest) as pipe:
         kinds: list[set[str]] = []
         for step, batch in enumerate(batches):
             thaw(model, step)

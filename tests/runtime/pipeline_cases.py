@@ -22,6 +22,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 from penstock.runtime.transport.shared_memory import rings
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
@@ -362,7 +363,7 @@ def compare_one(
         graph,
         plan,
         subject.batch(MICRO_BATCHES * ROWS),
-        transport=transport,
+        safety=Safety(transport=transport),
         timeout_s=60,
         verify="off",
     ) as pipe:

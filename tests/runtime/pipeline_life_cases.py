@@ -15,7 +15,9 @@ from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import TensorSpec
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
@@ -24,6 +26,7 @@ from penstock.runtime.evaluation.inference import RankOutputs
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import connection_is_lost, has_timed_out, join_world
+from penstock.runtime.settings import Safety
 from penstock.runtime.stages.tensor_shards import copy_values
 from penstock.runtime.transport.shared_memory import segments
 
@@ -53,7 +56,7 @@ def model(seed: int = 0, norm: bool = False) -> Chain:
 
 
 def pipeline(transport: Any, *, seed: int = 0, **options: Any) -> Pipeline:
-    given = {"optimizer": SGD, "timeout_s": 30, "transport": transport, **options}
+    given = {"optimizer": SGD, "timeout_s": 30, "safety": Safety(transport=transport), **options}
     return Pipeline(model(seed), plan_of(4, (1, 1)), BATCH, **given)
 
 
@@ -99,15 +102,17 @@ def threads_ended() -> dict[str, tuple[int, int, str]]:
     """Gloo's threads while a pipeline is open and when it is closed, and what it then refuses."""
     two, replicas = (1, 1), (2,)
     groups = Plan((Stage(range(3), (0,), (4,)),), 3, 4, "1f1b", tensor_groups=((0, 1),))
-    tables = {"loss": functional.mse_loss, "tensor_parallel": {"0": "colwise", "2": "rowwise"}}
+    messages = {"safety": Safety(transport="process-groups")}
+    table: Any = {"0": "colwise", "2": "rowwise"}
     plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    cases: dict[str, tuple[nn.Module, Plan, dict[str, Any]]] = {
+    divided = capture_model(plain, BATCH, loss=functional.mse_loss, tensor_parallel=table)
+    cases: dict[str, tuple[nn.Module | LayerGraph, Plan, dict[str, Any]]] = {
         "shared memory": (model(), plan_of(4, two), {}),
-        "messages": (model(), plan_of(4, two), {"transport": "process-groups"}),
-        "norm": (model(norm=True), plan_of(4, replicas), {"transport": "process-groups"}),
+        "messages": (model(), plan_of(4, two), messages),
+        "norm": (model(norm=True), plan_of(4, replicas), messages),
         "shards of state": (model(), plan_of(4, replicas), {"shard_optimizer": True}),
         "no flush": (model(), plan_of(4, replicas, "pipedream"), {}),
-        "tensor groups": (plain, groups, tables),
+        "tensor groups": (divided, groups, {}),
     }
     found: dict[str, tuple[int, int, str]] = {}
     closed: list[Pipeline] = []
@@ -243,7 +248,8 @@ def callback_that_raises() -> list[object]:
     def second(_: Pipeline, event: Event) -> None:
         told.append(type(event).__name__)
 
-    pipe = pipeline("auto", callbacks=[first, second])
+    pipe = pipeline("auto")
+    pipe.notify(first, second)
     raised = outcome(pipe.close)
     del pipe
     return [raised, told, dist.is_initialized(), held()["shared"]]

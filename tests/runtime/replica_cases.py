@@ -14,6 +14,7 @@ from torch.optim import AdamW
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety, Update
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ def steps_until_noticed(case: FlipCase) -> tuple[int, str]:
         batch_of(0),
         optimizer=lambda p: AdamW(p, lr=0.01),
         shard_optimizer=case.sharded,
-        optimizer_sync="after" if case.after else "before",
-        compare_replicas_every=case.every,
+        update=Update(optimizer_sync="after" if case.after else "before"),
+        safety=Safety(compare_replicas_every=case.every),
         timeout_s=60,
     ) as pipe:
         try:

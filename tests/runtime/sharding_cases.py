@@ -37,6 +37,7 @@ from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.choices import REFUSED
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety, Update
 from penstock.runtime.stages.parameter_shards import Unit
 
 TOLERANCE = 1e-10
@@ -157,7 +158,7 @@ def trained(
         choose(plan),
         subject.batch(full),
         optimizer=make,
-        compare_replicas_every=1,
+        safety=Safety(compare_replicas_every=1),
         **settings,
     ) as pipe:
         for rows in (full, full - 5, full):
@@ -225,7 +226,11 @@ def overlapped(choose: Choose) -> list[str]:
     plan = choose(plan_of(len(graph.layer_names), (2, 2)))
     one = OneDevice(subject, adam)
     clip = 0.45
-    options: Any = {"clip_norm": clip, "optimizer_sync": "after", "verify": "off"}
+    options: Any = {
+        "clip_norm": clip,
+        "update": Update(optimizer_sync="after"),
+        "verify": "off",
+    }
     with Pipeline(graph, plan, subject.batch(12), optimizer=adam, **options) as pipe:
         metrics = list(pipe.stream([subject.batch(12)] * 4))
         expected = [one.step(subject.batch(12), clip) for _ in metrics]

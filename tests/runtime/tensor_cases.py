@@ -18,9 +18,11 @@ from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
+from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 VOCABULARY, SEQUENCE, WIDTH, HEADS = 24, 6, 16, 4
 TABLE: Any = {
@@ -111,11 +113,14 @@ def grouped_plan(layers: int, cut: int, schedule: str = "1f1b", **options: Any) 
     return Plan(stages, 3, 4, schedule, tensor_groups=((0, 1), (2, 3), (4,)))
 
 
+def captured_gpt(model: nn.Module, **options: Any) -> LayerGraph:
+    """The model with its loss; groups divide it by the table, unless another is given."""
+    return capture_model(model, batch_of(0), loss=loss_of, **{"tensor_parallel": TABLE, **options})
+
+
 SETTINGS: Any = {
-    "loss": loss_of,
     "optimizer": lambda parameters: adam(parameters),
     "clip_norm": CLIP,
-    "tensor_parallel": TABLE,
     "timeout_s": 60,
 }
 
@@ -163,15 +168,17 @@ class OneDevice:
         return float(loss.detach()), float(norm)
 
 
-def differences(plan: Plan, **options: Any) -> list[str]:
+def differences(plan: Plan, transport: Any = "auto") -> list[str]:
     """What differs from one device in three steps with clipping, the second on fewer samples."""
     # Training starts with the weights that the first rank of each stage has.
     firsts = {plan.ranks_of(stage.devices[0])[0] for stage in plan.stages}
     ours = small_gpt(seed=0 if dist.get_rank() in firsts else 7)
     one = OneDevice()
-    given: Any = {**SETTINGS, "compare_replicas_every": 1, "verify": "first-step", **options}
+    safety = Safety(compare_replicas_every=1, transport=transport)
     wrong: list[str] = []
-    with Pipeline(ours, plan, batch_of(0), **given) as pipe:
+    with Pipeline(
+        captured_gpt(ours), plan, batch_of(0), verify="first-step", safety=safety, **SETTINGS
+    ) as pipe:
         for number in range(3):
             rows = 7 if number == 1 else 12
             loss, norm = one.step(number, rows)
@@ -199,11 +206,11 @@ def unequal_with_settings(plan: Plan, autocast: torch.dtype | None) -> list[str]
     torch.manual_seed(0)
     one = SmallGPT()
     ours, optimizer = copy.deepcopy(one), adam(one.parameters())
-    lengths: Any = {"dynamic": {0: {1: "words"}, 1: {1: "words"}}}
-    options = {**SETTINGS, **lengths, "metrics": {"mean": mean_output}, "verify": "first-step"}
+    graph = captured_gpt(ours, dynamic={0: {1: "words"}, 1: {1: "words"}})
+    options = {**SETTINGS, "metrics": {"mean": mean_output}, "verify": "first-step"}
     rounding = SINGLE_PRECISION if autocast is None else 0.01
     batch, wrong = list(batch_of(0)), list[str]()
-    with Pipeline(ours, plan, tuple(batch), autocast=autocast, **options) as pipe:
+    with Pipeline(graph, plan, tuple(batch), autocast=autocast, **options) as pipe:
         for number in range(3):
             batch = [leaf[:, : SEQUENCE - number] for leaf in batch_of(number)]
             optimizer.zero_grad()
@@ -319,12 +326,12 @@ def unusual_differences(checkpoints: bool) -> list[str]:
     whole, batch = copy.deepcopy(model), tuple(torch.randn(2, 8, WIDTH).double())
     loss = functional.mse_loss(whole(batch[0]), batch[1])
     loss.backward()
-    graph = capture_model(model, batch, loss=nn.MSELoss())
+    table: Any = {"*.up": "colwise", "*.down": "rowwise"}
+    graph = capture_model(model, batch, loss=nn.MSELoss(), tensor_parallel=table)
     stages = (Stage(range(len(graph.layer_names)), (0,), (4,)),)
     plan = Plan(stages, 2, 4, "gpipe", tensor_groups=((0, 1),))
-    table: Any = {"*.up": "colwise", "*.down": "rowwise"}
     own = dict(model.named_parameters())
-    with Pipeline(graph, plan, batch, tensor_parallel=table, timeout_s=60) as pipe:
+    with Pipeline(graph, plan, batch, timeout_s=60) as pipe:
         found = pipe.step(batch).loss
         wrong = wrong_tensors(pipe, whole, "gradient")
         named = [*pipe.named_parameters(), *model.named_parameters()]
@@ -347,12 +354,12 @@ def continued(directory: str, before: Plan, after: Plan) -> list[str]:
     """What differs when training goes on under another plan; and in all that reads weights."""
     join()
     one, wrong = OneDevice(), list[str]()
-    with Pipeline(small_gpt(), before, batch_of(0), **SETTINGS) as pipe:
+    with Pipeline(captured_gpt(small_gpt()), before, batch_of(0), **SETTINGS) as pipe:
         for number in range(2):
             one.step(number)
             pipe.step(batch_of(number))
         pipe.save(directory)
-    with Pipeline(small_gpt(5), after, batch_of(0), **SETTINGS) as pipe:
+    with Pipeline(captured_gpt(small_gpt(5)), after, batch_of(0), **SETTINGS) as pipe:
         pipe.load(directory)
         kept = {n: copy.deepcopy(value) for n, value in pipe.state_dict().items()}
         for number in (2, 3):
@@ -399,7 +406,8 @@ def compared(plans: Sequence[Plan], transports: Sequence[str] = ()) -> list[list
 
 
 MODEL = ("width", "heads", "dropout", "tied")
-"""The options of the model; all others are those of the pipeline."""
+GRAPH = ("compile", "tensor_parallel")
+"""The options of the model and of its capture; all others are those of the pipeline."""
 
 
 def refusals(plan: Plan, settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -408,9 +416,10 @@ def refusals(plan: Plan, settings: Sequence[dict[str, Any]]) -> list[str]:
     found: list[str] = []
     for options in settings:
         try:
-            of_model = {name: options[name] for name in MODEL if name in options}
-            given: Any = {**SETTINGS, **{n: v for n, v in options.items() if n not in MODEL}}
-            Pipeline(small_gpt(**of_model), plan, batch_of(0), **given).close()
+            model = small_gpt(**{n: v for n, v in options.items() if n in MODEL})
+            graph = captured_gpt(model, **{n: v for n, v in options.items() if n in GRAPH})
+            own = {n: v for n, v in options.items() if n not in MODEL + GRAPH}
+            Pipeline(graph, plan, batch_of(0), **{**SETTINGS, **own}).close()
         except PenstockError as refusal:
             found.append(f"{type(refusal).__name__}: {refusal}")
         else:
@@ -421,7 +430,7 @@ def refusals(plan: Plan, settings: Sequence[dict[str, Any]]) -> list[str]:
 def with_a_failure(plan: Plan) -> str:
     """How a run ends in which one rank of a tensor group raises an error within a step."""
     join()
-    with Pipeline(small_gpt(), plan, batch_of(0), **SETTINGS) as pipe:
+    with Pipeline(captured_gpt(small_gpt()), plan, batch_of(0), **SETTINGS) as pipe:
         pipe.step(batch_of(0))
         if dist.get_rank() == 1:
             weight = dict(pipe.named_parameters())["blocks.0.down.weight"]

@@ -12,12 +12,14 @@ from runtime.stages import test_compile
 from torch import nn
 from torch.optim import SGD
 
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, choice_refusal
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.settings import Update
 
 FEATURES = {
     "whole backwards": "`gpipe`, `1f1b` and all others not named below",
@@ -61,8 +63,7 @@ ELSEWHERE = {
 EXAMPLES = {"split backwards": "zb-h1", "mirrored": "chimera", "no flush": "pipedream"}
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "undoing": {"optimizer_sync": "after"},
-    "compile": {"compile": True},
+    "undoing": {"update": Update(optimizer_sync="after")},
 }
 
 
@@ -118,7 +119,9 @@ def test_what_is_refused_is_refused_with_its_reason(choice: str, feature: str) -
             Pipeline(TiedChain(), choosing(choice)(Plan(stages, 2, 2, "1f1b")), torch.ones(4, 4))
         else:
             options = {"optimizer": lambda p: SGD(p, lr=0.1), **SETTINGS.get(feature, {})}
-            Pipeline(nn.Sequential(nn.Linear(4, 4)), plan, torch.zeros(4, 4), **options)
+            model, batch = nn.Sequential(nn.Linear(4, 4)), (torch.zeros(4, 4), torch.zeros(4, 4))
+            graph = capture_model(model, batch, loss=nn.MSELoss(), compile=feature == "compile")
+            Pipeline(graph, plan, batch, **options)
     assert REFUSED[choice, feature] in str(refused.value)
 
 

@@ -13,6 +13,7 @@ from penstock.plan.choices import CHOICES
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.conflicts import CONFLICTS, check_conflicts, uses_of
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
 
 PLAN = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "pipedream")
 
@@ -20,8 +21,8 @@ ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
     "no optimizer": ({"optimizer": None}, "needs an optimizer"),
     "loss scaling": ({"autocast": torch.float16}, "autocast=torch.float16 does not work with"),
     "sharded": ({"shard_optimizer": True}, "needs one update of all stages"),
-    "skipping": ({"on_non_finite": "skip"}, "a step cannot be left out afterwards"),
-    "undoing": ({"optimizer_sync": "after"}, 'leave it "before"'),
+    "skipping": ({"update": Update(on_non_finite="skip")}, "a step cannot be left out afterwards"),
+    "undoing": ({"update": Update(optimizer_sync="after")}, 'leave it "before"'),
 }
 
 

@@ -17,6 +17,7 @@ from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.settings import Safety
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.registry import FAMILIES
 
@@ -51,7 +52,7 @@ def batches(count: int, samples: int = 4 * ROWS) -> list[tuple[torch.Tensor, tor
 
 
 def pipeline(plan: Plan, **options: Any) -> Pipeline:
-    options = {"transport": "in-process", **options}
+    options = {"safety": Safety(transport="in-process"), **options}
     return Pipeline(model(), plan, batches(1)[0], optimizer=partial(AdamW, lr=0.01), **options)
 
 

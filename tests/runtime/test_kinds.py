@@ -9,11 +9,13 @@ from kind_models import Captions, batch_of, captions, decaying, loss_of, plain_s
 from runtime.kind_cases import KINDS, off, plan_of, run_kinds, run_refused
 
 from penstock.capture.batch_part import BatchPart
+from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Dynamic, Length
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.settings import Safety, Update
 
 PLANS = {
     "the picture's layers are on the first rank": (plan_of((0, 4), (1, 1), "1f1b"), "auto"),
@@ -64,15 +66,11 @@ def test_one_process_holds_all_stages_of_both_kinds(cut: int) -> None:
     for own in (model, reference):
         train_head(own, alone=True)
     dynamic: Dynamic = {"words": {1: Length("length", max=9)}, "labels": {1: "length"}}
+    graph = capture_model(
+        model, batch_of(0), loss=loss_of, dynamic=dynamic, other_examples=[batch_of(1)]
+    )
     with Pipeline(
-        model,
-        plan,
-        batch_of(0),
-        loss=loss_of,
-        optimizer=decaying,
-        dynamic=dynamic,
-        other_examples=[batch_of(1)],
-        check_every=2,
+        graph, plan, batch_of(0), optimizer=decaying, safety=Safety(check_every=2)
     ) as pipe:
         for step, kind in enumerate(KINDS):
             for own in (model, reference):
@@ -89,9 +87,8 @@ def test_verify_compares_the_calls_of_the_kind_of_its_batch() -> None:
     model = captions()
     plan = Plan((Stage(range(8), (0,), (2,)),), 3, 2, "1f1b")
     examples = [batch_of(1)]
-    with Pipeline(
-        model, plan, batch_of(0), loss=loss_of, verify="off", other_examples=examples
-    ) as pipe:
+    graph = capture_model(model, batch_of(0), loss=loss_of, other_examples=examples)
+    with Pipeline(graph, plan, batch_of(0), verify="off") as pipe:
         for kind in (1, 0):
             pipe.step(batch_of(kind))
 
@@ -110,24 +107,25 @@ PLAN = plan_of((0,), (1,), "1f1b")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("examples", "message"),
     [
-        ({"optimizer_sync": "after"}, 'optimizer_sync="after": two batches are in the pipeline'),
-        ({"other_examples": batch_of(1)}, "other_examples is a dict, but must be a list of batch"),
-        ({"other_examples": [batch_of(1), batch_of(0)]}, "examples 0 and 2 have the same keys"),
+        ([batch_of(1)], 'optimizer_sync="after": two batches are in the pipeline'),
+        (batch_of(1), "other_examples is a dict, but must be a list of batch"),
+        ([batch_of(1), batch_of(0)], "examples 0 and 2 have the same keys"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    given = {"loss": loss_of, "optimizer": decaying, "other_examples": [batch_of(1)], **options}
+def test_what_does_not_fit_is_refused_in_one_line(examples: Any, message: str) -> None:
     with pytest.raises(BadInput) as refused:
-        Pipeline(captions(), PLAN, batch_of(0), **given)
+        graph = capture_model(captions(), batch_of(0), loss=loss_of, other_examples=examples)
+        after = Update(optimizer_sync="after")
+        Pipeline(graph, PLAN, batch_of(0), optimizer=decaying, update=after)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_part_of_a_batch_is_refused_as_it_shows_no_kind() -> None:
-    options = {"loss": loss_of, "other_examples": [batch_of(1)]}
-    with Pipeline(captions(), PLAN, batch_of(0), **options) as pipe:
+    graph = capture_model(captions(), batch_of(0), loss=loss_of, other_examples=[batch_of(1)])
+    with Pipeline(graph, PLAN, batch_of(0)) as pipe:
         with pytest.raises(BadInput, match="a model with other_examples needs whole batches"):
             pipe.step(BatchPart(0, 6, {**batch_of(1)}))
         with pytest.raises(BadInput, match="a model with other_examples needs whole batches"):

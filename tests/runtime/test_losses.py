@@ -18,6 +18,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.settings import Safety
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -67,7 +68,7 @@ def test_loss_and_gradients_of_slices_are_those_of_the_users_own_module(name: st
 
 
 def in_process(*args: Any, **options: Any) -> Pipeline:
-    return Pipeline(*args, transport="in-process", verify="off", **options)
+    return Pipeline(*args, safety=Safety(transport="in-process"), verify="off", **options)
 
 
 def held(graph, name: str) -> torch.Tensor:

@@ -10,6 +10,7 @@ from penstock.errors import BadInput
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.replica_check import bit_sum
+from penstock.runtime.settings import Safety
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 
@@ -69,4 +70,4 @@ def test_copies_are_compared_under_other_schedules_and_settings() -> None:
 
 def test_a_negative_number_of_steps_is_refused() -> None:
     with pytest.raises(BadInput, match="compare_replicas_every is -1; it must be"):
-        Pipeline(torch.nn.Linear(1, 1), None, None, compare_replicas_every=-1)  # type: ignore[arg-type]
+        Pipeline(torch.nn.Linear(1, 1), None, None, safety=Safety(compare_replicas_every=-1))  # type: ignore[arg-type]

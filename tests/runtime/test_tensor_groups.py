@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from runtime.tensor_cases import (
-    TABLE,
     batch_of,
+    captured_gpt,
     compared,
     continued,
     grouped_plan,
@@ -23,6 +23,7 @@ from runtime.tensor_cases import (
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.settings import Update
 
 LAYERS = 15
 """Of the small GPT at the granularity of modules."""
@@ -119,7 +120,10 @@ def test_a_failure_of_one_rank_of_a_group_ends_all() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sharded": ({"shard_optimizer": True}, "shard_optimizer=True does not work with the tensor"),
     "compiled": ({"compile": True}, "compile=True does not work with the tensor groups of a plan"),
-    "after": ({"optimizer_sync": "after"}, 'optimizer_sync="after" does not work with the tensor'),
+    "after": (
+        {"update": Update(optimizer_sync="after")},
+        'optimizer_sync="after" does not work with the tensor',
+    ),
     "no table": ({"tensor_parallel": None}, "model SmallGPT does not say how its layers are div"),
     "no layer": ({"tensor_parallel": {"blocks.*.x": "colwise"}}, "names 'blocks.*.x', and the"),
     "no linear layer": ({"tensor_parallel": {"words": "colwise"}}, "names 'words', a Embedding;"),
@@ -149,4 +153,4 @@ def test_schedules_that_groups_cannot_run_are_refused(schedule: str) -> None:
     stages = Stage(range(8), (0,), (4,)), Stage(range(8, LAYERS), (1,), (4,))
     plan = Plan(stages, 4, 4, schedule, tensor_groups=((0, 1), (2,)))
     with pytest.raises(BadInput, match=f"schedule '{schedule}' .* does not work with the tensor"):
-        Pipeline(small_gpt(), plan, batch_of(0), tensor_parallel=TABLE)
+        Pipeline(captured_gpt(small_gpt()), plan, batch_of(0))

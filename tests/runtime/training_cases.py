@@ -27,6 +27,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 BATCH = MICRO_BATCHES * ROWS
 CLIP_NORM = 0.05
@@ -224,7 +225,7 @@ def fail_at_rank_one(deed: str, transport: str, replicas: Sequence[int]) -> tupl
     chain = Chain(layers, loss=nn.MSELoss())
     batch = (torch.randn(BATCH, 4), torch.randn(BATCH, 4))
     plan = plan_of(len(replicas) + 1, replicas)
-    pipe = Pipeline(chain, plan, batch, timeout_s=3.0, transport=transport)
+    pipe = Pipeline(chain, plan, batch, timeout_s=3.0, safety=Safety(transport=transport))
     pipe.step(batch)
     if deed == "die between steps":
         processes = pipe._world.all_gather(os.getpid())

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -13,7 +14,7 @@ from penstock.capture.batch_call import BatchCall, as_function
 from penstock.capture.batch_layout import BatchLayout, RowsOf, layout_of
 from penstock.capture.chain import Chain
 from penstock.capture.kinds import joined, named_in
-from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.layer_graph import LayerGraph, SplitTable
 from penstock.capture.lengths import Dynamic
 from penstock.capture.record.example import Recorded, record_program
 from penstock.capture.record.units import Granularity
@@ -35,6 +36,8 @@ def capture_model(
     rows: RowsOf | None = None,
     autocast: torch.dtype | None = None,
     other_examples: Sequence[Batch] = (),
+    compile: bool = False,
+    tensor_parallel: SplitTable | None = None,
 ) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
 
@@ -48,6 +51,11 @@ def capture_model(
 
     ``other_examples`` is a list with a batch of each further kind, as those that lack a key. Costs
     and sizes are those of ``batch``, so let that be of the kind that takes most.
+
+    Two arguments say how its stages will be run. ``compile`` compiles them with ``torch.compile``
+    for the rows of a full micro-batch, which takes time once. ``tensor_parallel`` says which linear
+    layers the plan's tensor groups divide, and how (``{"blocks.*.up": "colwise"}``; default: the
+    model's ``base_model_tp_plan``).
 
     The model stays unchanged. A model in evaluation mode is captured in training mode; modules in
     evaluation mode inside a model in training mode stay so (frozen batch norms).
@@ -92,7 +100,8 @@ def capture_model(
     if unread and os.environ.get("RANK", "0") == "0":
         names = ", ".join(dict.fromkeys(unread))
         warnings.warn(f"not passed to the stages, since nothing reads it: {names}", stacklevel=2)
-    return joined(graphs, examples) if other_examples else graphs[0]
+    graph = joined(graphs, examples) if other_examples else graphs[0]
+    return replace(graph, compiles=compile, tensor_parallel=tensor_parallel)
 
 
 def recorded_as(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -37,7 +37,10 @@ from penstock.capture.stage_program import (
 from penstock.errors import BadInput
 from penstock.torch_internals import pytree
 
-__all__ = ["LayerGraph"]
+__all__ = ["LayerGraph", "SplitTable"]
+
+SplitTable: TypeAlias = Mapping[str, Literal["colwise", "rowwise"]]
+"""Names of linear layers, with ``*`` for any one part of a name, and how each is divided."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class LayerGraph:
     ``wants`` says what stages return: the loss, the loss and the model's outputs, or only these.
     ``alone``: all stages run in this process, so what a stage does not hold must be hidden from it.
     ``costs`` are those that its stages run for (see `ProgramStage`). ``others`` are the graphs of
-    further kinds of batches, on the same modules and with the same layers.
+    further kinds of batches, on the same modules and with the same layers. ``compiles`` and
+    ``tensor_parallel`` are those of `capture_model`, for who runs the stages.
     """
 
     program: UserProgram
@@ -58,6 +62,8 @@ class LayerGraph:
     alone: bool = True
     costs: Costs = ""
     others: tuple["LayerGraph", ...] = ()
+    compiles: bool = False
+    tensor_parallel: SplitTable | None = None
 
     @classmethod
     def of(cls, program: UserProgram, recorded: Recorded) -> "LayerGraph":

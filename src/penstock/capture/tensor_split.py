@@ -2,17 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from torch import nn
 
-from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.layer_graph import LayerGraph, SplitTable
 from penstock.errors import BadInput
 
-__all__ = ["SplitTable", "divided_dims", "divided_layers"]
-
-SplitTable: TypeAlias = Mapping[str, Literal["colwise", "rowwise"]]
-"""Names of linear layers, with ``*`` for any one part of a name, and how each is divided."""
+__all__ = ["divided_dims", "divided_layers"]
 
 DIMS = {
     ("colwise", "weight"): 0,
@@ -22,15 +19,15 @@ DIMS = {
 """The dimension of a linear layer's tensor that is divided; a rowwise layer's bias is whole."""
 
 
-def divided_dims(graph: LayerGraph, table: SplitTable | None) -> dict[str, int]:
-    """The divided dimension of each parameter that ``table``, or the model's own plan, divides.
+def divided_dims(graph: LayerGraph) -> dict[str, int]:
+    """The divided dimension of each parameter that the graph's table divides.
 
     Raises:
         BadInput: there is no table, or it names no linear layer, another layer, or a tied weight.
     """
     modules = dict(graph.model.named_modules())
     dims: dict[str, int] = {}
-    for name, split in divided_layers(graph.model, table).items():
+    for name, split in divided_layers(graph).items():
         for kind in ("weight", "bias"):
             if (split, kind) in DIMS and getattr(modules[name], kind) is not None:
                 dims[f"{name}.{kind}"] = DIMS[split, kind]
@@ -44,15 +41,16 @@ def divided_dims(graph: LayerGraph, table: SplitTable | None) -> dict[str, int]:
     return {name: dim for name, dim in dims.items() if name in names}
 
 
-def divided_layers(model: nn.Module, table: SplitTable | None) -> SplitTable:
-    """The linear layers that ``table``, or the model's own plan, divides, by their full names.
+def divided_layers(graph: LayerGraph) -> SplitTable:
+    """The linear layers that the graph's table, or the model's own, divides, by their full names.
 
     Raises:
         BadInput: as `divided_dims`.
     """
-    modules = dict(model.named_modules())
+    modules = dict(graph.model.named_modules())
     layers: dict[str, Literal["colwise", "rowwise"]] = {}
-    for pattern, split in split_table(model, table).items():
+    table = graph.tensor_parallel
+    for pattern, split in (own_table(graph.model) if table is None else table).items():
         found = matching(modules, pattern)
         if table is not None:
             check_pattern(modules, found, pattern, split)
@@ -60,14 +58,12 @@ def divided_layers(model: nn.Module, table: SplitTable | None) -> SplitTable:
     return layers
 
 
-def split_table(model: nn.Module, table: SplitTable | None) -> SplitTable:
-    """``table``, or else the colwise and rowwise layers of a Hugging Face model's own plan.
+def own_table(model: nn.Module) -> SplitTable:
+    """The colwise and rowwise layers of a Hugging Face model's own plan.
 
     Raises:
-        BadInput: there is neither.
+        BadInput: it has none.
     """
-    if table is not None:
-        return table
     config: Any = getattr(model, "config", None)
     own: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     prefix = str(getattr(model, "base_model_prefix", ""))
@@ -79,8 +75,8 @@ def split_table(model: nn.Module, table: SplitTable | None) -> SplitTable:
     if not found:
         raise BadInput(
             f"model {type(model).__name__} does not say how its layers are divided among the ranks "
-            f"of a tensor group (it has no base_model_tp_plan); give tensor_parallel (in a job: "
-            f"tensor_parallel.layers) a table of its linear layers, such as "
+            f"of a tensor group (it has no base_model_tp_plan); give capture_model (in a job: "
+            f"tensor_parallel.layers) a table tensor_parallel of its linear layers, such as "
             f'{{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}}'
         )
     return found

@@ -12,9 +12,9 @@ from torch import nn
 
 from penstock.capture.batch_layout import RowsOf
 from penstock.capture.batch_part import LeafKey
+from penstock.capture.layer_graph import SplitTable
 from penstock.capture.lengths import Dimensions, Dynamic
 from penstock.capture.stage_program import Batch, Loss
-from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
 from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of

@@ -45,6 +45,7 @@ from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.world import World
+from penstock.runtime.settings import Safety, Update
 from penstock.runtime.weights.pretrained import sources_of
 
 __all__ = [
@@ -124,6 +125,8 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
         granularity=job.granularity,
         dynamic=lengths.dynamic if lengths else None,
         rows=job.rows,
+        compile=job.compile,
+        tensor_parallel=job.tensor_parallel.layers,
     )
     if job.weights is not None:
         sources_of(job.weights, graph)
@@ -166,7 +169,7 @@ def with_tensor_costs(
     """``profile`` with what tensor groups divide, if the job may have any."""
     if not job.tensor_parallel.is_asked:
         return profile
-    return with_tensor_parallel(profile, graph, batch, job.tensor_parallel.layers)
+    return with_tensor_parallel(profile, graph, batch)
 
 
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
@@ -378,9 +381,8 @@ def excess(
         job.example_batch(),
         verify="off",
         device=device,
-        seed=job.seed,
-        compare_replicas_every=0,
-        tensor_parallel=job.tensor_parallel.layers,
+        update=Update(seed=job.seed),
+        safety=Safety(compare_replicas_every=0),
     ) as pipe:
         measured = [busy_s(pipe, job) for _ in range(STEPS)][1:]
     (stage,) = plan.stages

@@ -27,6 +27,7 @@ from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.rank_numbers import PAUSE
+from penstock.runtime.settings import Safety, Update
 from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.drift import Drift
 from penstock.timeline.timeline import Timeline
@@ -184,7 +185,7 @@ class Measurements:
 def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -> Pipeline:
     """The job's pipeline on this rank, with the optimizer's settings and first weights."""
     graph = build_and_capture(job)
-    return Pipeline(
+    pipe = Pipeline(
         graph,
         plan,
         job.example_batch(),
@@ -195,21 +196,22 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
         clip_norm=job.clip_norm or None,
         autocast=job.autocast_dtype(),
         device=device,
-        seed=job.seed,
-        weights=job.weights,
-        loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
         shard_optimizer=job.shard_optimizer,
-        compile=job.compile,
         metrics=job.metrics,
-        callbacks=job.callbacks,
-        verify=job.verify,
-        optimizer_sync=job.optimizer_sync,
         timeout_s=timeout_s,
-        compare_replicas_every=job.compare_replicas_every,
-        tensor_parallel=job.tensor_parallel.layers,
-        # A run that rolls back does so where the pipeline stops.
-        on_non_finite="skip" if job.on_non_finite == "skip" else "stop",
+        verify=job.verify,
+        update=Update(
+            weights=job.weights,
+            seed=job.seed,
+            loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
+            optimizer_sync=job.optimizer_sync,
+            # A run that rolls back does so where the pipeline stops.
+            on_non_finite="skip" if job.on_non_finite == "skip" else "stop",
+        ),
+        safety=Safety(compare_replicas_every=job.compare_replicas_every),
     )
+    pipe.notify(*job.callbacks)
+    return pipe
 
 
 def train_part(part: RunPart, termination: "Termination", say: Callable[[str], None]) -> PartReport:

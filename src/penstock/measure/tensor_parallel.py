@@ -10,7 +10,7 @@ from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch
-from penstock.capture.tensor_split import SplitTable, divided_dims, divided_layers
+from penstock.capture.tensor_split import divided_dims, divided_layers
 from penstock.errors import BadInput
 from penstock.measure.layer_runs import undisturbed
 from penstock.profile.model_profile import ModelProfile, TensorParallelCosts
@@ -18,27 +18,24 @@ from penstock.profile.model_profile import ModelProfile, TensorParallelCosts
 __all__ = ["with_tensor_parallel"]
 
 
-def with_tensor_parallel(
-    profile: ModelProfile, graph: LayerGraph, batch: Batch, table: SplitTable | None = None
-) -> ModelProfile:
+def with_tensor_parallel(profile: ModelProfile, graph: LayerGraph, batch: Batch) -> ModelProfile:
     """``profile`` with what a tensor group divides of each layer, and what it has to sum.
 
-    ``table`` is that of `Pipeline` (default: the model's own ``base_model_tp_plan``). The share of
-    a layer that is divided is computed, not measured: it is that of its parameters' bytes, also for
-    its time, so a layer without divided parameters counts as whole. A group sums the output of each
-    rowwise layer in the forward, and as much in the backward. The model runs forward once, to see
-    how large these outputs are.
+    The share of a layer that is divided is computed, not measured: it is that of its parameters'
+    bytes, also for its time, so a layer without divided parameters counts as whole. A group sums
+    the output of each rowwise layer in the forward, and as much in the backward. The model runs
+    forward once, to see how large these outputs are.
 
     Raises:
-        BadInput: the profile has other layers than the model, or the table does not fit the model.
+        BadInput: the profile has other layers than the model, or the graph's table does not fit it.
     """
     if len(profile.layers) != len(graph.layer_names):
         raise BadInput(
             f"profile '{profile.name}' has {len(profile.layers)} layers and model {graph.name} "
             f"{len(graph.layer_names)}; profile this captured model"
         )
-    divided = divided_dims(graph, table)
-    split = divided_layers(graph.model, table)
+    divided = divided_dims(graph)
+    split = divided_layers(graph)
     rowwise = [name for name, kind in split.items() if kind == "rowwise"]
     output_bytes = bytes_of_outputs(graph, batch, rowwise)
     layers = len(profile.layers)

@@ -135,6 +135,7 @@ def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
         "tied stages": tied,
         "lengths": "a model with lengths" * bool(graph.lengths),
         "kinds": "a model with other_examples" * bool(graph.others),
+        "compile": "compile=True" * graph.compiles,
     }
 
 

@@ -34,7 +34,7 @@ from penstock.runtime.processes.world import World
 from penstock.runtime.rank_numbers import RankNumbers
 from penstock.runtime.rank_stages import RankStages
 from penstock.runtime.replica_check import ReplicaCheck
-from penstock.runtime.settings import RankSettings
+from penstock.runtime.settings import Options
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.stages.building import StageCalls, runner_of, stages_of
 from penstock.runtime.stages.compiled_call import StageCompiler
@@ -72,7 +72,7 @@ class Engine:
         plan: Plan,
         world: World,
         programs: Mapping[int, StageProgram],
-        settings: RankSettings,
+        options: Options,
         metrics: MetricSums | None = None,
         also_crossed: Sequence[Sequence[BoundaryTensors]] = (),
         compiler: StageCompiler | None = None,
@@ -84,22 +84,23 @@ class Engine:
         self.places = places_of(plan, world.rank)
         self.clock = clock_for(world.device)
         self.metrics = metrics
-        self.autocast_dtype = settings.autocast
-        self.random = RandomStream(world.device, settings.seed, max(plan.device_of(world.rank), 0))
+        self.autocast_dtype = options.autocast
+        place = max(plan.device_of(world.rank), 0)
+        self.random = RandomStream(world.device, options.update.seed, place)
         self.means: Means = {}
         self._closed = self._released = False
         self._abort, self.disconnect = ExitStack(), ExitStack()
         self.failures = Failures(world, self._abort.close)
         with ExitStack() as undo, self.failures.shared():
             undo.push(self.disconnect)
-            self._connect(programs, settings, also_crossed, compiler)
+            self._connect(programs, options, also_crossed, compiler)
             undo.pop_all()
         HEARTBEAT.phase = BUILT
 
     def _connect(
         self,
         programs: Mapping[int, StageProgram],
-        settings: RankSettings,
+        options: Options,
         also_crossed: Sequence[Sequence[BoundaryTensors]],
         compiler: StageCompiler | None,
     ) -> None:
@@ -108,18 +109,17 @@ class Engine:
         by_rows = any(stage.sharding == "parameters" for stage in plan.stages)
         self.shards: ParameterShards | TensorShards = world.all_succeed(
             lambda: (
-                ParameterShards(graph, plan, world)
-                if by_rows
-                else TensorShards(graph, plan, world, settings.tensor_parallel)
+                ParameterShards(graph, plan, world) if by_rows else TensorShards(graph, plan, world)
             )
         )
         for closing in (self._abort, self.disconnect):
             closing.callback(self.shards.leave)
         world.all_succeed(lambda: self.shards.divide(programs))
         self.held = Holdings(
-            graph, plan, world.rank, programs, self.shards, sharded=settings.shard_optimizer
+            graph, plan, world.rank, programs, self.shards, sharded=options.shard_optimizer
         )
-        self.replicas = ReplicaCheck(graph, plan, world, self.held, settings.compare_replicas_every)
+        every = options.safety.compare_replicas_every
+        self.replicas = ReplicaCheck(graph, plan, world, self.held, every)
         holder_sets = [ranks for holders in self.held.holders_at for ranks in holders.values()]
         # Schedules without a flush need these, and have no tensor groups.
         device_groups = () if plan.tensor_groups else plan.device_groups
@@ -136,7 +136,7 @@ class Engine:
             for kind, own, more in zip(graph.kinds, boundaries, also, strict=True)
         ]
         ever = [list(chain(*sent)) for sent in zip(*of_kinds, strict=True)]
-        self.transport = open_transport(world, settings.transport, ever)
+        self.transport = open_transport(world, options.safety.transport, ever)
         if self.transport is not None:
             self._abort.callback(self.transport.abort)
             self.disconnect.callback(self.transport.close)

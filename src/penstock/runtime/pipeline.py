@@ -2,20 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from penstock.capture.batch_part import Leaf
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.lengths import Dynamic
 from penstock.capture.stage_program import Batch, Loss
-from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
 from penstock.plan.in_one_process import in_one_process
 from penstock.plan.plan import Plan
@@ -46,11 +43,7 @@ from penstock.runtime.clock import gather_timeline
 from penstock.runtime.conflicts import check_conflicts, uses_of, uses_of_graph, uses_of_optimizer
 from penstock.runtime.engine import Engine
 from penstock.runtime.evaluation.inference import Inference, PredictionView
-from penstock.runtime.gradients.loss_scaling import (
-    LossScaling,
-    check_parameter_types,
-    loss_scaling_for,
-)
+from penstock.runtime.gradients.loss_scaling import check_parameter_types
 from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.processes.heartbeat import LIMIT_S, doing
@@ -58,11 +51,12 @@ from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.rank_numbers import END
 from penstock.runtime.removed import without_removed
 from penstock.runtime.settings import (
-    OnNonFinite,
-    RankSettings,
+    MakeOptimizer,
+    MakeSchedule,
+    Options,
+    Safety,
+    Update,
     Verification,
-    check_settings,
-    uses_of_settings,
 )
 from penstock.runtime.stages.building import (
     build_stages,
@@ -74,35 +68,14 @@ from penstock.runtime.stages.building import (
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.steps.overlapped import OverlappedTraining
 from penstock.runtime.steps.plain_step import flushed_step
-from penstock.runtime.steps.training import MakeOptimizer, MakeSchedule, Training
-from penstock.runtime.transport.transport import TransportChoice
-from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums, check_metrics
+from penstock.runtime.steps.training import Training
+from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
 from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify
 from penstock.runtime.weights.pretrained import Weights
-from penstock.schedule.weight_rule import OptimizerSync
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["MakeOptimizer", "MakeSchedule", "Pipeline", "StepMetrics", "Verification"]
-
-
-@dataclass(frozen=True)
-class _Choices:
-    """What the user has chosen, for each time that the ranks connect."""
-
-    plan: Plan
-    batch: Batch
-    settings: RankSettings
-    join: Callable[[], World]
-    training: Callable[[Sequence[Sequence[tuple[str, nn.Parameter]]], torch.device], Training]
-    verified: Callable[[Engine, Training], VerifiedSteps]
-    asynchronous: Callable[[Engine, Training], AsynchronousTraining | None]
-    overlapped: Callable[[Engine, Training], OverlappedTraining] | None
-    metrics: Mapping[str, Metric]
-    uses: dict[str, str]
-    check_every: int
-    trains: bool
-    compiles: bool
+__all__ = ["Pipeline"]
 
 
 class Pipeline:
@@ -117,33 +90,21 @@ class Pipeline:
             metrics = pipe.step(batch)
         pipe.close()
 
-    ``batch`` is an example of the loader's batches. Later batches may differ in the number of
-    samples, and in the dimensions that ``dynamic`` names, as in `capture_model`; those of further
-    kinds, as without a key, are like one of ``other_examples``. Without
-    ``optimizer`` a step computes gradients and does not change weights. ``autocast`` is
-    ``torch.bfloat16``, ``torch.float16`` or none; float16 uses ``loss_scaling``. ``weights`` is a
-    directory of safetensors, or `Weights`; every rank reads its own stages from it.
-    ``shard_optimizer`` divides the optimizer's state among the ranks that hold the same parameters.
+    ``model`` is a module, whose `capture_model` then takes ``batch`` and ``loss``, or a graph that
+    `capture_model` has made: it also says which dimensions of batches vary, and how stages are
+    run. ``batch`` is an example of the loader's batches; later ones may differ in the number of
+    samples. Without ``optimizer`` a step computes gradients and does not change weights; with
+    ``shard_optimizer`` its state is divided among the ranks that hold the same parameters.
     ``metrics`` are functions of the model's output and the target, computed in steps and
-    evaluations. ``callbacks`` are called after steps, evaluations and checkpoints. ``seed`` is used
-    for dropout, and for weights of a model on the meta device. ``prediction_error_every``: measure
-    the error of predicted weights every that many updates (0: never). Processes find each other by
-    the environment variables of torchrun; without torchrun the pipeline runs in this process alone.
-    With ``transport="in-process"`` this process holds all stages of a plan for any devices, for
-    experiments and under a debugger; replicas of a stage are then one.
+    evaluations. ``autocast`` is ``torch.bfloat16``, ``torch.float16`` or none. ``device`` is this
+    rank's (default: a GPU of its own if there are enough, or else the CPU). A rank waits for
+    another at most ``timeout_s`` seconds within a step. `Update` and `Safety` have what is set less
+    often. Processes find each other by the environment variables of torchrun; without torchrun the
+    pipeline runs in this process alone.
 
-    ``compile`` compiles stages with ``torch.compile`` for the rows of a full micro-batch, which
-    takes time once. The first step is compared with the whole model, as `verify` does, before
-    anything changes, unless ``verify="off"``; so is every ``verify_every``-th step (0: none). Rank
-    0 prints a line about each, and `verified` is the latest result. The first run of each stage
-    compares its calls with those of the example; so do the steps that are compared, and every
-    ``check_every``-th step (0: none): code that takes another path ends the run in a line. With
-    ``optimizer_sync="after"``, `stream` may take an optimizer step before all ranks have agreed
-    whether to clip or skip it; a wrong step is undone exactly. With ``on_non_finite="skip"`` a
-    step whose loss or gradients are NaN or infinite is left out on all ranks, without an error.
-    ``compare_replicas_every``: compare the copies of weights every that many steps (0: never).
-    ``tensor_parallel`` says which linear layers the plan's tensor groups divide, and how
-    (``{"blocks.*.up": "colwise"}``; default: the model's ``base_model_tp_plan``).
+    The first step is compared with the whole model, as `verify` does, before anything changes,
+    unless ``verify="off"``. Rank 0 prints a line about it, and `verified` is the latest result. The
+    first run of each stage compares its calls with those of the example.
 
     Raises:
         BadInput: plan, model, batch and number of processes do not fit together.
@@ -173,96 +134,79 @@ class Pipeline:
         optimizer: MakeOptimizer | None = None,
         learning_rate_schedule: MakeSchedule | None = None,
         clip_norm: float | None = None,
+        shard_optimizer: bool = False,
+        metrics: Mapping[str, Metric] | None = None,
         autocast: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        seed: int = 0,
-        weights: Weights | Path | str | None = None,
         timeout_s: float = LIMIT_S,
-        granularity: Literal["block", "module", "operator"] = "module",
-        transport: TransportChoice = "auto",
-        loss_scaling: LossScaling | None = None,
-        shard_optimizer: bool = False,
-        compile: bool = False,
-        metrics: Mapping[str, Metric] | None = None,
-        callbacks: Sequence[Callback] = (),
-        prediction_error_every: int = 0,
-        dynamic: Dynamic | None = None,
         verify: Verification = "first-step",
-        verify_every: int = 0,
-        check_every: int = 0,
-        optimizer_sync: OptimizerSync = "before",
-        on_non_finite: OnNonFinite = "stop",
-        compare_replicas_every: int = 50,
-        tensor_parallel: SplitTable | None = None,
-        other_examples: Sequence[Batch] = (),
+        update: Update = Update(),  # noqa: B008 (frozen)
+        safety: Safety = Safety(),  # noqa: B008
     ) -> None:
-        others = compare_replicas_every, tensor_parallel
-        settings = RankSettings(autocast, transport, shard_optimizer, seed, *others)
-        checked = verify, verify_every, optimizer_sync, on_non_finite
-        check_settings(clip_norm, timeout_s, settings, *checked, check_every)
-        check_metrics(metrics or {})
-        check_callbacks(callbacks)
-        modes = optimizer, optimizer_sync, on_non_finite
-        uses = uses_of_settings(settings, compile, *modes) | uses_of(plan)
-        check_conflicts(uses)
-        scaling = loss_scaling_for(autocast, loss_scaling)
-        graph = graph_of(model, batch, loss, granularity, dynamic, other_examples)
-        check_conflicts(uses | uses_of_graph(graph, plan))
-        self._graph = graph.with_outputs() if metrics else graph
-        self._callbacks = tuple(callbacks)
-        self._plan = plan
-        self._choices = _Choices(
-            in_one_process(plan) if transport == "in-process" else plan,
-            batch,
-            settings,
-            lambda: join_world(device, timeout_s),
-            partial(
-                Training,
-                optimizer=optimizer,
-                schedule=learning_rate_schedule,
-                clip_norm=clip_norm,
-                loss_scaling=scaling,
-                on_non_finite=on_non_finite,
-            ),
-            partial(VerifiedSteps, which=verify, every=verify_every),
-            partial(asynchronous_training, measure_every=prediction_error_every),
-            OverlappedTraining if optimizer_sync == "after" else None,
-            dict(metrics or {}),
-            uses,
-            check_every,
-            trains=optimizer is not None,
-            compiles=compile,
+        options = self._options = Options(
+            optimizer=optimizer,
+            learning_rate_schedule=learning_rate_schedule,
+            clip_norm=clip_norm,
+            shard_optimizer=shard_optimizer,
+            metrics=dict(metrics or {}),
+            autocast=autocast,
+            device=device,
+            timeout_s=timeout_s,
+            verify=verify,
+            update=update,
+            safety=safety,
         )
-        self._connect(weights)
+        uses = options.uses | uses_of(plan)
+        check_conflicts(uses)
+        graph = graph_of(model, batch, loss)
+        self._uses = uses | uses_of_graph(graph, plan)
+        check_conflicts(self._uses)
+        self._graph = graph.with_outputs() if metrics else graph
+        self._plan, self._batch = plan, batch
+        self._run = in_one_process(plan) if safety.transport == "in-process" else plan
+        self._callbacks: list[Callback] = []
+        self._connect(update.weights)
 
     def _connect(self, weights: Weights | Path | str | None) -> None:
         """Connect the ranks for what is trained now, and make all that depends on it."""
-        made, graph = self._choices, self._graph
+        graph, plan, options = self._graph, self._run, self._options
         with ExitStack() as undo:
-            world = self._world = made.join()
+            world = self._world = join_world(options.device, options.timeout_s)
             undo.callback(world.leave)
-            check_alike(made.plan, graph, world)
-            check_plan_fits(made.plan, graph, world)
-            graph.batch_leaves(made.batch)
-            self._compiler = StageCompiler(world.device) if made.compiles else None
+            check_alike(plan, graph, world)
+            check_plan_fits(plan, graph, world)
+            graph.batch_leaves(self._batch)
+            self._compiler = StageCompiler(world.device) if graph.compiles else None
             self._checkpoints = CheckpointWriter(world)
-            programs = build_stages(graph, made.plan, world, made.settings.seed, weights)
-            if made.trains:
+            programs = build_stages(graph, plan, world, options.update.seed, weights)
+            if options.optimizer is not None:
                 check_parameter_types(world, programs)
-            view = PredictionView(graph, made.plan)
-            sums = MetricSums(made.metrics, graph) if made.metrics else None
-            own = programs, made.settings, sums, view.boundaries, self._compiler
-            engine = self._engine = Engine(graph, made.plan, world, *own)
+            view = PredictionView(graph, plan)
+            sums = MetricSums(options.metrics, graph) if options.metrics else None
+            own = programs, options, sums, view.boundaries, self._compiler
+            engine = self._engine = Engine(graph, plan, world, *own)
             undo.callback(engine.close)
             with engine.failures.shared():
-                engine.prepare(made.batch, self._compiler)
+                engine.prepare(self._batch, self._compiler)
                 self._reading = BatchReading(engine)
-                self._inference = Inference(engine, self._reading, view, made.metrics)
-                training = self._training = made.training(stepped_together(engine), world.device)
-                check_conflicts(made.uses | uses_of_optimizer(training.optimizer))
-                self._verified = made.verified(engine, training)
-                self._asynchronous = world.all_succeed(lambda: made.asynchronous(engine, training))
-                self._overlapped = made.overlapped(engine, training) if made.overlapped else None
+                self._inference = Inference(engine, self._reading, view, options.metrics)
+                training = self._training = Training(
+                    stepped_together(engine),
+                    world.device,
+                    options.optimizer,
+                    options.learning_rate_schedule,
+                    clip_norm=options.clip_norm,
+                    loss_scaling=options.loss_scaling,
+                    on_non_finite=options.update.on_non_finite,
+                )
+                check_conflicts(self._uses | uses_of_optimizer(training.optimizer))
+                every = options.safety.verify_every
+                self._verified = VerifiedSteps(engine, training, options.verify, every)
+                measured = options.update.prediction_error_every
+                made = partial(asynchronous_training, engine, training, measured)
+                self._asynchronous = world.all_succeed(made)
+                overlaps = options.update.optimizer_sync == "after"
+                self._overlapped = OverlappedTraining(engine, training) if overlaps else None
             undo.pop_all()
 
     @property
@@ -274,6 +218,18 @@ class Pipeline:
     def verified(self) -> VerifyResult | None:
         """How the latest step that was compared did; ``None`` if none was here."""
         return self._verified.result
+
+    def notify(self, *callbacks: Callback) -> None:
+        """Call these, with the pipeline and what has happened, after steps, evaluations and saves.
+
+        Each is also called before the pipeline is closed. Every rank gives the same, and calls them
+        with equal events, in the order in which they were given.
+
+        Raises:
+            BadInput: one cannot be called.
+        """
+        check_callbacks(callbacks)
+        self._callbacks.extend(callbacks)
 
     def print_with(self, say: Callable[[str], None]) -> None:
         """Have rank 0 give the lines about verification to ``say``, not to standard error."""
@@ -588,7 +544,7 @@ class Pipeline:
 
     def _check_calls(self, due: bool = False) -> None:
         """Compare the calls of the next step with those of the example, if it is ``due``."""
-        every = self._choices.check_every
+        every = self._options.safety.check_every
         if due or (every and (self.steps + 1) % every == 0):
             self._engine.stages.check_next_runs()
 
@@ -601,7 +557,7 @@ class Pipeline:
         if not changed:
             return
         thawed = f"a change of requires_grad of '{changed[0]}'"
-        check_conflicts(self._choices.uses | {"thawed": thawed})
+        check_conflicts(self._uses | {"thawed": thawed})
         self._checkpoints.wait()
         engine, training, verified = self._engine, self._training, self._verified
         engine.buckets.close()

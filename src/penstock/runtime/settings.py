@@ -1,22 +1,39 @@
-"""Settings of a pipeline, with checks that run before anything is built."""
+"""What a user chooses for a pipeline, checked before anything is built.
 
-from dataclasses import dataclass
+`Pipeline` takes what is used often as arguments, and the rest in two groups. All that is made for
+it reads one `Options`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from penstock.capture.tensor_split import SplitTable
 from penstock.errors import BadInput
+from penstock.runtime.gradients.loss_scaling import LossScaling, loss_scaling_for
+from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.transport.transport import TransportChoice
+from penstock.runtime.user_metrics import Metric, check_metrics
+from penstock.runtime.weights.pretrained import Weights
 from penstock.schedule.weight_rule import OptimizerSync
 
 __all__ = [
+    "MakeOptimizer",
+    "MakeSchedule",
     "OnNonFinite",
-    "RankSettings",
+    "Options",
+    "Safety",
+    "Update",
     "Verification",
-    "check_settings",
-    "uses_of_settings",
 ]
+
+MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
+MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 
 Verification: TypeAlias = Literal["first-step", "off"]
 """When training is compared with the whole model."""
@@ -25,70 +42,128 @@ OnNonFinite: TypeAlias = Literal["stop", "skip"]
 """Whether a step with NaN or infinity raises an error, or is left out on all ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankSettings:
-    """How a rank computes and communicates; every rank has the same settings.
-
-    The fields are arguments of `Pipeline`, where they are explained.
-    """
-
-    autocast: torch.dtype | None = None
-    transport: TransportChoice = "auto"
-    shard_optimizer: bool = False
-    seed: int = 0
-    compare_replicas_every: int = 50
-    tensor_parallel: SplitTable | None = None
+def check_choice(name: str, choice: str, allowed: Sequence[str]) -> None:
+    """Raise `BadInput` for a choice that is not allowed."""
+    if choice not in allowed:
+        words = " or ".join(f'"{each}"' for each in allowed)
+        raise BadInput(f'{name} is "{choice}"; it must be {words}')
 
 
-def uses_of_settings(
-    settings: RankSettings,
-    compile: bool,
-    optimizer: object,
-    optimizer_sync: str,
-    on_non_finite: str,
-) -> dict[str, str]:
-    """What the arguments of `Pipeline` use, for `check_conflicts`."""
-    autocast = f"autocast={settings.autocast}" * (settings.autocast is not None)
-    return {
-        "autocast": autocast,
-        "loss_scaling": autocast * (settings.autocast == torch.float16),
-        "optimizer": "shard_optimizer=True" * settings.shard_optimizer,
-        "compile": "compile=True" * compile,
-        "undoing": 'optimizer_sync="after"' * (optimizer_sync == "after"),
-        "skip": 'on_non_finite="skip"' * (on_non_finite == "skip"),
-        "no optimizer": "a pipeline without an optimizer" * (optimizer is None),
-    }
-
-
-def check_settings(
-    clip_norm: float | None,
-    timeout_s: float,
-    settings: RankSettings,
-    verify: str,
-    verify_every: int,
-    optimizer_sync: str,
-    on_non_finite: str,
-    check_every: int,
-) -> None:
-    """Raise `BadInput` for an invalid setting."""
-    choices = {
-        "verify": (verify, get_args(Verification)),
-        "optimizer_sync": (optimizer_sync, get_args(OptimizerSync)),
-        "on_non_finite": (on_non_finite, get_args(OnNonFinite)),
-    }
-    for name, (choice, choices_of) in choices.items():
-        if choice not in choices_of:
-            allowed = " or ".join(f'"{each}"' for each in choices_of)
-            raise BadInput(f'{name} is "{choice}"; it must be {allowed}')
-    if clip_norm is not None and not clip_norm > 0:
-        raise BadInput(f"clip_norm is {clip_norm}; it must be > 0, or None for no clipping")
-    if not timeout_s > 0:
-        raise BadInput(f"timeout_s is {timeout_s}; it must be > 0")
-    intervals = {
-        "compare_replicas_every": settings.compare_replicas_every,
-        "verify_every": verify_every,
-        "check_every": check_every,
-    }
+def check_intervals(of: str, **intervals: int) -> None:
+    """Raise `BadInput` for an interval below 0."""
     for name, every in intervals.items():
         if every < 0:
-            raise BadInput(f"{name} is {every}; it must be a number of steps, or 0 for never")
+            raise BadInput(f"{name} is {every}; it must be a number of {of}, or 0 for never")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What weights are at first, and how an update changes them: an argument of `Pipeline`.
+
+    ``weights`` is a directory of safetensors, or `Weights`; every rank reads its own stages from
+    it. Without it they are the model's. ``seed`` is used for weights of a model on the meta device,
+    and for dropout. ``loss_scaling`` is used with ``autocast=torch.float16``.
+
+    With ``optimizer_sync="after"``, `Pipeline.stream` may take an optimizer step before all ranks
+    have agreed whether to clip or skip it; a wrong step is undone exactly. With
+    ``on_non_finite="skip"`` a step whose loss or gradients are NaN or infinite is left out on all
+    ranks, without an error. ``prediction_error_every``: under a schedule that predicts weights,
+    measure the error of the prediction every that many updates (0: never).
+
+    Raises:
+        BadInput: a value that is not one of those above.
+    """
+
+    weights: Weights | Path | str | None = None
+    seed: int = 0
+    loss_scaling: LossScaling | None = None
+    optimizer_sync: OptimizerSync = "before"
+    on_non_finite: OnNonFinite = "stop"
+    prediction_error_every: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("optimizer_sync", self.optimizer_sync, get_args(OptimizerSync))
+        check_choice("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
+        check_intervals("updates", prediction_error_every=self.prediction_error_every)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Safety:
+    """What is checked again while training goes on, and how: an argument of `Pipeline`.
+
+    Every ``verify_every``-th step is compared with the whole model, as the first one is. In every
+    ``check_every``-th step each stage compares its calls with those of the example: code that takes
+    another path ends the run in a line. The copies of weights are compared every
+    ``compare_replicas_every`` steps. 0 stands for never.
+
+    ``transport`` is what carries activations: ``"auto"`` is ``"shared-memory"`` between CPU ranks
+    of one host and ``"process-groups"``, which work everywhere, elsewhere. With ``"in-process"``
+    this process holds all stages of a plan for any devices, for experiments and under a debugger;
+    replicas of a stage are then one.
+
+    Raises:
+        BadInput: an interval below 0, or an unknown transport.
+    """
+
+    verify_every: int = 0
+    check_every: int = 0
+    compare_replicas_every: int = 50
+    transport: TransportChoice = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("transport", self.transport, get_args(TransportChoice))
+        check_intervals(
+            "steps",
+            verify_every=self.verify_every,
+            check_every=self.check_every,
+            compare_replicas_every=self.compare_replicas_every,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments of `Pipeline` that are not about the model, its plan or its batches.
+
+    They are explained there.
+    """
+
+    optimizer: MakeOptimizer | None = None
+    learning_rate_schedule: MakeSchedule | None = None
+    clip_norm: float | None = None
+    shard_optimizer: bool = False
+    metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
+    autocast: torch.dtype | None = None
+    device: torch.device | str | None = None
+    timeout_s: float = LIMIT_S
+    verify: Verification = "first-step"
+    update: Update = Update()
+    safety: Safety = Safety()
+
+    def __post_init__(self) -> None:
+        check_choice("verify", self.verify, get_args(Verification))
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise BadInput(
+                f"clip_norm is {self.clip_norm}; it must be > 0, or None for no clipping"
+            )
+        if not self.timeout_s > 0:
+            raise BadInput(f"timeout_s is {self.timeout_s}; it must be > 0")
+        check_metrics(self.metrics)
+        _ = self.loss_scaling
+
+    @property
+    def loss_scaling(self) -> LossScaling | None:
+        """How the loss is scaled in float16; None in other types."""
+        return loss_scaling_for(self.autocast, self.update.loss_scaling)
+
+    @property
+    def uses(self) -> dict[str, str]:
+        """What these options use, for `check_conflicts`."""
+        autocast = f"autocast={self.autocast}" * (self.autocast is not None)
+        return {
+            "autocast": autocast,
+            "loss_scaling": autocast * (self.autocast == torch.float16),
+            "optimizer": "shard_optimizer=True" * self.shard_optimizer,
+            "undoing": 'optimizer_sync="after"' * (self.update.optimizer_sync == "after"),
+            "skip": 'on_non_finite="skip"' * (self.update.on_non_finite == "skip"),
+            "no optimizer": "a pipeline without an optimizer" * (self.optimizer is None),
+        }

@@ -23,6 +23,7 @@ from runtime.asynchronous.asynchronous_cases import (
 from penstock.plan.plan import Plan
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety, Update
 
 
 def join() -> None:
@@ -76,7 +77,8 @@ def histories(cases: list[tuple[str, str, int, int, int, bool, str]]) -> dict[An
         method, optimizer, micro_batches, count, replicas, recompute, transport = case
         stages = dist.get_world_size() // replicas
         plan = plan_of_stages(stages, method, micro_batches, replicas=replicas, recompute=recompute)
-        with pipeline(plan, optimizer, transport=transport, prediction_error_every=1) as pipe:
+        safety, update = Safety(transport=transport), Update(prediction_error_every=1)
+        with pipeline(plan, optimizer, safety=safety, update=update) as pipe:
             noted = noting(pipe)
             metrics = list(pipe.stream(batches_of(count, micro_batches)))
             copies = next(iter(pipe.weight_versions.values())).most_copies

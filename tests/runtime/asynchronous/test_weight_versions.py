@@ -24,6 +24,7 @@ from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.runtime.asynchronous.predicted_step import PredictedSteps
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety, Update
 from penstock.simulate.instances import instances_of
 
 TOLERANCE = 1e-12
@@ -34,7 +35,7 @@ def in_process(stages: int, method: str, micro_batches: int, *, model=None, **op
     inputs, targets = (torch.from_numpy(part).flatten(0, 1) for part in data(micro_batches))
     plan = plan_of_stages(stages, method, micro_batches)
     model = model or chain(first_weights(stages))
-    options = {"transport": "in-process", "verify": "off", **options}
+    options = {"safety": Safety(transport="in-process"), "verify": "off", **options}
     return Pipeline(model, plan, (inputs, targets), **options)
 
 
@@ -198,7 +199,9 @@ def test_predictions_are_compared_with_what_came() -> None:
     stages, settings = 3, Settings("sgd", 0.01)
     inputs, targets = (torch.from_numpy(part[:1]) for part in data(1))
     made = make_optimizer(settings)
-    player = in_process(stages, "spectrain", 1, optimizer=made, prediction_error_every=1)
+    player = in_process(
+        stages, "spectrain", 1, optimizer=made, update=Update(prediction_error_every=1)
+    )
     history: list[list[np.ndarray]] = histories(player)
     for _ in player.stream([(inputs[0], targets[0])] * 40):
         pass

@@ -15,6 +15,7 @@ from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints.loader_state import ResumableLoader
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
 
 
 def join() -> None:
@@ -83,7 +84,7 @@ def train_net(
         learning_rate_schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
             optimizer, 24
         ),
-        seed=seed,
+        update=Update(seed=seed),
         timeout_s=60,
     ) as pipe:
         torch.manual_seed(17)

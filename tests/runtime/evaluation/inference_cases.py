@@ -16,6 +16,7 @@ from penstock.errors import BadInput
 from penstock.runtime.callbacks import Closing, Event, Saved
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 from penstock.runtime.user_metrics import Evaluation
 
 BATCH = 12
@@ -62,7 +63,7 @@ def predict_everything() -> dict[str, list[str]]:
     join()
     cases: list[tuple[str, tuple[int, ...], str, dict[str, Any]]] = [
         ("convolutions", (2, 1), "1f1b", {}),
-        ("convolutions", (1, 1, 1), "gpipe", {"transport": "process-groups"}),
+        ("convolutions", (1, 1, 1), "gpipe", {"safety": Safety(transport="process-groups")}),
         ("gpt2", (1, 2), "1f1b", {}),
         ("gpt2", (1, 1), "interleaved", {}),
         ("t5", (1, 1, 1), "1f1b", {}),
@@ -199,7 +200,8 @@ def follow_events(directory: Path) -> dict[str, Any]:
 
     plan = plan_of(len(graph.layer_names), (1, 1, 1))
     modules: dict[str, str] = {}
-    with Pipeline(graph, plan, batch, callbacks=[note], timeout_s=60) as pipe:
+    with Pipeline(graph, plan, batch, timeout_s=60) as pipe:
+        pipe.notify(note)
         for _ in range(3):
             pipe.step(batch)
             stops.append(pipe.stopping)

@@ -11,6 +11,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.rank_numbers import END
+from penstock.runtime.settings import Update
 
 
 @pytest.mark.timeout(600)
@@ -69,8 +70,11 @@ def test_a_metric_that_is_no_number_is_refused_by_name() -> None:
 def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(BadInput, match="metric 'a' is a int; give a function"):
         pipeline_alone(metrics={"a": 3})
-    with pytest.raises(BadInput, match="callback 0 is a str; give functions"):
-        pipeline_alone(callbacks=["print"])
+    with (
+        pipeline_alone() as pipe,
+        pytest.raises(BadInput, match="callback 0 is a str; give functions"),
+    ):
+        pipe.notify("print")  # type: ignore[arg-type]
 
 
 def test_stages_leave_the_scripts_random_numbers_alone() -> None:
@@ -80,7 +84,7 @@ def test_stages_leave_the_scripts_random_numbers_alone() -> None:
     losses: list[list[float]] = []
     for seed in (0, 0, 1):
         with Pipeline(
-            model, plan, batch, loss=torch.nn.functional.cross_entropy, seed=seed
+            model, plan, batch, loss=torch.nn.functional.cross_entropy, update=Update(seed=seed)
         ) as pipe:
             torch.manual_seed(5)
             expected = torch.rand(3)

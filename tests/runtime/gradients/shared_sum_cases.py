@@ -135,12 +135,13 @@ def sum_that_is_changed_at_once() -> list[float]:
 def bits_of_replicas(transport: Any) -> list[list[int]]:
     """The bits of all gradients on every rank after a step."""
     from penstock.runtime.pipeline import Pipeline
+    from penstock.runtime.settings import Safety
 
     case = Case("gpipe", (3,), 2)
     subject, graph = captured(case.model, True)
     plan = case.plan(len(graph.layer_names))
     batch = batch_of(subject, plan.global_batch, True)
-    with Pipeline(graph, plan, batch, transport=transport) as pipe:
+    with Pipeline(graph, plan, batch, safety=Safety(transport=transport)) as pipe:
         pipe.step(batch)
         grads = [p.grad for p in pipe.parameters() if p.grad is not None]
         return [g.reshape(-1).view(torch.int64).tolist() for g in grads]

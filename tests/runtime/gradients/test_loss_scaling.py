@@ -15,6 +15,7 @@ from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
 
 ROWS, WIDTH, MICRO_BATCHES = 16, 8, 4
 PLAN = Plan((Stage(range(4), (0,), (ROWS // MICRO_BATCHES,)),), MICRO_BATCHES, 4, "gpipe")
@@ -41,7 +42,7 @@ def pipeline(
         batch,
         optimizer=lambda parameters: SGD(parameters, lr=0.1),
         autocast=torch.float16,
-        loss_scaling=scaling,
+        update=Update(loss_scaling=scaling),
         **options,
     )
 
@@ -60,7 +61,7 @@ def test_scale_skipped_steps_and_weights_are_those_of_torchs_scaler() -> None:
         batch,
         optimizer=lambda parameters: SGD(parameters, lr=1e-3),
         autocast=torch.float16,
-        loss_scaling=scaling,
+        update=Update(loss_scaling=scaling),
     ) as pipe:
         found: list[tuple[float, bool]] = []
         for _ in range(16):
@@ -90,8 +91,8 @@ def gradients(size: float, autocast: torch.dtype | None, initial: float) -> list
     """Gradients over ``size`` after a step in float16, or (no ``autocast``) in float32."""
     model, batch = model_and_batch(size)
     scaling = LossScaling(initial=initial) if autocast is not None else None
-    options: Any = {"autocast": autocast, "loss_scaling": scaling, "verify": "off"}
-    with Pipeline(model, PLAN, batch, **options) as pipe:
+    update = Update(loss_scaling=scaling)
+    with Pipeline(model, PLAN, batch, autocast=autocast, verify="off", update=update) as pipe:
         pipe.step(batch)
         return [p.grad / size for p in pipe.parameters() if p.grad is not None]
 
@@ -189,7 +190,9 @@ def test_float16_is_refused_where_it_cannot_work() -> None:
     with pytest.raises(BadInput, match=r"autocast is torch\.float64; use torch\.bfloat16, torch"):
         Pipeline(model, PLAN, batch, autocast=torch.float64)
     with pytest.raises(BadInput, match=r"autocast is torch\.bfloat16: only float16 needs it"):
-        Pipeline(model, PLAN, batch, autocast=torch.bfloat16, loss_scaling=LossScaling())
+        Pipeline(
+            model, PLAN, batch, autocast=torch.bfloat16, update=Update(loss_scaling=LossScaling())
+        )
     half = tuple(leaf.half() for leaf in batch)
     with pytest.raises(BadInput, match=r"parameter '0\.0\.weight' is float16, as are 5 more"):
         pipeline(model.half(), half)

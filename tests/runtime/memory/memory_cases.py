@@ -22,6 +22,7 @@ from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, with_recompute
 from penstock.runtime.memory.measured_memory import MeasuredMemory
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 WIDTH, SEQUENCE, VOCABULARY = 128, 32, 100
@@ -243,7 +244,7 @@ def growth(
         # Batches of another size have another cut of their own, made once.
         batches = [batch(rows), batch(rows - 1), batch(rows)]
         with Pipeline(
-            graph, plan, batches[0], optimizer=torch.optim.AdamW, transport=transport
+            graph, plan, batches[0], optimizer=torch.optim.AdamW, safety=Safety(transport=transport)
         ) as pipe:
             for step in range(warm_up + steps):
                 if step == warm_up:
@@ -262,7 +263,9 @@ def peaks_by_micro_batches(counts: Sequence[int]) -> dict[int, tuple[float, floa
     for count in counts:
         plan = plan_of(len(graph.layer_names), (1, 1), "1f1b", micro_batches=count, rows=ROWS)
         example = batch(plan.global_batch)
-        with Pipeline(graph, plan, example, transport="process-groups", timeout_s=100) as pipe:
+        with Pipeline(
+            graph, plan, example, safety=Safety(transport="process-groups"), timeout_s=100
+        ) as pipe:
             peaks: list[float] = []
             for act in (pipe.step, pipe.evaluate):
                 act(example)

@@ -12,6 +12,7 @@ from runtime.matrix_cases import batch_of, captured, make_optimizer
 from runtime.matrix_plans import Case
 
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 STEPS, PIPELINES = 3, 3
 
@@ -66,7 +67,7 @@ def after_steps_and_after_closing(transport: str) -> dict[str, Any]:
                 plan,
                 batch_of(subject, plan.global_batch, True),
                 optimizer=make_optimizer("sgd"),
-                transport=transport,
+                safety=Safety(transport=transport),
                 timeout_s=60,
             ) as pipe:
                 for step in range(STEPS):

@@ -13,6 +13,7 @@ from penstock.capture.chain import Chain
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints import checkpoint
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 
 __all__ = ["StopsOneReader", "hang"]
 
@@ -70,7 +71,9 @@ def hang(
     batch = (torch.randn(8, 4), torch.randn(8, 4))
     stages = tuple(Stage(range(n, n + 1 + (n == RANKS - 1)), (n,), (2,)) for n in range(RANKS))
     plan = Plan(stages, 4, 2, "1f1b")
-    with Pipeline(chain, plan, batch, timeout_s=timeout_s, transport=transport) as pipe:
+    with Pipeline(
+        chain, plan, batch, timeout_s=timeout_s, safety=Safety(transport=transport)
+    ) as pipe:
         pipe.step(batch)
         if where == "step" and culprit:
             Hook.deed = deed

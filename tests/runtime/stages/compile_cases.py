@@ -57,11 +57,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"sequences": sequences, "blocks": 
 """Both have four layers, and the loss."""
 
 
-def graph_of(model: str) -> LayerGraph:
+def graph_of(model: str, *, compile: bool) -> LayerGraph:
     """The model in float64, with its loss."""
     torch.manual_seed(0)
     made, batch = MODELS[model](), (normal(3, WIDTH, 1), normal(3, WIDTH, 2))
-    return capture_model(made.double(), batch, loss=nn.MSELoss())
+    return capture_model(made.double(), batch, loss=nn.MSELoss(), compile=compile)
 
 
 def trained(
@@ -78,7 +78,7 @@ def trained(
     """
     if compile:
         torch._dynamo.reset()
-    graph = graph_of(model)
+    graph = graph_of(model, compile=compile)
     batches = [(normal(rows, WIDTH, rows), normal(rows, WIDTH, rows + 1)) for rows in sizes]
     torch.manual_seed(1)
     with Pipeline(
@@ -87,7 +87,6 @@ def trained(
         batches[0],
         optimizer=lambda p: torch.optim.SGD(p, 0.1),
         autocast=autocast,
-        compile=compile,
     ) as pipe:
         losses = [pipe.step(batch).loss for batch in batches]
         losses.append(pipe.evaluate(batches[-1]).loss)
@@ -113,14 +112,13 @@ def trained_at_lengths(lengths: Sequence[int], *, compile: bool) -> dict[str, An
     torch.manual_seed(0)
     model = nn.Sequential(Perceptron(), nn.Linear(WIDTH, WIDTH)).double()
     batches = [tuple(torch.randn(4, n, WIDTH).double() for _ in range(2)) for n in lengths]
+    dynamic: Any = {0: {1: "length"}, 1: {1: "length"}}
+    graph = capture_model(model, batches[0], loss=nn.MSELoss(), dynamic=dynamic, compile=compile)
     with Pipeline(
-        model,
+        graph,
         Plan((Stage(range(3), (0,), (2,)),), 2, 2, "gpipe"),
         batches[0],
-        loss=nn.MSELoss(),
         optimizer=lambda p: torch.optim.SGD(p, 0.1),
-        dynamic={0: {1: "length"}, 1: {1: "length"}},
-        compile=compile,
     ) as pipe:
         losses = [pipe.step(batch).loss for batch in batches]
         tensors = {n: p.detach().clone() for n, p in pipe.named_parameters()}

@@ -89,9 +89,9 @@ def stepped(model: nn.Module, *, compile: bool) -> tuple[list[float], int]:
     """Losses of three steps, and the number of compiled graphs."""
     torch._dynamo.reset()
     batch = normal(ROWS, WIDTH, 1), normal(ROWS, WIDTH, 2)
-    graph = capture_model(model, batch, loss=nn.MSELoss())
+    graph = capture_model(model, batch, loss=nn.MSELoss(), compile=compile)
     plan = Plan((Stage(range(len(graph.layer_names)), (0,), (4,)),), 3, 4, "gpipe")
-    with Pipeline(graph, plan, batch, optimizer=sgd, compile=compile, verify="off") as pipe:
+    with Pipeline(graph, plan, batch, optimizer=sgd, verify="off") as pipe:
         return [pipe.step(batch).loss for _ in range(3)], pipe.compiled_graphs
 
 
@@ -101,7 +101,8 @@ def test_hooks_that_the_user_adds_later_run() -> None:
     batch = normal(ROWS, WIDTH, 1), normal(ROWS, WIDTH, 2)
     plan = Plan((Stage(range(3), (0,), (4,)),), 3, 4, "gpipe")
     called = list[str]()
-    with Pipeline(model, plan, batch, loss=nn.MSELoss(), compile=True, verify="off") as pipe:
+    graph = capture_model(model, batch, loss=nn.MSELoss(), compile=True)
+    with Pipeline(graph, plan, batch, verify="off") as pipe:
         pipe.step(batch)
         for name in ("0.inner.up", "0"):
             module = model.get_submodule(name)

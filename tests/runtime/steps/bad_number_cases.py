@@ -21,6 +21,7 @@ from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
 
 WIDTH, ROWS, MICRO_BATCHES, LAYERS = 6, 4, 3, 7
 FORWARD, BACKWARD, PLAIN = 7.0, 9.0, 0.5
@@ -113,8 +114,9 @@ def pipeline(case: BadCase) -> Pipeline:
         batch_of(0),
         optimizer=lambda p: SGD(p, lr=0.01, momentum=0.9),
         autocast=case.autocast,
-        on_non_finite=case.policy,  # type: ignore[arg-type]
-        optimizer_sync="after" if case.after else "before",
+        update=Update(
+            on_non_finite=case.policy, optimizer_sync="after" if case.after else "before"
+        ),  # type: ignore[arg-type]
         timeout_s=60,
     )
 

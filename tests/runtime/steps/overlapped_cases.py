@@ -23,6 +23,7 @@ from penstock.plan.row_split import split_rows
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety, Update
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
@@ -111,7 +112,7 @@ def batches_of(case: Case) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
-def pipeline(case: Case, clip_norm: float | None, **options: Any) -> Pipeline:
+def pipeline(case: Case, clip_norm: float | None, *, sync: Any = "before") -> Pipeline:
     """The case's pipeline, from its first weights."""
     scaling = LossScaling(initial=2.0**18, growth_interval=2) if case.half else None
     return Pipeline(
@@ -122,11 +123,10 @@ def pipeline(case: Case, clip_norm: float | None, **options: Any) -> Pipeline:
         learning_rate_schedule=lambda optimizer: LambdaLR(optimizer, lambda n: 1 / (1 + n)),
         clip_norm=clip_norm,
         autocast=torch.float16 if case.half else None,
-        loss_scaling=scaling,
-        transport=case.transport,
+        update=Update(loss_scaling=scaling, optimizer_sync=sync),
+        safety=Safety(transport=case.transport),
         timeout_s=60,
         verify="off",
-        **options,
     )
 
 
@@ -179,7 +179,7 @@ def compare_one(case: Case) -> tuple[list[str], int]:
         plain = [numbers(metrics) for metrics in step_by_step(pipe, batches)]
         expected, state = everything(pipe), pipe.state_dict()["state"]
         gradients = {n: p.grad.clone() for n, p in pipe.named_parameters() if p.grad is not None}
-    with pipeline(case, clip_norm, optimizer_sync="after") as pipe:
+    with pipeline(case, clip_norm, sync="after") as pipe:
         ours = [numbers(metrics) for metrics in streamed(pipe, batches)]
         found, other = everything(pipe), pipe.state_dict()["state"]
         assert pipe._overlapped is not None

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.capture.lengths import Length
 from penstock.errors import BadInput
@@ -23,6 +24,7 @@ from penstock.runtime.iteration import warm_up_of
 from penstock.runtime.micro_batches import schedule_of
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.settings import Update
 from penstock.runtime.steps.overlapped import KeptStep
 from penstock.runtime.steps.training import Training
 from penstock.schedule.dependencies import predecessors
@@ -170,23 +172,29 @@ def test_a_step_is_undone_to_the_bit(make: Any, steps_before: int) -> None:
 PLAN = Plan((Stage(range(3), (0,), (2,)),), 2, 2, "1f1b")
 
 
-def alone(plan: Plan = PLAN, **options: Any) -> Pipeline:
+def alone(plan: Plan = PLAN, lengths: bool = False, **options: Any) -> Pipeline:
     layers: list[nn.Module] = [nn.PReLU(), nn.PReLU()]
-    chain = Chain(layers, loss=nn.MSELoss())
-    settings = {"optimizer": lambda p: SGD(p, lr=0.1), "optimizer_sync": "after", **options}
+    batch = torch.randn(4, 4), torch.randn(4, 4)
+    dynamic: Any = {leaf: {1: Length("width")} for leaf in (0, 1)} if lengths else None
+    graph = capture_model(Chain(layers, loss=nn.MSELoss()), batch, dynamic=dynamic)
+    settings = {
+        "optimizer": lambda p: SGD(p, lr=0.1),
+        "update": Update(optimizer_sync="after"),
+        **options,
+    }
     settings.setdefault("verify", "off")
-    return Pipeline(chain, plan, (torch.randn(4, 4), torch.randn(4, 4)), **settings)
+    return Pipeline(graph, plan, batch, **settings)
 
 
 def test_what_does_not_go_with_it_is_refused() -> None:
     with pytest.raises(BadInput, match='optimizer_sync is "never"; it must be "before" or "after"'):
-        alone(optimizer_sync="never")
+        Update(optimizer_sync="never")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="needs an optimizer"):
         alone(optimizer=None)
     with pytest.raises(BadInput, match="shard_optimizer"):
         alone(shard_optimizer=True)
     with pytest.raises(BadInput, match="lengths vary"):
-        alone(dynamic={leaf: {1: Length("width")} for leaf in (0, 1)})
+        alone(lengths=True)
     with pytest.raises(BadInput, match=r"not work with schedule 'pipedream' \(it has no flush\)"):
         alone(Plan(PLAN.stages, 2, 2, "pipedream"))
 

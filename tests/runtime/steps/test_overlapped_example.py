@@ -16,5 +16,7 @@ def test_the_example_prints_what_it_would_print_without_overlap(tmp_path: Path) 
     assert match, printed
     assert float(match.group(1)) < 1.0
     plain = tmp_path / "plain.py"
-    plain.write_text(EXAMPLE.read_text().replace('    optimizer_sync="after",\n', ""))
+    option, source = '    update=penstock.Update(optimizer_sync="after"),\n', EXAMPLE.read_text()
+    assert option in source
+    plain.write_text(source.replace(option, ""))
     assert launch_workers(run_script, (str(plain), []), workers=2, threads=1)[0] == printed

@@ -129,8 +129,8 @@ def test_a_loop_of_ones_own_shows_steps_and_combined_evaluations(
         loss=nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         metrics={"error": lambda output, target: (output - target).abs().mean()},
-        callbacks=[track(tracker, tmp_path / "mine", project="words", config=config)],
     ) as pipe:
+        pipe.notify(track(tracker, tmp_path / "mine", project="words", config=config))
         losses = [pipe.step(batch).loss for _ in range(2)]
         parts = [pipe.evaluate(tuple(t[rows] for t in batch)) for rows in (slice(4), slice(4, 8))]
         losses.append(pipe.step(batch).loss)

@@ -17,6 +17,7 @@ from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.engine import Engine
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Safety
 from penstock.runtime.verify import verify
 from penstock.runtime.verify.verify import FreeMemory
 
@@ -86,7 +87,9 @@ def test_by_default_the_first_step_is_compared_and_a_line_says_how(
 def test_what_mixes_samples_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     for micro_batches, step in [(2, Pipeline.step), (2, Pipeline.step), (1, Pipeline.step)]:
         graph = capture_model(net(nn.BatchNorm1d(8)), batch(), loss=functional.cross_entropy)
-        with Pipeline(graph, one_rank(graph, micro_batches), batch(), verify_every=2) as pipe:
+        with Pipeline(
+            graph, one_rank(graph, micro_batches), batch(), safety=Safety(verify_every=2)
+        ) as pipe:
             for _ in range(2):
                 step(pipe, batch())
         told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
@@ -105,7 +108,11 @@ def test_later_steps_are_compared_every_so_often(schedule: str, streams: bool) -
     graph = capture_model(model, batch(), loss=functional.cross_entropy)
     hooking(graph, lambda module, given, made: made * (1 + error["by"]), "between")
     stages = (Stage(range(len(graph.layer_names)), (0,), (4,)),)
-    options: dict[str, Any] = {"optimizer": descend, "verify": "off", "verify_every": 3}
+    options: dict[str, Any] = {
+        "optimizer": descend,
+        "verify": "off",
+        "safety": Safety(verify_every=3),
+    }
     with Pipeline(graph, Plan(stages, 2, 4, schedule), batch(), **options) as pipe:
         seen = list[Any]()
 
@@ -266,7 +273,11 @@ def test_calls_are_compared_with_the_example_again_every_so_often(how: str) -> N
     model = Swaps()
     example = torch.randn(8, 8), torch.arange(8) % 4
     graph = capture_model(model, example, loss=functional.cross_entropy)
-    options: dict[str, Any] = {"optimizer": descend, "verify": "off", "check_every": 4}
+    options: dict[str, Any] = {
+        "optimizer": descend,
+        "verify": "off",
+        "safety": Safety(check_every=4),
+    }
     with Pipeline(graph, one_rank(graph), example, **options) as pipe:
         pipe.step(example)
         model.swapped = True
@@ -285,11 +296,9 @@ def test_calls_are_compared_with_the_example_again_every_so_often(how: str) -> N
 def test_another_value_is_refused() -> None:
     with pytest.raises(BadInput, match='verify is "always"; it must be "first-step" or "off"'):
         trained(net(), "always")
-    graph = capture_model(net(), batch(), loss=functional.cross_entropy)
     for name in ("verify_every", "check_every"):
-        every: dict[str, Any] = {name: -1}
         with pytest.raises(BadInput, match=f"{name} is -1; it must be a number of steps, or 0"):
-            Pipeline(graph, one_rank(graph), batch(), **every)
+            Safety(**{name: -1})
 
 
 def test_no_tf32_is_used_in_a_step_that_is_compared() -> None:

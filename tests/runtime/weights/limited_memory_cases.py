@@ -14,6 +14,7 @@ from torch import nn
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
 
 STAGES, STEPS, RATE = 4, 2, 0.1
 WIDTH, INNER, WORDS = 1024, 2816, 64
@@ -92,7 +93,7 @@ def train_within(directory: Path, blocks: int, more_bytes: float) -> Trained:
         graph,
         plan,
         batch(),
-        weights=directory / "first",
+        update=Update(weights=directory / "first"),
         optimizer=optimizer,
         verify="first-step",
     ) as pipe:

@@ -18,6 +18,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
 from penstock.runtime.weights.pretrained import Weights, sources_of
 from penstock.runtime.weights.safetensors_file import write_tensors
 
@@ -141,7 +142,9 @@ def test_a_model_on_meta_gets_the_weights_of_a_directory_and_gives_them_back(
     real = MODELS[name]()
     real.save_pretrained(tmp_path / "theirs")
     batch = pictures() if name in ("vit", "resnet") else words()
-    with one_stage(on_meta(MODELS[name]), batch, weights=tmp_path / "theirs") as pipe:
+    with one_stage(
+        on_meta(MODELS[name]), batch, update=Update(weights=tmp_path / "theirs")
+    ) as pipe:
         held = pipe.model_state_dict()
         expected = real.state_dict()
         assert same_values({n: t for n, t in held.items() if n in expected}, expected)
@@ -289,7 +292,7 @@ def test_adapters_are_new_and_begin_as_peft_has_them(saved: Path) -> None:
         return peft.get_peft_model(llama(tie_word_embeddings=True), settings)
 
     plain = transformers.LlamaForCausalLM.from_pretrained(saved)
-    with one_stage(on_meta(adapted), words(), weights=saved) as pipe:
+    with one_stage(on_meta(adapted), words(), update=Update(weights=saved)) as pipe:
         held = pipe.model_state_dict()
         trained = [name for name, p in pipe.named_parameters() if p.requires_grad]
     assert len(trained) == 8 and all(".lora_" in name for name in trained)
@@ -339,7 +342,10 @@ def test_a_module_of_ones_own_is_written_and_read(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "new" / "weights" / "model.safetensors")
     assert sorted(stored) == ["first.bias", "first.weight", "kept", "second.bias"]
     with Pipeline(
-        capture_model(Twice(), batch, **options), plan, batch, weights=tmp_path / "new" / "weights"
+        capture_model(Twice(), batch, **options),
+        plan,
+        batch,
+        update=Update(weights=tmp_path / "new" / "weights"),
     ) as pipe:
         assert same_values(pipe.model_state_dict(), expected)
         with pytest.raises(BadInput, match="holds weights already, which are not overwritten"):

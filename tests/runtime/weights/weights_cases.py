@@ -12,6 +12,7 @@ from torch import nn
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
 
 STEPS, RATE = 2, 0.1
 SMALL: dict[str, Any] = {**DECODER, "tie_word_embeddings": True}
@@ -51,7 +52,7 @@ def read_train_and_save(directory: Path) -> dict[str, Any]:
             graph,
             plan_of(len(graph.layer_names), replicas),
             batch(),
-            weights=directory / "first",
+            update=Update(weights=directory / "first"),
             optimizer=lambda p: torch.optim.SGD(p, lr=RATE),
         ) as pipe:
             found[f"{name} on meta"] = [n for n, p in pipe.named_parameters() if p.is_meta]
@@ -102,7 +103,7 @@ def initial_values() -> dict[str, dict[str, torch.Tensor]]:
     plans = {replicas: plan_of(layers, replicas) for replicas in ((3,), (1, 2), (1, 1, 1))}
     values: dict[str, dict[str, torch.Tensor]] = {}
     for replicas, plan in plans.items():
-        with Pipeline(graph, plan, batch(), seed=5) as pipe:
+        with Pipeline(graph, plan, batch(), update=Update(seed=5)) as pipe:
             values[str(replicas)] = pipe.model_state_dict()
     return values
 
@@ -129,7 +130,7 @@ def refusals(directory: Path) -> list[str]:
     said: list[str] = []
     for weights in (None, directory / "nowhere"):
         try:
-            Pipeline(graph, plan, rows, weights=weights, timeout_s=20)
+            Pipeline(graph, plan, rows, update=Update(weights=weights), timeout_s=20)
         except BadInput as refusal:
             said.append(str(refusal))
     return said

@@ -1,18 +1,17 @@
 """Builds the stages that this rank holds from a model and a plan."""
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.lengths import Dynamic
 from penstock.capture.materialise import check_values, materialise, named_tensors
 from penstock.capture.stage.call import StageCall
 from penstock.capture.stage_program import Batch, Loss, StageProgram
@@ -45,28 +44,19 @@ def graph_of(
     model: nn.Module | LayerGraph,
     batch: Batch,
     loss: Loss | None,
-    granularity: Literal["block", "module", "operator"],
-    dynamic: Dynamic | None = None,
-    other_examples: Sequence[Batch] = (),
 ) -> LayerGraph:
     """Capture ``model``; a model that is already captured is returned as it is.
 
     Raises:
-        BadInput: it is captured, and more is given; or the batch is not like its example.
+        BadInput: it is captured, and a loss is given.
     """
     if isinstance(model, nn.Module):
-        options: Any = {"dynamic": dynamic, "other_examples": other_examples}
-        return capture_model(model, batch, loss=loss, granularity=granularity, **options)
-    for name, words, is_given in (
-        ("loss", "loss", loss is not None),
-        ("dynamic", "dynamic dimensions", bool(dynamic)),
-        ("other_examples", "examples", bool(other_examples)),
-    ):
-        if is_given:
-            raise BadInput(
-                f"a captured model has its {words} already, but {name}=... was given too; give it "
-                f"to capture_model only"
-            )
+        return capture_model(model, batch, loss=loss)
+    if loss is not None:
+        raise BadInput(
+            "a captured model has its loss already, but loss=... was given too; give it to "
+            "capture_model only"
+        )
     return model
 
 

@@ -37,7 +37,7 @@ from penstock.capture.record.recording import draws
 from penstock.capture.restored import kept_buffers
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.capture.stage_program import StageProgram
-from penstock.capture.tensor_split import SplitTable, divided_dims
+from penstock.capture.tensor_split import divided_dims
 from penstock.capture.torch_calls import TorchCalls
 from penstock.errors import BadInput
 from penstock.plan.ordering import stage_refusal
@@ -273,16 +273,14 @@ class TensorShards(Shards):
         BadInput: the table does not fit the model, or tied parameters would be divided.
     """
 
-    def __init__(
-        self, graph: LayerGraph, plan: Plan, world: World, table: SplitTable | None
-    ) -> None:
+    def __init__(self, graph: LayerGraph, plan: Plan, world: World) -> None:
         device = plan.device_of(world.rank)
         super().__init__(
             world, plan.ranks_of(device) if device >= 0 else (world.rank,), graph.tied_names
         )
         if plan.tensor_groups:
             check_ties(graph, plan)
-            self.dims = divided_dims(graph, table)
+            self.dims = divided_dims(graph)
             groups = make_groups(world, [plan.ranks_of(device) for device in plan.devices])
             self.group = groups.get(self.ranks)
         self._mesh: DeviceMesh | None = None

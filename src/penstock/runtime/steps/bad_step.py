@@ -25,7 +25,7 @@ from penstock.runtime.metrics import NoTerms
 from penstock.runtime.rank_stages import RankStages
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stages.runner import ModuleRunner, Tensors
-from penstock.runtime.steps.training import Training, Update
+from penstock.runtime.steps.training import Training, Updated
 
 __all__ = ["MOST_IN_A_ROW", "StepBegin", "after_bad_step", "begin_of_step"]
 
@@ -224,7 +224,7 @@ def after_bad_step(
     batches: Batches,
     seed: float,
     failure: LossNotFinite,
-) -> Update:
+) -> Updated:
     """Find the place of a bad step whose weights are unchanged, then raise or leave the step out.
 
     All ranks must call this, with equal arguments.

@@ -9,7 +9,7 @@ from penstock.errors import LossNotFinite
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.steps.bad_step import after_bad_step, begin_of_step
-from penstock.runtime.steps.training import Training, Update
+from penstock.runtime.steps.training import Training, Updated
 from penstock.runtime.user_metrics import Means
 
 __all__ = ["flushed_step", "metrics_of", "timed_step"]
@@ -55,7 +55,7 @@ def timed_step(engine: Engine) -> Iterator[None]:
 
 
 def metrics_of(
-    step: int, totals: Totals, update: Update, samples: int, means: Means
+    step: int, totals: Totals, update: Updated, samples: int, means: Means
 ) -> StepMetrics:
     """The metrics that a step returns."""
     return StepMetrics(

@@ -7,11 +7,11 @@ Tensors are called ``model.<parameter or buffer>``, ``optimizer.<parameter>.<key
 parameters, the learning-rate schedule, the number of steps.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from math import isfinite
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,17 +22,14 @@ from penstock.errors import BadInput
 from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
 from penstock.runtime.metrics import Totals, clip_factor
-from penstock.runtime.settings import OnNonFinite
+from penstock.runtime.settings import MakeOptimizer, MakeSchedule, OnNonFinite
 from penstock.words import counted
 
-__all__ = ["MakeOptimizer", "MakeSchedule", "Training", "Update", "mean_factor", "merged_states"]
-
-MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
-MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
+__all__ = ["Training", "Updated", "mean_factor", "merged_states"]
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Updated:
     """The result of one step's update, with the learning rate and loss scale that it used.
 
     ``non_finite`` is the place of the bad numbers because of which the step was left out, if any.
@@ -132,7 +129,7 @@ class Training:
         """The factor on the loss in a step of ``samples`` samples."""
         return self.scaler.seed(samples) if self.scaler is not None else 1.0
 
-    def update(self, totals: Totals, seed: float, buckets: GradientBuckets) -> Update:
+    def update(self, totals: Totals, seed: float, buckets: GradientBuckets) -> Updated:
         """Clip, update the weights and then the learning rate; all skipped after an overflow.
 
         ``buckets`` hold the gradients, summed and multiplied by ``seed``.
@@ -151,7 +148,7 @@ class Training:
         """Whether gradients with a large norm are clipped."""
         return self.clip_norm is not None
 
-    def judge(self, totals: Totals, rate: float) -> Update:
+    def judge(self, totals: Totals, rate: float) -> Updated:
         """Count a step at a learning rate, and decide from its numbers whether to take it.
 
         Changes no weights.
@@ -167,14 +164,14 @@ class Training:
             scaler.update(overflow, totals.weight, self.steps + 1)
         self.steps += 1
         self.left_out = 0
-        return Update(rate, scale, overflow)
+        return Updated(rate, scale, overflow)
 
-    def leave_out(self, why: str) -> Update:
+    def leave_out(self, why: str) -> Updated:
         """Count a step that is not taken because its numbers are not finite."""
         self.steps += 1
         self.left_out += 1
         scale = self.scaler.scale if self.scaler is not None else 1.0
-        return Update(self.learning_rate, scale, True, why)
+        return Updated(self.learning_rate, scale, True, why)
 
     def clip_factor(self, totals: Totals) -> float:
         """The factor that clips the gradients of the mean loss."""
