@@ -103,9 +103,9 @@ def train(asked: Asked) -> Run:
             yield joined(islice(batches, per_step))
             if step % every == 0:
                 score = task.score(modules)
-                curve.append((step * plan.global_batch, score.loss, score.accuracy))
                 if not isfinite(score.loss):
                     return
+                curve.append((step * plan.global_batch, score.loss, score.accuracy))
 
     with suppress(LossNotFinite):
         deque(pipe.stream(fed()), maxlen=0)

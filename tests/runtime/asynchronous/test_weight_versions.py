@@ -288,11 +288,11 @@ def test_muons_step_is_told_beforehand_for_a_gradient_that_stays(nesterov: bool)
     gradient = torch.randn(4, 3, dtype=torch.float64)
     steps = PredictedSteps(optimizer)
     told = torch.empty_like(parameter)
-    steps.predict(parameter, 1, told)
+    steps.predict([parameter], 1, [told])
     assert torch.equal(told, parameter), "nothing is known before the first step"
     for _ in range(3):
         parameter.grad = gradient.clone()
-        steps.predict(parameter, 1, told)
+        steps.predict([parameter], 1, [told])
         before = parameter.detach().clone()
         optimizer.step()
     # Muon turns its direction in bfloat16, in five steps that magnify rounding.

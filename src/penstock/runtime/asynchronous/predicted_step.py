@@ -90,17 +90,23 @@ class PredictedSteps:
         self._update_rules: dict[torch.Tensor, tuple[StepFunction, Group]] = {}
 
     @torch.no_grad()
-    def predict(self, parameter: nn.Parameter, updates: int, into: torch.Tensor) -> None:
-        """Write the weights predicted ``updates`` updates ahead, or copy them before any update."""
+    def predict(
+        self, parameters: Sequence[nn.Parameter], updates: int, into: Sequence[torch.Tensor]
+    ) -> None:
+        """Write the weights predicted ``updates`` updates ahead, or copy them before any update.
+
+        Autograd does not see that ``into`` is written to.
+        """
         state = self._optimizer.state
-        step = None
-        if updates and parameter in state:
-            step_of, group = self._update_rule_of(parameter)
-            step = step_of(parameter.detach(), state[parameter], group)
-        if step is None:
-            into.copy_(parameter)
-        else:
-            torch.sub(parameter, step, alpha=updates, out=into)
+        for parameter, target in zip(parameters, into, strict=True):
+            step = None
+            if updates and parameter in state:
+                step_of, group = self._update_rule_of(parameter)
+                step = step_of(parameter.detach(), state[parameter], group)
+            if step is None:
+                target.data.copy_(parameter)
+            else:
+                torch.sub(parameter, step, alpha=updates, out=target.data)
 
     def _update_rule_of(self, parameter: nn.Parameter) -> tuple[StepFunction, Group]:
         """The step function and group of a parameter; loading a state creates new groups."""

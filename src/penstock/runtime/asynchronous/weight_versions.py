@@ -169,8 +169,8 @@ class WeightVersions:
         self._live = None
         self.log.restart()
 
-    def _follow_up(self, micro_batch: int, lead: int, leaves: Leaves) -> None:
-        """Log the prediction that was made for a forward."""
+    def log_prediction(self, micro_batch: int, lead: int, leaves: Leaves) -> None:
+        """Tell the log of a prediction that was made for a forward."""
         self.log.predicted(micro_batch, self.updates, lead, leaves, self.parameters)
 
     def leaves_of_forward(self, micro_batch: int) -> Leaves:
@@ -262,93 +262,56 @@ class KeptVersions(WeightVersions):
 
 
 class PredictedWeights(WeightVersions):
-    """Every pass uses the newest weights, predicted some updates ahead.
+    """Every pass uses weights that are predicted some updates ahead.
 
-    All micro-batches share one set of leaves, whose values are written for each pass: SpecTrain
-    (arXiv 1809.02839, section 3.2), and with a backward lead of 0 PipeOptim (arXiv 2312.00839).
+    All micro-batches share one set of leaves, whose values are written for each pass from the
+    newest weights: SpecTrain (arXiv 1809.02839, section 3.2), and with a backward lead of 0
+    PipeOptim (arXiv 2312.00839). Under a rule with a bellwether the first micro-batch of an update
+    makes the prediction that all its micro-batches use (XPipe, arXiv 1911.04610, section 3). The
+    forwards of an update and the backwards of the previous one alternate, so both predictions are
+    kept. Autograd reads the leaves, so the prediction that a pass needs is swapped into them.
     """
 
     def __init__(self, module: nn.Module, stage: int, rule: WeightRule, steps: PredictedSteps):
         super().__init__(module, stage)
-        self._leads = rule.leads_of(stage)
-        self._steps = steps
-        self._leaves: Leaves = []
-        self._holds: tuple[int, int] | None = None
-
-    @property
-    def copies(self) -> int:
-        return 2 if self._leaves else 1
-
-    def leaves_of_forward(self, micro_batch: int) -> Leaves:
-        self._write(self._leads[0])
-        if self._leads[0]:
-            self._follow_up(micro_batch, self._leads[0], self._leaves)
-        return self._leaves
-
-    def leaves_of_backward(self, micro_batch: int) -> Leaves:
-        self._write(self._leads[1])
-        return self._leaves
-
-    def restart(self) -> None:
-        super().restart()
-        self._holds = None
-
-    def _write(self, lead: int) -> None:
-        """Write the weights predicted for ``lead`` updates ahead into the leaves."""
-        if not self._leaves:
-            self._leaves = new_leaves(self.parameters)
-        if self._holds != (self.updates, lead):
-            for leaf, parameter in zip(self._leaves, self.parameters, strict=True):
-                self._steps.predict(parameter, lead, leaf.data)
-            self._holds = (self.updates, lead)
-
-
-class BellwetherWeights(WeightVersions):
-    """The first micro-batch of an update makes the prediction that all its micro-batches use.
-
-    XPipe, arXiv 1911.04610, section 3. The forwards of an update and the backwards of the previous
-    one alternate, so both predictions are kept. Autograd reads the leaves, so the prediction that a
-    pass needs is swapped into them.
-    """
-
-    def __init__(self, module: nn.Module, stage: int, rule: WeightRule, steps: PredictedSteps):
-        super().__init__(module, stage)
-        self._size = rule.micro_batches_per_update
         self._leads = dict(zip("FB", rule.leads_of(stage), strict=True))
         self._steps = steps
+        size = rule.micro_batches_per_update
+        self._size = size if rule.bellwether and size > 1 else 0
         self._leaves: Leaves = []
         self._other: list[torch.Tensor] = []
-        self._in_leaves, self._in_other = ("", -1), ("", -1)
+        self._in_leaves: tuple[str | int, int] | None = None
+        self._in_other: tuple[str | int, int] | None = None
 
     @property
     def copies(self) -> int:
         return 1 + bool(self._leaves) + bool(self._other)
 
     def leaves_of_forward(self, micro_batch: int) -> Leaves:
-        fresh = self._hold("F", micro_batch // self._size)
-        if fresh and self._leads["F"]:
-            self._follow_up(micro_batch, self._leads["F"], self._leaves)
+        if self._hold("F", micro_batch) and self._leads["F"]:
+            self.log_prediction(micro_batch, self._leads["F"], self._leaves)
         return self._leaves
 
     def leaves_of_backward(self, micro_batch: int) -> Leaves:
-        self._hold("B", micro_batch // self._size)
+        self._hold("B", micro_batch)
         return self._leaves
 
     def restart(self) -> None:
         super().restart()
-        self._in_leaves, self._in_other = ("", -1), ("", -1)
+        self._in_leaves = self._in_other = None
 
-    def _hold(self, kind: str, group: int) -> bool:
-        """Put the prediction for a pass of a group into the leaves; returns whether it is new."""
+    def _hold(self, kind: str, micro_batch: int) -> bool:
+        """Put the prediction for a pass into the leaves; returns whether it is new."""
+        lead = self._leads[kind]
+        wanted = (kind, micro_batch // self._size) if self._size else (lead, self.updates)
         if not self._leaves:
             self._leaves = new_leaves(self.parameters)
-        if self._in_leaves[0] not in ("", kind):
+        if self._size and self._in_leaves is not None and self._in_leaves[0] != kind:
             self._exchange()
-        if self._in_leaves == (kind, group):
+        if self._in_leaves == wanted:
             return False
-        for leaf, parameter in zip(self._leaves, self.parameters, strict=True):
-            self._steps.predict(parameter, self._leads[kind], leaf.data)
-        self._in_leaves = (kind, group)
+        self._steps.predict(self.parameters, lead, self._leaves)
+        self._in_leaves = wanted
         return True
 
     def _exchange(self) -> None:
@@ -380,11 +343,10 @@ class KeptPredictions(WeightVersions):
 
     def leaves_of_forward(self, micro_batch: int) -> Leaves:
         leaves = self._free.pop() if self._free else new_leaves(self.parameters)
-        for leaf, parameter in zip(leaves, self.parameters, strict=True):
-            self._steps.predict(parameter, self._lead, leaf.data)
+        self._steps.predict(self.parameters, self._lead, leaves)
         self._kept[micro_batch] = leaves
         if self._lead:
-            self._follow_up(micro_batch, self._lead, leaves)
+            self.log_prediction(micro_batch, self._lead, leaves)
         return leaves
 
     def leaves_of_backward(self, micro_batch: int) -> Leaves:
@@ -427,6 +389,4 @@ def make_weight_versions(
     steps = PredictedSteps(optimizer)
     if rule.version == "forward":
         return KeptPredictions(module, stage, rule, steps)
-    if rule.bellwether and per_update > 1:
-        return BellwetherWeights(module, stage, rule, steps)
     return PredictedWeights(module, stage, rule, steps)
