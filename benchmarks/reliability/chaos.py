@@ -81,6 +81,7 @@ def try_fault(fault: Fault, expected: Unbroken, folder: Path) -> None:
     fault.ended_s = round(run.wait(SLOW_DEADLINE_S if slow else DEADLINE_S), 1)
     fault.flaws = list(flaws_of_end(run, fault, before))
     (place.disk / "filler").unlink(missing_ok=True)
+    place.error.unlink(missing_ok=True)
     found = place.complete()
     if fault.kind == "damage checkpoint" and len(found) > 1:
         fault.victim = draw.choice(DAMAGES)

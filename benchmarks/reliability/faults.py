@@ -29,14 +29,17 @@ __all__ = [
 STEPS = 30
 """Of the job of `tiny.toml`."""
 
-PHASES = ("start", "measure", "plan", "workers", "steps", "checkpoint", "end")
-WEIGHTS = (2, 1, 1, 3, 4, 4, 1)
+EVALUATED = 10
+"""The step after which that job evaluates first."""
+
+PHASES = ("start", "measure", "plan", "workers", "steps", "checkpoint", "evaluation", "end")
+WEIGHTS = (2, 1, 1, 3, 4, 4, 2, 1)
 """The phases, and how often each is drawn."""
 
 KINDS = (
     *("kill run", "kill worker", "kill worker", "kill server", "terminate", "interrupt"),
     *("stop worker for 3 s", "stop worker", "fill disk", "damage checkpoint", "limit memory"),
-    *("cut link", "cut link for 5 s", "slow link"),
+    *("cut link", "cut link for 5 s", "slow link", "error of the user's"),
 )
 DAMAGES = ("cut", "flip", "empty", "remove", "no state", "cut state")
 RATES = ("10mbit", "50mbit", "200mbit")
@@ -96,9 +99,12 @@ def reached(run: Run, phase: str, draw: random.Random) -> bool:
         "workers": lambda: "plan: " in run.said(),
         "steps": lambda: run.steps() >= step,
         "checkpoint": lambda: run.steps() >= step and run.writes_checkpoint(),
+        "evaluation": lambda: run.steps() >= EVALUATED,
         "end": lambda: (run.place.checkpoints / f"step-{STEPS:08d}").exists(),
     }
     moments = {"start": 6.0, "measure": 8.0, "plan": 2.0, "workers": 6.0, "checkpoint": 0.02}
+    # An evaluation reads two batches.
+    moments["evaluation"] = 0.12
     deadline_s = time.monotonic() + REACHED_S
     while not ready[phase]():
         if run.is_over() or time.monotonic() > deadline_s:
@@ -130,6 +136,9 @@ def strike(run: Run, fault: Fault, draw: random.Random) -> None:
             signalled(run, fault, victims, signal.SIGCONT)
         case "limit memory":
             limit_memory(run, fault, one_of(run, run.workers, draw))
+        case "error of the user's":
+            run.place.error.touch()
+            fault.victim = "data"
         case "fill disk":
             fill(run.place.disk / "filler")
             fault.victim = "disk"

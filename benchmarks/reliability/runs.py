@@ -39,6 +39,9 @@ APART = "PENSTOCK_CHAOS_APART"
 OWN_HOSTS = "PENSTOCK_CHAOS_HOSTS"
 """With this variable every rank of the broken job counts as a host of its own."""
 
+ERROR = "PENSTOCK_CHAOS_ERROR"
+"""Where this file is, the data of the broken job raise an error."""
+
 NEW_NETWORK = 0x40000000
 """The flag of Linux's ``unshare`` for a network namespace."""
 
@@ -88,6 +91,11 @@ class Place:
     def run(self) -> Path:
         """The run directory."""
         return self.disk / "run"
+
+    @property
+    def error(self) -> Path:
+        """Where there is a file, the user's data raise an error."""
+        return self.errors.with_name("error")
 
     @property
     def checkpoints(self) -> Path:
@@ -167,7 +175,7 @@ class Run:
     def steps(self) -> int:
         """How many steps it has recorded."""
         path = self.place.run / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        return path.read_bytes().count(b'"loss"') if path.exists() else 0
 
     def writes_checkpoint(self) -> bool:
         """Whether a checkpoint is half written."""
@@ -202,7 +210,7 @@ class Run:
 def begin(start: Start, place: Place) -> Run:
     """Start a training."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    environment = {MARK: mark, "TMPDIR": str(place.temporary)}
+    environment = {MARK: mark, "TMPDIR": str(place.temporary), ERROR: str(place.error)}
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(place.errors.with_name("inductor"))
     if start.own_hosts:
         environment[OWN_HOSTS] = "1"

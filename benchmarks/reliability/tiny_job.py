@@ -37,6 +37,8 @@ def batches(
     step = start_step
     while True:
         time.sleep(STEP_S)
+        if os.path.exists(os.environ.get("PENSTOCK_CHAOS_ERROR", "")):
+            raise ValueError("no such sample")
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         x = torch.randn(batch_size, WIDTH, generator=generator)
         yield x, torch.tanh(x[:, :8] + x[:, 8:16])
