@@ -61,15 +61,21 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def running_launcher(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """A process that launched two workers which sleep; and the workers' process numbers."""
+def running_launcher(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """A process that launched two workers which sleep; and the workers' process numbers.
+
+    A parameter is the command that starts it.
+    """
     script, pids = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(SCRIPT)
     # The path of a socket has 107 characters at most.
     with tempfile.TemporaryDirectory(prefix="p-") as temporary:
         (tmp_path / "temporary").symlink_to(temporary)
         environment = {**os.environ, "TMPDIR": temporary}
-        launcher = subprocess.Popen([sys.executable, script, TESTS, pids], env=environment)
+        command = [*getattr(request, "param", []), sys.executable, script, TESTS, pids]
+        launcher = subprocess.Popen(command, env=environment)
         try:
             wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2, 60)
             yield launcher, [int(line.split()[1]) for line in pids.read_text().splitlines()]
@@ -205,6 +211,17 @@ def test_an_interrupted_launcher_leaves_no_orphans(
     launcher.send_signal(number)
     assert launcher.wait(15) == code
     assert not any(alive(pid) for pid in workers)
+
+
+@pytest.mark.parametrize("running_launcher", [["nohup"]], indirect=True)
+def test_a_launcher_that_nohup_has_started_survives_its_terminal(
+    running_launcher: tuple[subprocess.Popen[bytes], list[int]],
+) -> None:
+    launcher, workers = running_launcher
+    launcher.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        launcher.wait(1)
+    assert all(alive(pid) for pid in workers)
 
 
 def test_workers_die_with_a_launcher_that_was_killed(

@@ -256,12 +256,12 @@ def name_of_start(store: RunStore, rank: int, limit_s: float) -> str:
         RunFailed: the store has ended.
     """
     own = secrets.token_hex(8)
-    store.set(asked_by(rank), own)
+    store.set(key_of("drawn", rank), own)
     with joining() as pause:
         while True:
-            number, _, name = written(store, answer_for(rank)).partition(" ")
+            number, _, name = written(store, key_of("answer", rank)).partition(" ")
             if number == own:
-                store.set(taken_by(rank), name)
+                store.set(key_of("taken", rank), name)
                 return name
             if pause() > limit_s:
                 raise Stalled(f"rank {rank} waited {limit_s:g} s for rank 0 to join the run")
@@ -277,11 +277,11 @@ def tell_start(store: RunStore, name: str, size: int) -> None:
     with joining() as pause:
         while waiting:
             for rank in sorted(waiting):
-                number = written(store, asked_by(rank))
+                number = written(store, key_of("drawn", rank))
                 if number and number != answered.get(rank):
-                    store.set(answer_for(rank), f"{number} {name}")
+                    store.set(key_of("answer", rank), f"{number} {name}")
                     answered[rank] = number
-                elif written(store, taken_by(rank)) == name:
+                elif written(store, key_of("taken", rank)) == name:
                     waiting.remove(rank)
             pause()
 
@@ -291,16 +291,6 @@ def written(store: RunStore, key: str) -> str:
     return store.get(key).decode() if store.check([key]) else ""
 
 
-def asked_by(rank: int) -> str:
-    """The key of the number that a rank has drawn."""
-    return f"penstock/start/asked/{rank}"
-
-
-def answer_for(rank: int) -> str:
-    """The key of rank 0's answer: the number, and the name of the start."""
-    return f"penstock/start/answer/{rank}"
-
-
-def taken_by(rank: int) -> str:
-    """The key of the name that a rank has taken."""
-    return f"penstock/start/taken/{rank}"
+def key_of(what: str, rank: int) -> str:
+    """The key of the number that a rank has "drawn", of its "answer", or of the name "taken"."""
+    return f"penstock/start/{what}/{rank}"

@@ -313,27 +313,26 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     """
     check_variables()
     HEARTBEAT.limit_s, HEARTBEAT.phase = timeout_s, "builds the pipeline"
-    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if dist.is_initialized():
+        HEARTBEAT.begin(default_store(), dist.get_rank(), dist.get_world_size())
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
         check_environment()
         make_default_group()
-        created = dist.group.WORLD
-        assert created is not None
-        USERS[created] = 0
-    elif dist.is_initialized():
-        HEARTBEAT.begin(default_store(), dist.get_rank(), dist.get_world_size())
-    default = dist.group.WORLD if dist.is_initialized() else None
+        assert dist.group.WORLD is not None
+        USERS[dist.group.WORLD] = 0
+    default, rank, size = None, 0, 1
+    if dist.is_initialized():
+        default, rank, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     if default is not None and default in USERS:
         USERS[default] += 1
     else:
         default = None
-    alone = not dist.is_initialized() or dist.get_world_size() == 1
-    rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     chosen = torch.device(device) if device is not None else own_device()
     if chosen.type == "cuda":
         chosen = torch.device("cuda", chosen.index or 0)
         torch.cuda.set_device(chosen)
     groups: list[dist.ProcessGroup] = []
-    if not alone:
+    if size > 1:
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=RARE_LIMIT_S))
         assert isinstance(control, dist.ProcessGroup)  # the group contains all ranks
         groups.append(control)
