@@ -4,6 +4,7 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -94,8 +95,11 @@ def settled(files: int) -> dict[str, int]:
 
 def threads_of_gloo() -> int:
     """How many threads of this process work for process groups."""
-    tasks = Path("/proc/self/task").iterdir()
-    return sum((task / "comm").read_text() == "pt_gloo_runloop\n" for task in tasks)
+    found = 0
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # it has ended meanwhile
+            found += (task / "comm").read_text() == "pt_gloo_runloop\n"
+    return found
 
 
 def threads_ended() -> dict[str, tuple[int, int, str]]:
