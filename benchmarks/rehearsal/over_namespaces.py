@@ -11,8 +11,9 @@ from host_networks import PORT, HostNetwork, joined_hosts
 
 from penstock.rehearse.emulated_links import LinkTransfer, Started
 from penstock.rehearse.emulation import Emulation
-from penstock.rehearse.rehearsal import LinkServer, Rehearsal, serve_links
-from penstock.rehearse.rehearsing_rank import LinkClient, RankRecord, rehearse_with
+from penstock.rehearse.link_server import LinkClient, LinkServer, serve_links
+from penstock.rehearse.rehearsal import Rehearsal
+from penstock.rehearse.rehearsing_rank import RankRecord, rehearse_with
 from penstock.runtime.processes.launch import launch_workers
 from penstock.simulate.simulation import simulate_plan
 

@@ -28,21 +28,13 @@ from other_load import other_load  # noqa: E402
 
 from penstock.cluster.toml_file import find_cluster  # noqa: E402
 from penstock.errors import PenstockError  # noqa: E402
-from penstock.plan.ordering import order_of  # noqa: E402
 from penstock.plan.plan import Plan, Stage  # noqa: E402
 from penstock.profile.find import find_profile  # noqa: E402
 from penstock.profile.model_profile import ModelProfile  # noqa: E402
-from penstock.rehearse.emulation import Emulation  # noqa: E402
-from penstock.rehearse.rehearsal import (  # noqa: E402
-    chosen_byte_scale,
-    chosen_time_scale,
-    differences,
-    rehearse,
-)
+from penstock.rehearse.emulation import emulation_of  # noqa: E402
+from penstock.rehearse.rehearsal import differences, rehearse  # noqa: E402
 from penstock.schedule.registry import FAMILIES  # noqa: E402
 from penstock.schedule.shape import placement_of_style  # noqa: E402
-from penstock.simulate.catalogue import workload_of  # noqa: E402
-from penstock.simulate.simulation import simulate_plan  # noqa: E402
 
 SCHEDULES = (
     "gpipe",
@@ -156,16 +148,7 @@ def run(case: Case) -> Found:
     """Rehearse one case."""
     profile, cluster = find_profile(case.model), find_cluster(case.cluster)
     plan = plan_of(case, profile)
-    simulated_s = simulate_plan(plan, profile, cluster).iteration_s
-    workload = workload_of(plan, profile, cluster, order_of(plan))
-    emulation = Emulation(
-        plan,
-        profile,
-        cluster,
-        chosen_time_scale(workload, simulated_s, os.cpu_count() or 1),
-        chosen_byte_scale(workload),
-        ITERATIONS,
-    )
+    emulation = emulation_of(plan, profile, cluster, iterations=ITERATIONS)
     with other_load() as load:
         done = rehearse(emulation)
     return Found(

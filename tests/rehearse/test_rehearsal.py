@@ -85,6 +85,14 @@ def test_bytes_that_the_plan_does_not_have_are_noticed() -> None:
     assert "bytes where the plan has" in found
 
 
+def test_stages_that_share_no_tensor_are_refused() -> None:
+    whole = layered(8, skip=True)
+    cut = replace(whole, edges=tuple(edge for edge in whole.edges if edge.producer != 3))
+    with pytest.raises(BadInput, match="stages 1 and 2 share no tensor") as refused:
+        rehearse(emulation(straight("1f1b"), cut))
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("plan", "words"),
     [

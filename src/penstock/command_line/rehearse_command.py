@@ -1,6 +1,5 @@
 """``penstock rehearse``: carries out a plan with emulated devices and links, on this machine."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
@@ -20,19 +19,12 @@ from penstock.errors import RunFailed
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.cluster.cluster import Cluster
-    from penstock.plan.plan import Plan
-    from penstock.profile.model_profile import ModelProfile
-    from penstock.rehearse.emulation import Emulation
     from penstock.rehearse.rehearsal import Rehearsal
 
 __all__ = ["rehearse"]
 
 SHOWN = 5
 """How many links the table of traffic has."""
-
-MOST_DIGITS = 6
-"""No rank has a longer number."""
 
 
 def rehearse(
@@ -68,15 +60,23 @@ def rehearse(
     """Carry out PLAN with one process for each device, which waits in place of computing."""
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan, promised_iteration_s
+    from penstock.rehearse.emulation import emulation_of
     from penstock.rehearse.rehearsal import differences, peaks_in_flight
     from penstock.rehearse.rehearsal import rehearse as carry_out
 
     terminal = Terminal(as_json, quiet)
     check_files(out, picture)
-    asked = Asked(time_scale, byte_scale, iterations, transport)
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
-    emulation = asked.emulation(given, inputs.read_profile(), inputs.read_cluster())
+    emulation = emulation_of(
+        given,
+        inputs.read_profile(),
+        inputs.read_cluster(),
+        time_scale=time_scale,
+        byte_scale=byte_scale,
+        iterations=iterations,
+        transport=transport,
+    )
     terminal.note(
         f"{emulation.ranks} processes; one second of the plan takes {emulation.time_scale:.3g} s"
     )
@@ -92,57 +92,6 @@ def rehearse(
     terminal.save(values, out)
     terminal.show(values, *shown(rehearsal, promised_s, max(in_flight)))
     judge(rehearsal, found, promised_s, tolerance)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the options say; 0 where something is to be chosen."""
-
-    time_scale: float
-    byte_scale: float
-    iterations: int
-    transport: Literal["auto", "shared-memory", "process-groups"]
-
-    def emulation(self, plan: "Plan", profile: "ModelProfile", cluster: "Cluster") -> "Emulation":
-        """What to carry out.
-
-        Raises:
-            BadInput: the plan cannot be rehearsed, or needs more memory than there is.
-        """
-        from penstock.machine import free_host_memory, usable_cores
-        from penstock.plan.ordering import order_of
-        from penstock.rehearse.emulation import Emulation, check_can_be_rehearsed, check_memory
-        from penstock.rehearse.rehearsal import chosen_byte_scale, chosen_time_scale
-        from penstock.simulate.catalogue import workload_of
-        from penstock.simulate.simulation import simulate_plan
-
-        check_can_be_rehearsed(plan, profile, cluster)
-        iterations, schedule = self.iterations, order_of(plan)
-        if schedule.weights.micro_batches_per_update:
-            # Without a flush, iterations are one order of work.
-            plan, iterations = in_a_row(plan, iterations), 1
-            schedule = order_of(plan)
-        workload = workload_of(plan, profile, cluster, schedule)
-        iteration_s = simulate_plan(plan, profile, cluster).iteration_s
-        cores = usable_cores()
-        emulation = Emulation(
-            plan,
-            profile,
-            cluster,
-            self.time_scale or chosen_time_scale(workload, iteration_s, cores),
-            self.byte_scale or chosen_byte_scale(workload),
-            iterations,
-            self.transport,
-        )
-        check_memory(emulation, free_host_memory().bytes)
-        return emulation
-
-
-def in_a_row(plan: "Plan", iterations: int) -> "Plan":
-    """The plan with the micro-batches of several iterations."""
-    from dataclasses import replace
-
-    return replace(plan, micro_batches=plan.micro_batches * iterations)
 
 
 def check_files(out: str, picture: str) -> None:

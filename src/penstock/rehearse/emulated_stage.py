@@ -1,62 +1,185 @@
-"""A stage that waits for as long as its actions would compute, and sends tensors of their sizes."""
+"""Stages of a rank that take the time of computing, and send tensors with the sizes of a profile.
+
+The tensors are smaller than planned, all in one proportion.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from math import ceil
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from penstock.capture.stage_program import StageProgram, TensorSpec
+from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.errors import RunFailed
-from penstock.rehearse.emulated_tensors import TIED, EmulatedParameters, mark_of
+from penstock.plan.plan import Plan
+from penstock.profile.model_profile import ModelProfile, SharedParameter
+from penstock.rehearse.emulation import Crossing, Emulation
 from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work
+from penstock.runtime.transport.messages import BoundaryTensors, Message
 from penstock.schedule.action import ActionKind
 from penstock.simulate.stage_work import StageWork
 from penstock.simulate.workload import Replica
 
 __all__ = [
     "Computing",
+    "EmulatedParameters",
     "EmulatedStage",
-    "Lateness",
-    "StageTimes",
-    "alone",
+    "boundaries_of_crossings",
+    "holders_of_any",
+    "parameters_of_rank",
+    "planned_size",
+    "program_of",
     "stage_times",
-    "wait_until",
 ]
 
+PIECES = 4
+"""A layer's parameters come in pieces of at most this part of a bucket, as real ones would."""
 
-@dataclass(slots=True)
-class Lateness:
-    """How late this rank woke up from its waits: a machine that is too busy shows here."""
+FLOAT_BYTES = 4
 
-    waits: int = 0
-    total_s: float = 0.0
+TIED = "tied "
+"""Begins the names of tied parameters; those of a layer's own begin with its number."""
 
-    def add(self, late_s: float) -> None:
-        """Count one wait."""
-        self.waits += 1
-        self.total_s += late_s
+
+@dataclass(frozen=True)
+class EmulatedParameters:
+    """The parameters of one rank.
+
+    ``of_stage[stage]`` are those that a stage uses. ``layers[name]`` is the layer that uses one, or
+    the first layer of its stage where several layers do. ``planned_bytes`` are the bytes of the
+    plan, of which the tensors here are a part. ``stages`` and ``holders`` are the stages that use a
+    parameter and the ranks that hold it.
+    """
+
+    of_stage: dict[int, dict[str, nn.Parameter]]
+    layers: dict[str, int]
+    planned_bytes: dict[nn.Parameter, float]
+    stages: dict[str, tuple[int, ...]]
+    holders: dict[str, tuple[int, ...]]
+
+
+def boundaries_of_crossings(
+    crossings: Sequence[Crossing], byte_scale: float
+) -> tuple[BoundaryTensors, ...]:
+    """The tensors between each two stages, one byte an element."""
+    by_ends: dict[tuple[int, int], list[TensorSpec]] = {}
+    for crossing in crossings:
+        edge = crossing.edge
+        whole = edge.goes_whole
+        size = max(1, round((edge.bytes.fixed if whole else edge.bytes.at(1)) * byte_scale))
+        spec = TensorSpec(
+            crossing.name,
+            (size,) if whole else (1, size),
+            torch.uint8,
+            -1 if whole else 0,
+            requires_grad=edge.gradient_bytes.at(1) > 0,
+        )
+        by_ends.setdefault((crossing.producer, crossing.consumer), []).append(spec)
+    return tuple(BoundaryTensors(*ends, tuple(specs)) for ends, specs in sorted(by_ends.items()))
+
+
+def planned_size(
+    message: Message, crossings: Mapping[tuple[int, int, str], Crossing]
+) -> tuple[float, int]:
+    """The bytes that the plan has for a message, and the number of its tensors that have any."""
+    size_bytes, tensors = 0.0, 0
+    ends = sorted((message.sender_stage, message.receiver_stage))
+    for part in message.parts:
+        edge = crossings[ends[0], ends[1], part.spec.name].edge
+        rows = 1 if part.dim < 0 else len(part.source_rows)
+        cost = edge.bytes if message.kind == "F" else edge.gradient_bytes
+        size_bytes += cost.at(rows)
+        tensors += cost.at(rows) > 0
+    return size_bytes, tensors
+
+
+def program_of(
+    stage: int, boundaries: Sequence[BoundaryTensors], emulation: Emulation
+) -> StageProgram:
+    """What a stage receives and sends; its module is empty."""
+    received = [spec for b in boundaries if b.consumer == stage for spec in b.tensors]
+    sent = {spec.name: spec for b in boundaries if b.producer == stage for spec in b.tensors}
+    stages = emulation.plan.stages
+    empty: Any = nn.Module()  # nothing runs it
+    return StageProgram(
+        stages[stage].layers,
+        empty,
+        (),
+        tuple(received),
+        tuple(sent.values()),
+        stage == len(stages) - 1,
+    )
+
+
+def mark_of(kind: str, stage: int, micro_batch: int) -> int:
+    """The byte that fills what a stage sends for a micro-batch, so that a mix-up is noticed."""
+    return (1 + 7 * stage + 31 * micro_batch + (101 if kind == "B" else 0)) % 251
+
+
+def parameters_of_rank(emulation: Emulation, stages: Sequence[int]) -> EmulatedParameters:
+    """The parameters that the stages of a rank share with other ranks; no others are needed."""
+    plan, profile = emulation.plan, emulation.profile
+    found = EmulatedParameters({}, {}, {}, {}, {})
+    tied: dict[str, nn.Parameter] = {}
+
+    def made(size_bytes: float) -> nn.Parameter:
+        elements = max(1, round(size_bytes * emulation.byte_scale / FLOAT_BYTES))
+        parameter = nn.Parameter(torch.zeros(elements))
+        found.planned_bytes[parameter] = size_bytes
+        return parameter
+
+    def add(name: str, parameter: nn.Parameter, stage: int, layer: int) -> None:
+        found.of_stage[stage][name] = parameter
+        found.layers[name] = layer
+
+    for stage in stages:
+        found.of_stage[stage] = {}
+        layers, holders = plan.stages[stage].layers, plan.devices_of(stage)
+        for layer in layers if len(holders) > 1 else ():
+            size = profile.layers[layer].parameter_bytes
+            pieces = ceil(size * PIECES / BUCKET_BYTES)
+            for piece in range(pieces):
+                name = f"{layer}.{piece}"
+                add(name, made(size / pieces), stage, layer)
+                found.stages[name], found.holders[name] = (stage,), holders
+        for shared in profile.shared:
+            users = users_of(shared, plan)
+            held = holders_of(users, plan)
+            if stage not in users or not shared.bytes or len(held) == 1:
+                continue
+            name = f"{TIED}{shared.name}"
+            if name not in tied:
+                tied[name] = made(shared.bytes)
+            add(name, tied[name], stage, layers.start)
+            found.stages[name], found.holders[name] = users, held
+    return found
+
+
+def users_of(shared: SharedParameter, plan: Plan) -> tuple[int, ...]:
+    """The stages that use a tied parameter."""
+    return tuple(sorted({plan.stage_of_layer(layer) for layer in shared.layers}))
+
+
+def holders_of(stages: Sequence[int], plan: Plan) -> tuple[int, ...]:
+    """The ranks that hold a parameter that ``stages`` use."""
+    held = (device for stage in stages for device in plan.devices_of(stage))
+    return tuple(dict.fromkeys(held))
+
+
+def holders_of_any(plan: Plan, profile: ModelProfile) -> list[tuple[int, ...]]:
+    """The sets of ranks that may hold a parameter, the same on every rank."""
+    own = (plan.devices_of(stage) for stage in range(len(plan.stages)))
+    tied = (holders_of(users_of(shared, plan), plan) for shared in profile.shared)
+    return list(dict.fromkeys((*own, *tied)))
 
 
 Computing: TypeAlias = Callable[[float, float], float]
 """Takes the time of computing: from its beginning, for so many seconds; returns its end."""
-
-
-def alone(begin_s: float, seconds: float, lateness: Lateness) -> float:
-    """Take the time of computing on a device with cores of its own."""
-    wait_until(begin_s + seconds, lateness)
-    return begin_s + seconds
-
-
-def wait_until(end_s: float, lateness: Lateness) -> None:
-    """Sleep until ``end_s`` of `time.perf_counter`."""
-    left_s = end_s - time.perf_counter()
-    if left_s > 0:
-        time.sleep(left_s)
-        lateness.add(time.perf_counter() - end_s)
 
 
 @dataclass(frozen=True)
@@ -98,16 +221,14 @@ def stage_times(
 class EmulatedStage:
     """Stands in for a stage of a captured model; see `FedRunner`.
 
-    ``expected[name]`` are the stages whose marks a received activation or, summed, a gradient of a
-    sent tensor carries. ``launching`` starts gradient sums within the last backward.
-    ``computing`` takes the time of an action.
+    ``boundaries`` say whose marks its tensors carry. ``launching`` starts gradient sums within the
+    last backward. ``computing`` takes the time of an action.
     """
 
     stage: int
     program: StageProgram
     times: StageTimes
-    senders: Mapping[str, int]
-    readers: Mapping[str, Sequence[int]]
+    boundaries: Sequence[BoundaryTensors]
     launching: Callable[[], AbstractContextManager[object]]
     computing: Computing
     loss_terms: list[LossTerm] = field(default_factory=list[LossTerm])
@@ -135,7 +256,7 @@ class EmulatedStage:
     def _forward(self, micro_batch: int, received: Tensors) -> Tensors:
         start_s = time.perf_counter()
         for spec, tensor in zip(self.program.received, received, strict=True):
-            self._check(spec, tensor, "F", micro_batch, [self.senders[spec.name]])
+            self._check(spec, tensor, "F", micro_batch)
         sent = self._filled(self.program.sent, "F", micro_batch)
         self.computing(start_s, self.times.seconds["F"])
         return sent
@@ -144,7 +265,7 @@ class EmulatedStage:
         start_s = time.perf_counter()
         for spec, tensor in zip(self.program.sent, gradients, strict=True):
             if spec.requires_grad:
-                self._check(spec, tensor, "B", micro_batch, self.readers[spec.name])
+                self._check(spec, tensor, "B", micro_batch)
         sent = self._filled(self.program.received, "B", micro_batch)
         self._take_time(kind, micro_batch, start_s)
         return sent
@@ -174,16 +295,19 @@ class EmulatedStage:
         ]
 
     def _check(
-        self,
-        spec: TensorSpec,
-        tensor: torch.Tensor | None,
-        kind: str,
-        micro_batch: int,
-        stages: Sequence[int],
+        self, spec: TensorSpec, tensor: torch.Tensor | None, kind: str, micro_batch: int
     ) -> None:
-        """Raise `RunFailed` for a tensor of another stage or micro-batch than it should be."""
+        """Raise `RunFailed` for a tensor of another stage or micro-batch than it should be.
+
+        An activation has the mark of its producer; a gradient the sum of those of its readers.
+        """
         if spec.batch_dim < 0 or not self.inputs.rows[micro_batch]:
             return
+        crossing = [b for b in self.boundaries if any(t.name == spec.name for t in b.tensors)]
+        if kind == "F":
+            stages = [b.producer for b in crossing if b.consumer == self.stage]
+        else:
+            stages = [b.consumer for b in crossing if b.producer == self.stage]
         expected = sum(mark_of(kind, stage, micro_batch) for stage in stages) % 256
         ends = [] if tensor is None else [int(tensor[0, 0]), int(tensor[-1, -1])]
         if ends != [expected, expected]:

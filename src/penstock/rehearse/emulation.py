@@ -1,17 +1,34 @@
 """What a rehearsal carries out: a plan on a cluster, at a scale of time and of bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
+from penstock.machine import free_host_memory, usable_cores
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.runtime.transport.transport import TransportChoice
-from penstock.simulate.simulation import check_plan_fits_inputs
+from penstock.simulate.catalogue import workload_of
+from penstock.simulate.simulation import check_plan_fits_inputs, simulate_plan
 from penstock.words import size_text
 
-__all__ = ["Crossing", "Emulation", "check_can_be_rehearsed", "check_memory", "crossings_of"]
+__all__ = ["Crossing", "Emulation", "check_can_be_rehearsed", "crossings_of", "emulation_of"]
+
+RANK_BYTES = 160 << 20
+"""What a process needs of its own, measured on Linux with torch 2.13."""
+
+EACH_S = 0.015
+"""Seconds of a core for each action and each message, of which this machine works a small part."""
+
+SHORTEST_S = 2.0
+"""An iteration takes at least this long here, so that single late wake-ups do not count."""
+
+LONGEST_S = 12.0
+"""And no longer than this: nobody waits for minutes to see a plan."""
+
+MOST_BYTES = 8 << 20
+"""The bytes of an iteration's messages together. Copies of 64 MiB took 1 to 2 % of an iteration."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +75,42 @@ def crossings_of(plan: Plan, profile: ModelProfile) -> tuple[Crossing, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-RANK_BYTES = 160 << 20
-"""What a process needs of its own, measured on Linux with torch 2.13."""
+def emulation_of(
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    *,
+    time_scale: float = 0.0,
+    byte_scale: float = 0.0,
+    iterations: int = 2,
+    transport: TransportChoice = "auto",
+) -> Emulation:
+    """How to carry out a plan; a scale of 0 is chosen.
+
+    Without a flush, iterations are one order of work, of as many micro-batches.
+
+    Raises:
+        BadInput: the plan cannot be rehearsed, or needs more memory than there is.
+    """
+    check_can_be_rehearsed(plan, profile, cluster)
+    schedule = order_of(plan)
+    if schedule.weights.micro_batches_per_update:
+        plan, iterations = replace(plan, micro_batches=plan.micro_batches * iterations), 1
+        schedule = order_of(plan)
+    workload = workload_of(plan, profile, cluster, schedule)
+    sent_bytes = sum(message.bytes for message in workload.messages) * workload.micro_batches
+    summed_bytes = sum(bucket.bytes for r in workload.reductions for bucket in r.buckets)
+    byte_scale = byte_scale or min(1.0, MOST_BYTES / max(1.0, sent_bytes + summed_bytes))
+    if not time_scale:
+        # The host's work for an action must be small beside the time in which it happens.
+        iteration_s = simulate_plan(plan, profile, cluster).iteration_s
+        messages = len(workload.messages) * workload.micro_batches
+        wanted_s = (workload.actions + messages) * EACH_S / usable_cores()
+        least_s = min(LONGEST_S, max(SHORTEST_S, wanted_s))
+        time_scale = max(1.0, least_s / iteration_s) if iteration_s > 0 else 1.0
+    found = Emulation(plan, profile, cluster, time_scale, byte_scale, iterations, transport)
+    check_memory(found, free_host_memory().bytes)
+    return found
 
 
 def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
@@ -67,8 +118,8 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
 
     Raises:
         BadInput: plan, profile and cluster do not fit together; the schedule does two things at
-            once, or sums gradients without a flush; or devices do not overlap messages with
-            compute.
+            once, or sums gradients without a flush; neighbouring stages share no tensor; or devices
+            do not overlap messages with compute.
     """
     check_plan_fits_inputs(plan, profile, cluster)
     schedule = order_of(plan)
@@ -83,6 +134,14 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
             f"schedule '{plan.schedule}' sums gradients at each update without a flush, which is "
             f"not rehearsed yet; rehearse a plan with one device for each stage"
         )
+    joined = {(crossing.producer, crossing.consumer) for crossing in crossings_of(plan, profile)}
+    for stage in range(len(plan.stages) - 1):
+        if (stage, stage + 1) not in joined:
+            raise BadInput(
+                f"stages {stage} and {stage + 1} share no tensor in profile '{profile.name}', so "
+                f"their ranks would not wait for one another as the plan says; give the profile "
+                f"the tensors between its layers, or cut the model elsewhere"
+            )
     used = {cluster.host_index[device] for device in plan.devices}
     for index in sorted(used):
         host = cluster.hosts[index]
@@ -96,13 +155,11 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
 def check_memory(emulation: Emulation, free_bytes: float) -> None:
     """Raise `BadInput` if the processes need more memory than there is."""
     plan, profile = emulation.plan, emulation.profile
+    shared = [number for number in range(len(plan.stages)) if len(plan.devices_of(number)) > 1]
     held = sum(
-        profile.layers[layer].parameter_bytes * len(holders)
-        for stage, holders in zip(
-            plan.stages, map(plan.devices_of, range(len(plan.stages))), strict=True
-        )
-        for layer in stage.layers
-        if len(holders) > 1
+        profile.layers[layer].parameter_bytes * len(plan.devices_of(number))
+        for number in shared
+        for layer in plan.stages[number].layers
     )
     # Each parameter has a gradient.
     needed = emulation.ranks * RANK_BYTES + 2 * held * emulation.byte_scale

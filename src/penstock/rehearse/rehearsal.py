@@ -1,44 +1,17 @@
-"""Carries out a plan with one process for each device, and measures what it does.
+"""Carries out a plan with one process for each device, and compares what it does with the plan."""
 
-Tells the ranks of a rehearsal when messages arrive, sums end, and shared cores have computed.
-
-A thread of the launcher hears of every message and every sum from the ranks that take part, plays
-them on the emulated links, and answers as soon as a transfer has begun: its end is known then.
-Lines of JSON over a local socket go both ways.
-
-    rank  ->  ["rank", 3]
-    rank  ->  ["message", source, target, bytes, tensors, [stage, stage, micro-batch], ready]
-    rank  ->  ["sum", key, members, bytes, stage, ready]
-    rank  <-  ["message", source, end]          to the target
-    rank  <-  ["sum", key, end]                 to every member
-    rank  ->  ["compute", number, seconds, begin]
-    rank  <-  ["compute", number, end]          again whenever another rank changes the end
-"""
-
-import asyncio
-import json
-import secrets
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from itertools import zip_longest
+from typing import TypeAlias
 
-from penstock.cluster.cluster import Cluster
 from penstock.plan.ordering import order_of
-from penstock.rehearse.emulated_links import (
-    EmulatedCores,
-    EmulatedLinks,
-    LinkTransfer,
-    Started,
-    message_between,
-    shares_cores,
-    sum_among,
-)
+from penstock.rehearse.emulated_links import LinkTransfer, Started
 from penstock.rehearse.emulation import Emulation, check_can_be_rehearsed
+from penstock.rehearse.link_server import LinkServer, serve_links
 from penstock.rehearse.rehearsing_rank import RankRecord, rehearse_rank
 from penstock.runtime.processes.launch import launch_workers
 from penstock.schedule.action import Action
@@ -48,21 +21,13 @@ from penstock.simulate.workload import Workload
 from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, Timeline
 
-__all__ = [
-    "LinkServer",
-    "Rehearsal",
-    "Rehearser",
-    "chosen_byte_scale",
-    "chosen_time_scale",
-    "differences",
-    "peaks_in_flight",
-    "rehearse",
-    "serve_links",
-    "traffic",
-]
+__all__ = ["Rehearsal", "Rehearser", "differences", "peaks_in_flight", "rehearse", "traffic"]
 
 PLANNED_S_A_STEP = 60.0
 """Ranks wait for one another at least this long before they say that one does not answer."""
+
+ROUNDING = 1e-6
+"""Bytes may differ by so much of their sum."""
 
 Rehearser: TypeAlias = Callable[[Emulation, str, float], RankRecord]
 """What a process of a rehearsal runs."""
@@ -195,143 +160,6 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
     return Rehearsal(emulation, prediction, ranks, tuple(server.begun), start_s)
 
 
-@dataclass
-class LinkServer:
-    """The state of the thread. ``begun`` are all transfers so far, in the order of their starts.
-
-    ``cores`` are those of each host whose devices share them.
-    """
-
-    cluster: Cluster
-    time_scale: float
-    links: EmulatedLinks = field(default_factory=EmulatedLinks)
-    begun: list[Started] = field(default_factory=list[Started])
-    _ranks: dict[int, asyncio.StreamWriter] = field(default_factory=dict[int, asyncio.StreamWriter])
-    _ready: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    _timer: asyncio.TimerHandle | None = None
-    cores: dict[int, EmulatedCores] = field(default_factory=dict[int, EmulatedCores])
-    _computing: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
-
-    def __post_init__(self) -> None:
-        for index, host in enumerate(self.cluster.hosts):
-            if shares_cores(host):
-                self.cores[index] = EmulatedCores(host.full_speed_devices)
-
-    async def hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take what one rank says, until it ends."""
-        own = -1
-        try:
-            while line := await reader.readline():
-                match json.loads(line):
-                    case ["rank", rank]:
-                        own, self._ranks[rank] = rank, writer
-                    case ["message", source, target, size_bytes, tensors, label, ready_s]:
-                        ends, named = (source, target), (label[0], label[1], label[2])
-                        scale = self.time_scale
-                        self.offer(
-                            message_between(self.cluster, ends, size_bytes, tensors, named, scale),
-                            ready_s,
-                        )
-                    case ["sum", key, members, size_bytes, stage, ready_s]:
-                        self._hand_in(key, members, size_bytes, stage, ready_s)
-                    case ["compute", number, seconds, begin_s]:
-                        self._compute(own, number, seconds, begin_s)
-                    case _:
-                        pass
-        except (ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-
-    def _compute(self, rank: int, number: int, seconds: float, begin_s: float) -> None:
-        """A rank computes; those that share its cores may end at another moment now."""
-        cores = self.cores[self.cluster.host_index[rank]]
-        self._computing[rank] = number, -1.0
-        for other, end_s in cores.begin(rank, seconds, begin_s).items():
-            current, told_s = self._computing[other]
-            if end_s != told_s:
-                self._computing[other] = current, end_s
-                self._say(other, ["compute", current, end_s])
-
-    def _hand_in(
-        self, key: str, members: Sequence[int], size_bytes: float, stage: int, ready_s: float
-    ) -> None:
-        """One member's gradients are complete; the sum can begin with the last member's."""
-        ready = self._ready.setdefault(key, [])
-        ready.append(ready_s)
-        if len(ready) == len(members):
-            del self._ready[key]
-            transfer = sum_among(self.cluster, members, size_bytes, stage, key, self.time_scale)
-            self.offer(transfer, max(ready))
-
-    def offer(self, transfer: LinkTransfer, ready_s: float) -> None:
-        """A transfer can begin since ``ready_s``; those concerned hear of what begins."""
-        self._tell(self.links.offer(transfer, ready_s))
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Advance to now, and again when the next transfer ends."""
-        self._tell(self.links.advance(time.perf_counter()))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if (end_s := self.links.next_end_s) < float("inf"):
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, end_s - time.perf_counter()), self._go_on)
-
-    def _tell(self, begun: Sequence[Started]) -> None:
-        for started in begun:
-            self.begun.append(started)
-            transfer = started.transfer
-            if transfer.members:
-                for member in transfer.members:
-                    self._say(member, ["sum", transfer.key, started.end_s])
-            else:
-                self._say(transfer.target, ["message", transfer.source, started.end_s])
-
-    def _say(self, rank: int, words: list[Any]) -> None:
-        writer = self._ranks.get(rank)
-        if writer is not None and not writer.is_closing():
-            writer.write(json.dumps(words).encode() + b"\n")
-
-
-@contextmanager
-def serve_links(server: LinkServer) -> Iterator[str]:
-    """Within, the server runs in a thread; the name of its socket (without a file; Linux)."""
-    name = f"penstock-links-{secrets.token_hex(8)}"
-    loop = asyncio.new_event_loop()
-    listening = threading.Event()
-
-    async def serve() -> None:
-        async with await asyncio.start_unix_server(server.hear, path=f"\0{name}"):
-            listening.set()
-            await asyncio.Event().wait()
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        task = loop.create_task(serve())
-        loop.run_forever()
-        # Then the ranks' readers, and the server, end.
-        for each in [task, *asyncio.all_tasks(loop)]:
-            each.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
-
-    thread = threading.Thread(target=run, name="penstock-links", daemon=True)
-    thread.start()
-    listening.wait(10)
-    try:
-        yield name
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(5)
-
-
-ROUNDING = 1e-6
-"""Bytes may differ by so much of their sum."""
-
-
 @dataclass(frozen=True, slots=True)
 class LinkTraffic:
     """What one device sent another in an iteration, and how long any of it was under way."""
@@ -349,12 +177,27 @@ def differences(rehearsal: Rehearsal) -> list[str]:
     schedule = order_of(emulation.plan)
     workload = workload_of(emulation.plan, emulation.profile, emulation.cluster, schedule)
     orders = {d.device: tuple(schedule.of(d.group)) for d in workload.devices}
-    found: list[str] = []
+    planned, found = planned_bytes(workload), list[str]()
     for iteration in range(emulation.iterations):
         for rank in range(len(rehearsal.ranks)):
             done = actions_of(rehearsal, rank, iteration)
-            found += difference_of_order(rank, iteration, done, orders.get(rank, ()))
-        found += list(differences_of_bytes(rehearsal, workload, iteration))
+            pairs = zip_longest(done, orders.get(rank, ()), fillvalue="nothing")
+            first = next((entry for entry in enumerate(pairs) if len({*entry[1]}) > 1), None)
+            if first is not None:
+                position, (one, other) = first
+                found.append(
+                    f"iteration {iteration}: action {position} of rank {rank} was {one} where the "
+                    f"schedule has {other}"
+                )
+        moved = defaultdict[str, float](float)
+        for started in rehearsal.transfers_of(iteration):
+            moved[moved_by(started.transfer)] += started.transfer.bytes
+        for what in sorted(planned.keys() | moved.keys()):
+            one, other = moved[what], planned.get(what, 0.0)
+            if abs(one - other) > ROUNDING * max(one, other):
+                found.append(
+                    f"iteration {iteration}: {what} {one:.0f} bytes where the plan has {other:.0f}"
+                )
     return found
 
 
@@ -367,57 +210,28 @@ def actions_of(rehearsal: Rehearsal, rank: int, iteration: int) -> tuple[Action,
     )
 
 
-def difference_of_order(
-    rank: int, iteration: int, done: Sequence[Action], planned: Sequence[Action]
-) -> list[str]:
-    """The first action that is not the planned one; empty if there is none."""
-    if tuple(done) == tuple(planned):
-        return []
-    for position, (one, other) in enumerate(zip(done, planned, strict=False)):
-        if one != other:
-            return [
-                f"iteration {iteration}: action {position} of rank {rank} was {one} where the "
-                f"schedule has {other}"
-            ]
-    return [
-        f"iteration {iteration}: rank {rank} did {len(done)} actions where the schedule has "
-        f"{len(planned)}"
-    ]
+def moved_by(transfer: LinkTransfer) -> str:
+    """Who sent whom, or summed, in words."""
+    if transfer.members:
+        return f"ranks {sorted(transfer.members)} summed gradients of"
+    return f"rank {transfer.source} sent rank {transfer.target}"
 
 
-def differences_of_bytes(rehearsal: Rehearsal, workload: Workload, iteration: int) -> Iterator[str]:
-    """Pairs of devices, and sums, with other bytes than the simulator counts."""
-    planned: dict[tuple[int, int], float] = defaultdict(float)
-    summed: dict[tuple[int, ...], float] = defaultdict(float)
+def planned_bytes(workload: Workload) -> dict[str, float]:
+    """The bytes that the simulator counts, by `moved_by`."""
+    planned = defaultdict[str, float](float)
     for message in workload.messages:
         ends = (workload.replicas[end] for end in (message.sender, message.receiver))
         source, target = (workload.devices[end.position].device for end in ends)
         if source != target:
-            planned[source, target] += message.bytes * micro_batches_of(workload, message.sender)
+            moved = message.bytes * micro_batches_of(workload, message.sender)
+            planned[f"rank {source} sent rank {target}"] += moved
     for reduction in workload.reductions:
         held = (workload.replicas[m].position for m in reduction.members)
-        devices = tuple(sorted({workload.devices[position].device for position in held}))
-        summed[devices] += sum(bucket.bytes for bucket in reduction.buckets)
-    sent: dict[tuple[int, int], float] = defaultdict(float)
-    reduced: dict[tuple[int, ...], float] = defaultdict(float)
-    for started in rehearsal.transfers_of(iteration):
-        transfer = started.transfer
-        if transfer.members:
-            reduced[tuple(sorted(transfer.members))] += transfer.bytes
-        else:
-            sent[transfer.source, transfer.target] += transfer.bytes
-    for pair in sorted(planned.keys() | sent.keys()):
-        if abs(planned[pair] - sent[pair]) > ROUNDING * max(planned[pair], sent[pair]):
-            yield (
-                f"iteration {iteration}: rank {pair[0]} sent rank {pair[1]} {sent[pair]:.0f} bytes "
-                f"where the plan has {planned[pair]:.0f}"
-            )
-    for group in sorted(summed.keys() | reduced.keys()):
-        if abs(summed[group] - reduced[group]) > ROUNDING * max(summed[group], reduced[group]):
-            yield (
-                f"iteration {iteration}: ranks {list(group)} summed {reduced[group]:.0f} bytes of "
-                f"gradients where the plan has {summed[group]:.0f}"
-            )
+        devices = sorted({workload.devices[position].device for position in held})
+        moved = sum(bucket.bytes for bucket in reduction.buckets)
+        planned[f"ranks {devices} summed gradients of"] += moved
+    return planned
 
 
 def micro_batches_of(workload: Workload, replica: int) -> int:
@@ -429,23 +243,21 @@ def micro_batches_of(workload: Workload, replica: int) -> int:
     return (workload.micro_batches + (0 if odd else 1)) // 2
 
 
-def peak_in_flight(done: Sequence[Action]) -> int:
-    """The most micro-batches of any stage between their forward and the end of their backward."""
-    counts, ends = Counter[int](), {(a.stage, a.micro_batch) for a in done if a.kind == "W"}
-    most = 0
-    for action in done:
-        last = "W" if (action.stage, action.micro_batch) in ends else "B"
-        if action.kind == "F":
-            counts[action.stage] += 1
-            most = max(most, counts[action.stage])
-        elif action.kind == last:
-            counts[action.stage] -= 1
-    return most
-
-
 def peaks_in_flight(rehearsal: Rehearsal) -> list[int]:
-    """`peak_in_flight` of each rank in the first iteration."""
-    return [peak_in_flight(actions_of(rehearsal, rank, 0)) for rank in range(len(rehearsal.ranks))]
+    """The most micro-batches of a stage between forward and end of the backward, of each rank.
+
+    Those of the first iteration.
+    """
+    peaks: list[int] = []
+    for rank in range(len(rehearsal.ranks)):
+        done, held, most = actions_of(rehearsal, rank, 0), Counter[int](), 0
+        halved = {(a.stage, a.micro_batch) for a in done if a.kind == "W"}
+        for action in done:
+            last = "W" if (action.stage, action.micro_batch) in halved else "B"
+            held[action.stage] += (action.kind == "F") - (action.kind == last)
+            most = max(most, held[action.stage])
+        peaks.append(most)
+    return peaks
 
 
 def traffic(rehearsal: Rehearsal) -> list[LinkTraffic]:
@@ -461,34 +273,3 @@ def traffic(rehearsal: Rehearsal) -> list[LinkTraffic]:
             sums[2] += (started.end_s - started.start_s) / scale
     rows = (LinkTraffic(*ends, int(s[0]), s[1], s[2]) for ends, s in found.items())
     return sorted(rows, key=lambda row: -row.busy_s)
-
-
-EACH_S = 0.015
-"""Seconds of a core for each action and each message, of which this machine works a small part."""
-
-SHORTEST_S = 2.0
-"""An iteration takes at least this long here, so that single late wake-ups do not count."""
-
-LONGEST_S = 12.0
-"""And no longer than this: nobody waits for minutes to see a plan."""
-
-MOST_BYTES = 8 << 20
-"""The bytes of an iteration's messages together. Copies of 64 MiB took 1 to 2 % of an iteration."""
-
-
-def chosen_time_scale(workload: Workload, iteration_s: float, cores: int) -> float:
-    """How many seconds one second of the plan takes, at least 1.
-
-    The host's work for an action must be small beside the time in which it happens.
-    """
-    messages = len(workload.messages) * workload.micro_batches
-    wanted_s = (workload.actions + messages) * EACH_S / cores
-    least_s = min(LONGEST_S, max(SHORTEST_S, wanted_s))
-    return max(1.0, least_s / iteration_s) if iteration_s > 0 else 1.0
-
-
-def chosen_byte_scale(workload: Workload) -> float:
-    """The share of the planned bytes that tensors have, at most 1."""
-    sent = sum(message.bytes for message in workload.messages) * workload.micro_batches
-    summed = sum(bucket.bytes for r in workload.reductions for bucket in r.buckets)
-    return min(1.0, MOST_BYTES / max(1.0, sent + summed))
