@@ -8,7 +8,7 @@ import pytest
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import write_cluster
-from penstock.command_line.progress import at_times, planning_progress, step_words
+from penstock.command_line.progress import lines_at_times, planning_progress, step_words
 from penstock.command_line.terminal import Terminal
 from penstock.plan.plan import Plan
 from penstock.profile.json_file import write_profile
@@ -27,9 +27,9 @@ def test_a_step_says_what_is_done_and_how_good_the_best_is(small_plan: Plan) -> 
 def test_lines_come_at_most_every_two_seconds() -> None:
     times = iter([0.0, 1.0, 2.5, 3.0, 5.0])
     told: list[str] = []
-    show = at_times(told.append, lambda: next(times))
-    for words in ("a", "b", "c", "d"):
-        show(words)
+    with lines_at_times(told.append, lambda: next(times)) as show:
+        for words in ("a", "b", "c", "d"):
+            show(words)
     assert told == ["    2 s  b", "    5 s  d"]
 
 

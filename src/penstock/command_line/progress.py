@@ -41,7 +41,7 @@ def planning_progress(terminal: Terminal) -> Generator[PlanningProgress]:
         with live_line() as (show, note):
             yield PlanningProgress(show, note)
     else:
-        with repeated(at_times(terminal.note, perf_counter)) as show:
+        with lines_at_times(terminal.note, perf_counter) as show:
             yield PlanningProgress(show, terminal.note)
 
 
@@ -58,36 +58,31 @@ def step_words(step: "SearchStep", planner: str, bound_s: float) -> str:
     return words
 
 
-def at_times(note: Callable[[str], None], clock: Callable[[], float]) -> Callable[[str], None]:
-    """``note`` with the seconds that have passed, called at most every few seconds."""
+@contextmanager
+def lines_at_times(
+    note: Callable[[str], None], clock: Callable[[], float]
+) -> Generator[Callable[[str], None]]:
+    """Passes words to ``note`` with the seconds that have passed, at most every few seconds.
+
+    While nothing new comes during the block, the last words are repeated.
+    """
     start_s = last_s = clock()
+    latest, over = "preparing", Event()
 
     def show(words: str) -> None:
-        nonlocal last_s
-        now_s = clock()
+        nonlocal last_s, latest
+        latest, now_s = words, clock()
         if now_s - last_s >= SECONDS_BETWEEN_LINES:
             last_s = now_s
             note(f"{now_s - start_s:5.0f} s  {words}")
 
-    return show
-
-
-@contextmanager
-def repeated(show: Callable[[str], None]) -> Generator[Callable[[str], None]]:
-    """``show``, which repeats its last words during the block while nothing new comes."""
-    words, over = ["preparing"], Event()
-
     def repeat() -> None:
         while not over.wait(PATIENCE_S):
-            show(words[0])
-
-    def say(new: str) -> None:
-        words[0] = new
-        show(new)
+            show(latest)
 
     Thread(target=repeat, daemon=True).start()
     try:
-        yield say
+        yield show
     finally:
         over.set()
 

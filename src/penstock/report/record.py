@@ -167,24 +167,19 @@ def read_run(directory: str | Path) -> RunRecord:
 
 def check_record(record: RunRecord) -> None:
     """Raise `BadInput` if the files cannot belong to one run."""
-    where, plan = record.directory, record.plan
-    if plan.stages[-1].layers.stop != len(record.profile.layers):
-        raise BadInput(
-            f"{where}: plan.json has {plan.stages[-1].layers.stop} layers and profile.json "
-            f"{len(record.profile.layers)}; both must be of one run; run it again"
-        )
-    if max(plan.ranks) >= len(record.cluster.devices):
-        raise BadInput(
-            f"{where}: plan.json uses device {max(plan.ranks)} and cluster.toml has "
-            f"{len(record.cluster.devices)} devices; both must be of one run; run it again"
-        )
+    plan, devices = record.plan, len(record.cluster.devices)
+    placed, layers = plan.stages[-1].layers.stop, len(record.profile.layers)
     strangers = {e.device for t in (record.predicted, record.measured) for e in t.events}
     strangers -= set(plan.ranks)
-    if strangers:
-        raise BadInput(
-            f"{where}: a timeline has events on device {min(strangers)}, which plan.json does not "
-            f"use; all must be of one run; run it again"
-        )
+    problem = ""
+    if placed != layers:
+        problem = f"plan.json has {placed} layers and profile.json {layers}"
+    elif max(plan.ranks) >= devices:
+        problem = f"plan.json uses device {max(plan.ranks)} and cluster.toml has {devices} devices"
+    elif strangers:
+        problem = f"a timeline has events on device {min(strangers)}, which plan.json does not use"
+    if problem:
+        raise BadInput(f"{record.directory}: {problem}; all must be of one run; run it again")
 
 
 def read_metrics(path: Path) -> tuple[tuple[StepRecord, ...], tuple[EvaluationRecord, ...]]:

@@ -13,7 +13,7 @@ from penstock.report.perfetto import write_trace
 from penstock.report.timelines_html import TimelinePanel, timelines_page
 from penstock.timeline.metrics import bubble_fraction, iteration_s, working_devices
 from penstock.timeline.timeline import Timeline
-from penstock.words import percent_text, seconds_text
+from penstock.words import counted, percent_text, seconds_text
 
 __all__ = ["FORMATS", "check_timeline_path", "write_timeline"]
 
@@ -60,7 +60,11 @@ def write_timeline(
     """
     suffix = check_timeline_path(path)
     title = title or timeline.title or "Timeline"
-    note = timeline_note(timeline, cluster_name)
+    where = f" of {cluster_name}" if cluster_name else ""
+    note = (
+        f"{counted(len(working_devices(timeline)), 'device')}{where}, "
+        f"{seconds_text(iteration_s(timeline))}, bubble {percent_text(bubble_fraction(timeline))}"
+    )
     match suffix:
         case ".json":
             write_trace([timeline], path)
@@ -73,13 +77,3 @@ def write_timeline(
         case _:
             drawing = gantt_drawing(gantt_rows(timeline, memory_limits), title, note)
             write_text(path, drawing_svg(drawing))
-
-
-def timeline_note(timeline: Timeline, cluster_name: str = "") -> str:
-    """The line under a title: devices, cluster, seconds, bubble."""
-    devices = len(working_devices(timeline))
-    where = f" of {cluster_name}" if cluster_name else ""
-    return (
-        f"{devices} device{'' if devices == 1 else 's'}{where}, "
-        f"{seconds_text(iteration_s(timeline))}, bubble {percent_text(bubble_fraction(timeline))}"
-    )
