@@ -10,7 +10,7 @@ import pytest
 
 from penstock import REMOVED_NAMES
 from penstock.cli import run
-from penstock.command_line.removed_options import REMOVED, REMOVED_OPTIONS
+from penstock.command_line.options import REMOVED_OPTIONS
 from penstock.errors import BadInput
 from penstock.jobs.job_file import REMOVED_KEYS, JobTable, read_job
 from penstock.runtime.pipeline import Pipeline
@@ -53,23 +53,25 @@ def test_a_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         join_world("cpu", 60.0)
 
 
-COMMANDS = {"--allow-pickle": ["train", "gpt-text"]}
-
-
-@pytest.mark.parametrize("option", REMOVED_OPTIONS)
+@pytest.mark.parametrize(("command", "option", "value"), REMOVED_OPTIONS)
 def test_an_option(
-    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    option: str,
+    value: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["penstock", *COMMANDS[option], option])
+    name = command or "train"
+    monkeypatch.setattr(sys, "argv", ["penstock", name, "x", option, *([value] if value else [])])
     assert run() == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"penstock: error: No such option: {option}")
-    assert printed.endswith(f"; {REMOVED_OPTIONS[option]}\n")
+    assert printed.startswith(f"penstock: error: penstock {name} has no {option}")
+    assert printed.endswith(f" any more: {REMOVED_OPTIONS[command, option, value]}\n")
 
 
 def test_the_page_for_those_who_come_from_0_1_names_all_of_it() -> None:
     page = Path(__file__).parents[1] / "docs" / "guides" / "coming-from-0-1.md"
     named = set(re.findall(r"[\w-]+", page.read_text(encoding="utf-8")))
-    gone = {*REMOVED_NAMES, *REMOVED_ARGUMENTS, *REMOVED_VARIABLES, *REMOVED_KEYS, *REMOVED_OPTIONS}
-    gone |= {value or option for _, option, value in REMOVED}
+    gone = {*REMOVED_NAMES, *REMOVED_ARGUMENTS, *REMOVED_VARIABLES, *REMOVED_KEYS}
+    gone |= {value or option for _, option, value in REMOVED_OPTIONS}
     assert gone - named == set()

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.command_line.removed_options import check_removed_options
+from penstock.command_line.options import check_removed_options
 from penstock.command_line.terminal import print_error, silence_output
 from penstock.errors import INTERRUPTED, SIGNALLED, RunFailed
 

@@ -1,10 +1,15 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and options that commands had once."""
 
+from collections.abc import Sequence
+from itertools import product
 from typing import Annotated, Literal, TypeAlias
 
 from typer import Argument, Option
 
+from penstock.errors import BadInput
+
 __all__ = [
+    "REMOVED_OPTIONS",
     "AsJson",
     "Batch",
     "ClusterName",
@@ -33,6 +38,7 @@ __all__ = [
     "Sharding",
     "TensorParallel",
     "Workers",
+    "check_removed_options",
     "names_in",
 ]
 
@@ -213,3 +219,32 @@ Plugins: TypeAlias = Annotated[
         help="A file with further planners or schedules, in PLANNERS and SCHEDULES. Repeatable.",
     ),
 ]
+
+LAYOUTS = "write the cuts as the split_points of --from torch, or as a layout of --from megatron"
+
+REMOVED_OPTIONS = {
+    ("", "--allow-pickle", ""): "checkpoints of format 1 are not read; resume with the version "
+    "that wrote them, and save the weights with --save-weights",
+    ("rehearse", "--network", ""): "links are always emulated; leave it out",
+    ("rehearse", "--fault", ""): "ask 'penstock simulate' with --device and --link-bandwidth",
+    ("simulate", "--trace", ""): "write it with --picture trace.json",
+    ("import", "--from", "deepspeed"): LAYOUTS,
+    ("import", "--from", "huggingface"): LAYOUTS,
+    ("import", "--from", "torchtitan"): LAYOUTS,
+}
+"""What to use instead, by command (empty: any), option and value (empty: any)."""
+
+
+def check_removed_options(words: Sequence[str]) -> None:
+    """Raise for the first removed option among the words of a command line.
+
+    Raises:
+        BadInput: what to use instead.
+    """
+    command = words[0] if words else ""
+    for word, following in zip(words[1:], [*words[2:], ""], strict=False):
+        option, equals, value = word.partition("=")
+        for where, chosen in product((command, ""), (value if equals else following, "")):
+            if instead := REMOVED_OPTIONS.get((where, option, chosen)):
+                what = f"{option} {chosen}".rstrip()
+                raise BadInput(f"penstock {command} has no {what} any more: {instead}")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from typer import TyperException
 
-from penstock.command_line.removed_options import REMOVED_OPTIONS
 from penstock.errors import (
     INTERRUPTED,
     BadInput,
@@ -126,10 +125,7 @@ def print_error(error: BaseException) -> int:
         case TyperException():
             command = getattr(getattr(error, "ctx", None), "command_path", "penstock")
             problem = " ".join(error.format_message().split()).rstrip(".")
-            option = getattr(error, "option_name", "")
-            advice = REMOVED_OPTIONS.get(option, f"see '{command} --help'")
-            message = f"{problem}; {advice}"
-            code = BadInput.exit_code
+            message, code = f"{problem}; see '{command} --help'", BadInput.exit_code
         case KeyboardInterrupt():
             message, code = "interrupted", INTERRUPTED
         case ModuleNotFoundError() if told := missing_for_training(error):
