@@ -9,10 +9,10 @@ from torch import nn
 
 from penstock.errors import BadInput
 from penstock.examples import digits, gpt_text
+from penstock.jobs import JOBS
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
-from penstock.jobs.registry import JOBS
 
 JOB_NAMES = tuple(JOBS)
 

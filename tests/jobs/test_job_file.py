@@ -11,10 +11,10 @@ import torch
 
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
+from penstock.jobs import DEFAULT_JOB, JOBS
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job, read_job
 from penstock.jobs.profile_job import built_model, measure_job
-from penstock.jobs.registry import DEFAULT_JOB, JOBS
 from penstock.jobs.training_loop import steps_of
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.weights.pretrained import Weights

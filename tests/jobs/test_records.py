@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.jobs.records import quiet_writers
+from penstock.jobs.run_directory import quiet_writers
 
 WRITE = """
 import sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from penstock.jobs.records import Records
+from penstock.jobs.run_directory import Records
 from penstock.jobs.run_directory import RunDirectory
 records = Records(RunDirectory(Path(sys.argv[1])), 0, writes=True)
 evaluation = SimpleNamespace(loss=1.0, metrics={f"metric-{n}": 1.0 for n in range(50)})

@@ -14,8 +14,7 @@ from training_jobs import build, job_file
 
 from penstock.errors import BadInput
 from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, TrainResult, train_job
-from penstock.jobs.verify_job import verify_job
+from penstock.jobs.train import TrainRequest, TrainResult, train_job, verify_job
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import read_profile

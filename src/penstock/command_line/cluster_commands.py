@@ -33,8 +33,8 @@ def cluster(
     started = one_of_several()
     terminal = Terminal(as_json, quiet or started.rank > 0)
     from penstock.cluster.toml_file import read_cluster, write_cluster
-    from penstock.jobs.device_check import check_device
     from penstock.jobs.live_cluster import differences_from, measure_cluster
+    from penstock.jobs.profile_job import check_device
     from penstock.report.tables import cluster_table
 
     terminal.check_places(out)
@@ -127,7 +127,7 @@ def runs_on_gpus(device: str, cluster: "Cluster", terminal: Terminal) -> bool:
 
     Notes what the cluster does not say, and what `penstock train` refuses.
     """
-    from penstock.jobs.device_check import SEVERAL_GPUS
+    from penstock.jobs import SEVERAL_GPUS
 
     kinds = ", ".join(dict.fromkeys(each.kind for each in cluster.devices))
     has_gpus = any(each.kind.lower() != "cpu" for each in cluster.devices)

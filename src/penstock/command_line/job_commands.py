@@ -34,7 +34,6 @@ def profile(
     quiet: options.Quiet = False,
 ) -> None:
     """Measure the time and memory of each layer of JOB's model."""
-    from penstock.jobs.device_check import check_device
     from penstock.measure.hardware import hardware_named
 
     terminal = Terminal(as_json, quiet)
@@ -42,13 +41,13 @@ def profile(
     if estimate:
         hardware_named(estimate)
     with notice_if_long(terminal.note, LOADING):
-        if not estimate:
-            check_device(device)
         from penstock.jobs.job_file import find_job
-        from penstock.jobs.profile_job import profile_job
+        from penstock.jobs.profile_job import check_device, profile_job
         from penstock.profile.json_file import write_profile
         from penstock.report.tables import profile_table
 
+    if not estimate:
+        check_device(device)
     found = find_job(job)
     terminal.note(f"costing the layers of '{job}'")
     costed = profile_job(found, device=device, estimate_for=estimate)
@@ -179,14 +178,12 @@ def verify(
 
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
-    from penstock.jobs.device_check import check_device
 
     terminal = Terminal(as_json, quiet)
     terminal.check_places(out)
     with notice_if_long(terminal.note, LOADING):
-        check_device(device, workers)
         from penstock.jobs.job_file import find_job
-        from penstock.jobs.verify_job import verify_job
+        from penstock.jobs.train import verify_job
 
     found, place = find_job(job), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
@@ -219,7 +216,7 @@ def catalogue(
 ) -> None:
     """List built-in jobs, models, clusters, planners and schedules."""
     from penstock.cluster.toml_file import CLUSTERS
-    from penstock.jobs.registry import JOBS
+    from penstock.jobs import JOBS
     from penstock.planning.plugins import add_installed
     from penstock.profile.built_in import MODELS
     from penstock.schedule.registry import FAMILIES

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from penstock.cluster.cluster import Cluster, Link
 from penstock.jobs.job import Job
@@ -41,7 +42,9 @@ class DriftWatch:
     planned: Timeline
     batches: int
     say: Callable[[str], None]
-    samples: deque[Compared] = field(default_factory=lambda: deque(maxlen=STEADY_SAMPLES))
+    samples: deque[Compared] = field(
+        default_factory=partial(deque[Compared], maxlen=STEADY_SAMPLES)
+    )
     _said: set[Part] = field(default_factory=set[Part])
 
     def add(self, step: int, measured: Timeline) -> dict[str, float]:

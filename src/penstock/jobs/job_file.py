@@ -54,8 +54,8 @@ from torch import nn
 from penstock.capture.lengths import Dynamic, Length
 from penstock.document import Entry, read_document
 from penstock.errors import BadInput
+from penstock.jobs import JOBS
 from penstock.jobs.job import Job, OptimizerSettings, TensorSettings
-from penstock.jobs.registry import JOBS
 from penstock.runtime.weights.pretrained import Weights
 
 __all__ = ["REMOVED_KEYS", "find_job", "read_job"]

@@ -28,6 +28,7 @@ from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import local_cluster
 from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
+from penstock.jobs import SEVERAL_GPUS
 from penstock.jobs.data_lengths import data_lengths, mean_profile
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
@@ -52,6 +53,7 @@ __all__ = [
     "CostedJob",
     "build_and_capture",
     "built_model",
+    "check_device",
     "cluster_for",
     "cost_job",
     "has_tensor_costs",
@@ -70,6 +72,22 @@ class CostedJob:
 
     profile: ModelProfile
     cluster: Cluster
+
+
+def check_device(device: str, workers: int = 1) -> None:
+    """Raise `BadInput` unless ``workers`` workers can run on ``device`` here."""
+    if device == "cpu":
+        return
+    if workers > 1:
+        raise BadInput(
+            f"--device {device} with {workers} workers: {SEVERAL_GPUS}; use one GPU (--workers 1), "
+            f"or leave --device out and run on CPUs"
+        )
+    if not torch.cuda.is_available():
+        raise BadInput(
+            f"--device {device}: torch {torch.__version__} finds no CUDA device here; leave "
+            f"--device out, or plan for a GPU with 'penstock profile --estimate KIND'"
+        )
 
 
 def built_model(job: Job) -> nn.Module:

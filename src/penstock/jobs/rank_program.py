@@ -35,7 +35,6 @@ from penstock.errors import (
     exit_code_of,
 )
 from penstock.jobs.data_lengths import mean_s, measured_lengths
-from penstock.jobs.device_check import check_device
 from penstock.jobs.drift_watch import LEAST_GAIN, replan
 from penstock.jobs.job import Job
 from penstock.jobs.plan_job import (
@@ -45,8 +44,13 @@ from penstock.jobs.plan_job import (
     predict_step,
     without_pipeline_words,
 )
-from penstock.jobs.profile_job import CostedJob, cluster_for, cost_job, has_tensor_costs
-from penstock.jobs.progress import show_cursor
+from penstock.jobs.profile_job import (
+    CostedJob,
+    check_device,
+    cluster_for,
+    cost_job,
+    has_tensor_costs,
+)
 from penstock.jobs.run_directory import RunDirectory, latest_run, new_run, read_rows
 from penstock.jobs.train_request import History, Log, TrainRequest, TrainResult
 from penstock.jobs.training_loop import (
@@ -55,6 +59,7 @@ from penstock.jobs.training_loop import (
     Pauses,
     RunPart,
     Termination,
+    show_cursor,
     train_part,
 )
 from penstock.machine import usable_cores

@@ -1,11 +1,12 @@
-"""The files of a run, and how they are read and written."""
+"""The files of a run: how they are read and written, and what is recorded while it runs."""
 
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.metrics import StepMetrics, evaluation_row, numbers_in, step_row
+from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.json_file import write_timeline
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["RunDirectory", "drop_rows_after", "latest_run", "new_run", "read_rows"]
+__all__ = ["Records", "RunDirectory", "drop_rows_after", "latest_run", "new_run", "read_rows"]
 
 RUNS = Path("runs")
 
@@ -140,14 +143,6 @@ class RunDirectory:
         """Save the summary."""
         write_text(self.path / "summary.json", json_text(summary))
 
-    def read_summary(self) -> dict[str, Any]:
-        """What `write_summary` wrote; empty if the run did not get that far."""
-        path = self.path / "summary.json"
-        if not path.exists():
-            return {}
-        summary = parse_json(read_text(path, "summary"), path, "summary")
-        return summary if isinstance(summary, dict) else {}
-
 
 def launch_name() -> str:
     """The name of this launch that torchrun was given (``--rdzv-id``) or drew; empty if none."""
@@ -221,3 +216,105 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 row = parse_json(line, path, "metrics")
                 if isinstance(row, dict) and isinstance(row.get("step"), int):
                     yield row
+
+
+class Records:
+    """The records of rank 0; other ranks write nothing.
+
+    A resumed run first drops what was recorded after the checkpoint that it starts from.
+    """
+
+    def __init__(self, directory: RunDirectory, start: int, *, writes: bool) -> None:
+        self._directory, self._writes = directory, writes
+        self._quiet = ExitStack()
+        self._open(start)
+
+    def _open(self, start: int) -> None:
+        if not self._writes:
+            return
+        directory = self._directory
+        drop_rows_after(directory.metrics, start)
+        # Importing TensorBoard takes a second, and only rank 0 needs it.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._quiet.enter_context(quiet_writers())
+        self._file = directory.metrics.open("a", buffering=1)
+        self._board = SummaryWriter(str(directory.tensorboard), purge_step=start + 1)
+
+    def go_back(self, step: int) -> None:
+        """Drop what was recorded after ``step``; these steps will be taken again."""
+        self.close()
+        self._open(step)
+
+    def step(
+        self, metrics: StepMetrics, verified: str = "", lengths: Mapping[str, int] | None = None
+    ) -> None:
+        """Record a step, with the result of verification, if any, and the batch's lengths."""
+        row = step_row(metrics)
+        if verified:
+            row["verified"] = verified
+        if lengths:
+            row["lengths"] = dict(lengths)
+        self._write(metrics.step, row)
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Record loss and metrics on held-out data."""
+        self._write(step, evaluation_row(step, evaluation))
+
+    def drift(self, step: int, factors: Mapping[str, float]) -> None:
+        """Show on TensorBoard how many times as long as planned each stage and link took."""
+        if self._writes:
+            with named(self._directory.tensorboard):
+                for name, factor in factors.items():
+                    self._board.add_scalar(f"drift/{name}", factor, step)
+
+    def close(self) -> None:
+        """Flush everything to disk."""
+        if self._writes:
+            self._quiet.close()
+            with named(self._directory.metrics):
+                self._file.close()
+            with named(self._directory.tensorboard):
+                self._board.close()
+
+    def _write(self, step: int, row: dict[str, Any]) -> None:
+        if not self._writes:
+            return
+        with named(self._directory.metrics):
+            self._file.write(f"{json.dumps(row)}\n")
+        with named(self._directory.tensorboard):
+            for name, value in numbers_in(row).items():
+                self._board.add_scalar(name, value, step)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Within, an error of the disk names ``path``; Python's own does not say what was written."""
+    try:
+        yield
+    except OSError as cause:
+        if cause.filename is not None:
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from cause
+
+
+@contextmanager
+def quiet_writers() -> Iterator[None]:
+    """Within, no traceback is printed when TensorBoard's thread fails to write to the disk.
+
+    The next record raises the same error in this thread, which ends the run with a message.
+    """
+    before = threading.excepthook
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        of_tensorboard = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (of_tensorboard and isinstance(failure.exc_value, OSError)):
+            before(failure)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        # Somebody else's hook may have come since, and call this one.
+        if threading.excepthook is hook:
+            threading.excepthook = before

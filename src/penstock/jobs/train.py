@@ -1,4 +1,4 @@
-"""Trains a job on processes of this host: starts ranks, and starts fewer where some are lost.
+"""Starts ranks of this host that train a job, and fewer where some are lost; or that verify it.
 
 Every process that is started runs `penstock.jobs.rank_program`. This one passes signals on, says
 why the run has failed, and starts the ranks again as long as ``may_lose`` allows.
@@ -7,8 +7,11 @@ why the run has failed, and starts the ranks again as long as ``may_lose`` allow
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.cluster.toml_file import local_cluster
 from penstock.errors import BadInput, Infeasible, RunFailed
 from penstock.jobs.job import Job
+from penstock.jobs.plan_job import check_plan_fits, problem_of
+from penstock.jobs.profile_job import check_device, profile_job
 from penstock.jobs.rank_program import (
     LOST,
     checked_request,
@@ -19,10 +22,18 @@ from penstock.jobs.rank_program import (
 )
 from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.train_request import History, TrainRequest, TrainResult
+from penstock.jobs.training_loop import pipeline_of
+from penstock.machine import usable_cores, usable_memory_bytes
+from penstock.plan.json_file import read_plan
+from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
+from penstock.planners.dynamic_program import pipeline_candidates
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.verify.verify import VerifyResult
+from penstock.simulate.score import make_score
 
-__all__ = ["TrainRequest", "TrainResult", "train_job"]
+__all__ = ["TrainRequest", "TrainResult", "train_job", "verify_job"]
 
 
 def train_job(job: Job, request: TrainRequest) -> TrainResult:
@@ -91,3 +102,50 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
         history, back_with = ended, latest_checkpoint(directory.checkpoints)
         told(f"step {ended.steps}: the places of {missing} lost worker(s) are taken again")
         part = replace(part, workers=request.workers, may_lose=request.may_lose, resume=True)
+
+
+def verify_job(
+    job: Job, *, workers: int, plan: Path | None = None, device: str = "cpu"
+) -> VerifyResult:
+    """Run the first batch of ``job`` through a pipeline and through the plain model, and compare.
+
+    Without ``plan``, the best plan with several stages is made from estimated costs: the comparison
+    does not depend on how fast the plan is.
+
+    Raises:
+        BadInput: the plan does not match this job or these workers.
+        RunFailed: a worker failed.
+    """
+    check_device(device, workers)
+    chosen = read_plan(plan) if plan else several_stages(estimated_problem(job, workers))
+    check_plan_fits(chosen, job, workers, f"plan '{plan}'" if plan else "the plan")
+    return launch_workers(verify_worker, (job, chosen, device), workers=workers)[0]
+
+
+def estimated_problem(job: Job, workers: int) -> PlanningProblem:
+    """The planning problem with estimated costs; all memory may be used."""
+    profile = profile_job(job, estimate_for="cpu")
+    return problem_of(job, profile, local_cluster(workers, usable_cores(), usable_memory_bytes()))
+
+
+def several_stages(problem: PlanningProblem) -> Plan:
+    """The best plan of at least two stages, or of one if there is one worker or one layer."""
+    devices, layers = len(problem.cluster.devices), len(problem.profile.layers)
+    score = make_score(problem)
+    plans = [
+        candidate.plan
+        for candidate in pipeline_candidates(problem)
+        if len(candidate.plan.stages) >= min(2, devices, layers)
+    ]
+    if not plans:
+        raise BadInput(
+            f"no plan of several stages fits {devices} workers; name one with --plan, or use more "
+            f"workers"
+        )
+    return min(plans, key=score)
+
+
+def verify_worker(job: Job, plan: Plan, device: str) -> VerifyResult:
+    """Run by each worker."""
+    with pipeline_of(job, plan, device) as pipe:
+        return pipe.verify(job.example_batch())

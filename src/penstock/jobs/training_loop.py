@@ -1,24 +1,27 @@
-"""The training loop that every rank of a run executes over the same batches."""
+"""The training loop that every rank of a run executes over the same batches, and what it shows."""
 
 import math
 import signal
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 from types import FrameType
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penstock.errors import BadInput, LossNotFinite
 from penstock.jobs.drift_watch import DriftWatch
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
-from penstock.jobs.progress import display_for
-from penstock.jobs.records import Records, trackers_of
-from penstock.jobs.run_directory import RunDirectory
+from penstock.jobs.run_directory import Records, RunDirectory
 from penstock.plan.plan import Plan
 from penstock.runtime.asynchronous.order import updates_per_batch
 from penstock.runtime.batch_needs import BatchNeeds
@@ -28,6 +31,7 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.rank_numbers import PAUSE
 from penstock.runtime.settings import Safety, Update
+from penstock.runtime.trackers import Tracker
 from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.drift import Drift
 from penstock.timeline.timeline import Timeline
@@ -40,7 +44,9 @@ __all__ = [
     "Pauses",
     "RunPart",
     "Termination",
+    "display_for",
     "pipeline_of",
+    "show_cursor",
     "train_part",
 ]
 
@@ -494,3 +500,112 @@ class Termination:
         if self._pipe is None:
             raise SystemExit(128 + number)
         self._pipe.stop()
+
+
+SHOWN = ("batch_size", "steps", "seed", "accumulate", "clip_norm", "autocast", "optimizer_sync")
+"""The fields of a job that trackers show, besides the optimizer's."""
+
+
+def trackers_of(
+    directory: Path, job: Job, plan: Plan, say: Callable[[str], None]
+) -> tuple[Tracker, ...]:
+    """A callback for each tracker of the job; their files are in ``directory/trackers``.
+
+    The job's name is that of the project, and the run directory's that of the run.
+    """
+    config = {
+        **{name: getattr(job, name) for name in SHOWN},
+        **{f"optimizer.{name}": str(value) for name, value in asdict(job.optimizer).items()},
+        "planner": plan.planner,
+        "schedule": plan.schedule,
+        "stages": len(plan.stages),
+        "micro_batches": plan.micro_batches,
+        "micro_batch_size": plan.micro_batch_size,
+    }
+    files = directory / "trackers"
+    return tuple(
+        Tracker(tracker, files, job.name, directory.name, config, say) for tracker in job.trackers
+    )
+
+
+PLAIN_LINES = 20
+"""How many lines a run prints if standard error is not a terminal."""
+
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class LiveDisplay:
+    """A progress bar that is redrawn in place."""
+
+    def __init__(self, start: int, steps: int) -> None:
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}"),
+            TextColumn("{task.fields[samples_per_s]:.0f} samples/s"),
+            TextColumn("bubble {task.fields[bubble]:.0%}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._progress.add_task(
+            "train", total=steps, completed=start, loss=float("nan"), samples_per_s=0.0, bubble=0.0
+        )
+        self._progress.start()
+
+    def step(self, step: int, metrics: StepMetrics) -> None:
+        """Move the bar."""
+        self._progress.update(
+            self._task,
+            completed=step,
+            loss=metrics.loss,
+            samples_per_s=metrics.samples_per_s,
+            bubble=metrics.bubble,
+        )
+
+    def note(self, text: str) -> None:
+        """Print above the bar."""
+        self._progress.console.print(text, highlight=False)
+
+    def close(self) -> None:
+        """Stop redrawing and show the cursor again."""
+        self._progress.stop()
+
+
+class PlainDisplay:
+    """A line every few steps, for logs; without a ``stream`` nothing."""
+
+    def __init__(self, start: int, steps: int, stream: TextIO | None) -> None:
+        self._every = max(1, (steps - start) // PLAIN_LINES)
+        self._steps = steps
+        self._stream = stream
+
+    def step(self, step: int, metrics: StepMetrics) -> None:
+        """Print every few steps, and always the last step."""
+        if step % self._every == 0 or step == self._steps:
+            self.note(
+                f"step {step}/{self._steps}  loss {metrics.loss:.4f}  "
+                f"{metrics.samples_per_s:.0f} samples/s  bubble {metrics.bubble:.0%}"
+            )
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        if self._stream is not None:
+            print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+
+def display_for(start: int, steps: int, *, shown: bool) -> LiveDisplay | PlainDisplay:
+    """The display that suits standard error; none unless ``shown``."""
+    if shown and sys.stderr.isatty():
+        return LiveDisplay(start, steps)
+    return PlainDisplay(start, steps, sys.stderr if shown else None)
+
+
+def show_cursor() -> None:
+    """Show the cursor again, which the live display of a stopped worker left hidden."""
+    if sys.stderr.isatty():
+        sys.stderr.write(SHOW_CURSOR)
+        sys.stderr.flush()

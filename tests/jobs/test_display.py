@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.jobs.progress import display_for
+from penstock.jobs.training_loop import display_for
 from penstock.runtime.metrics import StepMetrics
 
 
