@@ -16,8 +16,8 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.run_tables import run_tables
 from penstock.planners.pipedream.pipedream import (
+    DynamicProgram,
     Level,
-    Program,
     Window,
     levels_of,
     pipedream,
@@ -241,7 +241,7 @@ def found_by_program(problem: PlanningProblem) -> float:
     """The least seconds of the slowest stage by the planner's tables."""
     order, levels = levels_of(problem.cluster)
     memory = tuple(problem.cluster.devices[device].memory_bytes for device in order)
-    program = Program(problem, run_tables(problem), levels, problem.micro_batch_sizes[0])
+    program = DynamicProgram(problem, run_tables(problem), levels, problem.micro_batch_sizes[0])
     return float(program.solved(len(levels) - 1, Window(memory, 1, 0)).value[0, -1, -1])
 
 

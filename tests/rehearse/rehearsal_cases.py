@@ -8,7 +8,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
 from penstock.rehearse.emulation import Emulation
 from penstock.rehearse.rehearsing_rank import RankRecord, rehearse_rank
-from penstock.runtime import rank_stages
+from penstock.runtime import program as programs
 
 MIB = 1 << 20
 
@@ -80,37 +80,37 @@ def emulation(plan: Plan, profile: ModelProfile, **settings: Any) -> Emulation:
 
 def swapped_on_rank_1(emulation: Emulation, server: str, limit_s: float) -> RankRecord:
     """A rank 1 that carries out its first two forwards in the opposite order."""
-    right = rank_stages.prepare_iteration
+    right = programs.lower
 
-    def wrong(plan: Plan, boundaries: Any, rank: int, *others: Any) -> Any:
-        found = right(plan, boundaries, rank, *others)
+    def wrong(plan: Plan, boundaries: Any, rank: int, *others: Any, **mode: Any) -> Any:
+        found = right(plan, boundaries, rank, *others, **mode)
         if rank != 1:
             return found
-        first, second, *rest = found.order
-        return replace(found, order=(second, first, *rest))
+        first, second, *rest = found.steps
+        return replace(found, steps=(second, first, *rest))
 
-    rank_stages.prepare_iteration = wrong
+    programs.lower = wrong
     try:
         return rehearse_rank(emulation, server, limit_s)
     finally:
-        rank_stages.prepare_iteration = right
+        programs.lower = right
 
 
 def weights_first_on_rank_3(emulation: Emulation, server: str, limit_s: float) -> RankRecord:
     """A rank 3 that swaps two actions which send nothing, so that no other rank can notice."""
-    right = rank_stages.prepare_iteration
+    right = programs.lower
 
-    def wrong(plan: Plan, boundaries: Any, rank: int, *others: Any) -> Any:
-        found = right(plan, boundaries, rank, *others)
-        order = list(found.order)
+    def wrong(plan: Plan, boundaries: Any, rank: int, *others: Any, **mode: Any) -> Any:
+        found = right(plan, boundaries, rank, *others, **mode)
+        steps = list(found.steps)
         if rank == 3:
-            places = [i for i, action in enumerate(order) if action.kind == "W"]
+            places = [i for i, action in enumerate(steps) if action.kind == "W"]
             one, other = places[0], places[1]
-            order[one], order[other] = order[other], order[one]
-        return replace(found, order=tuple(order))
+            steps[one], steps[other] = steps[other], steps[one]
+        return replace(found, steps=tuple(steps))
 
-    rank_stages.prepare_iteration = wrong
+    programs.lower = wrong
     try:
         return rehearse_rank(emulation, server, limit_s)
     finally:
-        rank_stages.prepare_iteration = right
+        programs.lower = right

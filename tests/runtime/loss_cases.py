@@ -280,7 +280,7 @@ def trained_by_ranks(names: Sequence[str]) -> dict[str, list[str]]:
                 for batches in ((whole,), (half,), (whole, half)):
                     plain = Plain(kept)
                     rows = [len(next(iter(leaves(batch)))) for batch in batches]
-                    cut = pipe._engine.stages.prepared(rows[0], True).iteration.cut.micro_batches
+                    cut = pipe._engine.stages.program(rows[0]).cut.micro_batches
                     loss = plain.run(joined(batches), cut)
                     metrics = pipe.step(*batches)
                     if not close(torch.tensor(metrics.loss, dtype=torch.float64), loss, case):
@@ -300,7 +300,7 @@ def trained_by_ranks(names: Sequence[str]) -> dict[str, list[str]]:
 
 def cut_of(pipe: Pipeline, rows: int) -> tuple[range, ...]:
     """The micro-batches of a batch."""
-    return pipe._engine.stages.prepared(rows, True).iteration.cut.micro_batches
+    return pipe._engine.stages.program(rows).cut.micro_batches
 
 
 def leaves(batch: Any) -> Sequence[torch.Tensor]:

@@ -230,9 +230,7 @@ def wrong_in(case: Case) -> list[str]:
     ) as pipe:
         # The graph's own tensors are trained: they must start anew in every case.
         first = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
-        cuts = [
-            pipe._engine.stages.prepared(rows, True).iteration.cut.micro_batches for rows in sizes
-        ]
+        cuts = [pipe._engine.stages.program(rows).cut.micro_batches for rows in sizes]
         for rows, expected in zip(sizes, expected_steps(case, subject, cuts), strict=True):
             metrics = pipe.step(batch_of(subject, rows, precise))
             found = torch.tensor(metrics.loss, dtype=torch.float64, device=DEVICE)

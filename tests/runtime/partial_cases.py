@@ -147,7 +147,7 @@ def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]
         wrong = [
             n for n, p in pipe.named_parameters() if not torch.allclose(p, weights[n], 1e-9, 1e-11)
         ]
-        sent = engine.stages.prepared(ROWS, True).iteration.messages.outgoing
+        sent = engine.stages.program(ROWS).messages.outgoing
         gradients = [m.receiver_stage for own in sent.values() for m in own if m.kind == "B"]
         return {
             "losses": (ours, losses),

@@ -371,7 +371,7 @@ def compare_one(
         for rows in sizes:
             whole = copy.deepcopy(kept)
             batch = subject.batch(rows)
-            cut = pipe._engine.stages.prepared(rows, True).iteration.cut.micro_batches
+            cut = pipe._engine.stages.program(rows).cut.micro_batches
             expected = reference(subject, whole, batch, cut)
             metrics = pipe.step(batch)
             found = torch.tensor(metrics.loss, dtype=torch.float64)

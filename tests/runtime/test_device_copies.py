@@ -1,5 +1,6 @@
 """What goes to a rank's device: rows that it reads, each once. Torch's meta device stands in."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from penstock.capture.batch_part import PartialLeaf
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.clock import StepClock
-from penstock.runtime.iteration import DeviceCopies, prepare_iteration
+from penstock.runtime.program import DeviceCopies, Program, lower
 from penstock.runtime.transport.channels import PipelineChannels, Places
+from penstock.runtime.transport.messages import BoundaryTensors, RankMessages
 from penstock.schedule.action import Action
 
 DEVICE = torch.device("meta")
@@ -37,9 +39,30 @@ def on_one_rank(replicas: int) -> Plan:
     return Plan(stages, 2, 4, "breadth-first")
 
 
+class Idle:
+    """A stage that computes nothing."""
+
+    def has_work(self, kind: str) -> bool:
+        return True
+
+    def work(self, kind: str) -> Callable[[int, Any], Any]:
+        return lambda micro_batch, received: received
+
+
+def program(plan: Plan, boundaries: Sequence[BoundaryTensors], rank: int) -> Program:
+    """What a rank with both stages does in a step of eight rows."""
+    tensors, stages = boundaries[0].tensors, {0: Idle(), 1: Idle()}
+    places = {0: Places((), tensors), 1: Places(tensors, ())}
+
+    def channels(messages: RankMessages) -> PipelineChannels:
+        return PipelineChannels(rank, None, places, StepClock(), messages, DEVICE)
+
+    return lower(plan, boundaries, rank, (8, ()), stages, channels, training=True)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_each_row_is_copied_once_for_all_stages(replicas: int) -> None:
-    work = prepare_iteration(on_one_rank(replicas), boundaries_of(2), replicas - 1, 8, True)
+    work = program(on_one_rank(replicas), boundaries_of(2), replicas - 1)
     leaf, device = torch.arange(16.0).view(8, 2), DeviceCopies(DEVICE)
     with Copies() as copies:
         inputs = [work.work(stage, {0: leaf, 1: leaf}, (stage,), device) for stage in (0, 1)]
@@ -60,9 +83,7 @@ def test_rows_on_the_device_are_views_and_parts_move_as_they_are() -> None:
 
 def test_a_missing_gradient_is_a_zero_where_the_other_tensors_are() -> None:
     (boundary,) = boundaries_of(2)
-    work = prepare_iteration(on_one_rank(1), (boundary,), 0, 8, True)
-    places = {0: Places((), boundary.tensors), 1: Places(boundary.tensors, ())}
-    channels = PipelineChannels(0, None, places, StepClock(), work.messages, DEVICE)
+    channels = program(on_one_rank(1), (boundary,), 0).channels
     channels.begin()
     send = channels.sender(Action("B", 1, 0))
     assert send is not None

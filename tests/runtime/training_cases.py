@@ -276,7 +276,7 @@ def seven_rows_in_four_micro_batches() -> dict[str, list[str]]:
             for name, tensor in pipe._engine.held.named_tensors().items()
             if name.endswith("num_batches_tracked")
         }
-        cut = pipe._engine.stages.prepared(7, True).iteration.cut.micro_batches
+        cut = pipe._engine.stages.program(7).cut.micro_batches
     found["cut"] = [f"{len(rows)} rows" for rows in cut]
     found["updates"] = [f"{name}: {count}" for name, count in counts.items() if count != 8]
     return found

@@ -26,10 +26,9 @@ from penstock.plan.plan import Plan
 from penstock.runtime.asynchronous.order import updates_per_batch
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.memory.measured_memory import MeasuredMemory
-from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.metrics import PAUSE, StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
-from penstock.runtime.rank_numbers import PAUSE
 from penstock.runtime.settings import Safety, Update
 from penstock.runtime.trackers import Tracker
 from penstock.runtime.user_metrics import Evaluation

@@ -29,14 +29,12 @@ from penstock.rehearse.emulated_stage import (
 from penstock.rehearse.emulation import Emulation, crossings_of
 from penstock.rehearse.link_server import LinkClient
 from penstock.runtime.clock import Record, StepClock
-from penstock.runtime.execute import PreparedAction
 from penstock.runtime.gradients.buckets import GradientBuckets, GradientSum, make_groups
-from penstock.runtime.iteration import places_of
+from penstock.runtime.metrics import RankNumbers
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.rank_numbers import RankNumbers
-from penstock.runtime.rank_stages import RankStages
+from penstock.runtime.program import PreparedAction, RankStages, places_of
 from penstock.runtime.stages.runner import Tensors
 from penstock.runtime.transport.messages import Message, messages_by_rank
 from penstock.runtime.transport.transport import Inlet, Transport, open_transport
@@ -231,8 +229,8 @@ class RehearsingRank:
             runners=runners,
             metrics=None,
         )
-        ready = self.stages.prepared(plan.global_batch, training=True)
-        self.ready = replace(ready, steps=tuple(self.with_updates(ready.steps)))
+        program = self.stages.program(plan.global_batch)
+        self.program = replace(program, steps=tuple(self.with_updates(program.steps)))
 
     @doing("rehearses a step", acts=True)
     def run(self) -> tuple[float, tuple[Record, ...]]:
@@ -240,8 +238,8 @@ class RehearsingRank:
         self.clock.restart()
         with self.failures.shared():
             self.buckets.zero()
-            self.stages.take({}, self.ready.iteration)
-            self.stages.run(self.ready)
+            self.stages.take({}, self.program)
+            self.stages.run(self.program)
             self.buckets.finish()
             own = self.numbers.own((), (), None, None)
             self.numbers.exchange(own, "the end of the iteration")

@@ -20,8 +20,8 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.runtime.iteration import places_of, rows_at
 from penstock.runtime.micro_batches import cut_batch
+from penstock.runtime.program import places_of, rows_at
 
 __all__ = ["BatchNeeds", "Column", "LeafNeed", "in_words", "key_of", "needs_of"]
 

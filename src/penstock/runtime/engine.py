@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 
@@ -26,17 +27,15 @@ from penstock.plan.plan import Plan
 from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
 from penstock.runtime.holdings import Holdings
-from penstock.runtime.iteration import Place, check_sizes, places_of
-from penstock.runtime.metrics import Totals
+from penstock.runtime.metrics import RankNumbers, Totals
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.heartbeat import BUILT, HEARTBEAT
 from penstock.runtime.processes.world import World
-from penstock.runtime.rank_numbers import RankNumbers
-from penstock.runtime.rank_stages import RankStages
+from penstock.runtime.program import Place, RankStages, places_of
 from penstock.runtime.replica_check import ReplicaCheck
 from penstock.runtime.settings import Options
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
-from penstock.runtime.stages.building import StageCalls, runner_of, stages_of
+from penstock.runtime.stages.building import runner_of, stages_of
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.parameter_shards import ParameterShards
 from penstock.runtime.stages.random_stream import RandomStream
@@ -44,7 +43,7 @@ from penstock.runtime.stages.runner import LossTerm, ModuleRunner
 from penstock.runtime.stages.tensor_shards import TensorShards
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, messages_by_rank
 from penstock.runtime.transport.transport import open_transport
-from penstock.runtime.user_metrics import Means, MetricSums
+from penstock.runtime.user_metrics import MetricSums
 
 __all__ = ["Engine"]
 
@@ -87,7 +86,6 @@ class Engine:
         self.autocast_dtype = options.autocast
         place = max(plan.device_of(world.rank), 0)
         self.random = RandomStream(world.device, options.update.seed, place)
-        self.means: Means = {}
         self._closed = self._released = False
         self._abort, self.disconnect = ExitStack(), ExitStack()
         self.failures = Failures(world, self._abort.close)
@@ -140,7 +138,8 @@ class Engine:
         if self.transport is not None:
             self._abort.callback(self.transport.abort)
             self.disconnect.callback(self.transport.close)
-        self.numbers = RankNumbers(self.transport, self.clock, len(plan.ranks))
+        counts = not self.held.place
+        self.numbers = RankNumbers(self.transport, self.clock, len(plan.ranks), counts=counts)
         self.buckets = self._buckets(programs)
         for let_go in (self.buckets.close, self.groups.clear, self._norm_groups.clear):
             self.disconnect.callback(let_go)
@@ -153,18 +152,9 @@ class Engine:
                 for kind, own in zip(graph.kinds, every, strict=True)
             ]
         )
-        self._stages: list[RankStages[ModuleRunner]] = [
-            RankStages(
-                plan,
-                world,
-                self.transport,
-                self.clock,
-                boundaries=sent,
-                programs=own,
-                runners=by_stage,
-                metrics=self.metrics,
-            )
-            for sent, own, by_stage in zip(boundaries, every, runners, strict=True)
+        self._stages = [
+            self.stages_with(*each, self.metrics)
+            for each in zip(boundaries, every, runners, strict=True)
         ]
         self.stages = self._stages[0]
         named = self.held.named_parameters()
@@ -211,31 +201,50 @@ class Engine:
         program: StageProgram,
         compiler: StageCompiler | None,
     ) -> ModuleRunner:
-        norm, launching = self.norm_of(place, program), nullcontext
-        if self.buckets.shared:
-            launching = partial(self.buckets.launching, place.stage)
         normed = uses_batch_norm(program.module)
         if why := schedule_refusal(self.plan.schedule, norms=normed):
             raise BadInput(
                 f"stage {place.stage} has batch normalisation, and schedule "
                 f"'{self.plan.schedule}' {why}; use a schedule that holds every stage once"
             )
-        divides = self.shards.divides(place.stage)
-        calls: StageCalls | None = self.shards if divides else None
         # Compiled for the first kind of batch only, and not where replicas exchange statistics.
-        if not divides and norm is None and graph is self.graph:
-            calls = compiler
+        compiled = graph is self.graph and self.norm_of(place, program) is None
+        launching = partial(self.buckets.launching, place.stage)
         return runner_of(
             graph,
             self.plan.stages[place.stage],
             program,
             self.world.device,
-            autocast=self.autocast_dtype,
-            synchronised=self.acts_jointly(place, program),
-            around_forward=norm.counting if norm is not None else None,
-            around_last_backward=launching,
-            calls=calls,
+            calls=self.shards_of(place.stage) or (compiler if compiled else None),
+            around_last_backward=launching if self.buckets.shared else nullcontext,
             take_outputs=self.metrics.take_outputs if self.metrics is not None else None,
+            **self.options_of(place, program),
+        )
+
+    def shards_of(self, stage: int) -> ParameterShards | TensorShards | None:
+        """The shards on which a stage is called, if it is divided."""
+        return self.shards if self.shards.divides(stage) else None
+
+    def options_of(self, place: Place, program: StageProgram) -> dict[str, Any]:
+        """The options of a stage's `ModuleRunner` that hold whatever it runs for."""
+        norm = self.norm_of(place, program)
+        return {
+            "autocast": self.autocast_dtype,
+            "synchronised": self.acts_jointly(place, program),
+            "around_forward": norm.counting if norm is not None else None,
+        }
+
+    def stages_with(
+        self,
+        boundaries: Sequence[BoundaryTensors],
+        programs: Mapping[int, StageProgram],
+        runners: Mapping[int, ModuleRunner],
+        metrics: MetricSums | None = None,
+    ) -> RankStages[ModuleRunner]:
+        """Stages of this rank that `run` can run."""
+        to_others = self.plan, self.world, self.transport, self.clock
+        return RankStages(
+            *to_others, boundaries=boundaries, programs=programs, runners=runners, metrics=metrics
         )
 
     def check_replicas(self, step: int) -> None:
@@ -266,50 +275,67 @@ class Engine:
 
     def run(
         self,
-        *batches: Sequence[Leaf],
+        *batches: Sequence[Leaf] | Mapping[int, Leaf],
+        stages: RankStages[ModuleRunner] | None = None,
+        training: bool = True,
+        sums: bool = True,
         within: AbstractContextManager[object] | None = None,
         seed: float = 1.0,
         step: int = 0,
     ) -> Totals:
-        """Run training iteration number ``step`` on a batch: all forwards and all backwards.
+        """Run an iteration on batches, given as their leaves, whatever it is for.
 
-        Several batches make one iteration. Each is a flush of the pipeline, and gradients are
-        summed over ranks in the last one. On return gradients are summed over all ranks that hold
-        them, but not yet divided by the weight nor by ``seed``, which multiplies the gradient of
-        the loss. The actions run inside the context manager ``within``.
+        In ``training`` all forwards and all backwards run, as iteration number ``step``. Several
+        batches make one iteration. Each is a flush of the pipeline, and gradients are summed over
+        ranks in the last one. On return they are summed over all ranks that hold them (unless
+        without ``sums``), but not yet divided by the weight nor by ``seed``, which multiplies the
+        gradient of the loss. Otherwise only forwards run, in evaluation mode, and no weights,
+        buffers or random numbers change.
+
+        ``stages`` are others than those that are trained. Actions run inside the context manager
+        ``within``.
 
         Raises:
             BadInput: the ranks were given different batches.
             RunFailed: this rank or another failed; the engine cannot be used again.
         """
-        named = [dict(enumerate(leaves)) for leaves in batches]
-        every = [
-            self.stages.prepared(leaves[0].shape[0], True, self.graph.lengths_of(leaves))
-            for leaves in named
-        ]
-        iterations = [ready.iteration for ready in every]
-        if not isinstance(batches[0][0], PartialLeaf):
+        stages = stages or self.stages
+        named = [b if isinstance(b, Mapping) else dict(enumerate(b)) for b in batches]
+        sizes = [(next(iter(b.values())).shape[0], self.graph.lengths_of(b)) for b in named]
+        programs = [stages.program(*size, training=training) for size in sizes]
+        if not any(isinstance(leaf, PartialLeaf) for leaf in named[0].values()):
             # What all ranks were told of parts has been compared already.
-            self.agree_on_lengths([iteration.size for iteration in iterations])
+            self.agree_on_lengths([program.size for program in programs])
+        self.begin(stages.metrics)
         terms: list[LossTerm] = []
-        self.begin()
         with self.failures.shared():
-            self.buckets.zero()
-            with within or nullcontext(), self.random.drawn():
-                for number, (leaves, ready) in enumerate(zip(named, every, strict=True)):
+            if training:
+                self.buckets.zero()
+            with within or nullcontext(), self.random.drawn() if training else self.evaluating():
+                for number, (leaves, program) in enumerate(zip(named, programs, strict=True)):
                     if number:
-                        self.clock.next_flush(len(iterations[number - 1].cut.micro_batches))
-                    last = number == len(every) - 1
+                        self.clock.next_flush(len(programs[number - 1].cut.micro_batches))
+                    last = sums and number == len(programs) - 1
                     name = self.random.name(step, number)
-                    self.stages.take(leaves, ready.iteration, seed, last=last, name=name)
-                    terms += self.stages.run(ready)
-            self.buckets.finish()
-            # All ranks of a tensor group have equal loss terms, of which those of the first count.
-            counted = [] if self.held.place else terms
-            own = self.numbers.own(batches, counted, self.buckets, self.metrics)
+                    stages.take(leaves, program, seed, last=last, name=name)
+                    terms += stages.run(program)
+            summed = self.buckets if training and sums else None
+            if summed is not None:
+                summed.finish()
+            given = [list(leaves.values()) for leaves in named]
+            own = self.numbers.own(given, terms, summed, stages.metrics)
             rows = self.numbers.exchange(own, "the end of the iteration")
-        totals, self.means = self.numbers.put_together(rows, self.metrics, seed)
-        return totals
+        return self.numbers.put_together(rows, stages.metrics, seed)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within, the model is in evaluation mode; random numbers are put back afterwards."""
+        self.graph.set_training(False)
+        try:
+            with self.random.set_aside():
+                yield
+        finally:
+            self.graph.set_training(True)
 
     def take_kind(self, batches: Sequence[Batch], graph: LayerGraph | None = None) -> None:
         """Go on with the kind of these batches; all ranks must call this.
@@ -383,17 +409,14 @@ class Engine:
 
         self.graph.fill(value_of)
 
-    def begin(self) -> None:
+    def begin(self, metrics: MetricSums | None) -> None:
         """Begin an iteration: clear the measurements of the previous one."""
-        self.restart_clock()
-        if self.metrics is not None:
-            self.metrics.begin()
-
-    def restart_clock(self) -> None:
-        """Forget the times of the previous iteration; what is done now is this engine's."""
         self.clock.restart()
         if self.transport is not None:
+            # What is done now is this engine's.
             HEARTBEAT.action = self.transport.position
+        if metrics is not None:
+            metrics.begin()
 
     def agree_on_lengths(self, sizes: Sequence[tuple[int, ...]]) -> None:
         """Check that all ranks have the same lengths, if lengths vary, before anything is sent.
@@ -459,6 +482,22 @@ class Engine:
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.autocast_dtype)
+
+
+def check_sizes(sizes_by_rank: Sequence[Sequence[float]], names: Sequence[str]) -> None:
+    """Raise `BadInput` if two ranks have batches of different sizes.
+
+    Each rank gives the sizes called ``names``, for one batch after another.
+    """
+    first = sizes_by_rank[0]
+    for rank, sizes in enumerate(sizes_by_rank):
+        for place, (own, expected) in enumerate(zip(sizes, first, strict=True)):
+            if own != expected:
+                raise BadInput(
+                    f"the ranks were given different batches: {names[place % len(names)]} is "
+                    f"{own:g} on rank {rank} and {expected:g} on rank 0; give every rank the same "
+                    "batches in the same order"
+                )
 
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3

@@ -1,7 +1,7 @@
-"""The result of a training step, and the numbers of all ranks that it is computed from."""
+"""The result of a training step, and the numbers that all ranks exchange for it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import isfinite, sqrt
 from typing import Any
@@ -10,10 +10,17 @@ import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.errors import BadInput, LossNotFinite
-from penstock.runtime.user_metrics import Evaluation
+from penstock.runtime.clock import StepClock
+from penstock.runtime.gradients.buckets import GradientBuckets
+from penstock.runtime.stages.runner import LossTerm
+from penstock.runtime.transport.transport import Transport, announced
+from penstock.runtime.user_metrics import Evaluation, Means, MetricSums
 
 __all__ = [
+    "END",
+    "PAUSE",
     "NoTerms",
+    "RankNumbers",
     "RankTotals",
     "StepMetrics",
     "Totals",
@@ -91,13 +98,17 @@ class RankTotals:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The combined numbers of all ranks; gradients are those of the unscaled mean loss."""
+    """The combined numbers of all ranks; gradients are those of the unscaled mean loss.
+
+    ``means`` are those of the user's metrics.
+    """
 
     loss: float
     weight: float
     gradient_norm: float
     seconds: float
     bubble: float
+    means: Means = field(default_factory=dict[str, tuple[float, float]])
 
     @classmethod
     def of(cls, table: list[list[float]], devices: int, seed: float = 1.0) -> "Totals":
@@ -143,6 +154,82 @@ class Totals:
                 "lower the learning rate, clip the gradients or check the data",
                 step,
             )
+
+
+PAUSE, END = 1, 2
+"""Why the ranks stop: to go on later, or because the training is over."""
+
+COUNT = len(fields(RankTotals))
+
+
+class RankNumbers:
+    """This rank's numbers, and the combined numbers of all ranks.
+
+    ``wants_stop`` is the reason for which this rank asks all to stop, or 0. ``stopping`` is the
+    largest such reason of all ranks by the latest exchange. ``optimizer_s`` is the duration of its
+    latest optimizer step. All ranks of a tensor group have equal loss terms, of which those of one
+    rank count (``counts``).
+    """
+
+    def __init__(
+        self, transport: Transport | None, clock: StepClock, devices: int, *, counts: bool = True
+    ) -> None:
+        self.wants_stop = self.stopping = 0
+        self.optimizer_s = 0.0
+        self._transport, self._clock = transport, clock
+        self._devices, self._counts = devices, counts
+
+    def own(
+        self,
+        batches: Sequence[Sequence[Leaf]],
+        terms: Sequence[LossTerm],
+        buckets: GradientBuckets | None,
+        metrics: MetricSums | None,
+    ) -> list[float]:
+        """This rank's numbers of an iteration; ``buckets`` are given in training."""
+        loss_sum = weight = 0.0
+        if terms and self._counts:
+            losses = torch.stack([term.loss for term in terms]).double()
+            weights = torch.stack([term.weight for term in terms]).to(losses)
+            weight = float(weights.sum())
+            loss_sum = float(torch.where(weights > 0, losses * weights, 0.0).sum())
+        totals = RankTotals(
+            loss_sum,
+            weight,
+            buckets.square_sum() if buckets is not None else 0.0,
+            self._clock.busy_s,
+            self._clock.now() - self._clock.start_s,
+            self.optimizer_s,
+            float(sum(leaves[0].shape[0] for leaves in batches)),
+            sum(n * fingerprint(leaf) for n, leaves in enumerate(batches, 1) for leaf in leaves),
+        )
+        measured = metrics.totals() if metrics is not None else ()
+        return [*totals.values(), float(self.wants_stop), *measured]
+
+    def put_together(
+        self, rows: Sequence[list[float]], metrics: MetricSums | None, seed: float = 1.0
+    ) -> Totals:
+        """The totals of an iteration, from the numbers of every rank.
+
+        Raises:
+            BadInput: the ranks were given different batches.
+        """
+        totals = Totals.of([row[:COUNT] for row in rows], self._devices, seed)
+        self.stopping = int(max(row[COUNT] for row in rows))
+        if metrics is None:
+            return totals
+        return replace(totals, means=metrics.combined([row[COUNT + 1 :] for row in rows]))
+
+    def exchange(self, values: list[float], what: str) -> list[list[float]]:
+        """Exchange numbers: returns those of every rank, by rank."""
+        return self.announce(values, what)()
+
+    def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
+        """Send numbers of this rank. The returned function waits for those of all, by rank.
+
+        Every rank must call it before the next `announce`.
+        """
+        return announced(self._transport, values, what)
 
 
 def check_same_batch(ranks: list[RankTotals]) -> None:

@@ -45,10 +45,9 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.evaluation.inference import Inference, PredictionView
 from penstock.runtime.gradients.loss_scaling import check_parameter_types
 from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
-from penstock.runtime.metrics import StepMetrics
+from penstock.runtime.metrics import END, StepMetrics
 from penstock.runtime.processes.heartbeat import LIMIT_S, doing
 from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.rank_numbers import END
 from penstock.runtime.removed import without_removed
 from penstock.runtime.settings import (
     MakeOptimizer,
@@ -189,7 +188,7 @@ class Pipeline:
             with engine.failures.shared():
                 engine.prepare(self._batch, self._compiler)
                 self._reading = BatchReading(engine)
-                self._inference = Inference(engine, self._reading, view, options.metrics)
+                self._inference = Inference(engine, self._reading, view)
                 training = self._training = Training(
                     stepped_together(engine),
                     world.device,

@@ -20,9 +20,9 @@ from penstock.errors import ReplicasDiffer
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import stages_of_parameters
 from penstock.runtime.holdings import Holdings
+from penstock.runtime.metrics import RankNumbers
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.world import World
-from penstock.runtime.rank_numbers import RankNumbers
 from penstock.words import numbered
 
 __all__ = ["ReplicaCheck", "bit_sum"]

@@ -8,9 +8,9 @@ from runtime.evaluation.inference_cases import follow_events, metrics_of_plans, 
 
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.metrics import END
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.rank_numbers import END
 from penstock.runtime.settings import Update
 
 

@@ -204,7 +204,7 @@ def accumulated_in(
         cut = [
             range(rows.start + own.start, rows.start + own.stop)
             for rows in sizes
-            for own in engine.stages.prepared(len(rows), True).iteration.cut.micro_batches
+            for own in engine.stages.program(len(rows)).cut.micro_batches
         ]
         whole = copy.deepcopy(subject.model)
         loss = float(reference(subject, whole, batch, cut))

@@ -20,10 +20,10 @@ from penstock.capture.chain import Chain
 from penstock.capture.lengths import Length
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.iteration import warm_up_of
 from penstock.runtime.micro_batches import schedule_of
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.program import warm_up_of
 from penstock.runtime.settings import Update
 from penstock.runtime.steps.overlapped import KeptStep
 from penstock.runtime.steps.training import Training

@@ -27,10 +27,9 @@ from penstock.capture.stage_program import TensorSpec
 from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import StepClock
-from penstock.runtime.execute import execute, steps_of
 from penstock.runtime.gradients import buckets
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
-from penstock.runtime.iteration import StageIteration, places_of, prepare_iteration
+from penstock.runtime.program import StagePart, execute, lower, places_of
 from penstock.runtime.stages import batch_norm, parameter_shards, shards
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm
 from penstock.runtime.stages.parameter_shards import Unit
@@ -39,6 +38,7 @@ from penstock.runtime.transport import process_groups
 from penstock.runtime.transport.channels import PipelineChannels, Places
 from penstock.runtime.transport.messages import BoundaryTensors, RankMessages
 from penstock.runtime.transport.process_groups import GroupTransport
+from penstock.schedule.action import Action
 from penstock.schedule.registry import FAMILIES
 
 __all__ = [
@@ -196,7 +196,7 @@ class RecordedRank:
         clock, memory = StepClock(), torch.device("cpu")
         return PipelineChannels(self.number, self.transport, places, clock, messages, memory)
 
-    def begin(self, parts: dict[int, StageIteration]) -> None:
+    def begin(self, parts: dict[int, StagePart]) -> None:
         """Begin an iteration."""
         self.buckets.zero()
         for number, stage in self.stages.items():
@@ -226,7 +226,11 @@ class RecordedStage:
     units: Sequence[Unit]
     tensor_group: str | None
     weighed_in: str | None
-    part: StageIteration | None = None
+    part: StagePart | None = None
+
+    def has_work(self, kind: str) -> bool:
+        """Always."""
+        return True
 
     def work(self, kind: str) -> Callable[[int, object], Sequence[torch.Tensor]]:
         """See `StageRunner`."""
@@ -416,11 +420,11 @@ def recorded_programs(
     programs: dict[int, Program] = {}
     rows = rows or plan.global_batch
     for rank in recorded_ranks(plan, boundaries, backend, hasty=hasty):
-        iteration = prepare_iteration(plan, boundaries, rank.number, rows, training)
-        channels = rank.channels(iteration.messages)
-        steps, first = steps_of(iteration.order, rank.stages, channels), iteration.warm_up
-        count = sum(action in first for action in iteration.order)
-        rank.begin(iteration.parts)
+        given = (rows, ()), rank.stages, rank.channels
+        lowered = lower(plan, boundaries, rank.number, *given, training=training)
+        channels, steps, first = lowered.channels, lowered.steps, lowered.warm_up
+        count = sum(Action(*step[:3]) in first for step in steps)
+        rank.begin(lowered.parts)
         channels.begin()
         execute(steps, channels, StepClock())
         for _ in range(iterations - 1):
@@ -429,7 +433,7 @@ def recorded_programs(
             channels.begin_with(first)
             execute(steps[:count], channels, StepClock(), drains=False)
             exchanged()
-            rank.begin(iteration.parts)
+            rank.begin(lowered.parts)
             channels.go_on(first)
             execute(steps[count:], channels, StepClock())
         if training:

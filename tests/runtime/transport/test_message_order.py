@@ -28,8 +28,8 @@ from penstock.runtime.asynchronous.order import asynchronous_order
 from penstock.runtime.asynchronous.training import planned_messages
 from penstock.runtime.asynchronous.versioned_stage import with_updates
 from penstock.runtime.clock import StepClock
-from penstock.runtime.execute import execute, steps_of
 from penstock.runtime.micro_batches import BatchCut, cut_batch
+from penstock.runtime.program import execute, steps_of
 from penstock.runtime.transport.messages import (
     messages_between_actions,
     messages_of_rank,

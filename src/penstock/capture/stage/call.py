@@ -26,7 +26,17 @@ __all__ = ["ProgramCall", "StageCall", "forwards_put"]
 
 
 class StageCall(Protocol):
-    """Calls a stage's module in a forward."""
+    """Calls a stage's module in a forward.
+
+    ``gathers``: ranks gather parameters in it, so one without rows takes part in any mode.
+    """
+
+    gathers: bool = False
+
+    @property
+    def in_evaluation(self) -> "StageCall":
+        """How the stage is called in evaluation, in which nothing is compiled or deferred."""
+        return self
 
     def run(
         self,
@@ -46,7 +56,7 @@ class StageCall(Protocol):
         ...
 
 
-class ProgramCall:
+class ProgramCall(StageCall):
     """Calls a stage that runs the user's program.
 
     While it runs, linear layers of its own units have another ``forward``: it defers the gradients

@@ -154,7 +154,7 @@ def pipedream_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     whole = Window(tuple(problem.cluster.devices[d].memory_bytes for d in order), 1, 0)
     everyone = tuple((place,) for place in range(len(order)))
     for size in problem.micro_batch_sizes:
-        program = Program(problem, tables, levels, size)
+        program = DynamicProgram(problem, tables, levels, size)
         top = len(levels) - 1
         seconds = float(program.solved(top, whole).value[0, -1, -1])
         if seconds == inf:
@@ -229,7 +229,7 @@ class Solved:
 
 
 @dataclass
-class Program:
+class DynamicProgram:
     """The tables of all levels for micro-batches of ``size`` samples; equal ones are made once."""
 
     problem: PlanningProblem

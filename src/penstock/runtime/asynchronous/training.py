@@ -8,7 +8,7 @@ and read one batch later.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from math import nan, sqrt
 from typing import TypeAlias
 
@@ -24,11 +24,10 @@ from penstock.runtime.asynchronous.order import (
 )
 from penstock.runtime.asynchronous.versioned_stage import VersionedStage, with_updates
 from penstock.runtime.engine import Engine
-from penstock.runtime.execute import PreparedAction, execute, steps_of
 from penstock.runtime.gradients.buckets import stages_of_parameters
-from penstock.runtime.iteration import SizeCache
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.micro_batches import BatchCut
+from penstock.runtime.program import SIZES_KEPT, PreparedAction, execute, steps_of
 from penstock.runtime.steps.training import Training
 from penstock.runtime.transport.channels import PipelineChannels
 from penstock.runtime.transport.messages import (
@@ -98,7 +97,7 @@ class AsynchronousTraining:
             )
             for place, stepper in zip(engine.places, training.steppers, strict=False)
         }
-        self._sizes = SizeCache[PreparedSize]()
+        self._for_size = lru_cache(SIZES_KEPT)(self._prepare)
         self._prepared: PreparedSize | None = None
         self._batches = 0
         self._running: deque[RunningBatch] = deque()
@@ -155,7 +154,7 @@ class AsynchronousTraining:
         if prepared is not self._prepared:
             self.drain()
         batch = self._batches
-        engine.begin()
+        engine.begin(engine.metrics)
         with engine.failures.shared():
             if prepared is not self._prepared:
                 self._prepared = prepared
@@ -213,7 +212,7 @@ class AsynchronousTraining:
         """
         samples = leaves[0].shape[0]
         lengths = self._engine.graph.lengths_of(dict(enumerate(leaves)))
-        return self._sizes.find((samples, lengths, True), lambda: self._prepare(samples, lengths))
+        return self._for_size(samples, lengths)
 
     def _prepare(self, samples: int, lengths: LengthsOf) -> PreparedSize:
         engine, order, plan = self._engine, self._order, self._engine.plan
@@ -238,9 +237,7 @@ class AsynchronousTraining:
         with engine.failures.shared():
             rows = batch.rows()
         measured = MEASURED * max(1, len(self.stages))
-        totals, means = engine.numbers.put_together(
-            [row[:-measured] for row in rows], engine.metrics
-        )
+        totals = engine.numbers.put_together([row[:-measured] for row in rows], engine.metrics)
         own = [row[-measured:] for row in rows]
         totals = replace(totals, gradient_norm=sqrt(sum(sum(row[::MEASURED]) for row in own)))
         step = self._training.steps - len(self._running)
@@ -251,7 +248,7 @@ class AsynchronousTraining:
                 f"schedule '{engine.plan.schedule}' has changed weights since, so the layer cannot "
                 f"be found; go back to the last checkpoint"
             ) from None
-        means = {**means, **self._staleness(own)}
+        means = {**totals.means, **self._staleness(own)}
         return StepMetrics(
             step,
             totals.loss,

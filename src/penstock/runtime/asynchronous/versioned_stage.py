@@ -12,10 +12,9 @@ from penstock.capture.lengths import LengthsOf
 from penstock.runtime.asynchronous.order import AsynchronousOrder
 from penstock.runtime.asynchronous.weight_versions import make_weight_versions
 from penstock.runtime.engine import Engine
-from penstock.runtime.execute import PreparedAction
-from penstock.runtime.iteration import Place
 from penstock.runtime.metrics import clip_factor
 from penstock.runtime.micro_batches import BatchCut
+from penstock.runtime.program import Place, PreparedAction
 from penstock.runtime.stages.runner import StageInputs, Tensors, Work
 from penstock.runtime.steps.training import Stepper
 from penstock.schedule.action import ActionKind

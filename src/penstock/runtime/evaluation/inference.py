@@ -1,165 +1,29 @@
 """Evaluation and prediction with a pipeline that is being trained."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from penstock.capture.batch_part import BatchPart, Leaf, PartialLeaf
+from penstock.capture.batch_part import BatchPart
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage.call import ProgramCall
 from penstock.capture.stage_program import Batch, StageProgram, TensorSpec
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_reading import WHOLE, BatchReading
 from penstock.runtime.engine import Engine
-from penstock.runtime.metrics import Totals
-from penstock.runtime.micro_batches import BatchCut
-from penstock.runtime.processes.failures import Failures
+from penstock.runtime.micro_batches import BatchCut, cut_batch
 from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World
-from penstock.runtime.rank_stages import RankStages, Ready
-from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work, row_of_zeros
+from penstock.runtime.program import RankStages
+from penstock.runtime.stages.building import stages_of
+from penstock.runtime.stages.runner import ModuleRunner
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
-from penstock.runtime.user_metrics import Evaluation, Means, Metric, MetricSums
-from penstock.schedule.action import ActionKind
+from penstock.runtime.user_metrics import Evaluation
 from penstock.torch_internals import holder_of
 
 __all__ = ["Inference", "PredictionView", "RankOutputs", "predict"]
-
-TakeOutputs = Callable[[int, Mapping[int, torch.Tensor]], None]
-"""Takes the number of a micro-batch and this rank's rows of the model's outputs, by number."""
-
-
-class ForwardPass:
-    """The stages of ``graph`` on this rank, with the same parameters that are trained.
-
-    ``graph`` is the trained graph or a view of it, ``boundaries`` are its boundary tensors.
-    ``take_outputs`` receives the model's outputs from the stages that compute them. ``metrics`` are
-    updated with them.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        graph: LayerGraph,
-        boundaries: Sequence[BoundaryTensors],
-        take_outputs: TakeOutputs,
-        metrics: MetricSums | None = None,
-    ) -> None:
-        self.graph = graph
-        self._metrics, self._engine = metrics, engine
-        programs = {
-            place.stage: graph.stage(engine.plan.stages[place.stage].layers)
-            for place in engine.places
-        }
-        share_tensors(programs, engine)
-        runners = {
-            stage: ForwardRunner(stage, program, engine, take_outputs)
-            for stage, program in programs.items()
-        }
-        self._stages = RankStages(
-            engine.plan,
-            engine.world,
-            engine.transport,
-            engine.clock,
-            boundaries=boundaries,
-            programs=programs,
-            runners=runners,
-            metrics=metrics,
-        )
-
-    def run(self, leaves: Mapping[int, Leaf]) -> tuple[Totals, Means]:
-        """Run all forwards on one batch. Returns the totals and the means of the metrics.
-
-        No weights or buffers change.
-
-        Raises:
-            BadInput: the ranks were given different batches.
-            RunFailed: this rank or another failed; the engine cannot be used again.
-        """
-        engine, numbers = self._engine, self._engine.numbers
-        engine.restart_clock()
-        ready = self.prepared(leaves)
-        if not any(isinstance(leaf, PartialLeaf) for leaf in leaves.values()):
-            engine.agree_on_lengths([ready.iteration.size])
-        self.graph.set_training(False)
-        try:
-            with engine.failures.shared(), engine.random.set_aside():
-                if self._metrics is not None:
-                    self._metrics.begin()
-                self._stages.take(leaves, ready.iteration)
-                terms = self._stages.run(ready)
-                # The ranks of a tensor group have equal terms, of which the first rank's count.
-                counted = [] if engine.held.place else terms
-                own = numbers.own([list(leaves.values())], counted, None, self._metrics)
-                rows = numbers.exchange(own, "the end of the iteration")
-            return numbers.put_together(rows, self._metrics)
-        finally:
-            self.graph.set_training(True)
-
-    def prepared(self, leaves: Mapping[int, Leaf]) -> Ready:
-        """The prepared work for batches of this size.
-
-        Raises:
-            BadInput: the captured model does not accept the lengths of this batch.
-        """
-        rows = next(iter(leaves.values())).shape[0]
-        return self._stages.prepared(rows, False, self.graph.lengths_of(leaves))
-
-
-class ForwardRunner:
-    """Runs the forwards of one stage for the action loop."""
-
-    def __init__(
-        self, stage: int, program: StageProgram, engine: Engine, take_outputs: TakeOutputs
-    ) -> None:
-        self.loss_terms: list[LossTerm] = []
-        self.seed = 1.0
-        self._program = program
-        divides = engine.shards.divides(stage)
-        self._call = engine.shards.call_of(program) if divides else ProgramCall(program.module)
-        self._gathers = engine.plan.stages[stage].sharding == "parameters"
-        self._device = engine.world.device
-        self._autocast = engine.autocast if engine.autocast_dtype is not None else nullcontext
-        self._take_outputs = take_outputs
-        self._work = StageInputs((), ())
-
-    def begin(self, work: StageInputs) -> None:
-        """Take the inputs of the next iteration."""
-        self._work = work
-        self.loss_terms = []
-
-    def has_work(self, kind: ActionKind) -> bool:
-        """Whether this is a forward."""
-        return kind == "F"
-
-    def work(self, kind: ActionKind) -> Work:
-        """The function that runs forwards; there are no other actions."""
-        assert kind == "F"
-        return self.forward
-
-    def forward(self, micro_batch: int, received: Tensors) -> Tensors:
-        """Run the stage on this rank's rows; without rows it only helps to gather weights."""
-        program, work = self._program, self._work
-        borrowed = not work.rows[micro_batch]
-        if borrowed:
-            if not self._gathers:
-                return ()
-            received = row_of_zeros(program.received, work.lengths, self._device)
-        with torch.no_grad(), self._autocast():
-            made = self._call.run(work.leaves[micro_batch], received)  # pyright: ignore[reportArgumentType]
-        if borrowed:
-            return ()
-        if program.is_last:
-            place = len(program.sent)
-            self.loss_terms.append(LossTerm(made[place], made[place + 1]))
-        if program.outputs:
-            found = made[-len(program.outputs) :]
-            self._take_outputs(micro_batch, dict(zip(program.outputs, found, strict=True)))
-        return [tensor.to(spec.dtype) for spec, tensor in zip(program.sent, made, strict=False)]
 
 
 def share_tensors(programs: Mapping[int, StageProgram], engine: Engine) -> None:
@@ -213,41 +77,24 @@ class PredictionView:
 
 
 class Inference:
-    """Forward passes of a `Engine`'s stages, created when first used."""
+    """Forward passes with an engine's stages, with the same parameters that are trained."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        reading: BatchReading,
-        view: PredictionView,
-        metrics: Mapping[str, Metric],
-    ) -> None:
-        self._engine, self._reading = engine, reading
-        self._view = view
-        self._sums = MetricSums(metrics, engine.graph) if metrics else None
-        self._evaluations = dict[int, ForwardPass]()
-        self._predictions = dict[int, ForwardPass]()
+    def __init__(self, engine: Engine, reading: BatchReading, view: PredictionView) -> None:
+        self._engine, self._reading, self._view = engine, reading, view
+        self._stages = dict[int, RankStages[ModuleRunner]]()
         self._outputs = RankOutputs()
 
     @doing("evaluates", acts=True)
     def evaluate(self, batch: Batch) -> Evaluation:
         """Mean loss and metrics on one batch."""
-        engine, sums = self._engine, self._sums
         (leaves,) = self._reading.of_step([batch])
-        if sums is not None:
-            sums.graph = engine.graph
-        if engine.kind not in self._evaluations:
-            take = sums.take_outputs if sums is not None else self._outputs.take
-            self._evaluations[engine.kind] = ForwardPass(
-                engine, engine.graph, engine.stages.boundaries, take, sums
-            )
-        totals, means = self._evaluations[engine.kind].run(dict(enumerate(leaves)))
+        totals = self._engine.run(leaves, training=False)
         return Evaluation(
             totals.loss,
             leaves[0].shape[0],
             totals.weight,
-            {name: value for name, (value, _) in means.items()},
-            {name: weight for name, (_, weight) in means.items()},
+            {name: value for name, (value, _) in totals.means.items()},
+            {name: weight for name, (_, weight) in totals.means.items()},
         )
 
     @doing("predicts", acts=True)
@@ -259,20 +106,27 @@ class Inference:
         engine.take_kind([batch], graph)
         graph = graph.kinds[engine.kind]
         leaves = graph.known_leaves(batch)
-        if engine.kind not in self._predictions:
-            boundaries = self._view.boundaries[engine.kind]
-            self._predictions[engine.kind] = ForwardPass(
-                engine, graph, boundaries, self._outputs.take
+        if engine.kind not in self._stages:
+            self._stages[engine.kind] = self._without_loss(graph)
+        stages = self._stages[engine.kind]
+        return predict(engine, graph, stages, self._outputs, leaves, everywhere=everywhere)
+
+    def _without_loss(self, graph: LayerGraph) -> RankStages[ModuleRunner]:
+        """The stages of a graph without its loss."""
+        engine, take = self._engine, self._outputs.take
+        programs = stages_of(graph, engine.plan, engine.world.rank)
+        share_tensors(programs, engine)
+        runners: dict[int, ModuleRunner] = {}
+        for place in engine.places:
+            program, shards = programs[place.stage], engine.shards_of(place.stage)
+            runners[place.stage] = ModuleRunner(
+                program,
+                engine.world.device,
+                call=shards.call_of(program) if shards is not None else None,
+                take_outputs=take,
+                **engine.options_of(place, program),
             )
-        return predict(
-            self._predictions[engine.kind],
-            self._outputs,
-            engine.world,
-            engine.plan,
-            leaves,
-            engine.failures,
-            everywhere=everywhere,
-        )
+        return engine.stages_with(self._view.boundaries[engine.kind], programs, runners)
 
 
 class RankOutputs:
@@ -306,38 +160,36 @@ class OutputRows:
 
 
 def predict(
-    forward: ForwardPass,
+    engine: Engine,
+    graph: LayerGraph,
+    stages: RankStages[ModuleRunner],
     found: RankOutputs,
-    world: World,
-    plan: Plan,
     leaves: Mapping[int, torch.Tensor],
-    failures: Failures,
     *,
     everywhere: bool,
 ) -> Any:
     """The model's result on a batch, on rank 0 or ``everywhere``; ``None`` on other ranks.
 
-    Tensors are on the CPU, with samples in the order of the batch. An output without a batch
-    dimension that is computed from samples (such as an auxiliary loss) is the mean over the slices,
-    weighted by their numbers of samples.
+    ``found`` takes what the ``stages`` of ``graph`` make. Tensors are on the CPU, with samples in
+    the order of the batch. An output without a batch dimension that is computed from samples (such
+    as an auxiliary loss) is the mean over the slices, weighted by their numbers of samples.
 
     Raises:
         BadInput: an output cannot be assembled from slices of the batch.
-        RunFailed: this rank or another failed, which ``failures`` tells all.
+        RunFailed: this rank or another failed.
     """
-    graph = forward.graph
-    rows = next(iter(leaves.values())).shape[0]
-    stages = [plan.stage_of_layer(layer) for layer in graph.output_layers]
-    iteration = forward.prepared(leaves).iteration
-    cut, specs = iteration.cut, [spec.at(iteration.lengths) for spec in graph.outputs.specs]
-    pieces = [list(pieces_of(i, stage, plan, cut)) for i, stage in enumerate(stages)]
+    world, plan = engine.world, engine.plan
+    rows, lengths = next(iter(leaves.values())).shape[0], graph.lengths_of(leaves)
+    cut, specs = cut_batch(plan, rows), [spec.at(lengths) for spec in graph.outputs.specs]
+    makers = [plan.stage_of_layer(layer) for layer in graph.output_layers]
+    pieces = [list(pieces_of(i, stage, plan, cut)) for i, stage in enumerate(makers)]
     for spec, own in zip(specs, pieces, strict=True):
         check_joinable(spec, own)
-    forward.run(leaves)
+    engine.run(leaves, stages=stages, training=False)
     wanted = everywhere or world.rank == 0
     tensors: list[torch.Tensor] = []
     try:
-        with failures.shared():
+        with engine.failures.shared():
             for spec, own in zip(specs, pieces, strict=True):
                 whole = torch.zeros(spec.shape_for(rows) if wanted else 0, dtype=spec.dtype)
                 put_together(whole, spec, own, found, world)

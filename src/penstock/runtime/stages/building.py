@@ -18,9 +18,9 @@ from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.choices import choices_of
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.iteration import places_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.processes.world import World
+from penstock.runtime.program import places_of
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage
 from penstock.runtime.stages.runner import ModuleRunner
 from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of

@@ -30,13 +30,13 @@ from penstock.capture.record.absent import Absent
 from penstock.capture.record.outside_state import random_state
 from penstock.capture.record.recording import tensors_in
 from penstock.capture.record.units import is_torchs
-from penstock.capture.stage.call import ProgramCall, forwards_put
+from penstock.capture.stage.call import ProgramCall, StageCall, forwards_put
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.runtime.iteration import places_of
 from penstock.runtime.processes.world import World
+from penstock.runtime.program import places_of
 from penstock.runtime.stages.random_stream import replayed
 from penstock.torch_internals import COMPILED_CALL, checkpoint_here, compiler
 
@@ -70,7 +70,7 @@ def check_compiler(device: torch.device) -> None:
         )
 
 
-class CompiledCall:
+class CompiledCall(StageCall):
     """A stage that runs compiled on the shapes that it was compiled for, and directly on others.
 
     A forward that will be recomputed also runs the compiled functions for training, and what it
@@ -105,6 +105,11 @@ class CompiledCall:
             with torch.enable_grad():
                 outputs = self._beside.run(leaves, recorded)
         return tuple(output.detach() for output in outputs)
+
+    @property
+    def in_evaluation(self) -> StageCall:
+        """The stage uncompiled."""
+        return self._plain
 
     def others(self) -> list[nn.Parameter]:
         """The same as without compilation."""

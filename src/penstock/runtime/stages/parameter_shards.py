@@ -33,7 +33,7 @@ from torch import nn
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.recording import BlockCall, tensors_in
-from penstock.capture.stage.call import ProgramCall
+from penstock.capture.stage.call import ProgramCall, StageCall
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.capture.stage.whole_blocks import whole_blocks
 from penstock.capture.stage_program import StageProgram
@@ -195,7 +195,7 @@ def padded(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     return found
 
 
-class GatheredCall:
+class GatheredCall(StageCall):
     """Calls a stage, or a part of one, whose units are gathered when they are needed.
 
     ``hooked`` are units by the module around whose call they are gathered. The others that the part
@@ -206,6 +206,7 @@ class GatheredCall:
     run one after another, and again before their backwards.
     """
 
+    gathers = True
     earlier: "GatheredCall | None" = None
     later: "GatheredCall | None" = None
 

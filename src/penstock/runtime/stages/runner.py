@@ -99,11 +99,11 @@ class ModuleRunner:
 
     ``synchronised``: the stage computes statistics together with its other replicas, or divides its
     parameters among them, so a replica without rows must take part too. It runs one borrowed row
-    that does not count. Every forward
+    that does not count; in evaluation it does so only if its call gathers parameters. Every forward
     runs inside ``around_forward``, which gets this replica's number of rows. ``seed`` multiplies
     the gradient from which every backward of the loss starts. ``call`` is used to call the module
-    in training (``None``: a `ProgramCall`). ``take_outputs`` gets the micro-batch and the model's
-    outputs of each forward that has any.
+    (``None``: a `ProgramCall`). ``take_outputs`` gets the micro-batch and the model's outputs of
+    each forward that has any.
     """
 
     def __init__(
@@ -124,10 +124,7 @@ class ModuleRunner:
         self._loss_places: list[LossTerm] = []
         self.seed = 1.0
         self._module = program.module
-        # Nothing is compiled, sharded or deferred in evaluation.
-        self._evaluation_call: StageCall = ProgramCall(program.module)
-        self._training_call = call or self._evaluation_call
-        self._call = self._training_call
+        self._training_call = self._call = call or ProgramCall(program.module)
         self.device = device
         self._autocast = autocast
         self._synchronised = synchronised
@@ -166,7 +163,8 @@ class ModuleRunner:
     def begin(self, work: StageInputs) -> None:
         """Discard the last iteration and take the inputs of the next."""
         self._work = work
-        self._call = self._training_call if work.training else self._evaluation_call
+        call = self._training_call
+        self._call = call if work.training else call.in_evaluation
         self._kept.clear()
         self._new_terms()
 
@@ -198,7 +196,7 @@ class ModuleRunner:
         work = self._work
         borrowed = work.rows[micro_batch] == 0
         if borrowed:
-            if not (self._synchronised and work.training):
+            if not (self._call.gathers or (self._synchronised and work.training)):
                 return ()
             received = row_of_zeros(self.program.received, work.lengths, self.device)
         inputs = [tensor for tensor in received if tensor is not None]

@@ -35,6 +35,7 @@ from penstock.capture.materialise import named_tensors
 from penstock.capture.record.absent import VALUES, Absent, absent_like, call_name, writes_first
 from penstock.capture.record.recording import draws
 from penstock.capture.restored import kept_buffers
+from penstock.capture.stage.call import StageCall
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.capture.tensor_split import divided_dims
@@ -58,7 +59,7 @@ ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 """The arguments of attention that may be given by position."""
 
 
-class ShardedCall:
+class ShardedCall(StageCall):
     """Runs a stage of which this rank holds shards; see `StageCall`.
 
     While it runs, the user's modules have these shards as parts of the whole. ``dims`` are the

@@ -22,7 +22,7 @@ from penstock.capture.stage_program import TensorSpec
 from penstock.errors import LossNotFinite
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import NoTerms
-from penstock.runtime.rank_stages import RankStages
+from penstock.runtime.program import RankStages
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stages.runner import ModuleRunner, Tensors
 from penstock.runtime.steps.training import Training, Updated
@@ -49,17 +49,10 @@ def inspect_step(
     """
     layers = LayersInspected(engine)
     stages = engine.world.all_succeed(layers.stages)
-    engine.clock.restart()
-    engine.buckets.zero()
     after, engine.random.state = engine.random.state, begin.random
-    buffers = [buffer for _, buffer in engine.held.named_buffers()]
-    with kept_buffers(buffers), engine.failures.shared(), engine.random.drawn():
-        for number, leaves in enumerate(dict(enumerate(batch)) for batch in batches):
-            ready = stages.prepared(leaves[0].shape[0], True, engine.graph.lengths_of(leaves))
-            # No batch is the last one: gradients of replicas are looked at before their sum.
-            name = engine.random.name(begin.step, number)
-            stages.take(leaves, ready.iteration, seed, last=False, name=name)
-            stages.run(ready)
+    with kept_buffers([buffer for _, buffer in engine.held.named_buffers()]):
+        # Gradients of replicas are looked at before their sum.
+        engine.run(*batches, stages=stages, sums=False, seed=seed, step=begin.step)
     engine.random.state = after
     # Each rank looks at the rows of the batch that it has.
     in_batch = next(filter(None, engine.world.all_gather(nan_in(batches))), "")
@@ -91,35 +84,23 @@ class LayersInspected:
                 )
                 self._note((0, 0, layer, engine.world.rank, place))
 
-    def stages(self) -> RankStages[PartlyRecomputed]:
+    def stages(self) -> RankStages[ModuleRunner]:
         """This rank's stages, layer by layer."""
         engine, programs = self._engine, self._engine.stages.programs
-        shards = engine.shards
-        runners: dict[int, PartlyRecomputed] = {}
+        runners: dict[int, ModuleRunner] = {}
         for place in engine.places:
             stage, program = engine.plan.stages[place.stage], programs[place.stage]
-            norm = engine.norm_of(place, program)
+            shards = engine.shards_of(place.stage)
             runners[place.stage] = PartlyRecomputed(
                 program,
                 single_layers(engine.graph, stage, program),
                 engine.world.device,
                 watch=self.look,
                 by_block=stage.by_block,
-                autocast=engine.autocast_dtype,
-                synchronised=engine.acts_jointly(place, program),
-                **({"call_of": shards.call_of} if shards.divides(place.stage) else {}),
-                around_forward=norm.counting if norm is not None else None,
+                **({"call_of": shards.call_of} if shards is not None else {}),
+                **engine.options_of(place, program),
             )
-        return RankStages(
-            engine.plan,
-            engine.world,
-            engine.transport,
-            engine.clock,
-            boundaries=engine.stages.boundaries,
-            programs=programs,
-            runners=runners,
-            metrics=None,
-        )
+        return engine.stages_with(engine.stages.boundaries, programs, runners)
 
     def look(
         self,

@@ -30,9 +30,8 @@ import torch
 from penstock.capture.batch_part import Leaf
 from penstock.errors import BadInput, LossNotFinite, ReplicasDiffer
 from penstock.runtime.engine import Engine
-from penstock.runtime.execute import PreparedAction, execute
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.rank_stages import Ready
+from penstock.runtime.program import PreparedAction, Program, execute
 from penstock.runtime.stages.runner import LossTerm
 from penstock.runtime.steps.bad_step import StepBegin, after_bad_step, begin_of_step
 from penstock.runtime.steps.plain_step import metrics_of, timed_step
@@ -103,22 +102,22 @@ class OverlappedTraining:
         """Run forwards, check the previous step, run the rest of the batch, and take its step."""
         engine, training = self._engine, self._training
         samples = leaves[0].shape[0]
-        ready = engine.stages.prepared(samples, True)
-        engine.begin()
+        program = engine.stages.program(samples)
+        engine.begin(engine.metrics)
         begin = begin_of_step(engine, training)
-        done = self._warm_up(leaves, ready)
+        done = self._warm_up(leaves, program)
         if done is None:
             # The step before may have been left out since, which restored its buffers.
             begin = begin_of_step(engine, training)
         seed, rate = training.seed(samples), training.learning_rate
         with engine.failures.shared():
             if done is not None:
-                ready.channels.go_on(ready.iteration.warm_up)
+                program.channels.go_on(program.warm_up)
             else:
                 name = engine.random.name(training.steps)
-                engine.stages.take(dict(enumerate(leaves)), ready.iteration, name=name)
-                ready.channels.begin()
-            weight, terms = self._passes(ready, done or 0, seed)
+                engine.stages.take(dict(enumerate(leaves)), program, name=name)
+                program.channels.begin()
+            weight, terms = self._passes(program, done or 0, seed)
             own = engine.numbers.own([leaves], terms, engine.buckets, engine.metrics)
             rows = engine.numbers.announce(own, "the end of the iteration")
             if not weight:
@@ -127,25 +126,25 @@ class OverlappedTraining:
         self._unchecked = Unchecked(leaves, begin, seed, rate, rows, taken=weight > 0)
         self._step(weight, seed)
 
-    def _passes(self, ready: Ready, done: int, seed: float) -> tuple[float, list[LossTerm]]:
+    def _passes(self, program: Program, done: int, seed: float) -> tuple[float, list[LossTerm]]:
         """Run the remaining forwards and backwards, and sum the gradients.
 
         Returns the number of loss terms on all ranks, if the step is taken without a check (else
         0), and the loss terms of this rank.
         """
-        engine, left = self._engine, ready.steps[done:]
+        engine, left = self._engine, program.steps[done:]
         for runner in engine.stages.runners.values():
             runner.seed = seed
         engine.buckets.zero()
         forwards = 1 + max((i for i, step in enumerate(left) if self._has_loss(step)), default=-1)
         weights = None
         with engine.random.drawn():
-            execute(left[:forwards], ready.channels, engine.clock, drains=False)
+            execute(left[:forwards], program.channels, engine.clock, drains=False)
             terms = engine.stages.loss_terms
             if self._expects_no_clipping:
                 own = sum(float(term.weight) for term in terms)
                 weights = engine.numbers.announce([own], "the number of terms in the loss")
-            execute(left[forwards:], ready.channels, engine.clock)
+            execute(left[forwards:], program.channels, engine.clock)
         engine.buckets.finish()
         return sum(row[0] for row in weights()) if weights is not None else 0.0, terms
 
@@ -160,7 +159,7 @@ class OverlappedTraining:
             else:
                 self._check()
 
-    def _warm_up(self, leaves: Leaves, ready: Ready) -> int | None:
+    def _warm_up(self, leaves: Leaves, program: Program) -> int | None:
         """Run the forwards that may precede the check, and check; returns how many steps were run.
 
         ``None`` if there was nothing to check, or if the weights were wrong: then the iteration has
@@ -169,10 +168,10 @@ class OverlappedTraining:
         engine = self._engine
         if self._unchecked is None:
             return None
-        channels, first = ready.channels, ready.iteration.warm_up
+        channels, first = program.channels, program.warm_up
         count = sum(
             step.kind == "F" and Action("F", step.stage, step.micro_batch) in first
-            for step in ready.steps
+            for step in program.steps
         )
         before = engine.random.state
         buffers = [(buffer, buffer.clone()) for _, buffer in engine.held.named_buffers()]
@@ -190,10 +189,10 @@ class OverlappedTraining:
 
         with engine.failures.shared():
             name = engine.random.name(self._training.steps + 1)  # that before is not yet counted
-            engine.stages.take(dict(enumerate(leaves)), ready.iteration, name=name)
+            engine.stages.take(dict(enumerate(leaves)), program, name=name)
             channels.begin_with(first)
             with engine.random.drawn():
-                execute(ready.steps[:count], channels, engine.clock, drains=False)
+                execute(program.steps[:count], channels, engine.clock, drains=False)
         return count if self._check(forget) else None
 
     def _check(self, forget: Callable[[], None] = lambda: None) -> bool:
@@ -214,7 +213,7 @@ class OverlappedTraining:
             rows = step.rows()
         try:
             engine.check_replicas(training.steps + 1)
-            totals, engine.means = engine.numbers.put_together(rows, engine.metrics, step.seed)
+            totals = engine.numbers.put_together(rows, engine.metrics, step.seed)
         except (BadInput, ReplicasDiffer):
             self._undo(step, forget)
             raise
@@ -224,7 +223,7 @@ class OverlappedTraining:
             self._undo(step, forget)
             update = after_bad_step(engine, training, step.begin, [step.leaves], step.seed, failure)
             self._expects_no_clipping = False
-            self._done.append(metrics_of(training.steps, totals, update, samples, engine.means))
+            self._done.append(metrics_of(training.steps, totals, update, samples))
             return False
         factor = training.clip_factor(totals)
         as_expected = not update.skipped and factor == 1.0
@@ -235,7 +234,7 @@ class OverlappedTraining:
         if not update.skipped and not (step.taken and as_expected):
             training.step(engine.buckets, factor)
         self._expects_no_clipping = as_expected
-        metrics = metrics_of(training.steps, totals, update, samples, engine.means)
+        metrics = metrics_of(training.steps, totals, update, samples)
         self._done.append(metrics)
         return step.taken and as_expected
 

@@ -10,7 +10,6 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.steps.bad_step import after_bad_step, begin_of_step
 from penstock.runtime.steps.training import Training, Updated
-from penstock.runtime.user_metrics import Means
 
 __all__ = ["flushed_step", "metrics_of", "timed_step"]
 
@@ -41,7 +40,7 @@ def flushed_step(
             update = after_bad_step(engine, training, begin, batches, seed, failure)
         if not update.skipped:
             engine.share_values()
-    return metrics_of(training.steps, totals, update, samples, engine.means)
+    return metrics_of(training.steps, totals, update, samples)
 
 
 @contextmanager
@@ -54,9 +53,7 @@ def timed_step(engine: Engine) -> Iterator[None]:
     engine.numbers.optimizer_s = time.perf_counter() - begun
 
 
-def metrics_of(
-    step: int, totals: Totals, update: Updated, samples: int, means: Means
-) -> StepMetrics:
+def metrics_of(step: int, totals: Totals, update: Updated, samples: int) -> StepMetrics:
     """The metrics that a step returns."""
     return StepMetrics(
         step,
@@ -68,6 +65,6 @@ def metrics_of(
         totals.bubble,
         update.skipped,
         update.loss_scale,
-        {name: value for name, (value, _) in means.items()},
+        {name: value for name, (value, _) in totals.means.items()},
         update.non_finite,
     )

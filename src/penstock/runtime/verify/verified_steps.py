@@ -134,14 +134,12 @@ class VerifiedSteps:
     ) -> VerifyResult:
         """Compare the same batches again, starting with buffers ``before``; new values are kept."""
         engine = self._engine
-        means, named = engine.means, dict(engine.held.named_buffers())
+        named = dict(engine.held.named_buffers())
         with kept_buffers(named.values()):
             with torch.no_grad():
                 for name, buffer in named.items():
                     buffer.copy_(before[name])
-            result = verify_with(engine, reference, batches)
-        engine.means = means
-        return result
+            return verify_with(engine, reference, batches)
 
     def _warn(self, batches: Batches) -> None:
         text = "" if self._warned else mixing_warning(self._engine, batches)

@@ -1,0 +1,418 @@
+"""What one rank does in an iteration: lowered once for batches of one size, then run many times.
+
+If batches have variable lengths, their size is the number of samples and the lengths.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from penstock.capture.batch_part import Leaf, PartialLeaf, sliced
+from penstock.capture.lengths import LengthsOf
+from penstock.capture.stage_program import StageProgram
+from penstock.errors import PenstockError, RunFailed
+from penstock.plan.plan import Plan
+from penstock.runtime.clock import Clock
+from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
+from penstock.runtime.processes.world import World
+from penstock.runtime.stages.runner import LossTerm, StageInputs, StageRunner, Tensors
+from penstock.runtime.transport.channels import Channels, PipelineChannels, Places
+from penstock.runtime.transport.messages import (
+    BoundaryTensors,
+    RankMessages,
+    messages_between_actions,
+    messages_of_rank,
+)
+from penstock.runtime.transport.transport import Transport
+from penstock.runtime.user_metrics import MetricSums
+from penstock.schedule.action import Action, ActionKind
+from penstock.schedule.dependencies import predecessors
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape
+from penstock.timeline.timeline import EventKind
+
+__all__ = [
+    "DeviceCopies",
+    "Place",
+    "PreparedAction",
+    "Program",
+    "RankStages",
+    "StagePart",
+    "execute",
+    "lower",
+    "places_of",
+    "rows_at",
+    "steps_of",
+    "warm_up_of",
+]
+
+SIZES_KEPT = 256
+"""For how many of the most recently used sizes programs are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rank holds: replica ``replica`` of stage ``stage``, on device group ``group``."""
+
+    stage: int
+    replica: int
+    group: int
+
+
+def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
+    """The places of ``rank`` in the plan, in stage order; empty if the plan does not use it."""
+    groups = plan.device_groups
+    device = plan.device_of(rank)
+    if device < 0:
+        return ()
+    group = next(g for g, devices in enumerate(groups) if device in devices)
+    held = plan.shape().stages_of(group)
+    return tuple(Place(stage, groups[group].index(device), group) for stage in held)
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """What one stage of a rank does in an iteration.
+
+    ``rows[m]`` are the rows of the batch that it computes in micro-batch ``m``. ``recomputed`` are
+    the micro-batches whose forward runs again before the backward. ``last_backward`` is the
+    micro-batch whose backward completes the stage's gradients. ``halved`` are the micro-batches
+    with a backward in two halves.
+    """
+
+    rows: tuple[range, ...]
+    recomputed: frozenset[int]
+    last_backward: int
+    halved: frozenset[int]
+
+
+class PreparedAction(NamedTuple):
+    """An action with the functions that it calls, looked up once for many iterations.
+
+    It can also be work between actions, such as an update of the weights (``STEP``).
+    """
+
+    kind: EventKind
+    stage: int
+    micro_batch: int
+    receive: Callable[[], Tensors]
+    work: Callable[[int, Tensors], Tensors]
+    send: Callable[[Tensors], None] | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A schedule, lowered for one rank, batches of one size, and training or evaluation.
+
+    ``steps`` are the rank's actions in order, ``messages`` those that it sends and receives, and
+    ``channels`` carry them. ``parts`` say what each of its stages does. ``cut`` is the same on all
+    ranks, and so is ``warm_up`` (`warm_up_of`).
+    """
+
+    cut: BatchCut
+    training: bool
+    lengths: LengthsOf
+    parts: Mapping[int, StagePart]
+    warm_up: frozenset[Action]
+    messages: RankMessages
+    channels: PipelineChannels
+    steps: tuple[PreparedAction, ...]
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The number of samples, and the lengths."""
+        return (self.cut.micro_batches[-1].stop, *self.lengths)
+
+    def work(
+        self,
+        stage: int,
+        leaves: Sequence[Leaf] | Mapping[int, Leaf],
+        batch_inputs: Sequence[int],
+        device: "DeviceCopies",
+    ) -> StageInputs:
+        """The rows that a stage reads of the batch's leaves.
+
+        A replica without rows gets the first rows of the micro-batch, in case it must take part.
+        """
+        part = self.parts[stage]
+        wanted = [leaves[index] for index in batch_inputs]
+        rows = zip(part.rows, self.cut.micro_batches, strict=True)
+        return StageInputs(
+            tuple(tuple(device.rows(leaf, own, whole) for leaf in wanted) for own, whole in rows),
+            tuple(len(rows) for rows in part.rows),
+            part.recomputed,
+            part.last_backward,
+            self.training,
+            part.halved,
+            self.lengths,
+        )
+
+
+class DeviceCopies:
+    """The rows of one batch on a rank's device; each slice is copied once for all its stages."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies: dict[tuple[int, range, range], torch.Tensor] = {}
+        self._leaves: dict[int, PartialLeaf] = {}
+
+    def rows(self, leaf: Leaf, own: range, whole: range) -> torch.Tensor:
+        """The rows that `sliced` returns, on the device. The leaf must live as long as this."""
+        if leaf.device == self._device:
+            return sliced(leaf, own, whole)
+        if isinstance(leaf, PartialLeaf):
+            # It has just the rows that this rank needs.
+            if id(leaf) not in self._leaves:
+                self._leaves[id(leaf)] = leaf.to(self._device)
+            return sliced(self._leaves[id(leaf)], own, whole)
+        key = id(leaf), own, whole
+        found = self._copies.get(key)
+        if found is None:
+            rows = sliced(leaf, own, whole)
+            # Without a wait only if it comes from pinned memory.
+            found = self._copies[key] = rows.to(self._device, non_blocking=True)
+        return found
+
+
+def lower(
+    plan: Plan,
+    boundaries: Sequence[BoundaryTensors],
+    rank: int,
+    size: tuple[int, LengthsOf],
+    stages: Mapping[int, "FedRunner"],
+    open_channels: Callable[[RankMessages], PipelineChannels],
+    *,
+    training: bool,
+) -> Program:
+    """The program of ``rank`` for batches of ``size``: a number of samples, and lengths.
+
+    Raises:
+        BadInput: the plan's schedule is unknown or cannot be run.
+    """
+    rows, lengths = size
+    cut = cut_batch(plan, rows)
+    micro_batches = len(cut.micro_batches)
+    if training:
+        schedule, shape = schedule_of(plan, micro_batches)
+    else:
+        # The plan's training order is not needed: it may take a search, or not fit this batch.
+        shape = replace(replace(plan, micro_batches=micro_batches).shape(), recompute=())
+        schedule = forward_schedule(shape)
+    sized = [boundary.at(lengths) for boundary in boundaries]
+    passed = messages_between_actions(plan, sized, schedule, cut)
+    places = places_of(plan, rank)
+    order = tuple(schedule.of(places[0].group)) if places else ()
+    messages = messages_of_rank(rank, schedule, shape, passed, order)
+    parts = {place.stage: part_of(place, order, cut, shape) for place in places}
+    warm_up = warm_up_of(schedule, shape) if training else frozenset[Action]()
+    channels = open_channels(messages)
+    effective = [action for action in order if stages[action.stage].has_work(action.kind)]
+    steps = steps_of(effective, stages, channels)
+    return Program(cut, training, lengths, parts, warm_up, messages, channels, steps)
+
+
+def steps_of(
+    order: Sequence[Action], stages: Mapping[int, StageRunner], channels: Channels
+) -> tuple[PreparedAction, ...]:
+    """Prepare ``order``, one device's actions of a schedule, to be run repeatedly."""
+    return tuple(
+        PreparedAction(
+            action.kind,
+            action.stage,
+            action.micro_batch,
+            channels.receiver(action),
+            stages[action.stage].work(action.kind),
+            channels.sender(action),
+        )
+        for action in order
+    )
+
+
+def part_of(
+    place: Place, order: Sequence[Action], cut: BatchCut, shape: PipelineShape
+) -> StagePart:
+    """What the stage at ``place`` does in the order of its rank."""
+
+    own = [action for action in order if action.stage == place.stage]
+    ends = [action.micro_batch for action in own if action.kind in "BW"]
+    return StagePart(
+        tuple(rows_at(place, number, cut, shape) for number in range(len(cut.micro_batches))),
+        frozenset(action.micro_batch for action in own if action.kind == "R"),
+        ends[-1] if ends else -1,
+        frozenset(action.micro_batch for action in own if action.kind == "I"),
+    )
+
+
+def rows_at(place: Place, micro_batch: int, cut: BatchCut, shape: PipelineShape) -> range:
+    """The rows of the batch that the stage at ``place`` computes of one micro-batch."""
+    if shape.group_of(place.stage, micro_batch) != place.group:
+        return range(0)
+    return cut.rows(micro_batch, place.stage, place.replica)
+
+
+def warm_up_of(schedule: Schedule, shape: PipelineShape) -> frozenset[Action]:
+    """The forwards at the start of every group's order that depend on no other actions.
+
+    They are the first actions of each group, as long as these are forwards of stages before the
+    last whose inputs come from such forwards. So all of them can run, and be repeated, before any
+    other action has run.
+
+    >>> from penstock.schedule.families.early_backward import one_f_one_b
+    >>> shape = PipelineShape(stages=3, micro_batches=4)
+    >>> sorted(map(str, warm_up_of(one_f_one_b(shape), shape)))
+    ['0F0', '0F1', '0F2', '1F0', '1F1']
+    """
+    found = set[Action]()
+    ends = [0] * len(schedule.orders)
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        for group, order in enumerate(schedule.orders):
+            for action in order[ends[group] :]:
+                last = action.kind != "F" or action.stage == shape.stages - 1
+                if last or not found.issuperset(predecessors(action, shape)):
+                    break
+                found.add(action)
+                ends[group] += 1
+    return frozenset(found)
+
+
+def execute(
+    steps: Iterable[PreparedAction], channels: Channels, clock: Clock, *, drains: bool = True
+) -> None:
+    """Run ``steps`` one after another; gradients accumulate in place.
+
+    The loop knows no schedule by name: it only follows the actions. ``receive`` returns what the
+    producers of an action sent. ``send`` returns at once. Compute is timed separately from waiting.
+    Each step is requested only when the previous one is done. With ``drains``, the loop waits at
+    its end until everything is sent.
+
+    Raises:
+        RunFailed: a stage raised an exception, or a peer failed; names rank, action and cause.
+        Stalled: a peer did not send in time.
+    """
+    now, add = clock.now, clock.add
+    for kind, stage, micro_batch, receive, work, send in steps:
+        try:
+            received = receive()
+            start = now()
+            result = work(micro_batch, received)
+            add(kind, stage, micro_batch, start, now())
+            if send is not None:
+                send(result)
+        except PenstockError:
+            raise
+        except Exception as cause:
+            text = str(cause).strip().partition("\n")[0] or type(cause).__name__
+            where = f"rank {channels.device}, stage {stage}, {kind}{micro_batch}"
+            raise RunFailed(f"{where}: {text}") from cause
+    if drains:
+        channels.drain()
+
+
+class FedRunner(StageRunner, Protocol):
+    """A stage that receives its rows before each iteration.
+
+    ``loss_terms`` are those of the iteration. ``seed`` multiplies the gradients from which its
+    backwards start.
+    """
+
+    loss_terms: list[LossTerm]
+    seed: float
+
+    def has_work(self, kind: ActionKind) -> bool:
+        """Whether actions of this kind have any effect in this stage."""
+        ...
+
+    def begin(self, work: StageInputs) -> None:
+        """Take the inputs of the next iteration."""
+        ...
+
+
+Runner = TypeVar("Runner", bound=FedRunner)
+
+
+class RankStages(Generic[Runner]):
+    """The stages of one rank, with a program and a runner for each; none on unused ranks.
+
+    ``metrics`` are computed from the outputs of the last stage.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        world: World,
+        transport: Transport | None,
+        clock: Clock,
+        *,
+        boundaries: Sequence[BoundaryTensors],
+        programs: Mapping[int, StageProgram],
+        runners: Mapping[int, Runner],
+        metrics: MetricSums | None,
+    ) -> None:
+        self.boundaries, self.programs, self.runners = boundaries, programs, runners
+        self._plan, self._world, self._transport, self._clock = plan, world, transport, clock
+        self.metrics = metrics
+        self._lowered = lru_cache(SIZES_KEPT)(self._lower)
+
+    @property
+    def loss_terms(self) -> list[LossTerm]:
+        """The loss terms of the latest batch that this rank computed."""
+        return [term for runner in self.runners.values() for term in runner.loss_terms]
+
+    def check_next_runs(self) -> None:
+        """Compare the calls of each stage's next run with those of the example."""
+        for program in self.programs.values():
+            program.module.check_next_run()
+
+    def program(self, rows: int, lengths: LengthsOf = (), *, training: bool = True) -> Program:
+        """The program for a batch of ``rows`` samples with these lengths."""
+        return self._lowered(rows, lengths, training)
+
+    def _lower(self, rows: int, lengths: LengthsOf, training: bool) -> Program:
+        given = (rows, lengths), self.runners, self.channels
+        return lower(self._plan, self.boundaries, self._world.rank, *given, training=training)
+
+    def channels(self, messages: RankMessages) -> PipelineChannels:
+        """Channels for the messages of one iteration."""
+        places = {stage: Places(p.received, p.sent) for stage, p in self.programs.items()}
+        world, clock = self._world, self._clock
+        return PipelineChannels(world.rank, self._transport, places, clock, messages, world.device)
+
+    def take(
+        self,
+        leaves: Mapping[int, Leaf],
+        program: Program,
+        seed: float = 1.0,
+        *,
+        last: bool = True,
+        name: tuple[int, ...] = (),
+    ) -> None:
+        """Give the stages their rows of a batch; the ``last`` batch completes the gradients.
+
+        ``name`` tells the batch from all others of the run.
+        """
+        if self.metrics is not None:
+            part = program.parts.get(len(self._plan.stages) - 1)
+            self.metrics.take_batch(leaves, part.rows if part is not None else ())
+        device = DeviceCopies(self._world.device)
+        for stage, runner in self.runners.items():
+            inputs = self.programs[stage].batch_inputs
+            work = program.work(stage, leaves, inputs, device)
+            runner.begin(
+                replace(
+                    work,
+                    last_backward=work.last_backward if last else -1,
+                    names=tuple((*name, number) for number in range(len(work.rows))),
+                )
+            )
+            runner.seed = seed
+
+    def run(self, program: Program) -> list[LossTerm]:
+        """Run the batch given to `take` through the pipeline; returns its loss terms."""
+        program.channels.begin()
+        execute(program.steps, program.channels, self._clock)
+        return self.loss_terms
