@@ -17,6 +17,7 @@ from runtime.processes.workers_under_test import (
     fail,
     fail_without_a_folder,
     fail_without_the_store,
+    kill_the_server,
     listening_addresses,
     parent_and_variable,
     threads_and_rank,
@@ -196,6 +197,16 @@ def test_a_failure_is_told_where_the_store_cannot_be_reached(tmp_path: Path) -> 
 def test_a_killed_worker_is_named_although_its_peers_fail_too() -> None:
     with pytest.raises(RunFailed, match=r"worker 1 .* was killed by SIGKILL"):
         launch_workers(collective_after_a_death, (1,), workers=3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_workers_whose_server_is_killed_are_ended_and_the_server_is_named(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    with pytest.raises(RunFailed, match="the server that forks the workers was killed"):
+        launch_workers(kill_the_server, (pids,), workers=2)
+    started = [int(line.split()[1]) for line in pids.read_text().splitlines()]
+    wait_until(lambda: not any(alive(pid) for pid in started), 5)
+    assert launch_workers(threads_and_rank, workers=1, threads=1) == ((0, 1, "1"),)
 
 
 def test_fewer_than_one_worker_is_refused() -> None:

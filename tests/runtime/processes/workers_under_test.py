@@ -100,6 +100,13 @@ def sleep_for_ever(pid_file: Path) -> None:
     time.sleep(600)
 
 
+def kill_the_server(pid_file: Path) -> None:
+    """Rank 1 kills the server that has forked the workers; all go on."""
+    if os.environ["RANK"] == "1":
+        os.kill(os.getppid(), signal.SIGKILL)
+    sleep_for_ever(pid_file)
+
+
 def collective_after_a_death(victim: int) -> None:
     distributed.init_process_group("gloo")
     distributed.all_reduce(torch.zeros(1))

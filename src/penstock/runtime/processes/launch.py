@@ -71,6 +71,9 @@ LOOK_EVERY_S = 5.0
 STOPPED_LIMIT_S = LIMIT_S
 """How long a signal may stop a worker."""
 
+UNKNOWN = 255
+"""The exit code that a process has for multiprocessing when its fork server has ended."""
+
 LONGEST_CAUSE = 200
 """The most characters of another error in a message."""
 
@@ -271,6 +274,7 @@ def await_workers(workers: Sequence[WorkerProcess]) -> None:
 
     Raises:
         Stalled: a worker has been stopped at every look for `STOPPED_LIMIT_S` seconds.
+        RunFailed: the server that forks the workers has ended.
     """
     stopped, deadline_s = Counter[int](), inf
     every_s = min(LOOK_EVERY_S, STOPPED_LIMIT_S / 4)
@@ -282,12 +286,19 @@ def await_workers(workers: Sequence[WorkerProcess]) -> None:
         awaited |= {worker.pipe: worker for worker in running if not worker.pipe.closed}
         ready = wait(list(awaited), min(every_s, left_s))
         for worker in {awaited[each].rank: awaited[each] for each in ready}.values():
-            if not worker.pipe.closed:
+            # A child of an ended worker may hold its pipe open.
+            if not worker.pipe.closed and worker.pipe.poll():
                 worker.read()
             if worker.process.sentinel not in ready:
                 continue
             worker.process.join()
-            worker.exit_code = worker.process.exitcode
+            code = worker.process.exitcode
+            if code == UNKNOWN and Path(f"/proc/{worker.pid}").exists():
+                raise RunFailed(
+                    "the server that forks the workers was killed, and the workers were ended; "
+                    "run it again"
+                )
+            worker.exit_code = code
             if worker.exit_code:
                 grace_s = GRACE_AFTER_A_KILL_S if worker.exit_code < 0 else GRACE_S
                 deadline_s = min(deadline_s, time.monotonic() + grace_s)
@@ -319,8 +330,10 @@ def stop(workers: Sequence[WorkerProcess], shutdown_s: float) -> None:
     deadline_s = time.monotonic() + shutdown_s
     for worker in workers:
         worker.pipe.close()
-        if worker.pid:
-            worker.process.kill()
+        if worker.pid and worker.exit_code is None:
+            # Without the fork server `Process.kill` would do nothing.
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
     for worker in workers:
         if worker.pid:
             worker.process.join(max(0.0, deadline_s - time.monotonic()))
