@@ -411,8 +411,14 @@ class RankStages(Generic[Runner]):
             )
             runner.seed = seed
 
-    def run(self, program: Program) -> list[LossTerm]:
-        """Run the batch given to `take` through the pipeline; returns its loss terms."""
-        program.channels.begin()
+    def run(self, program: Program, *, begins: bool = True) -> list[LossTerm]:
+        """Run the batch given to `take` through the pipeline; returns its loss terms.
+
+        Unless the program ``begins`` an iteration, its messages follow those before.
+        """
+        if begins:
+            program.channels.begin()
+        else:
+            program.channels.proceed(program.messages.planned)
         execute(program.steps, program.channels, self._clock)
         return self.loss_terms

@@ -27,9 +27,8 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.gradients.buckets import stages_of_parameters
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.micro_batches import BatchCut
-from penstock.runtime.program import SIZES_KEPT, PreparedAction, execute, steps_of
+from penstock.runtime.program import SIZES_KEPT, Program, steps_of
 from penstock.runtime.steps.training import Training
-from penstock.runtime.transport.channels import PipelineChannels
 from penstock.runtime.transport.messages import (
     Message,
     RankMessages,
@@ -51,23 +50,17 @@ Rows: TypeAlias = list[list[float]]
 MEASURED = 5
 """How many numbers a stage adds to those of a batch: see `VersionedStage.measurements`."""
 
-Part: TypeAlias = tuple[tuple[Message | Action, ...], tuple[PreparedAction, ...]]
-"""What is planned in a part, see `RankMessages`, and this rank's actions with its updates."""
-
 
 @dataclass(frozen=True)
 class PreparedSize:
-    """All that is fixed for batches of one size: their cut, messages and channels.
+    """All that is fixed for batches of one size.
 
-    ``messages`` are those of all micro-batches of the ring. ``parts`` caches what was prepared for
-    the orders of all stages in one part.
+    ``ring`` has the messages of all micro-batches of the ring, and no steps. ``parts`` are the
+    programs of single parts, by the orders of all stages, which are lowered once.
     """
 
-    cut: BatchCut
-    lengths: LengthsOf
-    messages: RankMessages
-    channels: PipelineChannels
-    parts: dict[Orders, Part] = field(default_factory=dict[Orders, Part])
+    ring: Program
+    parts: dict[Orders, Program] = field(default_factory=dict[Orders, Program])
 
 
 @dataclass(frozen=True)
@@ -150,7 +143,7 @@ class AsynchronousTraining:
         if engine.graph.lengths:
             with engine.failures.shared():
                 self._end_exchange()
-            engine.agree_on_lengths([(samples, *prepared.lengths)])
+            engine.agree_on_lengths([(samples, *prepared.ring.lengths)])
         if prepared is not self._prepared:
             self.drain()
         batch = self._batches
@@ -158,7 +151,7 @@ class AsynchronousTraining:
         with engine.failures.shared():
             if prepared is not self._prepared:
                 self._prepared = prepared
-                prepared.channels.begin(announced=False)
+                prepared.ring.channels.begin(announced=False)
                 engine.buckets.zero()
             self._give_rows(prepared, leaves, batch)
             self._play(prepared, lambda stage: self._order.part(stage, batch))
@@ -174,10 +167,10 @@ class AsynchronousTraining:
             self._running[-1].rows()
 
     def _give_rows(self, prepared: PreparedSize, leaves: Sequence[Leaf], batch: int) -> None:
-        engine, cut, last = self._engine, prepared.cut, len(self._order.depths) - 1
+        engine, cut, last = self._engine, prepared.ring.cut, len(self._order.depths) - 1
         own = engine.graph.as_own_steps(leaves, cut.micro_batches) if self.stages else ()
         for stage in self.stages.values():
-            stage.feed(batch, own, cut, prepared.lengths, self._training.steps)
+            stage.feed(batch, own, cut, prepared.ring.lengths, self._training.steps)
         if engine.metrics is not None and self.stages:
             rows = self.stages[last].rows if last in self.stages else ()
             engine.metrics.take_batch(dict(enumerate(own)), rows)
@@ -190,18 +183,18 @@ class AsynchronousTraining:
             return
         orders = tuple(map(actions_of, range(self._order.shape.stages)))
         if orders not in prepared.parts:
-            prepared.parts[orders] = self._part(prepared, orders)
-        planned, steps = prepared.parts[orders]
-        prepared.channels.proceed(planned)
+            prepared.parts[orders] = self._part(prepared.ring, orders)
         with self._engine.random.drawn():
-            execute(steps, prepared.channels, self._engine.clock)
+            self._engine.stages.run(prepared.parts[orders], begins=False)
 
-    def _part(self, prepared: PreparedSize, orders: Orders) -> Part:
+    def _part(self, ring: Program, orders: Orders) -> Program:
+        """The program of one part: its actions and messages, and the updates of this rank."""
         times = unit_times(orders, self._order.ring_shape)
         own = sorted((a for stage in self.stages for a in orders[stage]), key=times.__getitem__)
-        steps = steps_of(own, self.stages, prepared.channels)
+        steps = steps_of(own, self.stages, ring.channels)
+        messages = replace(ring.messages, planned=planned_messages(ring.messages, own, times))
         updating = tuple(with_updates(steps, self.stages, self._order))
-        return planned_messages(prepared.messages, own, times), updating
+        return replace(ring, messages=messages, steps=updating)
 
     def _prepared_for(self, leaves: Sequence[Leaf]) -> PreparedSize:
         """The prepared work for batches of this size.
@@ -222,7 +215,8 @@ class AsynchronousTraining:
         schedule = one_f_one_b(order.ring_shape)
         passed = messages_between_actions(plan, sized, schedule, ringed)
         messages = messages_of_rank(engine.world.rank, schedule, order.ring_shape, passed)
-        return PreparedSize(cut, lengths, messages, engine.stages.channels(messages))
+        channels = engine.stages.channels(messages)
+        return PreparedSize(Program(cut, True, lengths, {}, frozenset(), messages, channels, ()))
 
     def _numbers(self, leaves: Sequence[Leaf]) -> list[float]:
         """This rank's numbers of a batch: those of every step, and those of its stages."""
