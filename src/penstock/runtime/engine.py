@@ -253,7 +253,8 @@ class Engine:
         Raises:
             ReplicasDiffer: two copies are not equal.
         """
-        self.replicas.run(step, self.numbers, self.failures)
+        if self.replicas.every:
+            self.replicas.run(step, self.numbers, self.failures)
 
     def norm_of(self, place: Place, program: StageProgram) -> SynchronisedBatchNorm | None:
         """How the replicas of a stage share the statistics of batch norm; None without any."""

@@ -66,8 +66,7 @@ from penstock.runtime.stages.building import (
 )
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.steps.overlapped import OverlappedTraining
-from penstock.runtime.steps.plain_step import flushed_step
-from penstock.runtime.steps.training import Training
+from penstock.runtime.steps.training import Training, flushed_step
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
 from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify

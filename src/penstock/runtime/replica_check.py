@@ -32,7 +32,10 @@ WORD = 8
 
 
 class ReplicaCheck:
-    """Compares, every ``every`` steps (0: never), the weights that this rank shares with others."""
+    """Compares, every ``every`` steps (0: never), the weights that this rank shares with others.
+
+    Where no weight has copies, that is never.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class ReplicaCheck:
         self._names = [name for name in weights if len(held.copies[name]) > 1]
         of_all = (holders[n] for holders in held.copies_at for n in weights if n in holders)
         self._sets = sorted({ranks for ranks in of_all if len(ranks) > 1})
-        self._every = every if self._sets else 0
+        self.every = every if self._sets else 0
 
     def run(self, step: int, numbers: RankNumbers, failures: Failures) -> None:
         """Compare if it is time to, before the weights change in step ``step``.
@@ -58,7 +61,7 @@ class ReplicaCheck:
         Raises:
             ReplicasDiffer: two copies of a weight are not equal.
         """
-        if not self._every or step % self._every:
+        if step % self.every:
             return
         own = self._sums()
         digests = [digest(s for name, s in own if self._held.copies[name] == h) for h in self._sets]
@@ -94,7 +97,7 @@ class ReplicaCheck:
         return (
             f"the copies of weight '{name}' ({stages}) differ before step {step}: {who}; a device "
             f"or its memory may be failing, so look at it, and resume from a checkpoint of at most "
-            f"step {step - self._every}, when the copies were equal"
+            f"step {step - self.every}, when the copies were equal"
         )
 
 

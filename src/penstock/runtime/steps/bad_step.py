@@ -10,13 +10,11 @@ that comes first in the pass.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
-from penstock.capture.record.outside_state import RandomState
 from penstock.capture.restored import kept_buffers
 from penstock.capture.stage_program import TensorSpec
 from penstock.errors import LossNotFinite
@@ -25,9 +23,9 @@ from penstock.runtime.metrics import NoTerms
 from penstock.runtime.program import RankStages
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stages.runner import ModuleRunner, Tensors
-from penstock.runtime.steps.training import Training, Updated
+from penstock.runtime.steps.training import StepBegin, Training, Updated
 
-__all__ = ["MOST_IN_A_ROW", "StepBegin", "after_bad_step", "begin_of_step"]
+__all__ = ["MOST_IN_A_ROW", "after_bad_step"]
 
 Batches: TypeAlias = Sequence[Sequence[Leaf]]
 
@@ -37,7 +35,7 @@ place in words. The smallest is nearest to the cause."""
 
 
 def inspect_step(
-    engine: Engine, batches: Batches, seed: float, begin: "StepBegin"
+    engine: Engine, batches: Batches, seed: float, begin: StepBegin
 ) -> tuple[str, bool]:
     """The place of a step's first bad number in words, and whether it is a parameter.
 
@@ -176,26 +174,6 @@ def nan_in(batches: Batches) -> str:
 
 MOST_IN_A_ROW = 10
 """A run ends if so many steps are left out one after another: then it does not learn any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepBegin:
-    """What a rank had before a step: the state of its random numbers, and copies of buffers.
-
-    Buffers are copied only where steps may be left out. ``step`` is the number of the step.
-    """
-
-    step: int
-    random: RandomState
-    buffers: Sequence[tuple[torch.Tensor, torch.Tensor]]
-
-
-def begin_of_step(engine: Engine, training: Training) -> StepBegin:
-    """What is kept before a step, in case that it is bad."""
-    buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
-    if training.on_non_finite == "skip":
-        buffers = [(buffer, buffer.clone()) for _, buffer in engine.held.named_buffers()]
-    return StepBegin(training.steps, engine.random.state, buffers)
 
 
 def after_bad_step(

@@ -33,9 +33,15 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.program import PreparedAction, Program, execute
 from penstock.runtime.stages.runner import LossTerm
-from penstock.runtime.steps.bad_step import StepBegin, after_bad_step, begin_of_step
-from penstock.runtime.steps.plain_step import metrics_of, timed_step
-from penstock.runtime.steps.training import Training, mean_factor
+from penstock.runtime.steps.bad_step import after_bad_step
+from penstock.runtime.steps.training import (
+    StepBegin,
+    Training,
+    begin_of_step,
+    mean_factor,
+    metrics_of,
+    timed_step,
+)
 from penstock.schedule.action import Action
 
 __all__ = ["KeptStep", "OverlappedTraining"]

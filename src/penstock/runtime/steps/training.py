@@ -1,4 +1,4 @@
-"""Updates of the weights on one rank: optimizer, learning-rate schedule and loss scale.
+"""Steps on one rank, and what they update: optimizer, learning-rate schedule and loss scale.
 
 The training state of a rank by the model's names, so that any plan can load it.
 
@@ -7,7 +7,9 @@ Tensors are called ``model.<parameter or buffer>``, ``optimizer.<parameter>.<key
 parameters, the learning-rate schedule, the number of steps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from math import isfinite
@@ -18,14 +20,27 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from penstock.errors import BadInput
+from penstock.capture.batch_part import Leaf
+from penstock.capture.record.outside_state import RandomState
+from penstock.errors import BadInput, LossNotFinite
+from penstock.runtime.engine import Engine
 from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
-from penstock.runtime.metrics import Totals, clip_factor
+from penstock.runtime.metrics import StepMetrics, Totals, clip_factor
 from penstock.runtime.settings import MakeOptimizer, MakeSchedule, OnNonFinite
 from penstock.words import counted
 
-__all__ = ["Training", "Updated", "mean_factor", "merged_states"]
+__all__ = [
+    "StepBegin",
+    "Training",
+    "Updated",
+    "begin_of_step",
+    "flushed_step",
+    "mean_factor",
+    "merged_states",
+    "metrics_of",
+    "timed_step",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +249,85 @@ class Training:
         self.resting = {**tensors, **before.tensors()}, {**entries, **state["entries"]}
         self.restore(self.resting[0], {**state, "entries": self.resting[1]})
         self.left_out = before.left_out
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegin:
+    """What a rank had before a step: the state of its random numbers, and copies of buffers.
+
+    Buffers are copied only where steps may be left out. ``step`` is the number of the step.
+    """
+
+    step: int
+    random: RandomState
+    buffers: Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
+def begin_of_step(engine: Engine, training: Training) -> StepBegin:
+    """What is kept before a step, in case that it is bad."""
+    buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+    if training.on_non_finite == "skip":
+        buffers = [(buffer, buffer.clone()) for _, buffer in engine.held.named_buffers()]
+    return StepBegin(training.steps, engine.random.state, buffers)
+
+
+def flushed_step(
+    engine: Engine,
+    training: Training,
+    batches: Sequence[Sequence[Leaf]],
+    *,
+    before_update: Callable[[Totals, float], None] | None = None,
+) -> StepMetrics:
+    """One step on batches, given as their leaves; see `Pipeline.step`.
+
+    ``before_update`` is called when gradients are summed but neither divided nor used. It gets the
+    totals and the factor on the loss.
+    """
+    samples = sum(leaves[0].shape[0] for leaves in batches)
+    seed = training.seed(samples)
+    engine.check_replicas(training.steps + 1)
+    begin = begin_of_step(engine, training)
+    totals = engine.run(*batches, seed=seed, step=training.steps)
+    if before_update is not None:
+        before_update(totals, seed)
+    with timed_step(engine), engine.without_idle_gradients():
+        try:
+            update = training.update(totals, seed, engine.buckets)
+        except LossNotFinite as failure:
+            # Imported here: only a bad step needs it.
+            from penstock.runtime.steps.bad_step import after_bad_step
+
+            update = after_bad_step(engine, training, begin, batches, seed, failure)
+        if not update.skipped:
+            engine.share_values()
+    return metrics_of(training.steps, totals, update, samples)
+
+
+@contextmanager
+def timed_step(engine: Engine) -> Iterator[None]:
+    """Within, an optimizer step: its duration is added to the timeline and the rank's numbers."""
+    begun, start = time.perf_counter(), engine.clock.now()
+    yield
+    if engine.places:
+        engine.clock.add("STEP", engine.places[0].stage, -1, start, engine.clock.now())
+    engine.numbers.optimizer_s = time.perf_counter() - begun
+
+
+def metrics_of(step: int, totals: Totals, update: Updated, samples: int) -> StepMetrics:
+    """The metrics that a step returns."""
+    return StepMetrics(
+        step,
+        totals.loss,
+        totals.gradient_norm,
+        update.learning_rate,
+        samples,
+        totals.seconds,
+        totals.bubble,
+        update.skipped,
+        update.loss_scale,
+        {name: value for name, (value, _) in totals.means.items()},
+        update.non_finite,
+    )
 
 
 def mean_factor(weight: float, seed: float) -> float:

@@ -266,21 +266,21 @@ class GroupTransport:
         if work is None:
             return
         HEARTBEAT.wait = CurrentWait(lambda: str(message), peer, "", time.perf_counter())
-        with self._failing(str(message), peer):
+        with self._failing(message, peer):
             # NCCL only orders streams here and is bounded by its own watchdog.
-            if self._world.backend == "nccl":
-                work.wait()
-            else:
+            if self._by_gloo:
                 work.wait(timedelta(seconds=self._world.timeout_s))
+            else:
+                work.wait()
         HEARTBEAT.wait = None
 
     @contextmanager
-    def _failing(self, what: str, peer: int) -> Iterator[None]:
+    def _failing(self, what: object, peer: int) -> Iterator[None]:
         """Within, failed operations of torch raise an error that names the rank and the wait."""
         try:
             yield
         except RuntimeError as cause:
-            raise self._failure(cause, what, peer) from cause
+            raise self._failure(cause, str(what), peer) from cause
 
     def _failure(self, cause: RuntimeError, what: str, peer: int) -> RunFailed:
         """The error that names the rank and the wait."""

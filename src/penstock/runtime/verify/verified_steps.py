@@ -14,8 +14,7 @@ from penstock.errors import RunFailed
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.settings import Verification
-from penstock.runtime.steps.plain_step import flushed_step
-from penstock.runtime.steps.training import Training
+from penstock.runtime.steps.training import Training, flushed_step
 from penstock.runtime.verify.verify import (
     Reference,
     VerifyResult,
