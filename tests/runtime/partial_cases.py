@@ -23,7 +23,7 @@ from penstock.errors import BadInput
 from penstock.measure.same_work import parameters_of
 from penstock.plan.plan import Stage
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.runtime.memory.measured_memory import lasting_tensors, storage_bytes
+from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
 from penstock.simulate.layer_sums import layer_sums

@@ -25,7 +25,7 @@ from penstock.jobs.run_directory import Records, RunDirectory
 from penstock.plan.plan import Plan
 from penstock.runtime.asynchronous.order import updates_per_batch
 from penstock.runtime.batch_needs import BatchNeeds
-from penstock.runtime.memory.measured_memory import MeasuredMemory
+from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import PAUSE, StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S

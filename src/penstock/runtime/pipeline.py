@@ -44,7 +44,7 @@ from penstock.runtime.conflicts import check_conflicts, uses_of, uses_of_graph, 
 from penstock.runtime.engine import Engine
 from penstock.runtime.evaluation.inference import Inference, PredictionView
 from penstock.runtime.gradients.loss_scaling import check_parameter_types
-from penstock.runtime.memory.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
+from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import END, StepMetrics
 from penstock.runtime.processes.heartbeat import LIMIT_S, doing
 from penstock.runtime.processes.world import World, join_world
@@ -415,7 +415,12 @@ class Pipeline:
 
     def measuring_memory(self) -> AbstractContextManager[MeasuredMemory]:
         """Measure, within, the peak of this rank's tensors in bytes; slows the step."""
-        held = partial(lasting_tensors, self._engine, self._training, self._overlapped)
+
+        def held() -> Iterator[torch.Tensor]:
+            yield from lasting_tensors(self._engine, self._training)
+            if self._overlapped is not None:
+                yield from self._overlapped.copies
+
         return measured_memory(self._world.device, held)
 
     def state_dict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from penstock.jobs.job_file import find_job
 from penstock.jobs.profile_job import build_and_capture
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, with_recompute
-from penstock.runtime.memory.measured_memory import MeasuredMemory
+from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 from penstock.simulate.simulation import Prediction, simulate_plan

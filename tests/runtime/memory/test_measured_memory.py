@@ -17,7 +17,7 @@ from runtime.pipeline_cases import plan_of
 from torch import nn
 
 from penstock.plan.plan import Plan
-from penstock.runtime.memory.measured_memory import MeasuredMemory, measured_memory
+from penstock.runtime.measured_memory import MeasuredMemory, measured_memory
 from penstock.runtime.processes.launch import launch_workers
 
 # What an operator needs while it runs is not in a profile measured on the CPU.

@@ -56,8 +56,6 @@ class Ignoring(Entry):
 
 
 class FileEntry(Ignoring):
-    """A file of a checkpoint."""
-
     bytes: int
     sha256: str
 
@@ -67,8 +65,6 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[\w-][\w.-]{0,199}$")]
 
 
 class StateEntry(Ignoring):
-    """What every state has."""
-
     step: int
     files: dict[FileName, FileEntry]
 
@@ -334,7 +330,6 @@ def begin(target: CheckpointTarget) -> None:
 
 
 def file_name(rank: int) -> str:
-    """The file that holds a rank's tensors."""
     return f"rank-{rank:05d}.safetensors"
 
 

@@ -157,7 +157,6 @@ def save_adapters(engine: Engine, directory: Path) -> None:
 
 
 def write_adapter(model: Any, folder: NewFolder, trained: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors and configuration of the trained adapter."""
     from peft import get_peft_model_state_dict
 
     name, *others = model.active_adapters

@@ -165,7 +165,6 @@ class PipelineChannels:
         return begun, others
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:
-        """A function that receives the messages for ``action`` and joins their rows."""
         gather = self._gatherer(action)
         if self.transport is None:
             return gather
@@ -178,7 +177,6 @@ class PipelineChannels:
         return receive
 
     def sender(self, action: Action) -> Callable[[Tensors], None] | None:
-        """A function that sends each consumer the rows that it needs."""
         messages = self._messages.outgoing.get(action)
         if not messages:
             return None
@@ -195,7 +193,6 @@ class PipelineChannels:
         return send
 
     def drain(self) -> None:
-        """Wait until everything is sent."""
         if self.transport is not None:
             self.transport.drain()
 

@@ -314,6 +314,5 @@ def may_cross(boundary: BoundaryTensors, here: Stage, there: Stage) -> bool:
 
 
 def part_of(spec: TensorSpec, rows: int) -> MessagePart:
-    """A part with ``rows`` samples of a tensor."""
     shape = spec.shape_for(rows)
     return MessagePart(spec, shape, spec.batch_dim, range(rows), range(rows), shape)

@@ -94,7 +94,6 @@ class GroupTransport:
         HEARTBEAT.action = self.position
 
     def begin(self, planned: Sequence[Message | Action]) -> None:
-        """Post the first receives."""
         self._actions, self._posted_bytes = 1, 0
         self._planned.clear()
         for posted in self._posted.values():
@@ -117,15 +116,12 @@ class GroupTransport:
             self._post_before(position)
 
     def position(self) -> str:
-        """The current action in words."""
         return position_words(self._position)
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
-        """A function that sends ``message``."""
         return partial(self._send, message, self._sending[message.receiver])
 
     def inlet(self, message: Message) -> Inlet:
-        """The receiving end of ``message``."""
         return Inlet(partial(self._await_message, message), partial(self._take, message))
 
     def _send(
@@ -169,7 +165,6 @@ class GroupTransport:
         return unpacked(message, posted.buffer)
 
     def drain(self) -> None:
-        """Wait until everything is sent."""
         for sending in self._sending.values():
             while sending:
                 self._settle(sending.popleft())
@@ -283,14 +278,12 @@ class GroupTransport:
             raise self._failure(cause, str(what), peer) from cause
 
     def _failure(self, cause: RuntimeError, what: str, peer: int) -> RunFailed:
-        """The error that names the rank and the wait."""
         who = f"rank {peer}" if peer >= 0 else "a rank"
         text = f"{who} ended or failed while rank {self._world.rank} waited for {what}"
         return failure_of(cause, self._world, what, PeerFailed(text))
 
 
 def bytes_of(sending: Iterable[Sent]) -> int:
-    """The bytes under way."""
     return sum(sent.message.bytes for sent in sending)
 
 

@@ -30,11 +30,10 @@ from penstock.capture.restored import kept_attributes
 from penstock.capture.torch_calls import TorchCalls, backward_seen
 from penstock.capture.user_lines import line_in_words, line_of_user
 from penstock.errors import BadInput
-from penstock.runtime.verify.result import Values
 from penstock.runtime.verify.without_dropout import WithoutDropout
 from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, write_count
 
-__all__ = ["OwnRun", "Reference", "in_double", "run_own_module"]
+__all__ = ["Reference", "Values", "in_double", "run_own_module"]
 
 DIVISIONS = frozenset(
     [
@@ -80,7 +79,6 @@ class LossTerms(TorchCalls):
         self._last: torch.Tensor | None = None
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``func``; if its result is a mean in a loss, record its divisor."""
         result = func(*args, **kwargs)
         count: torch.Tensor | None = None
         if func is functional.cross_entropy or func is functional.nll_loss:
@@ -187,31 +185,28 @@ def accumulate(parts: Sequence[MeasuredLoss], scale: float = 1.0) -> float:
 
 
 @dataclass(frozen=True)
-class OwnRun:
-    """The ``values`` of the user's module on a batch, by first names in the model.
+class Values:
+    """Loss, gradients and buffers after one batch, by name."""
 
-    ``types`` are the element types of the tensors with gradients. ``dropped``: dropout had to be
-    switched off. ``random`` names the line that draws other random numbers, if there is one.
-    """
-
-    values: Values
-    types: frozenset[torch.dtype]
-    dropped: bool
-    random: str
+    loss: float
+    gradients: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The results of the user's module; ``run`` is set on rank 0 only, the rest on all ranks.
+    """What the user's module gives on a batch; ``values`` and ``types`` are on rank 0 only.
 
-    ``dropped``: its dropout was off. ``skipped`` is the reason if there are no results to compare
-    with.
+    ``types`` are the element types of the tensors with gradients. ``dropped``: dropout had to be
+    switched off. ``skipped`` is the reason if there are no results to compare with. ``name`` says
+    in messages how the module ran.
     """
 
-    name: str
-    dropped: bool
-    skipped: str
-    run: OwnRun | None
+    name: str = ""
+    dropped: bool = False
+    skipped: str = ""
+    values: Values | None = None
+    types: tuple[torch.dtype, ...] = ()
 
 
 def run_own_module(
@@ -223,11 +218,13 @@ def run_own_module(
     device: torch.device,
     autocast: torch.dtype | None,
     double: bool = False,
-) -> OwnRun:
+    name: str = "",
+) -> Reference:
     """Run forward and backward of the user's module and loss, with ``values`` as its tensors.
 
     ``micro_batches`` are the rows of each micro-batch; one range runs the whole batch at once.
-    Dropout is off. With ``double`` all numbers given are in float64.
+    Dropout is off. With ``double`` all numbers given are in float64. A module that draws other
+    random numbers is not compared.
     """
     module = graph.own_module()
     placed = [leaf.to(device) for leaf in leaves]
@@ -260,9 +257,14 @@ def run_own_module(
         before = random_state(device)
         loss = run()
         gradients, buffers = results(held, scale)
-        found = "" if same_state(before, random_state(device)) else random_call(run, device)
-    types = frozenset(seen.types) | {gradient.dtype for gradient in gradients.values()}
-    return OwnRun(Values(loss, gradients, buffers), types, off.dropped, found)
+        found = ""
+        if not same_state(before, random_state(device)):
+            with RandomCalls(device) as watch:
+                run()
+            found = watch.found or "a call that torch's functions do not show"
+    types = tuple(seen.types | {gradient.dtype for gradient in gradients.values()})
+    why = f"random operators, which are not dropout: {found}" if found else ""
+    return Reference(name, off.dropped, why, Values(loss, gradients, buffers), types)
 
 
 class TrainedTypes(TorchCalls):
@@ -273,7 +275,6 @@ class TrainedTypes(TorchCalls):
         self.types: set[torch.dtype] = set()
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``func``, and record the type of its result."""
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor) and result.requires_grad:
             self.types.add(result.dtype)
@@ -283,7 +284,6 @@ class TrainedTypes(TorchCalls):
 def measured_loss(
     module: nn.Module, leaves: Sequence[torch.Tensor], rows: range, precision: Any
 ) -> MeasuredLoss:
-    """The loss of some rows, with the means in it."""
     terms = LossTerms()
     with precision, terms:
         loss = module(*(leaf[rows.start : rows.stop] for leaf in leaves))[0]
@@ -334,8 +334,9 @@ def own_tensors(
                 old.data = value.to(device)
                 held[first] = old
             if held[first] is not old:
-                undo.callback(set_tensor, owner, last, old)
-                set_tensor(owner, last, held[first])
+                # By `setattr`, with which recurrent modules update their lists of weights.
+                undo.callback(setattr, owner, last, old)
+                setattr(owner, last, held[first])
         yield held
 
 
@@ -355,11 +356,6 @@ def replacement(old: torch.Tensor, value: torch.Tensor, *, copied: bool) -> torc
     for hook in (after or {}).values():
         new.register_post_accumulate_grad_hook(hook)
     return new
-
-
-def set_tensor(owner: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Replace a tensor by ``setattr``, with which recurrent modules update their weight lists."""
-    setattr(owner, name, tensor)
 
 
 def put_back(parameter: nn.Parameter, data: torch.Tensor, gradient: torch.Tensor | None) -> None:
@@ -390,14 +386,6 @@ def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tens
     )
 
 
-def random_call(run: Callable[[], object], device: torch.device) -> str:
-    """The first call in ``run()`` that draws random numbers, such as ``rand at model.py:12``."""
-    watch = RandomCalls(device)
-    with watch:
-        run()
-    return watch.found or "a call that torch's functions do not show"
-
-
 class RandomCalls(TorchCalls):
     """While active, finds the first function that changes the state of a generator; slow."""
 
@@ -407,7 +395,6 @@ class RandomCalls(TorchCalls):
         self._device = device
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``func``, and compare the generators' states before and after."""
         if self.found:
             return func(*args, **kwargs)
         before = random_state(self._device)

@@ -1,6 +1,6 @@
 """The result of a verification: tensors compared, tolerances, the first difference."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 from typing import Literal
@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 
 from penstock.runtime.engine import Engine
+from penstock.runtime.verify.own_module import Values
 
 __all__ = [
     "NOISE_SHARE",
     "TOLERANCES",
     "Difference",
-    "Values",
     "VerifyResult",
     "compare",
     "not_compared",
@@ -69,7 +69,6 @@ class VerifyResult:
 
     @property
     def equal(self) -> bool:
-        """Whether everything was compared and agrees within the tolerance."""
         return self.difference is None and not self.skipped
 
     def __str__(self) -> str:
@@ -88,17 +87,7 @@ class VerifyResult:
         )
 
 
-@dataclass(frozen=True)
-class Values:
-    """Loss, gradients and buffers after one batch, by name."""
-
-    loss: float
-    gradients: Mapping[str, torch.Tensor]
-    buffers: Mapping[str, torch.Tensor]
-
-
 def not_compared(why: str) -> VerifyResult:
-    """The result of a verification that was not possible."""
     return VerifyResult(float("nan"), float("nan"), 0, 0.0, 0.0, None, skipped=why)
 
 
@@ -131,8 +120,9 @@ def pairs_of(engine: Engine, found: Values, reference: Values) -> list[Compared]
     for use in engine.graph.parameter_uses:
         ours = (found.buffers if use.is_buffer else found.gradients).get(use.name)
         theirs = (reference.buffers if use.is_buffer else reference.gradients).get(use.name)
-        if ours is not None or theirs is not None:
-            ours, theirs = both(ours, theirs)
+        ours = torch.zeros_like(theirs) if ours is None and theirs is not None else ours
+        if ours is not None:
+            theirs = torch.zeros_like(ours) if theirs is None else theirs
             floor = 0.0 if use.is_buffer else largest * NOISE_SHARE
             kind = "buffer" if use.is_buffer else "gradient"
             pairs.append(Compared(use.name, kind, ours, theirs, floor))
@@ -160,16 +150,6 @@ def compare(
     )
 
 
-def both(
-    ours: torch.Tensor | None, theirs: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors; a missing one is replaced by zeros."""
-    if ours is None:
-        assert theirs is not None
-        return torch.zeros_like(theirs), theirs
-    return ours, torch.zeros_like(ours) if theirs is None else theirs
-
-
 def relative_gap(ours: torch.Tensor, theirs: torch.Tensor, size: float) -> float:
     """The largest difference of two tensors relative to ``size``, in few passes over memory.
 
@@ -183,7 +163,6 @@ def relative_gap(ours: torch.Tensor, theirs: torch.Tensor, size: float) -> float
 
 
 def largest_of(values: torch.Tensor) -> float:
-    """The largest absolute value."""
     if not values.numel():
         return 0.0
     numbers = values.detach() if values.is_floating_point() else values.detach().double()

@@ -19,7 +19,7 @@ of the largest gradient.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
 from typing import Any
@@ -33,12 +33,11 @@ from penstock.machine import FreeMemory, free_host_memory
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import cut_batch
-from penstock.runtime.verify.own_module import OwnRun, Reference, in_double, run_own_module
+from penstock.runtime.verify.own_module import Reference, Values, in_double, run_own_module
 from penstock.runtime.verify.result import (
     NOISE_SHARE,
     TOLERANCES,
     Difference,
-    Values,
     VerifyResult,
     compare,
     not_compared,
@@ -139,7 +138,6 @@ def untouched(engine: Engine) -> Iterator[None]:
 
 
 def buffers_of(engine: Engine) -> dict[str, torch.Tensor]:
-    """Copies of the buffers that this rank holds."""
     return {name: buffer.clone() for name, buffer in engine.held.named_buffers()}
 
 
@@ -164,7 +162,7 @@ def reference_of(
     double = draw is not None
     why = memory_for_reference(engine, batches, double=True) if double else ""
     if why:
-        return Reference("", False, why, None)
+        return Reference(skipped=why)
     whole = held.whole_tensors()
     others = {n: t for n, t in whole.items() if held.owns(n) and 0 not in held.holders[n]}
     others.update({n: t for n, t in (before or {}).items() if n in others})
@@ -180,7 +178,7 @@ def reference_of(
             if draw is not None:
                 values = dict(zip(values, moved([*values.values()], draw), strict=True))
                 leaves = moved(leaves, draw)
-            run = run_own_module(
+            found = run_own_module(
                 graph,
                 values,
                 leaves,
@@ -188,24 +186,34 @@ def reference_of(
                 device=world.device,
                 autocast=None if double else engine.autocast_dtype,
                 double=double,
+                name=name + " in float64, up to rounding" * double,
             )
-            why = f"random operators, which are not dropout: {run.random}" if run.random else ""
-            infinite = (n for n, g in run.values.gradients.items() if not g.isfinite().all())
-            if isfinite(run.values.loss) and (bad := next(infinite, "")):
-                why = f"the gradient of '{bad}' in your module is not finite"
-            if reason and not isfinite(run.values.loss):
-                why = (
-                    f"{name}, gives a loss of {run.values.loss}, as a mean over no targets does; "
-                    f"give each micro-batch some"
-                )
-            name += " in float64, up to rounding" * double
-            found = Reference(name, run.dropped, why, run)
+            found = replace(found, skipped=not_finite(found, reason) or found.skipped)
         except Exception as error:
             text = str(error).partition("\n")[0]
             why = f"{graph.name} does not run by itself on rank 0: {type(error).__name__}: {text}"
-            found = Reference(name, False, why, None)
-    received = world.broadcast(None if found is None else replace(found, run=None), Reference)
+            found = Reference(name, skipped=why)
+    told = found and replace(found, values=None, types=())
+    received = world.broadcast(told, Reference)
     return received if found is None else found
+
+
+def not_finite(found: Reference, mixing: str) -> str:
+    """Why numbers of the user's module that are not finite cannot be compared; empty if they can.
+
+    ``mixing`` is the reason if it ran micro-batch by micro-batch.
+    """
+    assert found.values is not None
+    loss, gradients = found.values.loss, found.values.gradients
+    if not isfinite(loss):
+        if not mixing:
+            return ""
+        return (
+            f"{IN_PARTS}, because {mixing}, gives a loss of {loss}, as a mean over no targets "
+            f"does; give each micro-batch some"
+        )
+    bad = next((name for name, gradient in gradients.items() if not gradient.isfinite().all()), "")
+    return f"the gradient of '{bad}' in your module is not finite" if bad else ""
 
 
 def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
@@ -222,7 +230,6 @@ def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
 
 
 def micro_batch_rows(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> list[range]:
-    """The rows of all micro-batches in the joined batches."""
     found: list[range] = []
     start = 0
     for leaves in batches:
@@ -275,29 +282,13 @@ def compared(
     for name in gradients:
         # One at a time, so that each gathered sum is freed when its mean is computed.
         gradients[name] = gradients[name] / divisor
-    found, own = Values(totals.loss, gradients, buffers), reference.run
+    found, own = Values(totals.loss, gradients, buffers), reference.values
     result = None
     if own is not None:
-        limit = tolerance_of(engine, own.types)
-        result = compare(engine, found, own.values, limit, reference.name)
+        limit = tolerance_of(engine, reference.types)
+        result = compare(engine, found, own, limit, reference.name)
     result = world.broadcast(result, VerifyResult, Difference)
     return second_look(engine, result, found, own, again)
-
-
-@dataclass(frozen=True)
-class Need:
-    """The memory needed at once in addition to what rank 0 holds: bytes by their purpose."""
-
-    parts: tuple[tuple[str, float], ...]
-
-    @property
-    def bytes(self) -> float:
-        """The total bytes."""
-        return sum(size for _, size in self.parts)
-
-    def __str__(self) -> str:
-        parts = (f"{name} {size_text(size)}" for name, size in self.parts)
-        return f"{size_text(self.bytes)} more on rank 0 ({', '.join(parts)})"
 
 
 def memory_for_reference(
@@ -310,41 +301,24 @@ def memory_for_reference(
     """
     why = ""
     if engine.world.rank == 0:
-        run, comparison = needs(engine, batches)
-        share = 2.0 if double else 1.0
-        device = engine.world.device
-        host = [comparison] if device.type == "cuda" else [run, comparison]
-        on_host = free_memory(torch.device("cpu"))
-        tried = [(need, on_host) for need in host]
-        if device.type == "cuda":
-            tried.append((run, free_memory(device)))
-        why = next(
-            (refusal(need, free) for need, free in tried if share * need.bytes > free.bytes), ""
-        )
+        uses = engine.graph.parameter_uses
+        others = sum(use.bytes for use in uses if 0 not in engine.held.holders.get(use.name, (0,)))
+        divided = sum(use.bytes for use in uses if engine.shards.dim_of(use.name) is not None)
+        others += divided * (1 - 1 / len(engine.shards.ranks))
+        gradients = sum(use.bytes for use in uses if use.requires_grad and not use.is_buffer)
+        kept = sum(activation_bytes(engine, leaves) for leaves in batches)
+        to_run = {"weights of other ranks": others, "gradients": gradients, "activations": kept}
+        to_compare = {"gradients": gradients, "gradients of the pipeline": gradients}
+        for parts, device in ((to_run, engine.world.device), (to_compare, torch.device("cpu"))):
+            free, wanted = free_memory(device), sum(parts.values())
+            if wanted * (2 if double else 1) > free.bytes and not why:
+                listed = ", ".join(f"{name} {size_text(size)}" for name, size in parts.items())
+                why = (
+                    f"your module left whole needs at least {size_text(wanted)} more on rank 0 "
+                    f"({listed}), where {size_text(free.bytes)} can be had ({free.limit}); compare "
+                    f"a smaller model of its kind, or give rank 0 more memory"
+                )
     return engine.world.broadcast(why)
-
-
-def refusal(need: Need, free: FreeMemory) -> str:
-    """The reason in one line, with sizes."""
-    return (
-        f"your module left whole needs at least {need}, where {size_text(free.bytes)} can be had "
-        f"({free.limit}); compare a smaller model of its kind, or give rank 0 more memory"
-    )
-
-
-def needs(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> tuple[Need, Need]:
-    """The memory to run the module, and then to compare its gradients with the pipeline's."""
-    uses = engine.graph.parameter_uses
-    others = sum(use.bytes for use in uses if 0 not in engine.held.holders.get(use.name, (0,)))
-    divided = sum(use.bytes for use in uses if engine.shards.dim_of(use.name) is not None)
-    others += divided * (1 - 1 / len(engine.shards.ranks))
-    gradients = sum(use.bytes for use in uses if use.requires_grad and not use.is_buffer)
-    kept = sum(activation_bytes(engine, leaves) for leaves in batches)
-    own = (("gradients", gradients),)
-    return (
-        Need((("weights of other ranks", others), *own, ("activations", kept))),
-        Need((*own, ("gradients of the pipeline", gradients))),
-    )
 
 
 def activation_bytes(engine: Engine, leaves: Sequence[torch.Tensor]) -> float:
@@ -391,7 +365,7 @@ def second_look(
     engine: Engine,
     first: VerifyResult,
     found: Values,
-    own: OwnRun | None,
+    own: Values | None,
     again: Callable[[int], Reference],
 ) -> VerifyResult:
     """``first``, or that everything is equal up to rounding; all ranks must call this.
@@ -407,9 +381,9 @@ def second_look(
         if reference.skipped:
             return first
         second: VerifyResult | None = None
-        if reference.run is not None and own is not None:
-            for nearest, values in ((ours, found), (theirs, own.values)):
-                for pair in pairs_of(engine, values, reference.run.values):
+        if reference.values is not None and own is not None:
+            for nearest, values in ((ours, found), (theirs, own)):
+                for pair in pairs_of(engine, values, reference.values):
                     nearest[pair.name] = min(nearest.get(pair.name, inf), pair.gap)
                     negligible |= {pair.name} if pair.is_negligible else set()
             second = explained(first, reference.name, ours, theirs, negligible)

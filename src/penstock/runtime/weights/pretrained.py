@@ -122,7 +122,6 @@ def tensors_in(directory: Path) -> dict[str, StoredTensor]:
 
 
 def tensors_of_index(directory: Path) -> dict[str, StoredTensor]:
-    """The tensors of a directory with several files and an index."""
     index = read_json(directory / INDEX_FILE)
     places = index.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(f, str) for f in places.values()):
@@ -210,7 +209,6 @@ def own_names(
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether peft has added adapters to a model."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 

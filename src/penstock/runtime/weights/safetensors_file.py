@@ -38,8 +38,6 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file."""
-
     file: Path
     name: str
     dtype: torch.dtype

@@ -138,13 +138,11 @@ class SharedMemoryTransport:
     proceed = begin
 
     def at(self, position: int) -> None:
-        """Publish the current action for the peers."""
         words = self._words
         words[POSITION] = position
         words[CORE] = own_core()
 
     def position(self) -> str:
-        """The current action in words."""
         return position_words(self._words[POSITION])
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
@@ -176,7 +174,6 @@ class SharedMemoryTransport:
         return send
 
     def inlet(self, message: Message) -> Inlet:
-        """The receiving end of ``message``."""
         peer = message.sender
         ring, part = self._from[peer], message.parts[0]
         wait = partial(self._await_slot, ring, message)
@@ -218,7 +215,6 @@ class SharedMemoryTransport:
         self._publish(peer, ring)
 
     def _take(self, ring: SlotRing, message: Message) -> list[torch.Tensor]:
-        """Copy the parts of ``message`` out of the ring."""
         tensors: list[torch.Tensor] = []
         for part in message.parts:
             if not part.bytes:
@@ -233,7 +229,6 @@ class SharedMemoryTransport:
         return tensors
 
     def drain(self) -> None:
-        """Wait until all that was sent is in the rings."""
         if not self._unsent_count:
             return
         owing = [str(peer) for peer, unsent in self._unsent.items() if unsent]
@@ -244,7 +239,6 @@ class SharedMemoryTransport:
         )
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
-        """Publish a few numbers. The returned function waits for those of every rank."""
         return self.segments.announce(values, what, self._flush)
 
     def share_sums(self, buckets: Sequence[GradientBucket]) -> None:

@@ -274,7 +274,6 @@ class Segments:
         self._close_handles()
 
     def close(self) -> None:
-        """Mark this rank as closed and close its handles."""
         self.own.words[Word.CLOSED] = 1
         self._close_handles()
 
@@ -292,8 +291,6 @@ own_core: Callable[[], int] = getattr(ctypes.CDLL(None), "sched_getcpu", lambda:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a peer needs to open a segment."""
-
     pid: int
     memory: int
     wakeup: int

@@ -16,7 +16,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from penstock.runtime.engine import Engine
-from penstock.runtime.steps.overlapped import OverlappedTraining
 from penstock.runtime.steps.training import Training
 from penstock.torch_internals import allocation_event
 
@@ -65,20 +64,13 @@ def measured_memory(
         found.peak_bytes = float(before + most)
 
 
-def lasting_tensors(
-    engine: Engine, training: Training, overlapped: OverlappedTraining | None = None
-) -> Iterator[torch.Tensor]:
-    """The tensors of a rank between steps: parameters, gradients, buffers, optimizer state.
-
-    They include the copies kept to undo a step.
-    """
+def lasting_tensors(engine: Engine, training: Training) -> Iterator[torch.Tensor]:
+    """The tensors of a rank between steps: parameters, gradients, buffers, optimizer state."""
     for tensor in engine.held.held_tensors().values():
         yield tensor
         if tensor.grad is not None:
             yield tensor.grad
     yield from training.tensors().values()
-    if overlapped is not None:
-        yield from overlapped.copies
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -1,1 +1,0 @@
-"""Memory: how much a process may use, and how much it used."""
