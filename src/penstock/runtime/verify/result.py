@@ -88,6 +88,7 @@ class VerifyResult:
 
 
 def not_compared(why: str) -> VerifyResult:
+    """The result of a verification that was not possible."""
     return VerifyResult(float("nan"), float("nan"), 0, 0.0, 0.0, None, skipped=why)
 
 

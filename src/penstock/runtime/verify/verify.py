@@ -138,6 +138,7 @@ def untouched(engine: Engine) -> Iterator[None]:
 
 
 def buffers_of(engine: Engine) -> dict[str, torch.Tensor]:
+    """Copies of the buffers that this rank holds."""
     return {name: buffer.clone() for name, buffer in engine.held.named_buffers()}
 
 

@@ -209,6 +209,7 @@ def own_names(
 
 
 def is_adapted(model: nn.Module) -> bool:
+    """Whether peft has added adapters to a model."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 

@@ -38,6 +38,8 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
+    """A tensor in a file."""
+
     file: Path
     name: str
     dtype: torch.dtype
