@@ -30,6 +30,7 @@ from penstock.runtime.asynchronous.versioned_stage import with_updates
 from penstock.runtime.clock import StepClock
 from penstock.runtime.micro_batches import BatchCut, cut_batch
 from penstock.runtime.program import execute, steps_of
+from penstock.runtime.transport import process_groups
 from penstock.runtime.transport.messages import (
     messages_between_actions,
     messages_of_rank,
@@ -116,6 +117,22 @@ def test_what_runs_ahead_gets_stuck_only_while_kernels_are_loaded(schedule: str)
     ]
     assert any(stuck(programs, NCCL) for programs in found)
     assert not any(stuck(programs, Rules()) for programs in found)
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_none_gets_stuck_over_gloo_where_few_messages_may_be_under_way(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large messages of many micro-batches: ranks that wait for room wait for one another's."""
+    monkeypatch.setattr(process_groups, "FREE_BYTES", 0)
+    count = 4 if FAMILIES[schedule].is_searched else 6 * process_groups.LEAST_WINDOW
+    for style, rounds in layouts(schedule):
+        for replicas in ((1, 1), (1, 2, 1)):
+            plan = Case(schedule, replicas, count, rounds, style).plan(LAYERS)
+            boundaries = boundaries_of(len(plan.stages))
+            for training in (True, False):
+                programs = recorded_programs(plan, boundaries, backend="gloo", training=training)
+                assert not stuck(programs, GLOO), plan
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "interleaved"])

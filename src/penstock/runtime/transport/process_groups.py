@@ -10,8 +10,10 @@ ranks, because each group has a thread and sockets of its own.
 
 Gloo keeps a tensor until its sender has waited for it, and cannot be asked whether it has arrived.
 So a rank that has much under way to a peer waits for the oldest before it sends the next, which
-bounds the memory of sent tensors, however many micro-batches a batch has. No such wait is for ever,
-because the receiver issues an older message's receive before it needs anything newer.
+bounds the memory of sent tensors, however many micro-batches a batch has. Before that wait it posts
+all receives that the planned order has before that message. So the first message of the planned
+order that has not arrived is never waited for in vain, since its receiver, whatever it waits for,
+has posted its receive, and no ranks wait for one another's.
 """
 
 import time
@@ -61,11 +63,15 @@ class Posted:
 
 
 class Sent(NamedTuple):
-    """A message under way: its buffer, and a handle to wait for it."""
+    """A message under way: its buffer, and a handle to wait for it.
+
+    The planned order has so many messages to its sender ``before`` it.
+    """
 
     message: Message
     buffer: torch.Tensor
     work: dist.Work | None
+    before: int
 
 
 class GroupTransport:
@@ -81,6 +87,8 @@ class GroupTransport:
         self._down = world.new_group(everyone) if self._by_gloo else self._up
         self._sums = world.new_group(everyone, "gloo")
         self._planned: deque[Message | Action] = deque()
+        self._before: dict[int, int] = {}
+        self._expected = self._asked_for = 0
         peers = [rank for rank in everyone if rank != world.rank]
         self._posted: dict[int, deque[Posted]] = {peer: deque() for peer in peers}
         self._posted_bytes = 0
@@ -95,17 +103,23 @@ class GroupTransport:
 
     def begin(self, planned: Sequence[Message | Action]) -> None:
         self._actions, self._posted_bytes = 1, 0
+        self._expected = self._asked_for = 0
         self._planned.clear()
+        self._before.clear()
         for posted in self._posted.values():
             posted.clear()
         self.proceed(planned)
 
     def proceed(self, planned: Sequence[Message | Action]) -> None:
         """Post more receives, after those that remain."""
-        own, only_receives = self._world.rank, self._by_gloo
+        own = self._world.rank
         for entry in planned:
-            if not only_receives or (isinstance(entry, Message) and entry.sender != own):
+            receives = isinstance(entry, Message) and entry.sender != own
+            self._expected += receives
+            if receives or not self._by_gloo:
                 self._planned.append(entry)
+            elif isinstance(entry, Message):
+                self._before[id(entry)] = self._expected
         self._post_ahead()
 
     def at(self, position: int) -> None:
@@ -130,7 +144,10 @@ class GroupTransport:
         """Start sending; the buffer is kept until the operation is complete."""
         if self._by_gloo:
             while len(sending) >= self._window and bytes_of(sending) >= FREE_BYTES:
-                self._settle(sending.popleft())
+                oldest = sending.popleft()
+                while self._planned and self._asked_for < oldest.before:
+                    self._post(self._planned.popleft())
+                self._settle(oldest)
         else:
             while sending and sending[0].work and sending[0].work.is_completed():
                 sending.popleft()
@@ -141,7 +158,7 @@ class GroupTransport:
             work = dist.isend(buffer, message.receiver, group=self._group_of(message))
         except RuntimeError as cause:
             raise self._failure(cause, str(message), message.receiver) from cause
-        sending.append(Sent(message, buffer, work))
+        sending.append(Sent(message, buffer, work, self._before.get(id(message), 0)))
         self._post_ahead()
 
     def _settle(self, sent: Sent) -> None:
@@ -249,6 +266,7 @@ class GroupTransport:
         except RuntimeError as cause:
             # The sender has ended since the last message.
             raise self._failure(cause, str(message), peer) from cause
+        self._asked_for += 1
         self._posted_bytes += message.bytes
         self._posted[peer].append(Posted(message, buffer, work))
 
