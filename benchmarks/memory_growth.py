@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from math import inf
 
@@ -91,12 +92,13 @@ def rows_of(schedules: Sequence[str]) -> list[Row]:
     graph = capture_model(model, tuple(part[:ROWS] for part in whole), loss=nn.functional.mse_loss)
     profile = measure_profile(graph, whole, batch_sizes=(1, ROWS), repeats=1)
     pair = Cluster("pair", (Host("here", (Device("cpu", 1e12),) * 2, inf),))
+    optimizer = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
     found: list[Row] = []
     for schedule in schedules:
         plans = [plan_for(len(graph.layer_names), schedule, count) for count in (FEW, MANY)]
         predicted = [
             simulate_plan(
-                plan, profile, pair, optimizer_bytes_per_parameter_byte=0.0
+                plan, profile, pair, optimizer_bytes_per_parameter_byte=1.0
             ).peak_memory_bytes[dist.get_rank()]
             for plan in plans
         ]
@@ -104,7 +106,9 @@ def rows_of(schedules: Sequence[str]) -> list[Row]:
             measured: list[float] = []
             for plan in plans:
                 batch = tuple(part[: plan.global_batch] for part in whole)
-                with Pipeline(graph, plan, batch, transport=transport, verify="off") as pipe:
+                with Pipeline(
+                    graph, plan, batch, optimizer=optimizer, transport=transport, verify="off"
+                ) as pipe:
                     pipe.step(batch)
                     with pipe.measuring_memory() as memory:
                         pipe.step(batch)
