@@ -17,6 +17,8 @@ from penstock.planners.dapple.dapple import dapple_candidates
 from penstock.planners.dapple.latency import latency_s, pivot_of
 from penstock.planners.dapple.placement import POLICIES, occupancies
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.search.search import PLANNERS
+from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 
 ROUNDING = 1e-9
@@ -110,6 +112,8 @@ def test_policies_take_free_devices_of_their_kind_of_server(
     for policy in POLICIES:
         taken = policy(free, occupied, count)
         kinds = {"fresh_first": lambda used: not used, "append_first": bool}
+        if any(occupied):
+            kinds["scatter_first"] = bool
         allowed = kinds.get(policy.__name__, lambda used: True)
         room = sum(f for f, used in servers if allowed(used))
         assert (taken is None) == (room < count)
@@ -125,6 +129,30 @@ def test_equal_servers_are_interchangeable() -> None:
     unequal = Cluster("unequal", (host, replace(host, port_bytes_per_s=2e9)))
     assert all(a >= b for a, b in occupancies(equal).used)
     assert len(occupancies(equal).used) < len(occupancies(unequal).used)
+
+
+@pytest.mark.parametrize("planner", ["dapple", "spp"])
+@pytest.mark.parametrize(
+    ("held", "warm_up", "seconds"),
+    [(4.5, (), 85.0), (5.5, (5, 4, 3, 1), 78.0), (6.5, (6, 5, 3, 1), 71.0), (7.5, (), 63.0)],
+)
+def test_where_memory_does_not_hold_all_of_the_warm_up_it_is_as_deep_as_it_can_be(
+    planner: str, held: float, warm_up: tuple[int, ...], seconds: float
+) -> None:
+    """Four equal stages, K = min(2 (S - i) - 1, D), with transfers of 0.67 of a pass."""
+    layer = LayerCost("l", *[Affine(0.0, 1.0)] * 3, saved_bytes=Affine(0.0, 100.0))
+    size = Affine(0.0, 1000.0)
+    edges = tuple(Edge(i, i + 1, f"t{i}", size, size) for i in range(3))
+    profile = ModelProfile("chain", (layer,) * 4, edges)
+    cluster = Cluster("c", (Host("h", (Device("d", held * 100),) * 4, 1000.0),))
+    schedules = ("early-backward", "1f1b")
+    problem = PlanningProblem(
+        profile, cluster, 16, (1,), schedules=schedules, recompute="off", max_stages=4
+    )
+    score = make_score(problem)
+    plan = PLANNERS[planner](problem, score)
+    assert plan.in_flight_limit == warm_up
+    assert score(plan) == pytest.approx(seconds)
 
 
 @given(problems())

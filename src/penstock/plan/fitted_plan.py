@@ -5,7 +5,7 @@ The cost of an optimizer step that may have to be undone, because some rank may 
 See `penstock.runtime.steps.overlapped`. All that the step changes is copied before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -14,7 +14,15 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["Assignment", "fitted_plan", "plan_fits", "with_needed_recompute", "with_undoable_step"]
+__all__ = [
+    "Assignment",
+    "as_deep_as_fits",
+    "fitted_plan",
+    "fitted_plans",
+    "plan_fits",
+    "with_needed_recompute",
+    "with_undoable_step",
+]
 
 Assignment: TypeAlias = tuple[range, tuple[int, ...], tuple[int, ...]]
 """Layers of a stage, its devices, and the rows of each."""
@@ -32,6 +40,42 @@ def fitted_plan(
     plan = Plan(stages, problem.global_batch // size, size, schedule)
     plan = with_needed_recompute(problem, plan)
     return plan if plan_fits(problem, plan) else None
+
+
+def fitted_plans(
+    problem: PlanningProblem, assignments: Sequence[Assignment], schedule: str
+) -> Iterator[Plan]:
+    """`fitted_plan`, and where memory limits it the plan of `as_deep_as_fits`, which keeps more."""
+    plan = fitted_plan(problem, assignments, schedule)
+    if plan is not None:
+        yield plan
+    if schedule == "early-backward":
+        whole, by_block = problem.recompute_ways[0]
+        stages = (replace(Stage(*each), recompute=whole, by_block=by_block) for each in assignments)
+        size = sum(assignments[0][2])
+        kept = Plan(tuple(stages), problem.global_batch // size, size, schedule)
+        limited = as_deep_as_fits(problem, kept)
+        if limited is not None and limited != plan:
+            yield limited
+
+
+def as_deep_as_fits(problem: PlanningProblem, plan: Plan) -> Plan | None:
+    """The stages of a plan in the order 'early-backward', as deep as that and memory allow.
+
+    Stage ``i`` of ``S`` warms up with ``K = min(2 (S - i) - 1, D)`` forwards, where ``D`` is the
+    number of micro-batches that its devices hold (DAPPLE, PPoPP 2021). Here it also warms up with
+    at least one less than the stage before it. With as many it would wait, in each turn, until that
+    stage has ended a backward, sent it back and run another forward. None where a stage holds none.
+    """
+    plan = replace(plan, schedule="early-backward", in_flight_limit=())
+    if plan_fits(problem, plan):
+        return plan
+    limits: list[int] = []
+    for stage, deep in zip(plan.stages, depths_of(plan), strict=True):
+        most = min(deep, max(1, limits[-1] - 1)) if limits else deep
+        fitting = (depth for depth in range(most, 0, -1) if stage_fits(problem, stage, depth))
+        limits.append(next(fitting, 0))
+    return replace(plan, in_flight_limit=tuple(limits)) if min(limits) else None
 
 
 def plan_fits(problem: PlanningProblem, plan: Plan) -> bool:

@@ -23,7 +23,7 @@ from penstock.plan.cost_tables import (
     ChainCosts,
     whole_chain,
 )
-from penstock.plan.fitted_plan import Assignment, fitted_plan
+from penstock.plan.fitted_plan import Assignment, fitted_plans
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.run_tables import Floats, prefix_sums
@@ -79,8 +79,8 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
       devices as there are rows.
     - Where speeds differ, there is also a search without the slowest devices.
     - In the closed form the pivot waits for less, `min(S - Q, M) - 1` forwards where the authors'
-      slides have `S - Q`. These are P_B's depths, with transfers as stages. Memory is that of the
-      first schedule allowed, P_A where it is.
+      slides have `S - Q`. These are P_B's depths, with transfers as stages. Memory is that of P_A
+      where one of the two is allowed.
     - On more than 16 devices not all numbers of replicas are tried (`occupancies`).
     - Chains of more than `MOST_LAYERS` layers are cut at likely places only.
 
@@ -95,20 +95,18 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
 def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     """The best plans of all micro-batch sizes, each with every schedule in which it fits."""
     allowed = allowed_schedules(problem)
+    leanest = "1f1b" if "early-backward" in allowed else allowed[0]
     chain = whole_chain(problem)
     found: list[Found] = []
     for speed in sorted({device.speed for device in problem.cluster.devices}):
         groups = Groups(problem.cluster, occupancies(problem.cluster, speed))
-        searches = [
-            search_of(chain, groups, size, allowed[0]) for size in problem.micro_batch_sizes
-        ]
+        searches = [search_of(chain, groups, size, leanest) for size in problem.micro_batch_sizes]
         found += searched(searches, min((each.seconds for each in found), default=inf))
     least_s = min((each.seconds for each in found), default=inf)
     for each in dict.fromkeys(found):
         if each.seconds <= SLACK * least_s or len(each.stages) == 1:
             for schedule in allowed:
-                plan = fitted_plan(problem, each.stages, schedule)
-                if plan is not None:
+                for plan in fitted_plans(problem, each.stages, schedule):
                     yield Candidate(plan, each.seconds)
 
 

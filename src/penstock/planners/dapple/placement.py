@@ -15,6 +15,7 @@ __all__ = [
     "fresh_first",
     "occupancies",
     "scatter_first",
+    "scatter_over_all",
 ]
 
 Counts: TypeAlias = tuple[int, ...]
@@ -53,23 +54,43 @@ def append_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
 
 
 def scatter_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
-    """Take devices from all servers evenly: large activations are spread over all ports.
+    """Take devices evenly from the servers in use, or from all where none is in use yet.
 
-    >>> scatter_first(free=(5, 8), occupied=(3, 0), count=5)
+    So large activations are spread over the ports that the stages before it use.
+
+    >>> scatter_first(free=(5, 5, 8), occupied=(3, 3, 0), count=4)
+    (2, 2, 0)
+    >>> scatter_first(free=(8, 8), occupied=(0, 0), count=5)
     (3, 2)
-    >>> scatter_first(free=(1, 8), occupied=(7, 0), count=5)
+    >>> scatter_first(free=(5, 8), occupied=(3, 0), count=6) is None
+    True
+    """
+    fresh = not any(occupied)
+    return evenly([n if u or fresh else 0 for n, u in zip(free, occupied, strict=True)], count)
+
+
+def scatter_over_all(free: Counts, occupied: Counts, count: int) -> Counts | None:
+    """Take devices evenly from all servers: Scatter First as the authors' released code has it.
+
+    >>> scatter_over_all(free=(5, 8), occupied=(3, 0), count=5)
+    (3, 2)
+    >>> scatter_over_all(free=(1, 8), occupied=(7, 0), count=5)
     (1, 4)
     """
-    if count > sum(free):
+    return evenly(free, count)
+
+
+def evenly(available: Sequence[int], count: int) -> Counts | None:
+    """``count`` devices, from every server as many as from the others while it has any."""
+    if count > sum(available):
         return None
-    taken = [0] * len(free)
+    taken = [0] * len(available)
     while count:
-        open_servers = [s for s in range(len(free)) if taken[s] < free[s]]
-        rounds = min(free[s] - taken[s] for s in open_servers)
+        open_servers = [s for s in range(len(taken)) if taken[s] < available[s]]
+        rounds = min(available[s] - taken[s] for s in open_servers)
         rounds = min(rounds, count // len(open_servers))
         for place, server in enumerate(open_servers):
-            extra = rounds if rounds else int(place < count)
-            taken[server] += extra
+            taken[server] += rounds if rounds else int(place < count)
         count -= rounds * len(open_servers) if rounds else min(count, len(open_servers))
     return tuple(taken)
 
@@ -85,7 +106,7 @@ def fill_up(available: Sequence[int], count: int) -> Counts | None:
     return tuple(taken)
 
 
-POLICIES: tuple[Policy, ...] = (fresh_first, append_first, scatter_first)
+POLICIES: tuple[Policy, ...] = (fresh_first, append_first, scatter_first, scatter_over_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +138,7 @@ class Occupancies:
 
 
 def occupancies(cluster: Cluster, least_speed: float = 0.0) -> Occupancies:
-    """All occupancies that the three policies reach on the devices of at least ``least_speed``.
+    """All occupancies that the policies reach on the devices of at least ``least_speed``.
 
     On up to 16 devices every number of replicas is tried. On more devices, a few numbers are tried
     and at most 192 occupancies, those of the fewest stages: DAPPLE finds that few stages are best.

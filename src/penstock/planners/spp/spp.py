@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from penstock.plan.cost_tables import ChainCosts
+from penstock.plan.fitted_plan import as_deep_as_fits
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.choice import Candidate, best_candidate
@@ -71,10 +72,17 @@ def spp_on_order(problem: PlanningProblem, score: Score, order: tuple[int, ...])
             break
     best = best_candidate(problem, found, score, planner="spp", tries=TRIES)
     for name in others[:1]:
-        found = [replace(one, plan=replace(one.plan, schedule=name)) for one in found]
+        found = [replace(one, plan=in_schedule(problem, one.plan, name)) for one in found]
         found.insert(0, Candidate(best, 0.0))
         best = best_candidate(problem, found, score, planner="spp", tries=TRIES + 1)
-    return min([best, *(replace(best, schedule=name) for name in problem.schedules)], key=score)
+    others = [name for name in problem.schedules if name != best.schedule]
+    return min([best, *(in_schedule(problem, best, name) for name in others)], key=score)
+
+
+def in_schedule(problem: PlanningProblem, plan: Plan, name: str) -> Plan:
+    """The plan in another order; where memory limits 'early-backward', as deep as that allows."""
+    other = replace(plan, schedule=name, in_flight_limit=())
+    return (as_deep_as_fits(problem, other) if name == "early-backward" else None) or other
 
 
 def attempts(problem: PlanningProblem) -> Iterator[tuple[ChainCosts, tuple[int, ...]]]:
