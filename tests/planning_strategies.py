@@ -66,12 +66,20 @@ def profiles(draw: st.DrawFn, max_layers: int = 4) -> ModelProfile:
 
 @st.composite
 def clusters(draw: st.DrawFn, max_devices: int = 3, memory: bool = True) -> Cluster:
-    """Up to two hosts, with devices that may differ in speed and memory."""
+    """Up to two hosts, with devices that may differ in speed, memory and what the chip holds."""
     counts = draw(
         st.sampled_from([c for c in ((1,), (2,), (3,), (1, 1), (2, 1)) if sum(c) <= max_devices])
     )
     memories = st.integers(8, 200).map(float) if memory else st.just(1e9)
-    devices = st.builds(Device, st.just("drawn"), memories, st.sampled_from([1.0, 2.0]))
+    plain = st.builds(Device, st.just("drawn"), memories, st.sampled_from([1.0, 2.0]))
+    chip, rate = st.sampled_from([2.0, 8.0]), st.sampled_from([1.0, 4.0])
+    small = st.builds(
+        lambda device, held, rate: replace(device, on_chip_bytes=held, off_chip_bytes_per_s=rate),
+        plain,
+        chip,
+        rate,
+    )
+    devices = plain if draw(st.integers(0, 3)) else plain | small
     hosts = tuple(
         Host(
             name=f"host{i}",

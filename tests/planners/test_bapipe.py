@@ -1,5 +1,6 @@
 """BaPipe: closed forms against the simulator, the parts of its partition, and what it picks."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,20 +10,19 @@ from reproduction.published import without_norms
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import find_cluster
-from penstock.plan.cost_tables import ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.bapipe.bapipe import (
-    StraightPipeline,
     bapipe,
     coarse_cuts,
     inter_layer_cuts,
-    intra_layer_shares,
-    is_asynchronous,
     memory_fine_tuned,
     methods_for,
+    pipeline_candidates,
 )
 from penstock.planners.bapipe.formulas import Method, features_kept, mini_batch_s, pace_s
+from penstock.planners.choice import Candidate
+from penstock.planners.data_parallel import data_parallel
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -117,23 +117,6 @@ def test_every_stage_has_a_layer(times: list[float], speeds: list[float]):
     assert all(lo < hi for lo, hi in pairwise(cuts))
 
 
-@given(
-    times=st.lists(st.integers(1, 9).map(float), min_size=1, max_size=9),
-    speeds=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=5),
-)
-def test_with_split_layers_all_stages_finish_together_and_all_work_is_done(
-    times: list[float], speeds: list[float]
-):
-    stages = intra_layer_shares(times, speeds)
-    done = [0.0] * len(times)
-    for stage, speed in zip(stages, speeds, strict=True):
-        busy_s = sum(times[share.layer] * share.fraction for share in stage) / speed
-        assert busy_s == pytest.approx(sum(times) / sum(speeds))
-        for share in stage:
-            done[share.layer] += share.fraction
-    assert done == pytest.approx([1.0] * len(times))
-
-
 def test_blocks_join_layers_whose_boundary_is_too_wide_for_the_wire():
     transfers_s = [0.0, 9.0, 9.0, 1.0, 2.0, 0.0]
     allowed = coarse_cuts(transfers_s, stage_s=2.5)
@@ -178,22 +161,52 @@ def test_an_overfull_first_stage_of_a_plan_is_repaired():
     assert score(plan) < ENOUGH
 
 
-def test_on_fpgas_the_estimate_splits_layers_and_the_plan_does_not():
-    layers = tuple(
-        LayerCost(f"l{i}", Affine(0, t), Affine(0, t), Affine()) for i, t in enumerate((3, 1))
+def on_chips(name: str, mebibytes: float) -> PlanningProblem:
+    """BaPipe's own schedules of a model on four boards with chips of a size."""
+    cluster = find_cluster("bapipe-vcu118")
+    hosts = tuple(
+        replace(h, devices=tuple(replace(d, on_chip_bytes=mebibytes * 2**20) for d in h.devices))
+        for h in cluster.hosts
     )
-    profile = ModelProfile("m", layers, (Edge(0, 1, "t", Affine(0, 1), Affine(0, 1)),))
-    estimates: dict[str, float] = {}
-    for kind in ("board", "V100"):
-        device = Device(kind, ENOUGH, concurrent_passes=kind == "board")
-        host = Host("host", (device,) * 2, link_bytes_per_s=1e9)
-        problem = PlanningProblem(profile, Cluster("two", (host,)), 4, (1,), schedules=("1f1b",))
-        assert is_asynchronous(problem.cluster) == (kind == "board")
-        pipeline = StraightPipeline(ChainCosts(problem, (0, 1, 2)), 1, "1f1b", False)
-        assert pipeline.cuts() == (0, 1, 2)
-        estimates[kind] = pipeline.estimate_s((0, 1, 2))
-    assert estimates["board"] == pytest.approx((4 + 2 - 1) * 4)
-    assert estimates["V100"] == pytest.approx((4 + 2 - 1) * 6, rel=1e-6)
+    profile = find_profile(name)
+    return planning_problem(profile, replace(cluster, hosts=hosts), 128, planner="bapipe")
+
+
+def pipeline_on_chips(name: str, mebibytes: float) -> tuple[Candidate, float]:
+    """Its pipeline with micro-batches of one sample, and the simulated seconds."""
+    problem = replace(on_chips(name, mebibytes), micro_batch_sizes=(1,), recompute="off")
+    one = replace(problem, schedules=("1f1b-as",))
+    (candidate,) = pipeline_candidates(one, recompute=False)
+    return candidate, make_score(problem)(candidate.plan)
+
+
+@pytest.mark.parametrize("name", ["resnet-50", "vgg-16"])
+@pytest.mark.parametrize("mebibytes", [20, 60, 1000])
+def test_reads_of_off_chip_memory_are_in_the_formula(name: str, mebibytes: float):
+    candidate, simulated_s = pipeline_on_chips(name, mebibytes)
+    assert candidate.estimate_s == pytest.approx(simulated_s, rel=0.15)
+
+
+def test_reads_of_off_chip_memory_are_in_the_cuts():
+    found = [pipeline_on_chips("resnet-50", mebibytes)[0].plan for mebibytes in (20, 1000)]
+    small, large = ([stage.layers.stop for stage in plan.stages] for plan in found)
+    assert small != large
+
+
+@pytest.mark.parametrize("model", ["vgg-16", "resnet-50", "gnmt-8"])
+@pytest.mark.parametrize("cluster", ["bapipe-vcu118", "bapipe-vcu129", "bapipe-mixed"])
+def test_it_is_never_behind_data_parallelism_by_its_own_simulator(model: str, cluster: str):
+    profile = find_profile(model)
+    problem = planning_problem(profile, find_cluster(cluster), 128, planner="bapipe")
+    score = make_score(problem)
+    assert score(bapipe(problem, score)) <= score(data_parallel(problem, score))
+
+
+def test_only_devices_that_compute_while_they_send_take_the_overlapped_schedule():
+    problem = planning_problem(
+        find_profile("gnmt-8"), find_cluster("bapipe-gpu-no-overlap"), 128, planner="bapipe"
+    )
+    assert methods_for(problem) == ("1f1b-sno",)
 
 
 @pytest.mark.parametrize("transfer_s, schedule", [(0.5, "1f1b-as"), (1.4, "fbp-as")])
@@ -209,7 +222,7 @@ def test_fpgas_short_of_bandwidth_take_the_method_that_asks_for_less(
     problem = planning_problem(
         profile, Cluster("two", (host,)), 64, micro_batch_size=1, planner="bapipe"
     )
-    assert bapipe(problem, make_score(problem)).schedule == schedule
+    assert bapipe(replace(problem, max_stages=2), make_score(problem)).schedule == schedule
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import accumulate, chain, permutations, product
 from math import isclose
 
+from penstock.core.native import ChipMemory
 from penstock.errors import BadInput
 
 __all__ = ["Cluster", "Device", "Host", "Link", "with_boundless_memory", "with_memory_reserve"]
@@ -42,6 +43,11 @@ class Device:
     message_s: float = 0.0
     message_bytes_per_s: float = 0.0
     peak_flops_per_s: float = 0.0
+
+    @property
+    def chip(self) -> ChipMemory:
+        """What the core prices reads of off-chip memory by."""
+        return ChipMemory(self.on_chip_bytes, self.off_chip_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,9 +173,12 @@ void bind_planners(nb::module_& module) {
       });
   module.def("multiply_all_reduces", [](double factor) { ReduceCost::factor = factor; },
              "factor"_a);
+  nb::class_<ChipMemory>(module, "ChipMemory")
+      .def(nb::init<double, double>(), "bytes"_a, "off_chip_bytes_per_s"_a)
+      .def("read_s", &ChipMemory::read_s, "parameter_bytes"_a);
   nb::class_<ReplicaKind>(module, "ReplicaKind")
-      .def(nb::init<double, double, double, int>(), "rows"_a, "speed"_a, "memory_bytes"_a,
-           "workspace"_a);
+      .def(nb::init<double, double, double, ChipMemory, int>(), "rows"_a, "speed"_a,
+           "memory_bytes"_a, "chip"_a, "workspace"_a);
   nb::class_<Group>(module, "DeviceGroup")
       .def(nb::init<std::vector<ReplicaKind>, double, int, double, std::vector<ReduceCost>>(),
            "kinds"_a, "crowding"_a, "replicas"_a, "step_s_per_byte"_a, "all_reduces"_a);

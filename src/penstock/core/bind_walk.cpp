@@ -83,7 +83,8 @@ void bind_costs(nb::module_& module) {
       .def("__init__", make_runs, "sums"_a, "parameters"_a, "held"_a, "gathers"_a,
            "inputs"_a, "rules"_a);
   nb::class_<Machine>(module, "Machine")
-      .def(nb::init<double, double, int>(), "speed"_a, "memory_bytes"_a, "host"_a);
+      .def(nb::init<double, double, int, ChipMemory>(), "speed"_a, "memory_bytes"_a, "host"_a,
+           "chip"_a);
   // Links and whatever has them point to the arrays.
   nb::class_<Links>(module, "Links")
       .def("__init__", make_links, "bytes_per_s"_a, "both_ways_bytes_per_s"_a, "latency_s"_a,

@@ -11,6 +11,14 @@ double slowest_s(const Group& group, Affine seconds) {
   return longest_s;
 }
 
+/// The longest time that a replica reads parameters in an action.
+double longest_read_s(const Group& group, double parameter_bytes) {
+  double longest_s = 0;
+  for (const ReplicaKind& kind : group.kinds)
+    longest_s = std::max(longest_s, kind.chip.read_s(parameter_bytes));
+  return longest_s;
+}
+
 }  // namespace
 
 double Group::all_reduce_s(double bytes) const {
@@ -31,7 +39,9 @@ double RunCosts::norms_s(const Group& group, Run run, bool forward) const {
 /// are what is between neighbouring cuts; what they share is gathered with the first of them.
 double RunCosts::pass_s(const Group& group, Run run, bool is_forward) const {
   const std::vector<Affine>& sums = is_forward ? forward : backward;
-  if (!gathers || group.replicas < 2) return slowest_s(group, sums[run.hi] - sums[run.lo]);
+  const double read_s = longest_read_s(group, parameter_bytes[run]);
+  if (!gathers || group.replicas < 2)
+    return std::max(read_s, slowest_s(group, sums[run.hi] - sums[run.lo]));
   GatheredPass pass;
   for (int k = 0; k < run.hi - run.lo; ++k) {
     const int layer = is_forward ? run.lo + k : run.hi - 1 - k;
@@ -39,7 +49,7 @@ double RunCosts::pass_s(const Group& group, Run run, bool is_forward) const {
     const double half_s = bytes > 0 ? group.all_reduce_s(bytes) / 2 : 0;
     pass.add(half_s, slowest_s(group, sums[layer + 1] - sums[layer]), is_forward ? 0 : half_s);
   }
-  return pass.seconds();
+  return std::max(read_s, pass.seconds());
 }
 
 double RunCosts::forward_s(const Group& group, Run run) const {
@@ -51,7 +61,9 @@ double RunCosts::backward_s(const Group& group, Run run) const {
 }
 
 double RunCosts::micro_batch_s(const Group& group, Run run) const {
-  if (gathers && group.replicas > 1) return forward_s(group, run) + backward_s(group, run);
+  const bool reads = longest_read_s(group, parameter_bytes[run]) > 0;
+  if (reads || (gathers && group.replicas > 1))
+    return forward_s(group, run) + backward_s(group, run);
   const Affine seconds = forward[run.hi] - forward[run.lo] + backward[run.hi] - backward[run.lo];
   double longest_s = slowest_s(group, seconds);
   longest_s += norms_s(group, run, true) + norms_s(group, run, false);

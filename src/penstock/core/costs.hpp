@@ -52,9 +52,22 @@ struct ReduceCost {
   static inline double factor = 1;
 };
 
+/// Memory on a chip, and beyond it. A stage with more parameters than the chip holds reads them in
+/// every action.
+struct ChipMemory {
+  double bytes = 0, off_chip_bytes_per_s = 0;  // 0: there is none beyond, and no limit
+
+  /// Seconds that an action takes at least.
+  double read_s(double parameter_bytes) const {
+    const bool reads = off_chip_bytes_per_s > 0 && parameter_bytes > bytes;
+    return reads ? parameter_bytes / off_chip_bytes_per_s : 0;
+  }
+};
+
 /// Replicas of a group that are alike.
 struct ReplicaKind {
   double rows, speed, memory_bytes;
+  ChipMemory chip;
   int workspace = -1;  // the number of its table
 };
 

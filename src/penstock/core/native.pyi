@@ -150,7 +150,7 @@ class RunCosts:
 class Machine:
     """A device (`penstock.cluster.cluster.Device`)."""
 
-    def __init__(self, speed: float, memory_bytes: float, host: int) -> None: ...
+    def __init__(self, speed: float, memory_bytes: float, host: int, chip: ChipMemory) -> None: ...
 
 class Links:
     """The links from each device (row) to each device (column)."""
@@ -275,10 +275,22 @@ def random_walk(costs: SearchCosts, start: Layout, walk: WalkPlan) -> list[Found
     They are sorted by size of micro-batches and number of stages.
     """
 
+class ChipMemory:
+    """Memory on a chip, and the rate of that beyond; with a rate of 0 there is none beyond.
+
+    A stage with more parameters than the chip holds reads them in every action.
+    """
+
+    def __init__(self, bytes: float, off_chip_bytes_per_s: float) -> None: ...
+    def read_s(self, parameter_bytes: float) -> float:
+        """Seconds that an action of a stage with so many bytes takes at least."""
+
 class ReplicaKind:
     """Replicas of a group that are alike; ``workspace`` is the number of their table."""
 
-    def __init__(self, rows: float, speed: float, memory_bytes: float, workspace: int) -> None: ...
+    def __init__(
+        self, rows: float, speed: float, memory_bytes: float, chip: ChipMemory, workspace: int
+    ) -> None: ...
 
 class AllReduceCost:
     """The cost of one all-reduce algorithm: ``latency_s + s_per_byte * bytes``."""

@@ -26,7 +26,8 @@ void StageCosts::set_group(std::span<const int> devices, std::span<const int> ro
   group_.kinds.clear();
   for (std::size_t i = 0; i < devices.size(); ++i) {
     const Machine& machine = costs_.devices[devices[i]];
-    group_.kinds.push_back({static_cast<double>(rows[i]), machine.speed, machine.memory_bytes});
+    group_.kinds.push_back(
+        {static_cast<double>(rows[i]), machine.speed, machine.memory_bytes, machine.chip});
     slowest = std::min(slowest, machine.speed);
   }
   group_.crowding = crowding(devices);

@@ -20,6 +20,7 @@ struct Tensor {
 struct Machine {
   double speed, memory_bytes;
   int host;
+  ChipMemory chip;
 };
 
 /// The links from each device to each device, row after row. They belong to Python.

@@ -195,21 +195,26 @@ def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
         crowded = crowding(cluster, stage.devices)
         there_s, back_s = norms_s(problem, stage)
         size_bytes = profile.parameter_bytes(stage.layers)
+        read_s = max(device.chip.read_s(size_bytes) for device in devices)
         step_s = size_bytes * profile.step_s_per_byte * crowded / min(d.speed for d in devices)
         if sharding == "parameters":
             own = replace(stage, sharding=sharding)
             passes = (gathered_s(costs, cluster, own, forward=forward) for forward in (True, False))
             forward_s, backward_s = (
-                (seconds + norm_s) * crowded
+                (max(read_s, seconds) + norm_s) * crowded
                 for seconds, norm_s in zip(passes, (there_s, back_s), strict=True)
             )
             whole_s, step_s = forward_s + backward_s, step_s * step_share(own)
             return StageSeconds(forward_s, backward_s, 0.0, whole_s, step_s)
-        whole_s = max((run.forward_s + run.backward_s) / speed for run, speed in runs)
+        forward_s = max(read_s, *(run.forward_s / speed for run, speed in runs))
+        backward_s = max(read_s, *(run.backward_s / speed for run, speed in runs))
+        whole_s = forward_s + backward_s
+        if not read_s:
+            whole_s = max((run.forward_s + run.backward_s) / speed for run, speed in runs)
         return StageSeconds(
-            forward_s=(max(run.forward_s / speed for run, speed in runs) + there_s) * crowded,
-            backward_s=(max(run.backward_s / speed for run, speed in runs) + back_s) * crowded,
-            weight_s=max(run.weight_s / speed for run, speed in runs) * crowded,
+            forward_s=(forward_s + there_s) * crowded,
+            backward_s=(backward_s + back_s) * crowded,
+            weight_s=max(read_s, *(run.weight_s / speed for run, speed in runs)) * crowded,
             whole_s=(whole_s + (there_s + back_s)) * crowded,
             after_s=all_reduce_s(cluster, stage.devices, size_bytes) + step_s,
         )

@@ -69,7 +69,7 @@ def search_costs(problem: PlanningProblem) -> SearchCosts:
         edges,
         edge_bytes,
         [
-            Machine(device.speed, device.memory_bytes, host)
+            Machine(device.speed, device.memory_bytes, host, device.chip)
             for device, host in zip(cluster.devices, cluster.host_index, strict=True)
         ],
         [

@@ -138,9 +138,7 @@ def stage_work(
     replicas: list[ReplicaWork] = []
     for device, rows in zip(devices, stage.slices, strict=True):
         kind = cluster.devices[device]
-        least_s = 0.0
-        if kind.off_chip_bytes_per_s and parameter_bytes > kind.on_chip_bytes:
-            least_s = parameter_bytes / kind.off_chip_bytes_per_s
+        least_s = kind.chip.read_s(parameter_bytes)
         pace = Pace(rows, kind.speed, least_s, message_seconds(kind, layers, rows, sums))
         if pace not in made:
             memory = stage_memory(

@@ -1,6 +1,7 @@
 """BaPipe's planner: explores schedules, micro-batch sizes and balanced straight pipelines."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -15,7 +16,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.run_tables import at
 from penstock.planners.bapipe.formulas import (
-    METHODS,
     Method,
     features_kept,
     method_of,
@@ -32,10 +32,10 @@ __all__ = [
     "bapipe",
     "coarse_cuts",
     "inter_layer_cuts",
-    "intra_layer_shares",
     "is_asynchronous",
     "memory_fine_tuned",
     "methods_for",
+    "tuned_to_chips",
 ]
 
 TRIES = 1
@@ -50,16 +50,18 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
 
     1. inter-layer partition in proportion to speed;
     2. coarse-grained partition, where a boundary's transfer takes longer than a stage computes;
-    3. memory fine tuning;
-    4. the closed form of the schedule.
+    3. where a stage reads parameters from off-chip memory, moves of border layers that shorten the
+       slowest stage;
+    4. memory fine tuning;
+    5. the closed form of the schedule.
 
-    Data parallelism has ``M * P`` and one all-reduce that overlaps nothing. BaPipe's formulas
-    choose between the two kinds of plan, and the schedule of every micro-batch size. ``score``
-    chooses among the sizes.
+    BaPipe's formulas choose the schedule of every micro-batch size. ``score`` chooses among the
+    sizes, and between a pipeline and data parallelism. The formulas would choose between these
+    two, but they count an all-reduce that overlaps nothing.
 
-    Other schedules are judged by the closed form of the most similar one of BaPipe's own. For
-    FPGAs, the estimate counts the split inside layers, but the plan holds whole layers. BaPipe does
-    not recompute. Recompute is tried only where nothing fits without, or where the problem requires
+    Other schedules are judged by the closed form of the most similar one of BaPipe's own. Layers
+    are not divided between neighbours (BaPipe's intra-layer partition). BaPipe does not recompute.
+    Recompute is tried only where nothing fits without, or where the problem requires
     it.
 
     Source: Zhao et al., arXiv 2012.12544.
@@ -74,18 +76,15 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
             few = replace(problem, micro_batch_sizes=sizes, recompute="on" if recompute else "off")
             pipelines = list(pipeline_candidates(few, recompute=recompute))
             whole = list(data_parallel_candidates(few))
-            kinds = sorted((found for found in (pipelines, whole) if found), key=least_s)
-            for found in kinds:
-                try:
-                    return best_candidate(problem, found, score, planner="bapipe", tries=TRIES)
-                except Infeasible:
-                    continue
+            best: list[Plan] = []
+            for found in (pipelines, whole):
+                with suppress(Infeasible):
+                    best.append(
+                        best_candidate(problem, found, score, planner="bapipe", tries=TRIES)
+                    )
+            if best:
+                return min(best, key=score)
     raise infeasible(problem, "bapipe")
-
-
-def least_s(found: list[Candidate]) -> float:
-    """The least estimate."""
-    return min(candidate.estimate_s for candidate in found)
 
 
 def data_parallel_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
@@ -97,16 +96,15 @@ def data_parallel_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
 def methods_for(problem: PlanningProblem) -> tuple[str, ...]:
     """The allowed schedules; of BaPipe's own, only those for the cluster's accelerators.
 
-    Names that end in -as are for accelerators with ``concurrent_passes``, such as FPGAs. If nothing
-    is left, all allowed schedules.
+    Names that end in -as are for accelerators with ``concurrent_passes``, such as FPGAs. Of the
+    others '1f1b-so' is for those that compute while they send. If nothing is left, all allowed
+    schedules.
     """
-    asynchronous = is_asynchronous(problem.cluster)
-    fitting = tuple(
-        name
-        for name in problem.schedules
-        if name not in METHODS or name.endswith("-as") == asynchronous
-    )
-    return fitting or problem.schedules
+    cluster = problem.cluster
+    unfit = {"1f1b-sno", "1f1b-so"} if is_asynchronous(cluster) else {"1f1b-as", "fbp-as"}
+    if not all(device.overlaps_communication for device in cluster.devices):
+        unfit.add("1f1b-so")
+    return tuple(name for name in problem.schedules if name not in unfit) or problem.schedules
 
 
 def pipeline_candidates(problem: PlanningProblem, *, recompute: bool) -> Iterator[Candidate]:
@@ -187,8 +185,9 @@ class StraightPipeline:
         return [latency_s + size * slowest if size > 0 else 0.0 for size in sizes]
 
     def busy_s(self, stage: int, lo: int, hi: int) -> float:
-        """Forward and backward of a micro-batch on a stage's accelerator."""
-        return (self.prefix_s[hi] - self.prefix_s[lo]) / self.speeds[stage]
+        """Forward and backward of a micro-batch on a stage's accelerator, with off-chip reads."""
+        again_s = self.costs.forward_s(stage, lo, hi) if self.recompute else 0.0
+        return self.costs.micro_batch_s(stage, lo, hi) + again_s
 
     def needed_bytes(self, stages: int, stage: int, lo: int, hi: int) -> float:
         """Peak memory of a stage (`penstock.plan.cost.device_memory_bytes`)."""
@@ -209,7 +208,7 @@ class StraightPipeline:
         return depth_function(self.schedule)(stages - stage, self.micro_batches)
 
     def cuts(self) -> tuple[int, ...]:
-        """Balanced, coarse where a link is slow, tuned to memory; empty where nothing fits."""
+        """Balanced, coarse where a link is slow, tuned to chips and memory; empty if none fits."""
         layers = len(self.layers_s)
         cuts = inter_layer_cuts(self.layers_s, self.speeds, range(1, layers))
         if not self.transfers_keep_up(cuts):
@@ -218,10 +217,18 @@ class StraightPipeline:
         stages = len(cuts) - 1
         devices = self.problem.cluster.devices
         return memory_fine_tuned(
-            cuts,
+            tuned_to_chips(cuts, self.busy_s) if self.reads_off_chip(cuts) else cuts,
             [devices[device].memory_bytes for device in self.devices[:stages]],
             lambda stage, lo, hi: self.needed_bytes(stages, stage, lo, hi),
             self.busy_s,
+        )
+
+    def reads_off_chip(self, cuts: tuple[int, ...]) -> bool:
+        """Whether a stage has more parameters than its accelerator's chip holds."""
+        devices, runs = self.problem.cluster.devices, self.chain.runs
+        return any(
+            devices[device].chip.read_s(float(runs.parameters[lo, hi])) > 0
+            for (lo, hi), device in zip(pairwise(cuts), self.devices, strict=False)
         )
 
     def transfers_keep_up(self, cuts: tuple[int, ...]) -> bool:
@@ -233,13 +240,12 @@ class StraightPipeline:
         return max(self.busy_s(s, lo, hi) for s, (lo, hi) in enumerate(pairwise(cuts)))
 
     def estimate_s(self, cuts: tuple[int, ...]) -> float:
-        """BaPipe's mini-batch time of these cuts; on FPGAs with border layers split between stages.
+        """BaPipe's mini-batch time of these cuts.
 
         Where a link is slower than computing, it sets the pace (`pace_s`).
         """
         stages = len(cuts) - 1
-        is_fpga = is_asynchronous(self.problem.cluster)
-        busy_s = self.split_bottleneck_s(stages) if is_fpga else self.bottleneck_s(cuts)
+        busy_s = self.bottleneck_s(cuts)
         transfer_s = max(self.transfers_s[cut] for cut in cuts[1:-1]) if stages > 1 else 0.0
         forward_s = busy_s * self.forward_part
         pace = pace_s(
@@ -263,15 +269,6 @@ class StraightPipeline:
         forward_s = self.problem.profile.forward_s(layers, self.micro_batch_size)
         return min(1.0, forward_s / self.prefix_s[-1]) if self.prefix_s[-1] > 0 else 0.0
 
-    def split_bottleneck_s(self, stages: int) -> float:
-        """The slowest stage where layers on the borders are split (intra-layer partition)."""
-        speeds = self.speeds[:stages]
-        shares = intra_layer_shares(self.layers_s, speeds)
-        return max(
-            sum(self.layers_s[share.layer] * share.fraction for share in stage) / speed
-            for stage, speed in zip(shares, speeds, strict=True)
-        )
-
     def plan(self, cuts: tuple[int, ...]) -> Plan:
         """The plan with these cuts."""
         return Plan(
@@ -283,14 +280,6 @@ class StraightPipeline:
             micro_batch_size=self.micro_batch_size,
             schedule=self.schedule,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The part of a layer that one stage computes."""
-
-    layer: int
-    fraction: float
 
 
 def inter_layer_cuts(
@@ -332,28 +321,25 @@ def coarse_cuts(transfers_s: Sequence[float], stage_s: float) -> tuple[int, ...]
     return tuple(cut for cut in range(1, len(transfers_s) - 1) if transfers_s[cut] <= stage_s)
 
 
-def intra_layer_shares(
-    times: Sequence[float], speeds: Sequence[float]
-) -> tuple[tuple[Share, ...], ...]:
-    """Every accelerator's layers and parts of layers, so that all finish at the same time.
+def tuned_to_chips(
+    cuts: tuple[int, ...], busy_s: Callable[[int, int, int], float]
+) -> tuple[int, ...]:
+    """Cuts from which no border layer can move and leave a shorter bottleneck.
 
-    This is BaPipe's intra-layer partition. A layer on the border of two shares is split between
-    them, by channels or rows. Every accelerator works for ``sum of times / sum of speeds``. Layers
-    that take no time are left out.
+    A stage whose parameters exceed its chip reads them in every pass. So shares of the layers'
+    times alone balance nothing there.
 
-    >>> [[(s.layer, s.fraction) for s in stage] for stage in intra_layer_shares([8, 2, 2], [1, 1])]
-    [[(0, 0.75)], [(0, 0.25), (1, 1.0), (2, 1.0)]]
+    >>> def read(stage, lo, hi):
+    ...     return hi - lo + (10 if hi - lo > 3 else 0)
+    >>> tuned_to_chips((0, 4, 6), read)
+    (0, 3, 6)
     """
-    prefix = list(accumulate(times, initial=0.0))
-    ends = [prefix[-1] * power / sum(speeds) for power in accumulate(speeds, initial=0.0)]
-    shares: list[tuple[Share, ...]] = []
-    for start, end in pairwise(ends):
-        parts = [
-            (layer, min(end, prefix[layer + 1]) - max(start, prefix[layer]))
-            for layer in range(len(times))
-        ]
-        shares.append(tuple(Share(layer, part / times[layer]) for layer, part in parts if part > 0))
-    return tuple(shares)
+    while True:
+        moves = [moved for stage in range(len(cuts) - 1) for _, moved in border_moves(cuts, stage)]
+        best = min(moves, key=lambda moved: bottleneck(moved, busy_s), default=cuts)
+        if not bottleneck(best, busy_s) < bottleneck(cuts, busy_s):
+            return cuts
+        cuts = best
 
 
 def memory_fine_tuned(
