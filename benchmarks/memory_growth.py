@@ -24,6 +24,7 @@ from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.settings import Safety
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
@@ -106,8 +107,9 @@ def rows_of(schedules: Sequence[str]) -> list[Row]:
             measured: list[float] = []
             for plan in plans:
                 batch = tuple(part[: plan.global_batch] for part in whole)
+                safety = Safety(transport=transport)
                 with Pipeline(
-                    graph, plan, batch, optimizer=optimizer, transport=transport, verify="off"
+                    graph, plan, batch, optimizer=optimizer, verify="off", safety=safety
                 ) as pipe:
                     pipe.step(batch)
                     with pipe.measuring_memory() as memory:

@@ -1,6 +1,7 @@
-"""What replicas wait for batch normalisation's statistics, written from what they exchange."""
+"""What a micro-batch costs a stage's replicas, written from what they read and exchange."""
 
 from penstock.cluster.collectives import all_reduce_s
+from penstock.plan.cost import crowding
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
 
@@ -25,3 +26,26 @@ def waits_for_statistics_s(problem: PlanningProblem, stage: Stage, forwards: int
         for size_bytes in (replicas * (numbers + 1) * NUMBER_BYTES, numbers * NUMBER_BYTES)
     )
     return forwards * there + back
+
+
+def slowest_replica_s(problem: PlanningProblem, stage: Stage, *, forwards: int) -> float:
+    """Forwards and backward of one micro-batch on the replica that takes longest.
+
+    Each pass takes at least as long as reading the parameters, where a chip does not hold them.
+    """
+    profile, cluster = problem.profile, problem.cluster
+    held_bytes = profile.parameter_bytes(stage.layers)
+    passes: list[list[float]] = []
+    reads_s: list[float] = []
+    for number, rows in zip(stage.devices, stage.slices, strict=True):
+        device = cluster.devices[number]
+        forward_s = profile.forward_s(stage.layers, rows) / device.speed
+        backward_s = profile.backward_s(stage.layers, rows) / device.speed
+        passes.append([*[forward_s] * forwards, backward_s])
+        rate = device.off_chip_bytes_per_s
+        reads_s.append(held_bytes / rate if rate and held_bytes > device.on_chip_bytes else 0.0)
+    longest_s = max(map(sum, passes))
+    if any(reads_s):
+        longest_s = sum(max(*reads_s, *times) for times in zip(*passes, strict=True))
+    waits_s = waits_for_statistics_s(problem, stage, forwards)
+    return crowding(cluster, stage.devices) * (longest_s + waits_s)

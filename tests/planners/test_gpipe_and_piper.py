@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
-from statistics_price import waits_for_statistics_s
+from statistics_price import slowest_replica_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.cost import (
     crossing_bytes,
-    crowding,
     device_memory_bytes,
     estimate_s,
     rows_by_speed,
@@ -133,29 +132,6 @@ def load(problem: PlanningProblem, size: int, layers: range, window: range) -> f
         synced = 4 * (d - 1) / d * profile.parameter_bytes(layers) / slowest
         seconds += synced / micro_batches
     return seconds
-
-
-def slowest_replica_s(problem: PlanningProblem, stage: Stage, *, forwards: int) -> float:
-    """Forwards and backward of one micro-batch on the replica that takes longest.
-
-    Each pass takes at least as long as reading the parameters, where a chip does not hold them.
-    """
-    profile, cluster = problem.profile, problem.cluster
-    held_bytes = profile.parameter_bytes(stage.layers)
-    passes: list[list[float]] = []
-    reads_s: list[float] = []
-    for number, rows in zip(stage.devices, stage.slices, strict=True):
-        device = cluster.devices[number]
-        forward_s = profile.forward_s(stage.layers, rows) / device.speed
-        backward_s = profile.backward_s(stage.layers, rows) / device.speed
-        passes.append([*[forward_s] * forwards, backward_s])
-        rate = device.off_chip_bytes_per_s
-        reads_s.append(held_bytes / rate if rate and held_bytes > device.on_chip_bytes else 0.0)
-    longest_s = max(map(sum, passes))
-    if any(reads_s):
-        longest_s = sum(max(*reads_s, *times) for times in zip(*passes, strict=True))
-    waits_s = waits_for_statistics_s(problem, stage, forwards)
-    return crowding(cluster, stage.devices) * (longest_s + waits_s)
 
 
 def holds(problem: PlanningProblem, stage: Stage, in_flight: int, *, recompute: bool) -> bool:

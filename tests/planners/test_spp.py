@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
 from reference.every_plan import every_plan
-from statistics_price import waits_for_statistics_s
+from statistics_price import slowest_replica_s
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.toml_file import find_cluster
 from penstock.plan.cost import (
-    crowding,
     depths_of,
     peak_memory_bytes,
     stage_seconds,
@@ -146,16 +145,7 @@ def workload_of(problem: PlanningProblem, plan: Plan) -> float:
     found: list[float] = []
     for index, stage in enumerate(plan.stages):
         forwards = 2 if stage.recompute and depths[index] > 1 else 1
-        longest_s = max(
-            (
-                forwards * problem.profile.forward_s(stage.layers, rows)
-                + problem.profile.backward_s(stage.layers, rows)
-            )
-            / problem.cluster.devices[device].speed
-            for device, rows in zip(stage.devices, stage.slices, strict=True)
-        )
-        waits_s = waits_for_statistics_s(problem, stage, forwards)
-        busy_s = crowding(problem.cluster, stage.devices) * (longest_s + waits_s)
+        busy_s = slowest_replica_s(problem, stage, forwards=forwards)
         found.append(plan.micro_batches * busy_s + stage_seconds(problem, stage).after_s)
         if index + 1 < len(plan.stages):
             moved = transfer(problem, stage, plan.stages[index + 1])

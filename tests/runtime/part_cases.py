@@ -13,9 +13,11 @@ from torch.nn import functional
 
 from penstock.capture.batch_part import BatchPart
 from penstock.capture.capture import capture_model
+from penstock.capture.layer_graph import SplitTable
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
 
 WIDTH, CLASSES = 6, 3
 
@@ -120,6 +122,7 @@ class Case:
     streamed: bool = False
     accumulate: int = 1
     groups: tuple[tuple[int, ...], ...] = ()
+    split: SplitTable | None = None
 
 
 CASES = (
@@ -137,13 +140,13 @@ CASES = (
     Case("v", ((0,), (1,), (1,), (0,)), ((4,),) * 4, "zb-v", 4, sizes=(16, 16)),
     Case("an unused rank", ((1,), (3,)), ((4,), (4,))),
     Case("overlapped", ((0,), (1,), (2,)), ((4,),) * 3, streamed=True, sizes=(12,) * 4,
-         options=(("optimizer_sync", "after"),)),
+         options=(("update", Update(optimizer_sync="after")),)),
     Case("without a flush", ((0, 1), (2,)), ((1, 3), (4,)), "pipedream", streamed=True,
          sizes=(12,) * 4),
     Case("tensor groups", ((0,), (1,), (2,)), ((4,),) * 3, groups=((0, 3), (1,), (2,)),
-         options=(("tensor_parallel", {"first": "colwise", "middle.0": "rowwise"}),)),
+         split={"first": "colwise", "middle.0": "rowwise"}),
     Case("replicas of tensor groups", ((0, 1),), ((1, 3),), groups=((0, 2), (1, 3)),
-         options=(("tensor_parallel", {"first": "colwise", "middle.0": "rowwise"}),)),
+         split={"first": "colwise", "middle.0": "rowwise"}),
 )  # fmt: skip
 
 
@@ -153,15 +156,16 @@ def train(case: Case, *, parts: bool) -> dict[str, Any]:
     options = dict(case.options)
     if options.pop("metrics", False):
         options["metrics"] = {"accuracy": accuracy, "of labels": of_labels}
+    capturing: Any = {"loss": case.loss, "granularity": "operator", "tensor_parallel": case.split}
     model = seeded(Skipping)
-    graph = capture_model(model, rows_of(0, 4), loss=case.loss, granularity="operator")
+    graph = capture_model(model, rows_of(0, 4), **capturing)
     stages = cut(len(graph.layer_names), *case.devices, slices=case.slices)
     samples = sum(case.slices[0])
     plan = Plan(stages, case.micro_batches, samples, case.schedule, tensor_groups=case.groups)
     if case.schedule == "pipedream" or case.groups:
         # Replicas of a tied weight would need a flush, and its holders groups of one size.
         model = seeded(lambda: untied(Skipping()))
-        graph = capture_model(model, rows_of(0, 4), loss=case.loss, granularity="operator")
+        graph = capture_model(model, rows_of(0, 4), **capturing)
     with Pipeline(graph, plan, rows_of(0, 4), optimizer=adam, **options) as pipe:
 
         def given(number: int, samples: int) -> Any:

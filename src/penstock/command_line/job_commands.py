@@ -183,8 +183,10 @@ def verify(
     terminal.check_places(out)
     with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
+        from penstock.jobs.profile_job import check_device
         from penstock.jobs.train import verify_job
 
+    check_device(device, workers)
     found, place = find_job(job), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
     result = verify_job(found, workers=workers, plan=place, device=device)

@@ -41,7 +41,7 @@ def merged(schedule: Schedule, shape: PipelineShape) -> Schedule:
     >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> shape = PipelineShape(stages=2, micro_batches=2)
     >>> print(merged(one_f_one_b(shape), shape))
-    stage 0,1 0F0 0F1 1F0 1B0 0B0 1F1 1B1 0B1
+    stage 0,1 0F0 0F1 1F0 1B0 1F1 0B0 1B1 0B1
     """
     alone = one_at_a_time(schedule, shape)
     times = unit_times(alone.orders, shape)
