@@ -7,6 +7,7 @@ from runtime.gradients.shared_sum_cases import (
     waiting_for_a_rank_that_gives_nothing,
 )
 
+from penstock.runtime.processes.heartbeat import BEAT_S, QUIET_S
 from penstock.runtime.processes.launch import launch_workers
 
 
@@ -28,7 +29,8 @@ def test_a_rank_that_hands_nothing_is_named() -> None:
         "rank 0 waited 1 s for the gradient sum of stage 0 with rank 1; rank 1 does not wait: it "
         "builds the pipeline"
     )
-    assert 1.0 <= seconds < 3.0
+    # The limit, and then the time after which a rank that does not answer shows.
+    assert 1.0 <= seconds - QUIET_S - BEAT_S < 3.0
 
 
 def test_replicas_get_the_same_bits() -> None:
