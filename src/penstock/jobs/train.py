@@ -11,7 +11,7 @@ from penstock.cluster.toml_file import local_cluster
 from penstock.errors import BadInput, Infeasible, RunFailed
 from penstock.jobs.job import Job
 from penstock.jobs.plan_job import check_plan_fits, problem_of
-from penstock.jobs.profile_job import check_device, profile_job
+from penstock.jobs.profile_job import profile_job
 from penstock.jobs.rank_program import (
     LOST,
     checked_request,
@@ -116,7 +116,6 @@ def verify_job(
         BadInput: the plan does not match this job or these workers.
         RunFailed: a worker failed.
     """
-    check_device(device, workers)
     chosen = read_plan(plan) if plan else several_stages(estimated_problem(job, workers))
     check_plan_fits(chosen, job, workers, f"plan '{plan}'" if plan else "the plan")
     return launch_workers(verify_worker, (job, chosen, device), workers=workers)[0]

@@ -16,6 +16,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.run_tables import at
 from penstock.planners.bapipe.formulas import (
+    METHODS,
     Method,
     features_kept,
     method_of,
@@ -101,7 +102,7 @@ def methods_for(problem: PlanningProblem) -> tuple[str, ...]:
     schedules.
     """
     cluster = problem.cluster
-    unfit = {"1f1b-sno", "1f1b-so"} if is_asynchronous(cluster) else {"1f1b-as", "fbp-as"}
+    unfit = {name for name in METHODS if name.endswith("-as") != is_asynchronous(cluster)}
     if not all(device.overlaps_communication for device in cluster.devices):
         unfit.add("1f1b-so")
     return tuple(name for name in problem.schedules if name not in unfit) or problem.schedules

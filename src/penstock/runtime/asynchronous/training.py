@@ -28,7 +28,7 @@ from penstock.runtime.gradients.buckets import stages_of_parameters
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.program import SIZES_KEPT, Program, steps_of
-from penstock.runtime.steps.training import Training
+from penstock.runtime.steps.training import Training, Updated, metrics_of
 from penstock.runtime.transport.messages import (
     Message,
     RankMessages,
@@ -242,17 +242,9 @@ class AsynchronousTraining:
                 f"schedule '{engine.plan.schedule}' has changed weights since, so the layer cannot "
                 f"be found; go back to the last checkpoint"
             ) from None
-        means = {**totals.means, **self._staleness(own)}
-        return StepMetrics(
-            step,
-            totals.loss,
-            totals.gradient_norm,
-            batch.learning_rate,
-            batch.samples,
-            totals.seconds,
-            totals.bubble,
-            metrics={name: value for name, (value, _) in means.items()},
-        )
+        totals = replace(totals, means={**totals.means, **self._staleness(own)})
+        update = Updated(batch.learning_rate, loss_scale=1.0, skipped=False)
+        return metrics_of(step, totals, update, batch.samples)
 
     def _staleness(self, own: Rows) -> Means:
         """The measurements of each stage's first replica, by name."""
