@@ -101,7 +101,7 @@ def deep_in_flight(shape: PipelineShape, stage: int) -> int:
 
 
 def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:
-    """Warm up with K forwards, then one backward, one forward, then drain (DAPPLE, section 1c).
+    """Warm up with K forwards, then one backward, one forward, then drain (DAPPLE, PPoPP 2021).
 
         F(0) .. F(K-1)   B(0) F(K)  B(1) F(K+1) ..  B(M-1)
 

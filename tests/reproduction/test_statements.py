@@ -1,0 +1,96 @@
+"""Statements of the papers that no other test shows (docs/benchmarks/papers-statements.md)."""
+
+import pytest
+from reproduction.dapple_winners import form_of
+from reproduction.published import MODELS
+
+from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.plan.plan import Plan, Stage
+from penstock.planners.dapple.dapple import dapple
+from penstock.planners.dapple.placement import scatter_first
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.schedule.families.early_backward import deep_early_backward, one_f_one_b
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.simulate.score import make_score
+from penstock.simulate.simulation import simulate_plan
+
+PARAMETERS = {
+    "gnmt-16": 291e6,
+    "bert-48": 640e6,
+    "xlnet-36": 500e6,
+    "amoeba-36": 933e6,
+    "vgg-19": 137e6,
+}
+"""DAPPLE (PPoPP 2021), table of its models."""
+
+
+@pytest.mark.parametrize("model", PARAMETERS)
+def test_models_have_as_many_parameters_as_the_paper_says(model: str) -> None:
+    profile = MODELS[model].profile()
+    floats = profile.parameter_bytes(range(len(profile.layers))) / 4
+    assert floats == pytest.approx(PARAMETERS[model], rel=0.005)
+
+
+def test_a_boundary_of_bert_48_has_the_bytes_of_the_paper() -> None:
+    """8.8 MB there and back, for micro-batches of two samples."""
+    edges = MODELS["bert-48"].profile().edges
+    sizes = sorted(edge.bytes.at(2) + edge.gradient_bytes.at(2) for edge in edges)
+    assert sizes[len(sizes) // 2] / 1e6 == pytest.approx(8.8, rel=0.02)
+
+
+def warm_ups(schedule: Schedule) -> list[int]:
+    """Forwards of each stage before its first backward."""
+    return [[action.kind for action in order].index("B") for order in schedule.orders]
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
+@pytest.mark.parametrize("held", range(1, 12))
+def test_warm_ups_are_those_of_both_policies_where_memory_holds_so_many(
+    stages: int, held: int
+) -> None:
+    """DAPPLE: K = min(S - i, D) by P_A, and min(2 (S - i) - 1, D) by P_B."""
+    cost = StageCost(1.0, 1.0, 1.0, saved_bytes=1.0)
+    shape = PipelineShape(stages, 12, costs=(cost,) * stages, memory_bytes=(float(held),) * stages)
+    assert warm_ups(one_f_one_b(shape)) == [min(stages - i, held) for i in range(stages)]
+    assert warm_ups(deep_early_backward(shape)) == [
+        min(2 * (stages - i) - 1, held) for i in range(stages)
+    ]
+
+
+def test_a_stage_of_one_device_may_follow_one_of_fifteen() -> None:
+    """Table V of DAPPLE: VGG-19 on the slowest network."""
+    problem = MODELS["vgg-19"].problem("dapple-c")
+    assert form_of(dapple(problem, make_score(problem))) == "15:1"
+
+
+@pytest.mark.parametrize(("parameter_bytes", "later_s"), [(20, 0.0), (40, 0.0), (60, 2.0)])
+def test_the_gradients_of_a_late_stage_are_summed_while_the_first_still_works(
+    parameter_bytes: int, later_s: float
+) -> None:
+    """Two stages, F = 2, B = 4: after the last stage's end the first has one backward to do."""
+    layers = (
+        LayerCost("a", Affine(0.0, 1.0), Affine(0.0, 1.0), Affine(0.0, 1.0)),
+        LayerCost("b", *(Affine(0.0, 2.0),) * 3, parameter_bytes=parameter_bytes),
+    )
+    nothing = Affine()
+    profile = ModelProfile("two", layers, (Edge(0, 1, "t", nothing, nothing),))
+    cluster = Cluster("three", (Host("host", (Device("d", 1e12),) * 3, 10.0),))
+    stages = (Stage(range(1), (0,), (2,)), Stage(range(1, 2), (1, 2), (1, 1)))
+    played = simulate_plan(Plan(stages, 8, 2, "1f1b"), profile, cluster)
+    assert played.iteration_s == pytest.approx((8 + 1) * (2.0 + 4.0) + later_s)
+
+
+@pytest.mark.parametrize(
+    ("free", "occupied", "count", "taken"),
+    [
+        ((5, 5, 8), (3, 3, 0), 4, (2, 2, 0)),
+        ((5, 5, 8), (3, 3, 0), 9, (5, 4, 0)),
+        ((8, 8, 8), (0, 0, 0), 6, (2, 2, 2)),
+    ],
+)
+def test_scatter_first_takes_as_many_from_each_server_in_use(
+    free: tuple[int, ...], occupied: tuple[int, ...], count: int, taken: tuple[int, ...]
+) -> None:
+    """DAPPLE: from all servers only where none is in use."""
+    assert scatter_first(free, occupied, count) == taken
