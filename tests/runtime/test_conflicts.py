@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from penstock.errors import BadInput
-from penstock.jobs.job import Job, uses_of_job
+from penstock.jobs.job import Job, OptimizerSettings, TensorSettings
 from penstock.plan.choices import CHOICES
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.conflicts import CONFLICTS, check_conflicts, uses_of
+from penstock.runtime.conflicts import CONFLICTS, SETTINGS, check_conflicts, uses_of
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
 
@@ -28,10 +28,37 @@ ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
 
 def test_every_use_of_the_table_has_words_somewhere() -> None:
     """A misspelt use would never be met."""
-    job = Job("small", build_model=nn.Identity, data=lambda *asked: iter(()))
-    own = {*uses_of_job(job), *uses_of(PLAN), "lengths", "kinds", "newer weights", "no optimizer"}
+    own = {*SETTINGS, *uses_of(PLAN), "lengths", "kinds", "newer weights"}
     own |= {"tied stages", "thawed", *CHOICES}
     assert {use for rule in CONFLICTS for use in (rule.this, rule.that)} == own
+
+
+USED: dict[str, tuple[dict[str, Any], str]] = {
+    "tensor groups": (
+        {"tensor_parallel": TensorSettings(ranks=(2, 4))},
+        "tensor_parallel.ranks = [2, 4]",
+    ),
+    "autocast": ({"autocast": "bfloat16"}, 'autocast = "bfloat16"'),
+    "loss_scaling": ({"autocast": "float16"}, 'autocast = "float16"'),
+    "optimizer": ({"shard_optimizer": True}, "shard_optimizer = true"),
+    "compile": ({"compile": True}, "compile = true"),
+    "undoing": ({"optimizer_sync": "after"}, 'optimizer_sync = "after"'),
+    "whole parameters": ({"optimizer": OptimizerSettings("muon")}, 'optimizer.name = "muon"'),
+    "accumulate": ({"accumulate": 2}, "accumulate = 2"),
+    "skip": ({"on_non_finite": "skip"}, 'on_non_finite = "skip"'),
+    "roll-back": ({"on_non_finite": "roll-back"}, 'on_non_finite = "roll-back"'),
+    "no checkpoints": ({"checkpoint_every": 0}, "checkpoint_every = 0"),
+}
+
+
+def test_a_job_uses_what_its_keys_say_and_nothing_by_default() -> None:
+    assert {*SETTINGS} - {*USED} == {"no optimizer"}  # a job has one
+    plain = Job("small", build_model=nn.Identity, data=lambda *asked: iter(()))
+    assert plain.uses == {}
+    for use, (keys, words) in USED.items():
+        found = replace(plain, **keys).uses
+        assert found[use] == words
+        assert {*found} - {use} <= {"autocast"}, use
 
 
 @pytest.mark.parametrize("case", ASYNCHRONOUS)

@@ -181,7 +181,7 @@ def test_ranks_that_torchrun_has_started_measure_groups_and_train(tmp_path: Path
         ({"tensor_parallel": [2, 65]}, "has groups of [2, 65] ranks; give numbers from 2 to 64"),
         (
             {"tensor_parallel": 2, "compile": "true"},
-            "compile = true does not work with tensor_parallel with groups of [2] ranks",
+            "compile = true does not work with tensor_parallel.ranks = [2]",
         ),
         ({"tensor_parallel": "{ rank = 2 }"}, "tensor_parallel: unknown key 'rank'; did you mean"),
         ({"tensor_parallel": '{ layers = { "0" = "both" } }'}, "tensor_parallel.layers.0"),

@@ -20,7 +20,7 @@ from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
-from penstock.runtime.conflicts import check_conflicts
+from penstock.runtime.conflicts import check_conflicts, uses_of_settings
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.settings import Verification
@@ -36,7 +36,6 @@ __all__ = [
     "OptimizerSettings",
     "Split",
     "TensorSettings",
-    "uses_of_job",
 ]
 
 RECORDED = (
@@ -209,7 +208,7 @@ class Job:
 
     def __post_init__(self) -> None:
         check_job(self)
-        check_conflicts(uses_of_job(self), f"job '{self.name}': ")
+        check_conflicts(self.uses, f"job '{self.name}': ")
         if self.tensor_parallel.ranks:
             sizes = list(self.tensor_parallel.ranks)
             if not all(1 < size <= MOST_RANKS for size in sizes):
@@ -217,6 +216,15 @@ class Job:
                     f"job '{self.name}': tensor_parallel has groups of {sizes} ranks; give numbers "
                     f"from 2 to {MOST_RANKS}"
                 )
+
+    @property
+    def uses(self) -> dict[str, str]:
+        """What the job uses, for `check_conflicts`."""
+        settings = vars(self) | {
+            "optimizer.name": self.optimizer.name,
+            "tensor_parallel.ranks": self.tensor_parallel.ranks,
+        }
+        return uses_of_settings(settings, toml=True)
 
     @property
     def reads_parts(self) -> bool:
@@ -304,21 +312,3 @@ def check_job(job: Job) -> None:
                 f"job '{job.name}': micro-batch size {size} does not divide the batch size "
                 f"{job.batch_size}; use one of {list(sizes[::-1][:12])}"
             )
-
-
-def uses_of_job(job: Job) -> dict[str, str]:
-    """What a job uses, for `check_conflicts`."""
-    sizes, autocast = list(job.tensor_parallel.ranks), f'autocast = "{job.autocast}"'
-    return {
-        "tensor groups": f"tensor_parallel with groups of {sizes} ranks" * bool(sizes),
-        "autocast": autocast * (job.autocast != "off"),
-        "loss_scaling": autocast * (job.autocast == "float16"),
-        "optimizer": "shard_optimizer = true" * job.shard_optimizer,
-        "compile": "compile = true" * job.compile,
-        "undoing": 'optimizer_sync = "after"' * (job.optimizer_sync == "after"),
-        "whole parameters": 'optimizer.name = "muon"' * (job.optimizer.name == "muon"),
-        "accumulate": f"accumulate = {job.accumulate}" * (job.accumulate > 1),
-        "skip": 'on_non_finite = "skip"' * (job.on_non_finite == "skip"),
-        "roll-back": 'on_non_finite = "roll-back"' * (job.on_non_finite == "roll-back"),
-        "no checkpoints": "checkpoint_every = 0" * (job.checkpoint_every == 0),
-    }

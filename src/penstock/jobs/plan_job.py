@@ -5,7 +5,7 @@ from functools import partial
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput, Infeasible
-from penstock.jobs.job import Job, uses_of_job
+from penstock.jobs.job import Job
 from penstock.jobs.train_request import TrainRequest
 from penstock.plan.fitted_plan import with_undoable_step
 from penstock.plan.in_words import parallel_words
@@ -89,7 +89,7 @@ def new_plan(
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
     """Raise `BadInput` for a plan that these workers cannot run with this job."""
-    check_conflicts(uses_of_job(job) | uses_of(plan, name), f"job '{job.name}': ")
+    check_conflicts(job.uses | uses_of(plan, name), f"job '{job.name}': ")
     check_runnable(plan)
     if max(plan.ranks) >= workers:
         what = "rank" if plan.tensor_groups else "device"

@@ -4,9 +4,11 @@ A use is a name with the words for it in messages, ``{"compile": "compile=True"}
 it is none.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch.optim import Optimizer
 
 from penstock.capture.layer_graph import LayerGraph
@@ -21,6 +23,7 @@ __all__ = [
     "uses_of",
     "uses_of_graph",
     "uses_of_optimizer",
+    "uses_of_settings",
 ]
 
 
@@ -121,6 +124,39 @@ give it one
                 f"{whose}{uses[rule.that]} does not work with {uses[rule.this]}: {rule.because}; "
                 f"{rule.remedy}"
             )
+
+
+SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
+    "tensor groups": ("tensor_parallel.ranks", bool),
+    "autocast": ("autocast", lambda dtype: dtype not in (None, "off")),
+    "loss_scaling": ("autocast", lambda dtype: dtype in (torch.float16, "float16")),
+    "optimizer": ("shard_optimizer", bool),
+    "compile": ("compile", bool),
+    "undoing": ("optimizer_sync", lambda when: when == "after"),
+    "whole parameters": ("optimizer.name", lambda name: name == "muon"),
+    "no optimizer": ("optimizer", lambda make: make is None),
+    "accumulate": ("accumulate", lambda batches: batches > 1),
+    "skip": ("on_non_finite", lambda policy: policy == "skip"),
+    "roll-back": ("on_non_finite", lambda policy: policy == "roll-back"),
+    "no checkpoints": ("checkpoint_every", lambda steps: steps == 0),
+}
+"""The uses that are settings, of `Pipeline` or of a job: the setting, and which values of it."""
+
+
+def uses_of_settings(settings: Mapping[str, object], *, toml: bool = False) -> dict[str, str]:
+    """The uses of settings by name, in words as in Python, or as in a job file.
+
+    >>> uses_of_settings({"shard_optimizer": True, "optimizer_sync": "before"})
+    {'optimizer': 'shard_optimizer=True'}
+    >>> uses_of_settings({"on_non_finite": "skip"}, toml=True)
+    {'skip': 'on_non_finite = "skip"'}
+    """
+    uses: dict[str, str] = {}
+    for use, (name, is_use) in SETTINGS.items():
+        if name in settings and is_use(value := settings[name]):
+            text = json.dumps(value) if toml or isinstance(value, str) else str(value)
+            uses[use] = f"{name} = {text}" if toml else f"{name}={text}"
+    return uses
 
 
 def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.errors import BadInput
+from penstock.runtime.conflicts import uses_of_settings
 from penstock.runtime.gradients.loss_scaling import LossScaling, loss_scaling_for
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.transport.transport import TransportChoice
@@ -158,12 +159,8 @@ class Options:
     @property
     def uses(self) -> dict[str, str]:
         """What these options use, for `check_conflicts`."""
-        autocast = f"autocast={self.autocast}" * (self.autocast is not None)
-        return {
-            "autocast": autocast,
-            "loss_scaling": autocast * (self.autocast == torch.float16),
-            "optimizer": "shard_optimizer=True" * self.shard_optimizer,
-            "undoing": 'optimizer_sync="after"' * (self.update.optimizer_sync == "after"),
-            "skip": 'on_non_finite="skip"' * (self.update.on_non_finite == "skip"),
-            "no optimizer": "a pipeline without an optimizer" * (self.optimizer is None),
-        }
+        names = ("autocast", "shard_optimizer", "optimizer")
+        return uses_of_settings(
+            {name: getattr(self, name) for name in names}
+            | {name: getattr(self.update, name) for name in ("optimizer_sync", "on_non_finite")}
+        )
