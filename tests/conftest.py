@@ -25,7 +25,7 @@ STEPS = 40
 IN_WORKERS = (
     "transformers.models.gpt2.modeling_gpt2",
     "penstock.jobs.rank_program",
-    "torch.utils.tensorboard",
+    "tensorboard.compat.proto.event_pb2",
 )
 """What worker processes of tests need besides; the first takes each of them more than a second."""
 

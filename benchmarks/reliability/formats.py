@@ -79,10 +79,9 @@ def timeline(path: Path) -> object:
 
 def steps(path: Path) -> object:
     """The steps of a run, as the report and a resumed run read them."""
-    from penstock.jobs.run_directory import read_rows
-    from penstock.report.record import read_metrics
+    from penstock.report.record import read_metrics, read_rows
 
-    return list(read_rows(path)), read_metrics(path)
+    return list(read_rows(path, damaged=False)), read_metrics(path)
 
 
 def summary(path: Path) -> object:

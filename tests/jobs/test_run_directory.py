@@ -8,7 +8,8 @@ import pytest
 
 from penstock.errors import BadInput
 from penstock.jobs.rank_program import checkpoint_to_resume
-from penstock.jobs.run_directory import drop_rows_after, latest_run, new_run, read_rows
+from penstock.jobs.run_directory import drop_rows_after, latest_run, new_run
+from penstock.report.record import read_rows
 from penstock.runtime.checkpoints.checkpoint import state_text
 
 

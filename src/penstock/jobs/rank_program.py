@@ -51,7 +51,7 @@ from penstock.jobs.profile_job import (
     cost_job,
     has_tensor_costs,
 )
-from penstock.jobs.run_directory import RunDirectory, latest_run, new_run, read_rows
+from penstock.jobs.run_directory import RunDirectory, latest_run, new_run
 from penstock.jobs.train_request import History, Log, TrainRequest, TrainResult
 from penstock.jobs.training_loop import (
     WARM_UP_STEPS,
@@ -69,6 +69,7 @@ from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan, wri
 from penstock.plan.plan import Plan
 from penstock.planning.answers import TimeLimit
 from penstock.report.page import write_report
+from penstock.report.record import read_rows
 from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
 from penstock.runtime.processes.heartbeat import HEARTBEAT, LIMIT_S, say_and_end
@@ -537,7 +538,7 @@ def finish(
 ) -> TrainResult:
     """Write the measured timeline, the summary and the report."""
     job, directory, plan = run.job, run.directory, planned.plan
-    rows = read_rows(directory.metrics)
+    rows = read_rows(directory.metrics, damaged=False)
     lengths = measured_lengths(planned.by_length, rows, report.start + WARM_UP_STEPS)
     measured_s = mean_s(lengths) or report.measured_s
     samples_per_s = report.samples_per_s * report.measured_s / measured_s

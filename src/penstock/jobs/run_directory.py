@@ -3,28 +3,30 @@
 import fcntl
 import json
 import os
-import threading
+import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster, write_cluster
-from penstock.document import json_text, parse_json, read_text, write_pieces, write_text
+from penstock.document import json_text, read_text, write_pieces, write_text
 from penstock.errors import BadInput
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import ModelProfile
+from penstock.report.record import read_rows
 from penstock.runtime.metrics import StepMetrics, evaluation_row, numbers_in, step_row
 from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.json_file import write_timeline
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["Records", "RunDirectory", "drop_rows_after", "latest_run", "new_run", "read_rows"]
+__all__ = ["Records", "RunDirectory", "drop_rows_after", "latest_run", "new_run"]
 
 RUNS = Path("runs")
 
@@ -199,34 +201,21 @@ def drop_rows_after(path: Path, step: int) -> None:
 
     Damaged lines are dropped, such as a last one that a crash cut off.
     """
-    kept = (row for row in read_rows(path) if row["step"] <= step) if step else ()
+    kept = (row for row in read_rows(path, damaged=False) if row["step"] <= step) if step else ()
     write_pieces(path, (f"{json.dumps(row)}\n".encode() for row in kept))
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The undamaged rows of ``metrics.jsonl``, one after another; none if there is no such file.
-
-    A run of millions of steps has gigabytes of rows, so they are never held all at once.
-    """
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with suppress(BadInput):
-                row = parse_json(line, path, "metrics")
-                if isinstance(row, dict) and isinstance(row.get("step"), int):
-                    yield row
 
 
 class Records:
     """The records of rank 0; other ranks write nothing.
 
-    A resumed run first drops what was recorded after the checkpoint that it starts from.
+    A resumed run first drops what was recorded after the checkpoint that it starts from. Each
+    record is on the disk, as a line and for TensorBoard, when its method returns. So a full disk is
+    an error of that method, which names the file.
     """
 
     def __init__(self, directory: RunDirectory, start: int, *, writes: bool) -> None:
         self._directory, self._writes = directory, writes
-        self._quiet = ExitStack()
+        self._files = ExitStack()
         self._open(start)
 
     def _open(self, start: int) -> None:
@@ -234,12 +223,10 @@ class Records:
             return
         directory = self._directory
         drop_rows_after(directory.metrics, start)
-        # Importing TensorBoard takes a second, and only rank 0 needs it.
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._quiet.enter_context(quiet_writers())
-        self._file = directory.metrics.open("a", buffering=1)
-        self._board = SummaryWriter(str(directory.tensorboard), purge_step=start + 1)
+        with named(directory.tensorboard):
+            self._board = self._files.enter_context(closing(EventFile(directory.tensorboard)))
+            self._board.purge(start + 1)
+        self._lines = self._files.enter_context(directory.metrics.open("ab", buffering=0))
 
     def go_back(self, step: int) -> None:
         """Drop what was recorded after ``step``; these steps will be taken again."""
@@ -264,27 +251,68 @@ class Records:
     def drift(self, step: int, factors: Mapping[str, float]) -> None:
         """Show on TensorBoard how many times as long as planned each stage and link took."""
         if self._writes:
-            with named(self._directory.tensorboard):
-                for name, factor in factors.items():
-                    self._board.add_scalar(f"drift/{name}", factor, step)
+            self._show(step, {f"drift/{name}": factor for name, factor in factors.items()})
 
     def close(self) -> None:
-        """Flush everything to disk."""
-        if self._writes:
-            self._quiet.close()
-            with named(self._directory.metrics):
-                self._file.close()
-            with named(self._directory.tensorboard):
-                self._board.close()
+        """Close the files."""
+        self._files.close()
 
     def _write(self, step: int, row: dict[str, Any]) -> None:
         if not self._writes:
             return
         with named(self._directory.metrics):
-            self._file.write(f"{json.dumps(row)}\n")
+            write_all(self._lines, f"{json.dumps(row)}\n".encode())
+        self._show(step, numbers_in(row))
+
+    def _show(self, step: int, values: Mapping[str, float]) -> None:
         with named(self._directory.tensorboard):
-            for name, value in numbers_in(row).items():
-                self._board.add_scalar(name, value, step)
+            self._board.add(step, values)
+
+
+class EventFile:
+    """A file of TensorBoard's format in a folder, without TensorBoard's thread that writes it.
+
+    The thread fails by itself where the disk is full, with a traceback, and the training learns of
+    it some steps later.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Only rank 0 needs these, and importing them takes a while.
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / name).open("ab", buffering=0)
+        self._event, self._writer = Event, RecordWriter
+        self._put(file_version="brain.Event:2")
+
+    def purge(self, step: int) -> None:
+        """Let TensorBoard forget what earlier files have from ``step`` on."""
+        self._put(step=step, session_log={"status": 1})  # START, in the format's words
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a value to each of some curves."""
+        shown = [{"tag": name, "simple_value": value} for name, value in values.items()]
+        self._put(step=step, summary={"value": shown})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _put(self, **fields: Any) -> None:
+        event, record = self._event(wall_time=time.time(), **fields), BytesIO()
+        self._writer(record).write(event.SerializeToString())
+        write_all(self._file, record.getvalue())
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write to a file without a buffer, which may take a part only where the disk is nearly full.
+
+    A buffer would keep what has found no place, and fail again when it is closed.
+    """
+    while data:
+        data = data[file.write(data) :]
 
 
 @contextmanager
@@ -296,25 +324,3 @@ def named(path: Path) -> Iterator[None]:
         if cause.filename is not None:
             raise
         raise OSError(cause.errno, cause.strerror, str(path)) from cause
-
-
-@contextmanager
-def quiet_writers() -> Iterator[None]:
-    """Within, no traceback is printed when TensorBoard's thread fails to write to the disk.
-
-    The next record raises the same error in this thread, which ends the run with a message.
-    """
-    before = threading.excepthook
-
-    def hook(failure: threading.ExceptHookArgs) -> None:
-        of_tensorboard = type(failure.thread).__module__.startswith("tensorboard.")
-        if not (of_tensorboard and isinstance(failure.exc_value, OSError)):
-            before(failure)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        # Somebody else's hook may have come since, and call this one.
-        if threading.excepthook is hook:
-            threading.excepthook = before

@@ -1,14 +1,19 @@
-"""Reads a run directory: plan, prediction, measurement, and the steps of the training."""
+"""Reads a run directory: plan, prediction, measurement, and the steps of the training.
+
+Its rows of steps and evaluations are written as `penstock.runtime.metrics` says.
+"""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ConfigDict, Field
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster
-from penstock.document import Entry, check_document, parse_json, read_document, read_text
+from penstock.document import Entry, check_document, parse_json, read_document
 from penstock.errors import BadInput
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
@@ -18,7 +23,15 @@ from penstock.timeline.json_file import read_timeline
 from penstock.timeline.metrics import peak_memory_bytes
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["EvaluationRecord", "LengthRecord", "RunRecord", "RunSummary", "StepRecord", "read_run"]
+__all__ = [
+    "EvaluationRecord",
+    "LengthRecord",
+    "RunRecord",
+    "RunSummary",
+    "StepRecord",
+    "read_rows",
+    "read_run",
+]
 
 NEEDED = (
     "plan.json",
@@ -182,22 +195,39 @@ def check_record(record: RunRecord) -> None:
         raise BadInput(f"{record.directory}: {problem}; all must be of one run; run it again")
 
 
+def read_rows(path: Path, *, damaged: bool = True) -> Iterator[dict[str, Any]]:
+    """The rows of ``metrics.jsonl``, each a JSON object with its step; none without such a file.
+
+    A run of millions of steps has gigabytes of rows, so they are never held all at once.
+
+    Raises:
+        BadInput: a line is no such object. Without ``damaged`` it is left out instead.
+    """
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = parse_json(line, path, "metrics")
+                if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                    raise BadInput(f"metrics '{path}' is no object with a step; correct it")
+            except BadInput as cause:
+                if damaged:
+                    raise BadInput(f"line {number} of {cause}, or delete the line") from cause
+            else:
+                yield row
+
+
 def read_metrics(path: Path) -> tuple[tuple[StepRecord, ...], tuple[EvaluationRecord, ...]]:
-    """The steps and the evaluations of ``metrics.jsonl``, which has one object a line."""
+    """The steps and the evaluations of ``metrics.jsonl``."""
     steps: list[StepRecord] = []
     evaluations: list[EvaluationRecord] = []
-    for number, line in enumerate(read_text(path, "metrics").splitlines(), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            value = parse_json(line, path, "metrics")
-        except BadInput as cause:
-            raise BadInput(f"line {number} of {cause}, or delete the line") from cause
-        if isinstance(value, dict) and "evaluation_loss" in value:
-            evaluations.append(check_document(EvaluationRecord, value, where))
-        elif isinstance(value, dict) and "non_finite" in value:
-            continue  # a step that was left out has no loss
-        else:
-            steps.append(check_document(StepRecord, value, where))
+    for row in read_rows(path):
+        where = f"{path}, step {row['step']}"
+        if "evaluation_loss" in row:
+            evaluations.append(check_document(EvaluationRecord, row, where))
+        elif "non_finite" not in row:  # a step that was left out has no loss
+            steps.append(check_document(StepRecord, row, where))
     return tuple(steps), tuple(evaluations)
