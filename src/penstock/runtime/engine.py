@@ -9,11 +9,11 @@ requests the same sizes repeatedly, so keeping its memory pays.
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -31,7 +31,7 @@ from penstock.runtime.metrics import RankNumbers, Totals
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.heartbeat import BUILT, HEARTBEAT
 from penstock.runtime.processes.world import World
-from penstock.runtime.program import Place, RankStages, places_of
+from penstock.runtime.program import Place, RankStages, Through, places_of
 from penstock.runtime.replica_check import ReplicaCheck
 from penstock.runtime.settings import Options
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
@@ -45,7 +45,10 @@ from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, 
 from penstock.runtime.transport.transport import open_transport
 from penstock.runtime.user_metrics import MetricSums
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Iteration"]
+
+LeavesOfBatch: TypeAlias = Sequence[Leaf] | Mapping[int, Leaf]
+"""The leaves of a batch, all of them or some by their numbers."""
 
 
 class Engine:
@@ -276,7 +279,7 @@ class Engine:
 
     def run(
         self,
-        *batches: Sequence[Leaf] | Mapping[int, Leaf],
+        *batches: LeavesOfBatch,
         stages: RankStages[ModuleRunner] | None = None,
         training: bool = True,
         sums: bool = True,
@@ -300,33 +303,10 @@ class Engine:
             BadInput: the ranks were given different batches.
             RunFailed: this rank or another failed; the engine cannot be used again.
         """
-        stages = stages or self.stages
-        named = [b if isinstance(b, Mapping) else dict(enumerate(b)) for b in batches]
-        sizes = [(next(iter(b.values())).shape[0], self.graph.lengths_of(b)) for b in named]
-        programs = [stages.program(*size, training=training) for size in sizes]
-        if not any(isinstance(leaf, PartialLeaf) for leaf in named[0].values()):
-            # What all ranks were told of parts has been compared already.
-            self.agree_on_lengths([program.size for program in programs])
-        self.begin(stages.metrics)
-        terms: list[LossTerm] = []
+        iteration = Iteration(self, batches, stages, training=training, step=step)
         with self.failures.shared():
-            if training:
-                self.buckets.zero()
-            with within or nullcontext(), self.random.drawn() if training else self.evaluating():
-                for number, (leaves, program) in enumerate(zip(named, programs, strict=True)):
-                    if number:
-                        self.clock.next_flush(len(programs[number - 1].cut.micro_batches))
-                    last = sums and number == len(programs) - 1
-                    name = self.random.name(step, number)
-                    stages.take(leaves, program, seed, last=last, name=name)
-                    terms += stages.run(program)
-            summed = self.buckets if training and sums else None
-            if summed is not None:
-                summed.finish()
-            given = [list(leaves.values()) for leaves in named]
-            own = self.numbers.own(given, terms, summed, stages.metrics)
-            rows = self.numbers.exchange(own, "the end of the iteration")
-        return self.numbers.put_together(rows, stages.metrics, seed)
+            rows = iteration.finish(seed, sums=sums, within=within)()
+        return self.numbers.put_together(rows, iteration.stages.metrics, seed)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -483,6 +463,91 @@ class Engine:
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.autocast_dtype)
+
+
+class Iteration:
+    """An iteration of an engine on batches, whatever it is for; see `Engine.run`.
+
+    One of a single batch in training may `warm_up` before the rest of it may run.
+
+    Raises:
+        BadInput: the ranks were given different lengths.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        batches: Sequence[LeavesOfBatch],
+        stages: RankStages[ModuleRunner] | None = None,
+        *,
+        training: bool = True,
+        step: int = 0,
+    ) -> None:
+        self.engine, self.stages = engine, stages or engine.stages
+        self._training, self._step, self._is_warm = training, step, False
+        named = [b if isinstance(b, Mapping) else dict(enumerate(b)) for b in batches]
+        sizes = [(next(iter(b.values())).shape[0], engine.graph.lengths_of(b)) for b in named]
+        self._programs = [self.stages.program(*size, training=training) for size in sizes]
+        self._batches = named
+        if not any(isinstance(leaf, PartialLeaf) for leaf in named[0].values()):
+            # What all ranks were told of parts has been compared already.
+            engine.agree_on_lengths([program.size for program in self._programs])
+        engine.begin(self.stages.metrics)
+
+    def warm_up(self) -> None:
+        """Run the forwards that depend on no other actions; `finish` goes on behind them."""
+        engine = self.engine
+        with engine.failures.shared(), engine.random.drawn():
+            self._take(0)
+            self.stages.run(self._programs[0].in_two[0])
+        self._is_warm = True
+
+    def forget(self) -> None:
+        """Drop what `warm_up` computed. Random numbers and buffers are the caller's to restore."""
+        warm_up = self._programs[0].in_two[0]
+        with self.engine.failures.shared():
+            warm_up.channels.discard(warm_up.messages.planned)
+            warm_up.channels.drain()
+        if self.stages.metrics is not None:
+            self.stages.metrics.begin()
+        self._is_warm = False
+
+    def finish(
+        self,
+        seed: float = 1.0,
+        *,
+        sums: bool = True,
+        within: AbstractContextManager[object] | None = None,
+        through: Through = iter,
+    ) -> Callable[[], list[list[float]]]:
+        """Run what has not run yet; the returned function waits for the numbers of all ranks.
+
+        ``through`` may put work between the actions.
+        """
+        engine, stages, programs = self.engine, self.stages, self._programs
+        terms: list[LossTerm] = []
+        with engine.failures.shared():
+            if self._training:
+                engine.buckets.zero()
+            drawn = engine.random.drawn() if self._training else engine.evaluating()
+            with within or nullcontext(), drawn:
+                for number, program in enumerate(programs):
+                    if number:
+                        engine.clock.next_flush(len(programs[number - 1].cut.micro_batches))
+                    if not self._is_warm:
+                        self._take(number, last=sums and number == len(programs) - 1)
+                    left = program.in_two[1] if self._is_warm else program
+                    terms += stages.run(left, seed, through)
+            summed = engine.buckets if self._training and sums else None
+            if summed is not None:
+                summed.finish()
+            given = [list(leaves.values()) for leaves in self._batches]
+            own = engine.numbers.own(given, terms, summed, stages.metrics)
+            return engine.numbers.announce(own, "the end of the iteration")
+
+    def _take(self, number: int, *, last: bool = True) -> None:
+        name = self.engine.random.name(self._step, number)
+        self.stages.take(self._batches[number], self._programs[number], last=last, name=name)
 
 
 def check_sizes(sizes_by_rank: Sequence[Sequence[float]], names: Sequence[str]) -> None:

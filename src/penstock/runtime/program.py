@@ -5,8 +5,8 @@ If batches have variable lengths, their size is the number of samples and the le
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from functools import cached_property, lru_cache
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from penstock.runtime.stages.runner import LossTerm, StageInputs, StageRunner, T
 from penstock.runtime.transport.channels import Channels, PipelineChannels, Places
 from penstock.runtime.transport.messages import (
     BoundaryTensors,
+    Message,
     RankMessages,
     messages_between_actions,
     messages_of_rank,
@@ -41,6 +42,7 @@ __all__ = [
     "Program",
     "RankStages",
     "StagePart",
+    "Through",
     "execute",
     "lower",
     "places_of",
@@ -103,28 +105,62 @@ class PreparedAction(NamedTuple):
     send: Callable[[Tensors], None] | None
 
 
+Through: TypeAlias = Callable[[Sequence[PreparedAction]], Iterable[PreparedAction]]
+"""Passes steps on, one by one, with work of its own between them."""
+
+
 @dataclass(frozen=True)
 class Program:
     """A schedule, lowered for one rank, batches of one size, and training or evaluation.
 
     ``steps`` are the rank's actions in order, ``messages`` those that it sends and receives, and
     ``channels`` carry them. ``parts`` say what each of its stages does. ``cut`` is the same on all
-    ranks, and so is ``warm_up`` (`warm_up_of`).
+    ranks, and so is ``first``, the actions with which it warms up (`warm_up_of`).
+
+    A part of an iteration is a program, too: only one that ``begins`` it opens the channels, and
+    one that ``drains`` waits at its end until everything is sent.
     """
 
     cut: BatchCut
     training: bool
     lengths: LengthsOf
     parts: Mapping[int, StagePart]
-    warm_up: frozenset[Action]
+    first: frozenset[Action]
     messages: RankMessages
     channels: PipelineChannels
     steps: tuple[PreparedAction, ...]
+    begins: bool = True
+    drains: bool = True
 
     @property
     def size(self) -> tuple[int, ...]:
         """The number of samples, and the lengths."""
         return (self.cut.micro_batches[-1].stop, *self.lengths)
+
+    @cached_property
+    def in_two(self) -> tuple["Program", "Program"]:
+        """The warm-up, and the rest of the iteration; so are their messages divided."""
+        steps = self.steps
+        count = sum(
+            step.kind == "F" and Action("F", step.stage, step.micro_batch) in self.first
+            for step in steps
+        )
+        begun, others = list[Message | Action](), list[Message | Action]()
+        for entry in self.messages.planned:
+            source = entry.source if isinstance(entry, Message) else entry
+            (begun if source in self.first else others).append(entry)
+        warm_up, rest = (replace(self.messages, planned=tuple(own)) for own in (begun, others))
+        return (
+            replace(self, messages=warm_up, steps=steps[:count], drains=False),
+            replace(self, messages=rest, steps=steps[count:], begins=False),
+        )
+
+    def run(self, clock: Clock, through: Through = iter) -> None:
+        """Run its steps (`execute`); ``through`` may put work between them."""
+        if self.begins:
+            self.channels.begin()
+        self.channels.proceed(self.messages.planned)
+        execute(through(self.steps), self.channels, clock, drains=self.drains)
 
     def work(
         self,
@@ -132,10 +168,14 @@ class Program:
         leaves: Sequence[Leaf] | Mapping[int, Leaf],
         batch_inputs: Sequence[int],
         device: "DeviceCopies",
+        *,
+        last: bool = True,
+        name: tuple[int, ...] = (),
     ) -> StageInputs:
-        """The rows that a stage reads of the batch's leaves.
+        """The inputs of a stage: the rows that it reads of the leaves of the batch called ``name``.
 
         A replica without rows gets the first rows of the micro-batch, in case it must take part.
+        The ``last`` batch of an iteration completes the gradients.
         """
         part = self.parts[stage]
         wanted = [leaves[index] for index in batch_inputs]
@@ -144,10 +184,11 @@ class Program:
             tuple(tuple(device.rows(leaf, own, whole) for leaf in wanted) for own, whole in rows),
             tuple(len(rows) for rows in part.rows),
             part.recomputed,
-            part.last_backward,
+            part.last_backward if last else -1,
             self.training,
             part.halved,
             self.lengths,
+            tuple((*name, number) for number in range(len(part.rows))),
         )
 
 
@@ -207,11 +248,11 @@ def lower(
     order = tuple(schedule.of(places[0].group)) if places else ()
     messages = messages_of_rank(rank, schedule, shape, passed, order)
     parts = {place.stage: part_of(place, order, cut, shape) for place in places}
-    warm_up = warm_up_of(schedule, shape) if training else frozenset[Action]()
+    first = warm_up_of(schedule, shape) if training else frozenset[Action]()
     channels = open_channels(messages)
     effective = [action for action in order if stages[action.stage].has_work(action.kind)]
     steps = steps_of(effective, stages, channels)
-    return Program(cut, training, lengths, parts, warm_up, messages, channels, steps)
+    return Program(cut, training, lengths, parts, first, messages, channels, steps)
 
 
 def steps_of(
@@ -386,7 +427,6 @@ class RankStages(Generic[Runner]):
         self,
         leaves: Mapping[int, Leaf],
         program: Program,
-        seed: float = 1.0,
         *,
         last: bool = True,
         name: tuple[int, ...] = (),
@@ -401,24 +441,14 @@ class RankStages(Generic[Runner]):
         device = DeviceCopies(self._world.device)
         for stage, runner in self.runners.items():
             inputs = self.programs[stage].batch_inputs
-            work = program.work(stage, leaves, inputs, device)
-            runner.begin(
-                replace(
-                    work,
-                    last_backward=work.last_backward if last else -1,
-                    names=tuple((*name, number) for number in range(len(work.rows))),
-                )
-            )
-            runner.seed = seed
+            runner.begin(program.work(stage, leaves, inputs, device, last=last, name=name))
 
-    def run(self, program: Program, *, begins: bool = True) -> list[LossTerm]:
+    def run(self, program: Program, seed: float = 1.0, through: Through = iter) -> list[LossTerm]:
         """Run the batch given to `take` through the pipeline; returns its loss terms.
 
-        Unless the program ``begins`` an iteration, its messages follow those before.
+        ``seed`` multiplies the gradient of the loss; see `Program.run`.
         """
-        if begins:
-            program.channels.begin()
-        else:
-            program.channels.proceed(program.messages.planned)
-        execute(program.steps, program.channels, self._clock)
+        for runner in self.runners.values():
+            runner.seed = seed
+        program.run(self._clock, through)
         return self.loss_terms

@@ -29,7 +29,7 @@ from penstock.plan.plan import Plan
 from penstock.runtime.clock import StepClock
 from penstock.runtime.gradients import buckets
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
-from penstock.runtime.program import StagePart, execute, lower, places_of
+from penstock.runtime.program import StagePart, lower, places_of
 from penstock.runtime.stages import batch_norm, parameter_shards, shards
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm
 from penstock.runtime.stages.parameter_shards import Unit
@@ -38,7 +38,6 @@ from penstock.runtime.transport import process_groups
 from penstock.runtime.transport.channels import PipelineChannels, Places
 from penstock.runtime.transport.messages import BoundaryTensors, RankMessages
 from penstock.runtime.transport.process_groups import GroupTransport
-from penstock.schedule.action import Action
 from penstock.schedule.registry import FAMILIES
 
 __all__ = [
@@ -422,20 +421,16 @@ def recorded_programs(
     for rank in recorded_ranks(plan, boundaries, backend, hasty=hasty):
         given = (rows, ()), rank.stages, rank.channels
         lowered = lower(plan, boundaries, rank.number, *given, training=training)
-        channels, steps, first = lowered.channels, lowered.steps, lowered.warm_up
-        count = sum(Action(*step[:3]) in first for step in steps)
         rank.begin(lowered.parts)
-        channels.begin()
-        execute(steps, channels, StepClock())
+        lowered.run(StepClock())
         for _ in range(iterations - 1):
             rank.buckets.finish()
             exchanged = rank.exchange()
-            channels.begin_with(first)
-            execute(steps[:count], channels, StepClock(), drains=False)
+            warm_up, rest = lowered.in_two
+            warm_up.run(StepClock())
             exchanged()
             rank.begin(lowered.parts)
-            channels.go_on(first)
-            execute(steps[count:], channels, StepClock())
+            rest.run(StepClock())
         if training:
             rank.buckets.finish()
         rank.exchange()()

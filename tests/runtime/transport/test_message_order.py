@@ -175,6 +175,7 @@ def test_an_order_of_a_devices_own_stages_may_make_a_peer_wait_long(backend: str
         messages = messages_of_rank(rank.number, schedule, plan.shape(), passed, order)
         channels = rank.channels(messages)
         channels.begin()
+        channels.proceed(messages.planned)
         execute(steps_of(order, rank.stages, channels), channels, StepClock())
         programs[rank.number] = rank.program
     if backend == "gloo":
@@ -205,7 +206,7 @@ def test_no_asynchronous_order_gets_stuck(schedule: str, replicas: tuple[int, ..
             rank.buckets.zero()
 
         updated: Any = {own: SimpleNamespace(update=update)}
-        channels.begin(announced=False)
+        channels.begin()
         exchanged: Callable[[], object] = list
         for orders in parts:
             channels.proceed(planned_messages(messages, orders[own], unit_times(orders, shape)))

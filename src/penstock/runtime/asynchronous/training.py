@@ -151,7 +151,7 @@ class AsynchronousTraining:
         with engine.failures.shared():
             if prepared is not self._prepared:
                 self._prepared = prepared
-                prepared.ring.channels.begin(announced=False)
+                prepared.ring.channels.begin()
                 engine.buckets.zero()
             self._give_rows(prepared, leaves, batch)
             self._play(prepared, lambda stage: self._order.part(stage, batch))
@@ -185,7 +185,7 @@ class AsynchronousTraining:
         if orders not in prepared.parts:
             prepared.parts[orders] = self._part(prepared.ring, orders)
         with self._engine.random.drawn():
-            self._engine.stages.run(prepared.parts[orders], begins=False)
+            self._engine.stages.run(prepared.parts[orders])
 
     def _part(self, ring: Program, orders: Orders) -> Program:
         """The program of one part: its actions and messages, and the updates of this rank."""
@@ -194,7 +194,7 @@ class AsynchronousTraining:
         steps = steps_of(own, self.stages, ring.channels)
         messages = replace(ring.messages, planned=planned_messages(ring.messages, own, times))
         updating = tuple(with_updates(steps, self.stages, self._order))
-        return replace(ring, messages=messages, steps=updating)
+        return replace(ring, messages=messages, steps=updating, begins=False)
 
     def _prepared_for(self, leaves: Sequence[Leaf]) -> PreparedSize:
         """The prepared work for batches of this size.
@@ -271,10 +271,8 @@ def planned_messages(
     """
     planned: list[tuple[Action, int, Message | Action]] = [(action, -1, action) for action in own]
     for message in messages.planned:
-        if isinstance(message, Message):
-            source = Action(message.kind, message.sender_stage, message.micro_batch)
-            if source in times:
-                planned.append((source, message.sender, message))
+        if isinstance(message, Message) and message.source in times:
+            planned.append((message.source, message.sender, message))
     return in_planned_order(planned, times)
 
 

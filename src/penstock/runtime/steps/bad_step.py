@@ -202,7 +202,5 @@ def after_bad_step(
         raise failure
     if training.left_out == MOST_IN_A_ROW:
         raise failure.at(f"the {MOST_IN_A_ROW} steps before were left out for the same reason")
-    with torch.no_grad():
-        for buffer, value in begin.buffers:
-            buffer.copy_(value)
+    begin.restore_buffers()
     return training.leave_out(place or str(failure))

@@ -23,26 +23,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import torch
 
 from penstock.capture.batch_part import Leaf
 from penstock.errors import BadInput, LossNotFinite, ReplicasDiffer
-from penstock.runtime.engine import Engine
+from penstock.runtime.engine import Engine, Iteration
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.program import PreparedAction, Program, execute
-from penstock.runtime.stages.runner import LossTerm
+from penstock.runtime.program import PreparedAction
 from penstock.runtime.steps.bad_step import after_bad_step
 from penstock.runtime.steps.training import (
     StepBegin,
     Training,
-    begin_of_step,
     mean_factor,
     metrics_of,
     timed_step,
 )
-from penstock.schedule.action import Action
 
 __all__ = ["KeptStep", "OverlappedTraining"]
 
@@ -76,6 +74,7 @@ class OverlappedTraining:
         self._keeper = KeptStep(training)
         self._unchecked: Unchecked | None = None
         self._expects_no_clipping = not training.clips
+        self._terms = 0.0
         self._done: deque[StepMetrics] = deque()
 
     @property
@@ -107,52 +106,43 @@ class OverlappedTraining:
     def _train_on(self, leaves: Leaves) -> None:
         """Run forwards, check the previous step, run the rest of the batch, and take its step."""
         engine, training = self._engine, self._training
-        samples = leaves[0].shape[0]
-        program = engine.stages.program(samples)
-        engine.begin(engine.metrics)
-        begin = begin_of_step(engine, training)
-        done = self._warm_up(leaves, program)
-        if done is None:
-            # The step before may have been left out since, which restored its buffers.
-            begin = begin_of_step(engine, training)
-        seed, rate = training.seed(samples), training.learning_rate
+        # The step before is counted when it is checked.
+        step = training.steps + (self._unchecked is not None)
+        iteration = Iteration(engine, [leaves], step=step)
+        begin = StepBegin.of(engine, step, copies=True)
+        if self._unchecked is not None:
+            iteration.warm_up()
+            if not self._check(partial(self._forget, iteration, begin)):
+                # The step before may have been left out, which restored its buffers.
+                begin = StepBegin.of(engine, step, copies=True)
+        seed, rate = training.seed(leaves[0].shape[0]), training.learning_rate
+        self._terms = 0.0
         with engine.failures.shared():
-            if done is not None:
-                program.channels.go_on(program.warm_up)
-            else:
-                name = engine.random.name(training.steps)
-                engine.stages.take(dict(enumerate(leaves)), program, name=name)
-                program.channels.begin()
-            weight, terms = self._passes(program, done or 0, seed)
-            own = engine.numbers.own([leaves], terms, engine.buckets, engine.metrics)
-            rows = engine.numbers.announce(own, "the end of the iteration")
-            if not weight:
-                numbers = rows()
-                rows = lambda: numbers  # noqa: E731
-        self._unchecked = Unchecked(leaves, begin, seed, rate, rows, taken=weight > 0)
-        self._step(weight, seed)
+            rows = cache(iteration.finish(seed, through=self._counting_terms))
+            if not self._terms:
+                rows()
+        self._unchecked = Unchecked(leaves, begin, seed, rate, rows, taken=self._terms > 0)
+        self._step(self._terms, seed)
 
-    def _passes(self, program: Program, done: int, seed: float) -> tuple[float, list[LossTerm]]:
-        """Run the remaining forwards and backwards, and sum the gradients.
+    def _counting_terms(self, steps: Sequence[PreparedAction]) -> Iterator[PreparedAction]:
+        """``steps``; beside them the ranks count the terms of the loss, if a step needs no more."""
+        engine = self._engine
+        with_loss = (number for number, step in enumerate(steps, 1) if self._has_loss(step))
+        forwards = max(with_loss, default=0)
+        yield from steps[:forwards]
+        if not self._expects_no_clipping:
+            yield from steps[forwards:]
+            return
+        own = sum(float(term.weight) for term in engine.stages.loss_terms)
+        of_all = engine.numbers.announce([own], "the number of terms in the loss")
+        yield from steps[forwards:]
+        self._terms = sum(row[0] for row in of_all())
 
-        Returns the number of loss terms on all ranks, if the step is taken without a check (else
-        0), and the loss terms of this rank.
-        """
-        engine, left = self._engine, program.steps[done:]
-        for runner in engine.stages.runners.values():
-            runner.seed = seed
-        engine.buckets.zero()
-        forwards = 1 + max((i for i, step in enumerate(left) if self._has_loss(step)), default=-1)
-        weights = None
-        with engine.random.drawn():
-            execute(left[:forwards], program.channels, engine.clock, drains=False)
-            terms = engine.stages.loss_terms
-            if self._expects_no_clipping:
-                own = sum(float(term.weight) for term in terms)
-                weights = engine.numbers.announce([own], "the number of terms in the loss")
-            execute(left[forwards:], program.channels, engine.clock)
-        engine.buckets.finish()
-        return sum(row[0] for row in weights()) if weights is not None else 0.0, terms
+    def _forget(self, iteration: Iteration, begin: StepBegin) -> None:
+        """Discard the forwards that have used the weights of a wrong step."""
+        iteration.forget()
+        self._engine.random.state = begin.random
+        begin.restore_buffers()
 
     def _step(self, weight: float, seed: float) -> None:
         """Take the step without clipping; or with, if its numbers have been waited for."""
@@ -164,42 +154,6 @@ class OverlappedTraining:
                 training.step(engine.buckets)
             else:
                 self._check()
-
-    def _warm_up(self, leaves: Leaves, program: Program) -> int | None:
-        """Run the forwards that may precede the check, and check; returns how many steps were run.
-
-        ``None`` if there was nothing to check, or if the weights were wrong: then the iteration has
-        not begun.
-        """
-        engine = self._engine
-        if self._unchecked is None:
-            return None
-        channels, first = program.channels, program.warm_up
-        count = sum(
-            step.kind == "F" and Action("F", step.stage, step.micro_batch) in first
-            for step in program.steps
-        )
-        before = engine.random.state
-        buffers = [(buffer, buffer.clone()) for _, buffer in engine.held.named_buffers()]
-
-        def forget() -> None:
-            with engine.failures.shared():
-                channels.discard(first)
-                channels.drain()
-            engine.random.state = before
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
-            if engine.metrics is not None:
-                engine.metrics.begin()
-
-        with engine.failures.shared():
-            name = engine.random.name(self._training.steps + 1)  # that before is not yet counted
-            engine.stages.take(dict(enumerate(leaves)), program, name=name)
-            channels.begin_with(first)
-            with engine.random.drawn():
-                execute(program.steps[:count], channels, engine.clock, drains=False)
-        return count if self._check(forget) else None
 
     def _check(self, forget: Callable[[], None] = lambda: None) -> bool:
         """Wait for the numbers of the latest step, and correct the step if it was wrong.

@@ -34,7 +34,6 @@ __all__ = [
     "StepBegin",
     "Training",
     "Updated",
-    "begin_of_step",
     "flushed_step",
     "mean_factor",
     "merged_states",
@@ -255,20 +254,24 @@ class Training:
 class StepBegin:
     """What a rank had before a step: the state of its random numbers, and copies of buffers.
 
-    Buffers are copied only where steps may be left out. ``step`` is the number of the step.
+    ``step`` is the number of steps before it.
     """
 
     step: int
     random: RandomState
     buffers: Sequence[tuple[torch.Tensor, torch.Tensor]]
 
+    @classmethod
+    def of(cls, engine: Engine, step: int, *, copies: bool) -> "StepBegin":
+        """What is kept before a step that may fail; buffers are copied if it may be undone."""
+        buffers = engine.held.named_buffers() if copies else ()
+        return cls(step, engine.random.state, [(buffer, buffer.clone()) for _, buffer in buffers])
 
-def begin_of_step(engine: Engine, training: Training) -> StepBegin:
-    """What is kept before a step, in case that it is bad."""
-    buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
-    if training.on_non_finite == "skip":
-        buffers = [(buffer, buffer.clone()) for _, buffer in engine.held.named_buffers()]
-    return StepBegin(training.steps, engine.random.state, buffers)
+    @torch.no_grad()
+    def restore_buffers(self) -> None:
+        """Give the buffers the values from before the step."""
+        for buffer, value in self.buffers:
+            buffer.copy_(value)
 
 
 def flushed_step(
@@ -286,7 +289,7 @@ def flushed_step(
     samples = sum(leaves[0].shape[0] for leaves in batches)
     seed = training.seed(samples)
     engine.check_replicas(training.steps + 1)
-    begin = begin_of_step(engine, training)
+    begin = StepBegin.of(engine, training.steps, copies=training.on_non_finite == "skip")
     totals = engine.run(*batches, seed=seed, step=training.steps)
     if before_update is not None:
         before_update(totals, seed)

@@ -5,7 +5,7 @@ they cut rows out of a stage's results, and assemble the inputs of a stage from 
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -113,56 +113,28 @@ class PipelineChannels:
                 if message.sender == device:
                     self._arrivals[message] = Arrival(message, None, None)
 
-    def begin(self, *, announced: bool = True) -> None:
-        """Open the channels for one iteration.
-
-        Unless all its messages are ``announced`` at once, call `proceed` to announce them.
-        """
+    def begin(self) -> None:
+        """Open the channels for one iteration; `proceed` then announces its messages."""
         for stream in self._streams.values():
             stream.taken = 0
         for arrival in self._arrivals.values():
             arrival.tensors = None
         if self.transport is not None:
-            self.transport.begin(self._messages.planned if announced else ())
+            self.transport.begin()
 
     def proceed(self, planned: Sequence[Message | Action]) -> None:
         """Announce more messages; after a peer's last message its first comes again."""
         if self.transport is not None:
             self.transport.proceed(planned)
 
-    def begin_with(self, first: Container[Action]) -> None:
-        """Open the channels for the messages of ``first``, the first actions of every rank.
-
-        Then `go_on` opens them for the other messages, or `discard` drops those of ``first``.
-        """
-        self.begin(announced=False)
-        self.proceed(self._split(first)[0])
-
-    def go_on(self, first: Container[Action]) -> None:
-        """Open the channels for all messages except those of ``first``."""
-        self.proceed(self._split(first)[1])
-
-    def discard(self, first: Container[Action]) -> None:
-        """Wait for all messages of ``first`` that no action has taken, and drop them."""
-        begun = Counter(m.sender for m in self._split(first)[0] if isinstance(m, Message))
+    def discard(self, planned: Sequence[Message | Action]) -> None:
+        """Wait for the messages of ``planned``, all announced, that no action took; drop them."""
+        begun = Counter(m.sender for m in planned if isinstance(m, Message))
         for peer, stream in self._streams.items():
             for arrival in stream.arrivals[stream.taken : begun[peer]]:
                 assert arrival.inlet is not None
                 arrival.inlet.wait()
                 arrival.inlet.take()
-
-    def _split(
-        self, first: Container[Action]
-    ) -> tuple[list[Message | Action], list[Message | Action]]:
-        """What is planned of the actions ``first``, and all else, both in the planned order."""
-        begun, others = list[Message | Action](), list[Message | Action]()
-        for entry in self._messages.planned:
-            if isinstance(entry, Message):
-                source = Action(entry.kind, entry.sender_stage, entry.micro_batch)
-            else:
-                source = entry
-            (begun if source in first else others).append(entry)
-        return begun, others
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:
         gather = self._gatherer(action)

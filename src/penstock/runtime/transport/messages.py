@@ -95,6 +95,11 @@ class Message:
     def __post_init__(self) -> None:
         object.__setattr__(self, "bytes", sum(part.bytes for part in self.parts))
 
+    @property
+    def source(self) -> Action:
+        """The forward or backward that sends it; of a backward in two halves it is the first."""
+        return Action(self.kind, self.sender_stage, self.micro_batch)
+
     def __str__(self) -> str:
         return f"{self.kind}{self.micro_batch} from stage {self.sender_stage} (rank {self.sender})"
 

@@ -101,14 +101,13 @@ class GroupTransport:
         self._position = 0
         HEARTBEAT.action = self.position
 
-    def begin(self, planned: Sequence[Message | Action]) -> None:
+    def begin(self) -> None:
         self._actions, self._posted_bytes = 1, 0
         self._expected = self._asked_for = 0
         self._planned.clear()
         self._before.clear()
         for posted in self._posted.values():
             posted.clear()
-        self.proceed(planned)
 
     def proceed(self, planned: Sequence[Message | Action]) -> None:
         """Post more receives, after those that remain."""

@@ -56,15 +56,15 @@ class Transport(Protocol):
     Both ends know every message beforehand, so messages contain no shapes.
     """
 
-    def begin(self, planned: Sequence[Message | Action]) -> None:
-        """Prepare for an iteration, in which this rank will send and receive ``planned``.
-
-        They are in the planned order (`penstock.schedule.message_order`), with this rank's actions.
-        """
+    def begin(self) -> None:
+        """Prepare for an iteration, whose messages `proceed` announces."""
         ...
 
     def proceed(self, planned: Sequence[Message | Action]) -> None:
-        """Expect more messages, after those that were announced."""
+        """Announce that this rank will send and receive ``planned``, after what was announced.
+
+        They are in the planned order (`penstock.schedule.message_order`), with this rank's actions.
+        """
         ...
 
     def at(self, position: int) -> None:

@@ -132,10 +132,11 @@ class SharedMemoryTransport:
         segments = join_segments(world, rings, spin_s=spin_s)
         return SharedMemoryTransport(world, segments) if segments is not None else None
 
-    def begin(self, planned: Sequence[Message | Action]) -> None:
+    def begin(self) -> None:
         """Nothing to prepare: the rings are always open."""
 
-    proceed = begin
+    def proceed(self, planned: Sequence[Message | Action]) -> None:
+        """Nothing to prepare."""
 
     def at(self, position: int) -> None:
         words = self._words
