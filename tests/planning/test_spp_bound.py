@@ -10,9 +10,13 @@ from planning_strategies import problems
 from reference.every_plan import every_plan
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.cluster.toml_file import find_cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
+from penstock.planners.spp.spp import spp
+from penstock.planning.planning_problem import planning_problem
 from penstock.planning.spp_bound import spp_bound_s, workload_s
+from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 
@@ -86,6 +90,41 @@ def test_the_bound_holds_on_random_instances():
     assert max(ratios) <= 1.0
     # It says something: half of the plans come within a factor of 2 (median 1.8).
     assert sorted(ratios)[INSTANCES // 2] > 0.5
+
+
+def with_slow_messages(cluster: Cluster) -> Cluster:
+    """Every message takes two milliseconds of a device."""
+    return replace(
+        cluster,
+        hosts=tuple(
+            replace(host, devices=tuple(replace(d, message_s=2e-3) for d in host.devices))
+            for host in cluster.hosts
+        ),
+    )
+
+
+PRESETS = ("bapipe-gpu", "bapipe-mixed", "bapipe-vcu118", "bapipe-vcu129", "dapple-a", "graph-8")
+
+
+@pytest.mark.parametrize("model", ["resnet-50", "vgg-16", "gnmt-8"])
+@pytest.mark.parametrize("slow_messages", [False, True])
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_bound_holds_for_plans_of_published_models(
+    name: str, slow_messages: bool, model: str
+) -> None:
+    """By `spp`, in the list order, with micro-batches of one sample, which read the most."""
+    cluster = find_cluster(name)
+    problem = planning_problem(
+        find_profile(model),
+        with_slow_messages(cluster) if slow_messages else cluster,
+        128,
+        planner="spp",
+        micro_batch_size=1,
+    )
+    problem = replace(problem, schedules=("wavefront",))
+    score = make_score(problem)
+    plan = spp(problem, score)
+    assert score(plan) <= spp_bound_s(problem, plan) * (1 + 1e-9) < inf
 
 
 def has_bound(seed: int) -> bool:

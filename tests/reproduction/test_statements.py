@@ -1,5 +1,10 @@
 """Statements of the papers that no other test shows (docs/benchmarks/papers-statements.md)."""
 
+import random
+from itertools import combinations
+from statistics import median
+
+import numpy as np
 import pytest
 from reproduction.dapple_winners import form_of
 from reproduction.published import MODELS
@@ -7,7 +12,9 @@ from reproduction.published import MODELS
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
 from penstock.planners.dapple.dapple import dapple
+from penstock.planners.dapple.latency import latency_s, pivot_of
 from penstock.planners.dapple.placement import scatter_first
+from penstock.planners.spp.device_order import ordered_by_minimum_cuts
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.families.early_backward import deep_early_backward, one_f_one_b
 from penstock.schedule.schedule import Schedule
@@ -94,3 +101,63 @@ def test_scatter_first_takes_as_many_from_each_server_in_use(
 ) -> None:
     """DAPPLE: from all servers only where none is in use."""
     assert scatter_first(free, occupied, count) == taken
+
+
+def printed_s(
+    forward: list[float], backward: list[float], reduce: list[float], count: int
+) -> float:
+    """DAPPLE's latency as usually quoted: the pivot's own backward counts behind the pivot too."""
+    pivot = pivot_of(forward, backward, len(forward), count)
+    ending_s = max(
+        reduce[s] + (sum(backward[s : pivot + 1]) if s <= pivot else -sum(backward[pivot : s + 1]))
+        for s in range(len(forward))
+    )
+    steady_s = (count - 1) * (forward[pivot] + backward[pivot])
+    return sum(forward[: pivot + 1]) + steady_s + ending_s
+
+
+def test_the_latency_is_the_quoted_one_in_the_median_and_more_with_few_micro_batches() -> None:
+    """Figures of docs/planners/dapple.md; every second stage is a transfer."""
+    draw = random.Random(1)
+    few: list[float] = []
+    many: list[float] = []
+    for _ in range(20_000):
+        stages = range(draw.choice((1, 3, 5, 7, 9)))
+        forward = [draw.uniform(0.0, 0.5) if s % 2 else draw.uniform(0.1, 2.0) for s in stages]
+        backward = [seconds * draw.uniform(1.0, 2.5) for seconds in forward]
+        reduce = [0.0 if s % 2 else draw.choice((0.0, draw.uniform(0.0, 10.0))) for s in stages]
+        count = draw.randint(1, 20)
+        ours_s = latency_s(forward, backward, reduce, len(stages), count)
+        ratio = ours_s / printed_s(forward, backward, reduce, count)
+        (many if count >= 2 * len(stages) else few).append(ratio)
+    assert min(few + many) > 1 - 1e-12
+    assert median(few) == median(many) == pytest.approx(1.0)
+    assert max(few) == pytest.approx(1.82, abs=0.005)
+    assert max(many) == pytest.approx(1.23, abs=0.005)
+
+
+def keeps_minimum_cuts(order: tuple[int, ...], weights: np.ndarray) -> bool:
+    """Whether some division of ``order`` is a minimum cut of its devices, and so in both parts."""
+    if len(order) <= 2:
+        return True
+
+    def cut(side: tuple[int, ...]) -> float:
+        return weights[np.ix_(side, [v for v in order if v not in side])].sum()
+
+    least = min(cut(side) for n in range(1, len(order)) for side in combinations(order, n))
+    return any(
+        cut(order[:k]) <= least * (1 + 1e-9)
+        and keeps_minimum_cuts(order[:k], weights)
+        and keeps_minimum_cuts(order[k:], weights)
+        for k in range(1, len(order))
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_order_of_devices_is_cut_at_least_cost_on_every_level(seed: int) -> None:
+    """SPP: recursive device ordering, here with any weights on seven devices."""
+    weights = 10 ** np.random.default_rng(seed).uniform(0, 3, (7, 7))
+    weights += weights.T
+    np.fill_diagonal(weights, 0.0)
+    order = ordered_by_minimum_cuts(weights, [(device,) for device in range(7)])
+    assert keeps_minimum_cuts(tuple(order), weights)
