@@ -75,7 +75,13 @@ def bound_clusters(draw: st.DrawFn, counts: tuple[int, ...]) -> Cluster:
     """Unequal devices, slow ports, links that differ in their directions, scarce memory."""
     speeds = draw(st.sampled_from([(1.0,), (1.0, 2.0), (1.0, 0.5, 0.7)]))
     memories = draw(st.sampled_from([(1e12,), (1e12,), (80e6, 300e6, 900e6)]))
-    device = st.builds(Device, st.just("drawn"), st.sampled_from(memories), st.sampled_from(speeds))
+    device = st.builds(
+        Device,
+        st.just("drawn"),
+        st.sampled_from(memories),
+        st.sampled_from(speeds),
+        concurrent_passes=st.sampled_from([False, False, True]),
+    )
     latencies = st.sampled_from([0.0, 0.0, 0.1, 0.5])
     hosts = tuple(
         Host(

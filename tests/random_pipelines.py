@@ -77,7 +77,7 @@ def random_pipeline(
     concurrent = random.random() < 0.3
     schedule = random_order(random, plan.shape(), concurrent, weights, 0.0 if divided else 0.4)
     iterations = 1 if without_flush else random.choice([1, 1, 2, 3])
-    return RandomPipeline(plan, profile, cluster, schedule, iterations)
+    return RandomPipeline(plan, profile, some_stream(random, cluster), schedule, iterations)
 
 
 def random_profile(random: Random, layers: int, *, ties: bool) -> ModelProfile:
@@ -142,6 +142,21 @@ def random_cluster(random: Random, devices: int, slots: bool) -> Cluster:
         if size
     ]
     return Cluster("cluster", tuple(hosts))
+
+
+def some_stream(random: Random, cluster: Cluster) -> Cluster:
+    """The same cluster; if no device communicates alone, some stream their messages.
+
+    A message that ends may let one device compute and another start a message to it, both at once.
+    """
+    if not all(device.overlaps_communication for device in cluster.devices):
+        return cluster
+
+    def streaming(device: Device) -> Device:
+        return replace(device, concurrent_passes=random.random() < 0.6)
+
+    hosts = (replace(host, devices=tuple(map(streaming, host.devices))) for host in cluster.hosts)
+    return replace(cluster, hosts=tuple(hosts))
 
 
 def random_device(random: Random, overlaps: bool) -> Device:

@@ -88,7 +88,7 @@ def profiles(draw: st.DrawFn, most_layers: int = 7) -> ModelProfile:
 def clusters(draw: st.DrawFn, most_hosts: int = 3, most_devices: int = 4) -> Cluster:
     """Hosts with unequal devices, ports, latencies, too few cores; sometimes an explicit link."""
     rates = st.sampled_from([float("inf"), 20.0, 3.0])
-    latencies = st.sampled_from([0.0, 0.1])
+    latencies, streams = st.sampled_from([0.0, 0.1]), st.sampled_from([False, False, True])
     hosts: list[Host] = []
     for index in range(draw(st.integers(1, most_hosts))):
         speeds = draw(
@@ -97,7 +97,10 @@ def clusters(draw: st.DrawFn, most_hosts: int = 3, most_devices: int = 4) -> Clu
         hosts.append(
             Host(
                 f"host{index}",
-                tuple(Device("device", 1e12, speed) for speed in speeds),
+                tuple(
+                    Device("device", 1e12, speed, concurrent_passes=draw(streams))
+                    for speed in speeds
+                ),
                 link_bytes_per_s=draw(rates),
                 port_bytes_per_s=draw(rates),
                 link_latency_s=draw(latencies),

@@ -37,7 +37,7 @@ def bapipe_claims(quick: bool) -> Iterator[Claim]:
 def closed_form(method: str, stages: int) -> Claim:
     """The simulator on balanced stages, over the closed form."""
     times = {"forward_s": 1.0, "backward_s": 2.0, "transfer_s": 0.5}
-    form_s = closed_form_s(method, stages, 32, 3.0, 0.0 if method.endswith("as") else 0.5)
+    form_s = closed_form_s(method, stages, 32, 3.0, 0.5)
     own_links_s = played_s(method, stages, 32, **times, separate_links=True)
     return Claim(
         PAPER,

@@ -65,7 +65,13 @@ def random_cluster(draw: random.Random, devices: int) -> Cluster:
     small_chip = {"on_chip_bytes": 30e6, "off_chip_bytes_per_s": 10 ** draw.uniform(7, 9)}
     messages = {"message_s": 10 ** draw.uniform(-3, 0), "message_bytes_per_s": rate()}
     waits = {"overlaps_communication": False}
-    kinds = {"chip": small_chip, "copies": messages, "both": small_chip | messages, "waits": waits}
+    kinds = {
+        "chip": small_chip,
+        "copies": messages,
+        "both": small_chip | messages,
+        "waits": waits,
+        "streams": {"concurrent_passes": True},
+    }
     device = Device("device", 1e15, **kinds.get(draw.choice(("", "", "", "", *kinds)), {}))
     hosts = tuple(
         Host(f"host{i}", (device,) * count, rate(), rate(), 0.01, 0.02)

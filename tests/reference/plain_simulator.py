@@ -227,10 +227,11 @@ class Play:
     def make_inputs(self) -> dict[Key, int]:
         """How many inputs each action waits for; concurrent backwards also wait for a forward."""
         workload, inputs = self.workload, dict[Key, int]()
-        for message in workload.messages:
+        for message, streams in zip(workload.messages, workload.streams_messages, strict=True):
             for m in range(workload.micro_batches):
                 key: Key = (message.receiver, message.direction, m)
-                inputs[key] = inputs.get(key, 0) + 1
+                ends = 2 if streams else 1  # of the transfer, and of the action that makes it
+                inputs[key] = inputs.get(key, 0) + ends
         if workload.schedule.concurrent:
             for replica in range(len(workload.replicas)):
                 for m in range(workload.micro_batches):
@@ -296,6 +297,8 @@ class Play:
             if piece.starts:
                 stream.spans.append((piece.kind, self.now_s, self.now_s))
             self.occupy(number, piece)
+            if piece.starts:
+                self.send(piece, begins=True)
             return
 
     def holds_back(self, position: int) -> bool:
@@ -400,7 +403,7 @@ class Play:
         if piece.kind == "STEP":
             self.end_step(stream.device)
         elif piece.ends:
-            self.send(piece)
+            self.send(piece, begins=False)
         for bucket in piece.buckets:
             self.members_left[bucket] -= 1
             if self.members_left[bucket] == 0:
@@ -421,13 +424,18 @@ class Play:
         self.devices[device].buckets_left += self.devices[device].buckets
         self.devices[device].steps_done += 1
 
-    def send(self, piece: Piece) -> None:
-        """Offer the messages of a forward or a backward."""
+    def send(self, piece: Piece, *, begins: bool) -> None:
+        """Offer the messages of a forward or a backward: as it begins those that stream, else all
+        others. Of those that stream the end of the action is one of two ends."""
         if piece.kind in ("F", "B", "I"):
             direction = "F" if piece.kind == "F" else "B"
             for index, message in enumerate(self.workload.messages):
-                if message.sender == piece.replica and message.direction == direction:
+                if message.sender != piece.replica or message.direction != direction:
+                    continue
+                if self.workload.streams_messages[index] == begins:
                     self.offer(index, piece.micro_batch)
+                elif not begins:
+                    self.arrive(index, piece.micro_batch)
 
     def complete(self, bucket: int) -> None:
         """All members have the gradients of a bucket: offer it."""

@@ -64,6 +64,16 @@ class PlainWorkload(Workload):
         first = (self.parts.stages[members[0]] for members in self.instances.members)
         return tuple(overlaps for stage in first for overlaps in stage.overlaps)
 
+    @cached_property
+    def streams_messages(self) -> tuple[bool, ...]:
+        """Whether each of `messages` starts with the action that makes it."""
+        first = (self.parts.stages[members[0]] for members in self.instances.members)
+        devices = [streams for stage in first for streams in stage.streams_messages]
+        return tuple(
+            devices[self.replicas[message.sender].position] and message.seconds > 0
+            for message in self.messages
+        )
+
     def last_backward(self, replica: Replica) -> tuple[Segment, ...]:
         """The segments of an action that makes the last gradients before an update (B or W)."""
         stage = self.parts.stages[replica.instance]

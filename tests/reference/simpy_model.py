@@ -95,6 +95,7 @@ class Model:
         self.shared: dict[int, SharedDevice] = defaultdict(lambda: SharedDevice(self.env))
         self.done: dict[object, simpy.Event] = defaultdict(self.env.event)
         self.complete: dict[object, int] = defaultdict(int)
+        self.half: set[object] = set()
         self.awaited: dict[tuple[int, int], set[object]] = defaultdict(set)
         self.inputs: dict[tuple[int, int, int, str], list[tuple[object, ...]]] = defaultdict(list)
         self.outputs: dict[tuple[int, int, int, str], list[Output]] = defaultdict(list)
@@ -186,6 +187,7 @@ class Model:
         layers = list(copy.layers if kind in "FR" else reversed(copy.layers))
         seconds = self.layer_seconds(copy, j, kind)
         waiting_bytes, part_s = 0, 0.0
+        streamed = self.begin_streaming(copy, j, kind, m)
         for i, layer_s in zip(layers, seconds, strict=True):
             part_s += layer_s
             full = False
@@ -200,7 +202,13 @@ class Model:
             part_s = 0.0
             if i == layers[-1]:
                 for output in self.outputs[copy.stage, copy.way, j, kind_way(kind)]:
-                    self.env.process(self.message(output, m))
+                    if output[0] in streamed:
+                        self.half_done((*output[0], m))
+                    else:
+                        self.env.process(self.message(output, m))
+                if streamed:
+                    # What they start sends its messages before gradients are summed.
+                    yield self.env.timeout(0)
                 if kind == "F":
                     self.done["own", copy, j, m].succeed()
             if update >= 0 and i == layers[-1]:
@@ -214,6 +222,28 @@ class Model:
         if update >= 0:
             self.whole_gradients(copy, update, earlier=False)
         yield self.env.timeout(0)
+
+    def begin_streaming(self, copy: Copy, j: int, kind: str, m: int) -> set[object]:
+        """An action begins: send its messages if the device streams them; returns their names."""
+        outputs = self.outputs[copy.stage, copy.way, j, kind_way(kind)]
+        if not self.cluster.devices[copy.devices[j]].concurrent_passes:
+            return set()
+        sent = [output for output in outputs if output[3] > 0]
+        for output in sent:
+            self.env.process(self.stream_message(output, m))
+        return {output[0] for output in sent}
+
+    def stream_message(self, output: Output, m: int) -> Process:
+        """One message beside the action that makes it."""
+        key, needs, first, seconds = output
+        yield from self.wires.carry(needs, seconds, MESSAGE, first)
+        self.half_done((*key, m))
+
+    def half_done(self, key: tuple[object, ...]) -> None:
+        """One of two ends that a streamed message waits for."""
+        if key in self.half:
+            self.done[key].succeed()
+        self.half.add(key)
 
     def sums_buckets(self, copy: Copy) -> bool:
         """Whether the devices of a copy sum gradients after the last backward, in buckets."""

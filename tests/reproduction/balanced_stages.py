@@ -23,6 +23,7 @@ def balanced_stages(
     backward_s: float = 2.0,
     transfer_s: float = 0.0,
     overlaps_communication: bool = True,
+    streams: bool = False,
     separate_links: bool = False,
     half_duplex: bool = False,
 ) -> tuple[Plan, ModelProfile, Cluster]:
@@ -36,7 +37,12 @@ def balanced_stages(
     )
     size = Affine(transfer_s * LINK_BYTES_PER_S)
     edges = tuple(Edge(i, i + 1, f"tensor{i}", size, size) for i in range(stages - 1))
-    device = Device("device", 1e15, overlaps_communication=overlaps_communication)
+    device = Device(
+        "device",
+        1e15,
+        overlaps_communication=overlaps_communication,
+        concurrent_passes=streams,
+    )
     host = Host(
         "host",
         (device,) * stages,

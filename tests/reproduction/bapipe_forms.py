@@ -7,8 +7,8 @@ over a boundary:
     1F1B-SNO          (M + N - 1) (F + B)  +  2 (N + M - 2) SR
     1F1B-SO           (M + N - 1) (F + B)  +  2 (N - 1) SR
 
-AS is for accelerators that stream activations while they compute: no transfer takes time of its
-own there. On SNO's a device computes nothing while it sends or receives.
+AS is for accelerators that stream activations while they compute: a message passes beside the pass
+that makes it. On SNO's a device computes nothing while it sends or receives.
 """
 
 from reproduction.balanced_stages import play_balanced
@@ -51,8 +51,9 @@ def played_s(
         micro_batches,
         forward_s=forward_s,
         backward_s=backward_s,
-        transfer_s=0.0 if method.endswith("as") else transfer_s,
+        transfer_s=transfer_s,
         overlaps_communication=method != "1f1b-sno",
+        streams=method.endswith("as"),
         separate_links=separate_links,
         half_duplex=half_duplex,
     ).iteration_s

@@ -4,7 +4,7 @@ import pytest
 from reproduction.balanced_stages import play_balanced
 from reproduction.bapipe_forms import closed_form_s, played_s
 
-from penstock.planners.bapipe.formulas import features_kept
+from penstock.planners.bapipe.formulas import Method, features_kept, pace_s
 
 STAGES = (1, 2, 3, 4, 8)
 MICRO_BATCHES = (1, 2, 5, 32)
@@ -13,12 +13,54 @@ TRANSFERS_S = (0.25, 0.5, 1.0)
 SIZES = [(n, m) for n in STAGES for m in MICRO_BATCHES]
 
 
+@pytest.mark.parametrize("method", ["1f1b-as", "fbp-as"])
 @pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
-def test_1f1b_as_is_exact(stages: int, micro_batches: int) -> None:
+def test_as_is_exact_where_a_message_passes_within_its_pass(
+    method: Method, stages: int, micro_batches: int
+) -> None:
     for backward_s in BACKWARDS_S:
-        form_s = closed_form_s("1f1b-as", stages, micro_batches, 1 + backward_s, 0.0)
-        played = played_s("1f1b-as", stages, micro_batches, 1.0, backward_s, 0.0)
-        assert played == pytest.approx(form_s)
+        for transfer_s in TRANSFERS_S:
+            form_s = closed_form_s(method, stages, micro_batches, 1 + backward_s, transfer_s)
+            sizes = (stages, micro_batches, 1.0, backward_s, transfer_s)
+            assert played_s(method, *sizes, separate_links=True) == pytest.approx(form_s)
+            if transfer_s <= 0.5:
+                assert played_s(method, *sizes) == pytest.approx(form_s)
+
+
+def pace_played_s(
+    method: Method, stages: int, backward_s: float, transfer_s: float, *, half_duplex: bool
+) -> float:
+    """Seconds that each further micro-batch adds where every boundary has a link of its own."""
+    links = {"separate_links": True, "half_duplex": half_duplex}
+    few_s, many_s = (
+        played_s(method, stages, m, 1.0, backward_s, transfer_s, **links) for m in (64, 128)
+    )
+    return (many_s - few_s) / 64
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("backward_s", BACKWARDS_S)
+def test_fbp_as_keeps_its_pace_down_to_the_bandwidth_of_the_paper(
+    stages: int, backward_s: float
+) -> None:
+    """``2 a / (F + B)`` on a link that takes turns; activations and gradients pass it in turn."""
+    for transfer_s in (0.5, 1.0, 1.25, 1.5, 2.0, 3.0):
+        pace = pace_s("fbp-as", forward_s=1.0, backward_s=backward_s, transfer_s=transfer_s)
+        played = pace_played_s("fbp-as", stages, backward_s, transfer_s, half_duplex=True)
+        assert played == pytest.approx(pace)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("backward_s", BACKWARDS_S)
+def test_1f1b_as_needs_a_bandwidth_of_a_over_f(stages: int, backward_s: float) -> None:
+    """Up to there it keeps its pace; beyond, it loses time, at most as much as its form says."""
+    times = {"forward_s": 1.0, "backward_s": backward_s}
+    for transfer_s in (0.5, 1.0):
+        played = pace_played_s("1f1b-as", stages, backward_s, transfer_s, half_duplex=False)
+        assert played == pytest.approx(1 + backward_s)
+    for transfer_s in (1.25, 1.5, 2.0, 3.0):
+        played = pace_played_s("1f1b-as", stages, backward_s, transfer_s, half_duplex=False)
+        assert 1 + backward_s < played < pace_s("1f1b-as", **times, transfer_s=transfer_s)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
@@ -110,14 +152,6 @@ def test_1f1b_sno_on_half_duplex_links_takes_four_transfers_a_micro_batch(stages
     for transfer_s in (0.25, 0.5):
         off_s = [off_sno_s(stages, m, 2.0, transfer_s, half_duplex=True) for m in (64, 128)]
         assert off_s[1] - off_s[0] == pytest.approx(64 * 2 * transfer_s)
-
-
-@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
-def test_fbp_as_is_exact(stages: int, micro_batches: int) -> None:
-    for backward_s in BACKWARDS_S:
-        form_s = closed_form_s("fbp-as", stages, micro_batches, 1 + backward_s, 0.0)
-        played = played_s("fbp-as", stages, micro_batches, 1.0, backward_s, 0.0)
-        assert played == pytest.approx(form_s)
 
 
 @pytest.mark.parametrize("method", ["1f1b-as", "1f1b-sno", "fbp-as"])

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
 from reference.every_plan import every_plan
+from reproduction.balanced_stages import play_balanced
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
@@ -136,6 +137,17 @@ def test_a_simulated_timeline_is_explained_without_a_gap(stages: tuple[Stage, ..
     assert sum(step.waited_s for step in path) == pytest.approx(0.0, abs=1e-6)
     total_s = sum(step.seconds for step in path)
     assert total_s == pytest.approx(max(event.end_s for event in timeline.events))
+
+
+@pytest.mark.parametrize("transfer_s", [0.5, 1.5, 4.0])
+def test_a_message_beside_its_pass_is_explained_by_what_the_pass_waited_for(
+    transfer_s: float,
+) -> None:
+    played = play_balanced("1f1b-as", 4, 6, transfer_s=transfer_s, streams=True)
+    path = critical_path(played.timeline)
+    assert sum(step.waited_s for step in path) == pytest.approx(0.0, abs=1e-9)
+    assert sum(step.seconds for step in path) == pytest.approx(played.iteration_s)
+    assert any(step.event.kind == "RECV" for step in path) == (transfer_s > 1)
 
 
 @settings(max_examples=150, deadline=None)

@@ -160,13 +160,15 @@ class Prepared:
 
     ``sums``: prefix sums over the layers of the forward (fixed, per sample), the backward (fixed,
     per sample) and the parameter bytes. ``near``: for each cut the tensors made right before it,
-    each with its nearest reader. ``receive_rates``: the best link into each device. ``bucket_s``,
+    each with its nearest reader. ``receive_rates``: the best link into each device.
+    ``any_streams``: some device sends a message beside the pass that makes it. ``bucket_s``,
     ``stages`` and ``messages`` keep answers.
     """
 
     sums: tuple[tuple[float, ...], ...]
     near: tuple[tuple[Edge, ...], ...]
     receive_rates: tuple[float, ...]
+    any_streams: bool
     bucket_s: dict[tuple[int, ...], float]
     stages: dict[tuple[object, ...], tuple[float, ...]]
     messages: dict[tuple[object, ...], tuple[float, ...]]
@@ -189,6 +191,7 @@ def prepare(problem: PlanningProblem) -> Prepared:
         sums=tuple(tuple(accumulate(cost, initial=0.0)) for cost in costs),
         near=near_edges(problem.profile),
         receive_rates=tuple(rates.max(axis=0).tolist()),
+        any_streams=any(device.concurrent_passes for device in problem.cluster.devices),
         bucket_s={},
         stages={},
         messages={},
@@ -217,22 +220,27 @@ def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     ``T = max(B, B until the first bucket is full + all-reduce) + step``. ``W`` becomes
     ``max(T, B + W)`` from stage to stage: the drain, or an earlier stage's all-reduce that starts
     in the drain. Between single devices ``A`` and ``W`` count the messages too. ``D`` counts the
-    tensors made right before the cut.
+    tensors made right before the cut. Where devices stream, a message counts for what is left of it
+    after the pass that makes it, and links may be busy from the start of that pass.
     """
     known = prepare(problem)
     batches = plan.micro_batches
-    bound_s = first_s = after_s = 0.0
+    bound_s = first_s = after_s = sent_early_s = 0.0
     before: Stage | None = None
     for stage in plan.stages:
         fast_s, back_s, fast_tail_s, slow_whole_s, slow_tail_s = stage_times(known, problem, stage)
         if before is not None:
             down_s, up_s, received_s = messages(known, problem, before, stage)
-            bound_s = max(bound_s, first_s + batches * received_s + back_s + up_s + after_s)
+            if known.any_streams:
+                down_s, up_s = max(0.0, down_s - sent_early_s), max(0.0, up_s - back_s)
+            received_s = first_s - sent_early_s + batches * received_s
+            bound_s = max(bound_s, received_s + back_s + up_s + after_s)
             first_s += down_s
             after_s += up_s
         busy_s = batches * slow_whole_s
         bound_s = max(bound_s, first_s + busy_s + max(after_s, slow_tail_s))
         first_s += fast_s
+        sent_early_s = fast_s if known.any_streams else 0.0
         after_s = max(fast_tail_s, back_s + after_s)
         before = stage
     return bound_s

@@ -19,7 +19,7 @@ class Device:
     ``speed`` is relative to the profiled device: 2.0 halves every compute time. A device without
     ``overlaps_communication`` computes nothing while it sends or receives, nor while a message of
     its own waits to be sent. One with ``concurrent_passes``, such as an FPGA, can run a forward and
-    a backward at the same time, and transfers beside them.
+    a backward at the same time, and streams: it sends a message beside the pass that makes it.
 
     ``memory_bytes`` is the memory that a plan may use; ``reserved_bytes`` is kept free beside it.
     If the parameters of a stage exceed ``on_chip_bytes``, every action reads them from off-chip

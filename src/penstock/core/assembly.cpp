@@ -102,7 +102,9 @@ void Play::make_messages() {
                        bool uses_port) {
     const int receiver = to.device * streams_each_ + (forward ? 0 : streams_each_ - 1);
     senders.emplace_back(from.first_sent + forward, made.size());
-    made.push_back({seconds, from.device, receiver, to.inputs[!forward], uses_port});
+    const bool streams = from.times->streams_messages && seconds > 0;
+    any_streams_ |= streams;
+    made.push_back({seconds, from.device, receiver, to.inputs[!forward], uses_port, streams});
   };
   for (const auto& [producer, consumer, boundary] : parts_.connections) {
     for (const PairTimes& pair : boundary->pairs) {
@@ -118,7 +120,8 @@ void Play::make_messages() {
     for (const int k : sorted[list]) {
       sent_.add(static_cast<int>(messages_.size()));
       messages_.push_back(made[k]);
-      for (int m = 0; m < orders_.micro_batches; ++m) ++inputs_[made[k].input + m];
+      // One that streams waits for two ends: its own, and that of the action that makes it.
+      for (int m = 0; m < orders_.micro_batches; ++m) inputs_[made[k].input + m] += 1 + made[k].streams;
     }
     sent_.end_list();
   }

@@ -55,8 +55,8 @@ auto rows(const Spans& self) {
 
 void bind_work(nb::module_& module) {
   nb::class_<ReplicaTimes>(module, "ReplicaTimes")
-      .def(nb::init<int, bool, std::array<double, kTimedKinds>, std::vector<double>>(), "host"_a,
-           "overlaps"_a, "seconds"_a, "segments_s"_a);
+      .def(nb::init<int, bool, bool, std::array<double, kTimedKinds>, std::vector<double>>(),
+           "host"_a, "overlaps"_a, "streams_messages"_a, "seconds"_a, "segments_s"_a);
   nb::class_<StageTimes>(module, "StageTimes")
       .def(nb::init<std::vector<ReplicaTimes>, std::vector<int>, std::vector<double>, Hosts,
                     Hosts>(),

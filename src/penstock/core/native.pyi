@@ -15,7 +15,12 @@ class ReplicaTimes:
     """The seconds of a replica of a stage (`penstock.simulate.stage_work.ReplicaWork`)."""
 
     def __init__(
-        self, host: int, overlaps: bool, seconds: Sequence[float], segments_s: Sequence[float]
+        self,
+        host: int,
+        overlaps: bool,
+        streams_messages: bool,
+        seconds: Sequence[float],
+        segments_s: Sequence[float],
     ) -> None:
         """``seconds`` are those of each kind of action, then of the optimizer step."""
 

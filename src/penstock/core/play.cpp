@@ -50,6 +50,7 @@ void Play::start_if_ready(int number) {
   const bool goes_forward = kind == Kind::forward || kind == Kind::recompute;
   occupy(number, action.updates() ? times.segments_s[stream.segment] : times.of(kind),
          times.of(goes_forward ? Kind::forward : Kind::backward));
+  if (any_streams_ && stream.segment == 0) send(replica_of(stream, action), action, true);
 }
 
 /// Whether a wait or a hold is over.
@@ -199,9 +200,7 @@ void Play::end_action(Stream& stream, Action action) {
   if (stream.segment == segments) {
     stream.segment = 0;
     end_word(stream);
-    if (action.kind() <= Kind::backward_input)
-      for (const int message : sent_[replica.first_sent + goes_forward])
-        offer(message, action.number());
+    send(replica, action, false);
     if (goes_forward && streams_each_ == 2)
       inputs_[replica.inputs[2] + action.number()] = 0;
   }
@@ -209,6 +208,18 @@ void Play::end_action(Stream& stream, Action action) {
 }
 
 // Transfers.
+
+/// An action begins: offer the messages that pass beside it. Or it has ended: offer the others. One
+/// that passed beside it arrives with the second of two ends, its own and that of the action.
+void Play::send(const Replica& replica, Action action, bool begins) {
+  if (action.kind() > Kind::backward_input) return;
+  for (const int message : sent_[replica.first_sent + (action.kind() == Kind::forward)]) {
+    if (messages_[message].streams == begins)
+      offer(message, action.number());
+    else if (!begins)
+      arrive(message, action.number());
+  }
+}
 
 /// Offer the buckets whose last gradients came with a segment.
 void Play::complete_buckets(int segment) {

@@ -12,6 +12,8 @@
 //               the receiver's receive engine and, between hosts, both ports, all at once; of those
 //               that wait, the one that was ready first starts first; a blocked one does not block
 //               others; stages on one device exchange no messages
+//   streaming   a device that streams its messages asks to send one when the action that makes it
+//               starts; it arrives once both the action and its transfer have ended
 //   reductions  a bucket occupies both engines of its members (and ports) once all of them have its
 //               gradients; messages that can start go first
 //   turns       half-duplex: both engines of a device are one, and so are both ports of a host; a
@@ -101,7 +103,7 @@ class Play {
     double seconds;
     int sender, receiver;     // a device, and the stream that waits for it
     std::size_t input;        // the row of `inputs_` that it lowers
-    bool uses_port;
+    bool uses_port, streams;  // streams: passes beside the action that makes it
   };
 
   struct Reduction {
@@ -165,6 +167,7 @@ class Play {
   const Replica& replica_of(const Stream& stream, Action action) const;
 
   // Transfers.
+  void send(const Replica& replica, Action action, bool begins);
   void complete_buckets(int segment);
   void offer(int lane, int item);
   void start_transfer(int lane, int item);
@@ -190,6 +193,7 @@ class Play {
   int waiting_ = 0, ending_ = -1;
   int first_port_ = 0, first_stream_ = 0;
   bool any_stands_still_ = false;  // some device does not compute while it communicates
+  bool any_streams_ = false;       // some device streams its messages
 
   std::vector<Device> devices_;
   std::vector<Stream> streams_;

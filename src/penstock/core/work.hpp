@@ -28,7 +28,8 @@ struct Action {
 /// cut where the gradients of buckets are complete.
 struct ReplicaTimes {
   int host;
-  bool overlaps;  // computes while it communicates
+  bool overlaps;          // computes while it communicates
+  bool streams_messages;  // sends a message beside the action that makes it
   std::array<double, kTimedKinds> seconds;
   std::vector<double> segments_s;
 

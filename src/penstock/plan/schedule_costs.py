@@ -23,7 +23,8 @@ def priced(problem: PlanningProblem, plan: Plan) -> Plan:
 def with_costs(problem: PlanningProblem, plan: Plan) -> Plan:
     """The plan with the costs of its stages and the memory that its devices have left.
 
-    Times are those of the slowest replica. A transfer counts with the mean of its two directions.
+    Times are those of the slowest replica. A transfer counts with the mean of its two directions,
+    and where devices stream with what is left of it after the pass beside it.
     Bytes are those of the replica that can hold the fewest micro-batches. A stage that recomputes
     keeps its inputs of each micro-batch, and memory is reserved for all that it saves of one.
     """
@@ -76,7 +77,10 @@ def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int
     seconds = stage_seconds(problem, stage)
     transfer_s = 0.0
     if index + 1 < len(plan.stages) and plan.stages[index + 1].devices != stage.devices:
-        transfer_s = transfer(problem, stage, plan.stages[index + 1]).round_trip_s / 2
+        after = plan.stages[index + 1]
+        moved, after_s = transfer(problem, stage, after), stage_seconds(problem, after).backward_s
+        down_s = seconds_after(problem, stage, seconds.forward_s, moved.forward_s)
+        transfer_s = (down_s + seconds_after(problem, after, after_s, moved.backward_s)) / 2
     return StageCost(
         forward_s=seconds.forward_s,
         input_backward_s=max(0.0, seconds.backward_s - seconds.weight_s),
@@ -87,6 +91,18 @@ def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int
             stage.recompute,
         ),
     )
+
+
+def seconds_after(
+    problem: PlanningProblem, sender: Stage, pass_s: float, message_s: float
+) -> float:
+    """Seconds from the end of a pass to the arrival of its message.
+
+    Devices that stream send it beside the pass (`core/play.hpp`).
+    """
+    devices = problem.cluster.devices
+    streams = any(devices[device].concurrent_passes for device in sender.devices)
+    return max(0.0, message_s - pass_s) if streams else message_s
 
 
 def least_room(

@@ -28,7 +28,8 @@ class StageCost:
     A whole backward B takes ``input_backward_s`` (I) plus ``weight_backward_s`` (W). The forward
     saves ``saved_bytes``, of which ``kept_bytes`` stay between I and W (None: all of them).
     ``transfer_s`` is the time to send the stage's output to the next stage, and also its gradient
-    back. It counts only if the two stages are on different device groups.
+    back; on devices that stream, what is left of it after the pass. It counts only if the two
+    stages are on different device groups.
     """
 
     forward_s: float = 1.0

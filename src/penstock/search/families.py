@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from math import inf
 
 from penstock.cluster.cluster import Cluster
-from penstock.plan.cost import rows_by_speed, stage_seconds
+from penstock.plan.cost import rows_by_speed, stage_seconds, transfer
 from penstock.plan.plan import Plan, Stage, in_order
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.plan.schedule_costs import load_s, priced, with_costs
@@ -320,14 +320,15 @@ def even_plan(
 
 def messages_s(problem: PlanningProblem, plan: Plan) -> float:
     """An estimate of how long the busiest group sends, or receives, messages and all-reduces."""
-    before = 0.0
+    moved = [
+        transfer(problem, one, other).round_trip_s / 2 if one.devices != other.devices else 0.0
+        for one, other in pairwise(plan.stages)
+    ]
     seconds: dict[tuple[int, ...], float] = {}
-    for stage, cost in zip(plan.stages, plan.costs, strict=True):
+    for stage, before_s, onward_s in zip(plan.stages, [0.0, *moved], [*moved, 0.0], strict=True):
         known = seconds.get(stage.devices, 0.0)
-        after_s = stage_seconds(problem, stage).after_s
-        known += plan.micro_batches * (before + cost.transfer_s) + after_s
+        known += plan.micro_batches * (before_s + onward_s) + stage_seconds(problem, stage).after_s
         seconds[stage.devices] = known
-        before = cost.transfer_s
     return max(seconds.values())
 
 

@@ -90,6 +90,7 @@ class StageWork:
     hosts: tuple[int, ...]
     slices: tuple[int, ...]
     overlaps: tuple[bool, ...]
+    streams_messages: tuple[bool, ...]
     replicas: tuple[ReplicaWork, ...]
     device_bytes: tuple[float, ...]
     memory_limits: tuple[tuple[StageMemory, float], ...]
@@ -103,9 +104,10 @@ class StageWork:
         buckets = [0] * len(self.segment_layers)
         for share in self.shares:
             buckets[share.segment] += share.buckets
+        rules = zip(self.hosts, self.overlaps, self.streams_messages, strict=True)
         replicas = [
-            ReplicaTimes(host, overlaps, [*map(r.seconds, ACTION_KINDS), r.step_s], r.segments_s)
-            for host, overlaps, r in zip(self.hosts, self.overlaps, self.replicas, strict=True)
+            ReplicaTimes(*rule, [*map(work.seconds, ACTION_KINDS), work.step_s], work.segments_s)
+            for rule, work in zip(rules, self.replicas, strict=True)
         ]
         seconds = seconds_of_buckets(self.shares)
         return StageTimes(replicas, buckets, seconds, self.ports.outgoing, self.ports.incoming)
@@ -156,6 +158,7 @@ def stage_work(
         hosts=tuple(cluster.host_index[device] for device in devices),
         slices=stage.slices,
         overlaps=tuple(cluster.devices[device].overlaps_communication for device in devices),
+        streams_messages=tuple(cluster.devices[device].concurrent_passes for device in devices),
         replicas=tuple(replicas),
         device_bytes=device_bytes,
         memory_limits=tuple(dict.fromkeys(limits)),

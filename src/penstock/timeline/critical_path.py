@@ -22,8 +22,9 @@ class PathStep:
     """An event of the critical path, up to the moment at which the next one could start.
 
     ``until_s`` is the end of the event. If the next step is the all-reduce of a bucket that became
-    complete during this event, it is the start of that all-reduce. ``waited_s`` are the seconds
-    since the previous step that no event explains; in a simulated timeline they are 0.
+    complete during this event, or a message that passes beside it, it is the start of that one.
+    ``waited_s`` are the seconds since the previous step that no event explains; in a simulated
+    timeline they are 0.
     """
 
     event: Event
@@ -149,15 +150,25 @@ class CauseIndex:
                 return [before]
 
     def of_message(self, event: Event, seen: set[int]) -> Event | None:
-        """The work that made a message, or what occupied an engine or a port until it was sent."""
+        """The work that made a message, or what occupied an engine or a port until it was sent.
+
+        A device that streams may start the message with the work.
+        """
         device, peer = event.device, event.peer
         sender, receiver = (device, peer) if event.kind == "SEND" else (peer, device)
+        made_on = self.made_on[sender, event.micro_batch]
         causes = [
-            *self.made_on[sender, event.micro_batch],
+            *made_on,
             self.ended(self.outgoing, sender, event, seen),
             self.ended(self.incoming, receiver, event, seen),
         ]
-        return self.or_port(event, self.latest(event, causes, seen), seen)
+        found, just_then_s = self.latest(event, causes, seen), event.start_s - self.tolerance_s
+        if found is None or found.end_s < just_then_s:
+            beside = (
+                work for work in made_on if abs(work.start_s - event.start_s) <= self.tolerance_s
+            )
+            found = next((work for work in beside if id(work) not in seen), found)
+        return self.or_port(event, found, seen)
 
     def of_reduction(self, event: Event, seen: set[int]) -> Event | None:
         """What last occupied an engine of a member, or the backward that filled the bucket.
