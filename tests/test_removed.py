@@ -42,8 +42,10 @@ def test_a_name_of_the_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("group", [Update, Safety])
-def test_every_option_of_a_group_was_an_argument(group: type) -> None:
-    assert IN_GROUPS[group.__name__] == tuple(option.name for option in fields(group))
+def test_every_option_of_a_group_but_the_new_ones_was_an_argument(group: type) -> None:
+    new = {"meet_every", "outer_learning_rate", "outer_momentum"}
+    options = (option.name for option in fields(group))
+    assert IN_GROUPS[group.__name__] == tuple(name for name in options if name not in new)
 
 
 @pytest.mark.parametrize("name", REMOVED_VARIABLES)

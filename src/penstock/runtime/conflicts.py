@@ -43,8 +43,11 @@ WHOLE_PARAMETERS = ("Adafactor", "LBFGS", "Muon")
 NOT_IN_GROUPS = "leave it out, or plan without tensor groups"
 ONE_UPDATE = "it needs one update of all stages, and here each has its own"
 KEEPS_COPIES = "it keeps copies of the forward's weights, and the backward uses newer ones"
+ALONE = "each pipeline has its own gradients, of which no other rank has a part"
 TWO_AT_ONCE = "two batches are in the pipeline at once, and all must be of one kind there"
 SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weights, as 'pipedream'"
+
+MEETS_AFTER = "use a schedule with a flush, such as '1f1b', and optimizer_sync=\"before\""
 
 THAWED = "call save(), make a new Pipeline from the model, and load()"
 
@@ -100,6 +103,24 @@ CONFLICTS = (
         "lengths vary, and ranks agree on them before every batch",
         'leave it "before", or give batches of one length',
     ),
+    *(Conflict("meetings", choice, ALONE) for choice in ("optimizer", "parameters")),
+    Conflict("meetings", "no optimizer", "that needs an optimizer", "give it one"),
+    Conflict("meetings", "no flush", "pipelines meet after a step of all stages", MEETS_AFTER),
+    Conflict("meetings", "undoing", "pipelines meet after a step that is certain", MEETS_AFTER),
+    Conflict("meetings", "mirrored", "a stage's two copies have other rows", MEETS_AFTER),
+    Conflict("meetings", "tensor groups", "it is not built for shards", NOT_IN_GROUPS),
+    Conflict(
+        "meetings", "loss_scaling", "pipelines would have scales of their own", "use bfloat16"
+    ),
+    Conflict("meetings", "thawed", "what is trained is fixed", THAWED),
+    Conflict(
+        "meetings",
+        "tied",
+        "their copies would need a sum in every step",
+        "put the layers that use it into one stage, or untie it",
+    ),
+    Conflict("meetings", "verified later", "the pipelines' weights differ between meetings"),
+    Conflict("meetings", "one process", "replicas of a stage are one there", "use processes"),
     Conflict(
         "roll-back",
         "no checkpoints",
@@ -139,6 +160,9 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "skip": ("on_non_finite", lambda policy: policy == "skip"),
     "roll-back": ("on_non_finite", lambda policy: policy == "roll-back"),
     "no checkpoints": ("checkpoint_every", lambda steps: steps == 0),
+    "meetings": ("meet_every", bool),
+    "verified later": ("verify_every", bool),
+    "one process": ("transport", lambda transport: transport == "in-process"),
 }
 """The uses that are settings, of `Pipeline` or of a job: the setting, and which values of it."""
 
@@ -161,14 +185,17 @@ def uses_of_settings(settings: Mapping[str, object], *, toml: bool = False) -> d
 
 def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
     """The uses of a captured model under a plan."""
-    tied = ""
+    tied = shared = ""
     for use in graph.parameter_uses:
         users = [n for n, s in enumerate(plan.stages) if not set(use.layers).isdisjoint(s.layers)]
         divides = any(plan.stages[stage].sharding == "parameters" for stage in users)
-        if len(users) > 1 and divides and not use.is_buffer:
-            tied = tied or f"parameter '{use.name}', which stages {users} use"
+        if len(users) > 1 and not use.is_buffer:
+            words = f"parameter '{use.name}', which stages {users} use"
+            tied = tied or words * divides
+            shared = shared or words * use.requires_grad
     return {
         "tied stages": tied,
+        "tied": shared,
         "lengths": "a model with lengths" * bool(graph.lengths),
         "kinds": "a model with other_examples" * bool(graph.others),
         "compile": "compile=True" * graph.compiles,

@@ -24,6 +24,7 @@ from penstock.capture.stage_program import Batch, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
+from penstock.plan.side_by_side import pipelines_in
 from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
 from penstock.runtime.holdings import Holdings
@@ -62,7 +63,8 @@ class Engine:
     part in exchanges. ``metrics`` are computed in every iteration. ``also_crossed`` are boundary
     tensors of other graphs that will run over the same connections, for each kind of batch.
     ``kinds`` are the graphs of all kinds, and ``graph`` and ``stages`` those of kind number
-    ``kind``, which runs.
+    ``kind``, which runs. ``pipelines`` are the ranks of each, where several train alone
+    (`penstock.runtime.steps.meeting`), and ``pipeline`` is the number of this rank's.
 
     Raises:
         BadInput: plan, model and number of processes do not fit together.
@@ -84,6 +86,8 @@ class Engine:
         self.graph, self.plan, self.world = graph, plan, world
         self.kinds, self.kind = graph.kinds, 0
         self.places = places_of(plan, world.rank)
+        self.pipelines = pipelines_in(plan) if options.update.meet_every else ()
+        self.pipeline = self.places[0].replica if self.pipelines and self.places else 0
         self.clock = clock_for(world.device)
         self.metrics = metrics
         self.autocast_dtype = options.autocast
@@ -120,7 +124,8 @@ class Engine:
             graph, plan, world.rank, programs, self.shards, sharded=options.shard_optimizer
         )
         every = options.safety.compare_replicas_every
-        self.replicas = ReplicaCheck(graph, plan, world, self.held, every)
+        equal_every = options.update.meet_every or 1
+        self.replicas = ReplicaCheck(graph, plan, world, self.held, every, equal_every)
         holder_sets = [ranks for holders in self.held.holders_at for ranks in holders.values()]
         # Schedules without a flush need these, and have no tensor groups.
         device_groups = () if plan.tensor_groups else plan.device_groups
@@ -129,7 +134,13 @@ class Engine:
             lambda: [stages_of(kind, plan, world.rank) for kind in graph.others]
         )
         every = [programs, *others]
-        self._norm_groups = make_groups(world, self._groups_with_batch_norm(every))
+        normed = self._groups_with_batch_norm(every)
+        if normed and self.pipelines:
+            raise BadInput(
+                "batch normalisation exchanges statistics over replicas in every micro-batch, and "
+                "does not work with meet_every; use another norm, such as GroupNorm"
+            )
+        self._norm_groups = make_groups(world, normed)
         boundaries = [boundaries_of(kind, plan) for kind in graph.kinds]
         also = also_crossed or [()] * len(boundaries)
         of_kinds = [
@@ -142,7 +153,8 @@ class Engine:
             self._abort.callback(self.transport.abort)
             self.disconnect.callback(self.transport.close)
         counts = not self.held.place
-        self.numbers = RankNumbers(self.transport, self.clock, len(plan.ranks), counts=counts)
+        of_all = self.transport, self.clock, len(plan.ranks)
+        self.numbers = RankNumbers(*of_all, counts=counts, pipelines=self.pipelines)
         self.buckets = self._buckets(programs)
         for let_go in (self.buckets.close, self.groups.clear, self._norm_groups.clear):
             self.disconnect.callback(let_go)
@@ -306,7 +318,7 @@ class Engine:
         iteration = Iteration(self, batches, stages, training=training, step=step)
         with self.failures.shared():
             rows = iteration.finish(seed, sums=sums, within=within)()
-        return self.numbers.put_together(rows, iteration.stages.metrics, seed)
+        return self.numbers.put_together(rows, iteration.stages.metrics, seed, summed=sums)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -538,11 +550,11 @@ class Iteration:
                         self._take(number, last=sums and number == len(programs) - 1)
                     left = program.in_two[1] if self._is_warm else program
                     terms += stages.run(left, seed, through)
-            summed = engine.buckets if self._training and sums else None
-            if summed is not None:
-                summed.finish()
+            buckets = engine.buckets if self._training else None
+            if buckets is not None and sums:
+                buckets.finish()
             given = [list(leaves.values()) for leaves in self._batches]
-            own = engine.numbers.own(given, terms, summed, stages.metrics)
+            own = engine.numbers.own(given, terms, buckets, stages.metrics, summed=sums)
             return engine.numbers.announce(own, "the end of the iteration")
 
     def _take(self, number: int, *, last: bool = True) -> None:

@@ -100,7 +100,8 @@ class RankTotals:
 class Totals:
     """The combined numbers of all ranks; gradients are those of the unscaled mean loss.
 
-    ``means`` are those of the user's metrics.
+    ``means`` are those of the user's metrics. ``pipelines`` are the numbers of each pipeline, where
+    several train alone; the norm is then the largest of theirs.
     """
 
     loss: float
@@ -109,6 +110,16 @@ class Totals:
     seconds: float
     bubble: float
     means: Means = field(default_factory=dict[str, tuple[float, float]])
+    pipelines: tuple["Totals", ...] = ()
+
+    def of_pipeline(self, number: int) -> "Totals":
+        """The numbers by which a pipeline takes its step: its own, where several train alone.
+
+        They are those of the first with bad numbers, if there is one: then none takes the step, so
+        that the learning rates of all stay equal.
+        """
+        bad = (t for t in self.pipelines if not (isfinite(t.loss) and isfinite(t.gradient_norm)))
+        return next(bad, self.pipelines[number] if self.pipelines else self)
 
     @classmethod
     def of(cls, table: list[list[float]], devices: int, seed: float = 1.0) -> "Totals":
@@ -168,16 +179,22 @@ class RankNumbers:
     ``wants_stop`` is the reason for which this rank asks all to stop, or 0. ``stopping`` is the
     largest such reason of all ranks by the latest exchange. ``optimizer_s`` is the duration of its
     latest optimizer step. All ranks of a tensor group have equal loss terms, of which those of one
-    rank count (``counts``).
+    rank count (``counts``). ``pipelines`` are the ranks of each, where several train alone.
     """
 
     def __init__(
-        self, transport: Transport | None, clock: StepClock, devices: int, *, counts: bool = True
+        self,
+        transport: Transport | None,
+        clock: StepClock,
+        devices: int,
+        *,
+        counts: bool = True,
+        pipelines: Sequence[Sequence[int]] = (),
     ) -> None:
         self.wants_stop = self.stopping = 0
         self.optimizer_s = 0.0
         self._transport, self._clock = transport, clock
-        self._devices, self._counts = devices, counts
+        self._devices, self._counts, self._pipelines = devices, counts, pipelines
 
     def own(
         self,
@@ -185,8 +202,13 @@ class RankNumbers:
         terms: Sequence[LossTerm],
         buckets: GradientBuckets | None,
         metrics: MetricSums | None,
+        *,
+        summed: bool = True,
     ) -> list[float]:
-        """This rank's numbers of an iteration; ``buckets`` are given in training."""
+        """This rank's numbers of an iteration; ``buckets`` are given in training.
+
+        Their gradients are ``summed`` over their holders, or this rank's alone.
+        """
         loss_sum = weight = 0.0
         if terms and self._counts:
             losses = torch.stack([term.loss for term in terms]).double()
@@ -196,7 +218,7 @@ class RankNumbers:
         totals = RankTotals(
             loss_sum,
             weight,
-            buckets.square_sum() if buckets is not None else 0.0,
+            buckets.square_sum(summed=summed) if buckets is not None else 0.0,
             self._clock.busy_s,
             self._clock.now() - self._clock.start_s,
             self.optimizer_s,
@@ -207,14 +229,28 @@ class RankNumbers:
         return [*totals.values(), float(self.wants_stop), *measured]
 
     def put_together(
-        self, rows: Sequence[list[float]], metrics: MetricSums | None, seed: float = 1.0
+        self,
+        rows: Sequence[list[float]],
+        metrics: MetricSums | None,
+        seed: float = 1.0,
+        *,
+        summed: bool = True,
     ) -> Totals:
         """The totals of an iteration, from the numbers of every rank.
+
+        Gradients are ``summed`` over all ranks, or within pipelines only.
 
         Raises:
             BadInput: the ranks were given different batches.
         """
         totals = Totals.of([row[:COUNT] for row in rows], self._devices, seed)
+        if not summed:
+            alone = [
+                Totals.of([rows[rank][:COUNT] for rank in ranks], len(ranks), seed)
+                for ranks in self._pipelines
+            ]
+            norm = max((each.gradient_norm for each in alone), default=totals.gradient_norm)
+            totals = replace(totals, gradient_norm=norm, pipelines=tuple(alone))
         self.stopping = int(max(row[COUNT] for row in rows))
         if metrics is None:
             return totals

@@ -65,6 +65,7 @@ from penstock.runtime.stages.building import (
     module_for,
 )
 from penstock.runtime.stages.compiled_call import StageCompiler
+from penstock.runtime.steps.meeting import Meetings
 from penstock.runtime.steps.overlapped import OverlappedTraining
 from penstock.runtime.steps.training import Training, flushed_step
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
@@ -196,6 +197,7 @@ class Pipeline:
                     clip_norm=options.clip_norm,
                     loss_scaling=options.loss_scaling,
                     on_non_finite=options.update.on_non_finite,
+                    meetings=Meetings(engine, options.update) if engine.pipelines else None,
                 )
                 check_conflicts(self._uses | uses_of_optimizer(training.optimizer))
                 every = options.safety.verify_every
@@ -376,6 +378,15 @@ class Pipeline:
         self._drain()
         self._training.steps += 1
 
+    def meet(self) -> None:
+        """Let pipelines that train alone (``meet_every``) meet now; all ranks must call this.
+
+        The next meeting is after the step in which it would be. Does nothing if they have met
+        since the latest step, or train as one.
+        """
+        if self._training.meetings is not None and not self._training.meetings.met:
+            self._training.meetings.meet()
+
     def stop(self, reason: int = END) -> None:
         """Ask all ranks to end the training; after the next step `stopping` is true."""
         self._engine.numbers.wants_stop = reason
@@ -404,7 +415,7 @@ class Pipeline:
         runs on the whole batch or, if samples affect one another, on each micro-batch. Dropout is
         off in both. Changes nothing.
         """
-        self._drain()
+        self._drain("verify()")
         leaves = self._reading.whole(batch, "verify()")
         self._check_calls(due=True)
         return verify(self._engine, leaves)
@@ -439,7 +450,7 @@ class Pipeline:
         All ranks must call this. The whole model must fit into rank 0's memory; `save_pretrained`
         does not need that.
         """
-        self._drain()
+        self._drain("model_state_dict()")
         return whole_state_dict(self._engine)
 
     def save_pretrained(
@@ -455,7 +466,7 @@ class Pipeline:
         Raises:
             BadInput: the directory already has weights, or cannot be written.
         """
-        self._drain()
+        self._drain("save_pretrained()")
         save_weights(self._engine, Path(directory), max_shard_bytes)
         return Path(directory)
 
@@ -468,7 +479,7 @@ class Pipeline:
             BadInput: there are no adapters; a trained tensor does not belong to the active one; the
                 directory already has weights, or cannot be written.
         """
-        self._drain()
+        self._drain("save_adapters()")
         save_adapters(self._engine, Path(directory))
         return Path(directory)
 
@@ -526,7 +537,7 @@ class Pipeline:
         """
         ended = self._engine.has_ended
         if gather and not ended:
-            self._drain()
+            self._drain("close(gather=True)")
             self._engine.give_back()
         with ExitStack() as closing:
             # All of these, whichever raises.
@@ -572,8 +583,13 @@ class Pipeline:
         self._training.go_on_from(training)
         self._verified.go_on_from(verified)
 
-    def _drain(self) -> None:
-        """Finish the micro-batches in flight, if any; all ranks must call this."""
+    def _drain(self, needs_one_model: str = "") -> None:
+        """Finish the micro-batches in flight, if any; all ranks must call this.
+
+        What is named needs weights that all pipelines share, where several train alone.
+        """
+        if needs_one_model and self._training.meetings is not None:
+            self._training.meetings.check_met(needs_one_model)
         if self._asynchronous is not None:
             self._asynchronous.drain()
         if self._overlapped is not None:

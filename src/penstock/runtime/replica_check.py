@@ -34,7 +34,8 @@ WORD = 8
 class ReplicaCheck:
     """Compares, every ``every`` steps (0: never), the weights that this rank shares with others.
 
-    Where no weight has copies, that is never.
+    Where no weight has copies, that is never. Copies are equal only after every ``equal_every``-th
+    step, and are compared then.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class ReplicaCheck:
         world: World,
         held: Holdings,
         every: int,
+        equal_every: int = 1,
     ) -> None:
         self._world, self._held = world, held
         self._stages = stages_of_parameters(graph, plan)
@@ -52,6 +54,7 @@ class ReplicaCheck:
         of_all = (holders[n] for holders in held.copies_at for n in weights if n in holders)
         self._sets = sorted({ranks for ranks in of_all if len(ranks) > 1})
         self.every = every if self._sets else 0
+        self._equal_every = equal_every
 
     def run(self, step: int, numbers: RankNumbers, failures: Failures) -> None:
         """Compare if it is time to, before the weights change in step ``step``.
@@ -61,7 +64,9 @@ class ReplicaCheck:
         Raises:
             ReplicasDiffer: two copies of a weight are not equal.
         """
-        if step % self.every:
+        # They were equal before, and some multiple of the interval has come since.
+        since = step - self._equal_every
+        if (step - 1) % self._equal_every or step // self.every == since // self.every:
             return
         own = self._sums()
         digests = [digest(s for name, s in own if self._held.copies[name] == h) for h in self._sets]

@@ -6,6 +6,7 @@ it reads one `Options`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -71,6 +72,12 @@ class Update:
     ranks, without an error. ``prediction_error_every``: under a schedule that predicts weights,
     measure the error of the prediction every that many updates (0: never).
 
+    With ``meet_every`` the replicas of all stages are pipelines side by side: each trains alone on
+    its rows of every batch, and its weights meet the others' every so many steps (0: gradients are
+    summed in every step). Then all go on from the mean of their weights, or, as in DiLoCo, from an
+    outer step with ``outer_learning_rate`` and ``outer_momentum`` (Nesterov's; the paper has 0.7
+    and 0.9).
+
     Raises:
         BadInput: a value that is not one of those above.
     """
@@ -81,11 +88,24 @@ class Update:
     optimizer_sync: OptimizerSync = "before"
     on_non_finite: OnNonFinite = "stop"
     prediction_error_every: int = 0
+    meet_every: int = 0
+    outer_learning_rate: float = 1.0
+    outer_momentum: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice("optimizer_sync", self.optimizer_sync, get_args(OptimizerSync))
         check_choice("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
         check_intervals("updates", prediction_error_every=self.prediction_error_every)
+        check_intervals("steps", meet_every=self.meet_every)
+        if not 0 < self.outer_learning_rate < inf:
+            raise BadInput(f"outer_learning_rate is {self.outer_learning_rate}; it must be > 0")
+        if not 0 <= self.outer_momentum < 1:
+            raise BadInput(f"outer_momentum is {self.outer_momentum}; it must be >= 0 and below 1")
+        if not self.meet_every and (self.outer_learning_rate, self.outer_momentum) != (1, 0):
+            raise BadInput(
+                "outer_learning_rate and outer_momentum are those of the step in which pipelines "
+                "meet; set meet_every to a number of steps, or leave them out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +180,10 @@ class Options:
     def uses(self) -> dict[str, str]:
         """What these options use, for `check_conflicts`."""
         names = ("autocast", "shard_optimizer", "optimizer")
+        of_update = ("optimizer_sync", "on_non_finite", "meet_every")
+        of_safety = ("verify_every", "transport")
         return uses_of_settings(
             {name: getattr(self, name) for name in names}
-            | {name: getattr(self.update, name) for name in ("optimizer_sync", "on_non_finite")}
+            | {name: getattr(self.update, name) for name in of_update}
+            | {name: getattr(self.safety, name) for name in of_safety}
         )

@@ -70,11 +70,46 @@ def saved_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]
     All ranks must call this: tensors that a tensor group divides are gathered.
     """
     own = state_tensors(engine, training)
+    if engine.pipeline:
+        # The first pipeline's have no prefix, so that any plan can load the checkpoint.
+        kept = [name for name in own if not name.startswith("outer.")]
+        return {name_in(engine.pipeline, name): own[name] for name in kept}
     return {
         name: tensor
         for name, tensor in engine.shards.whole(own, parameters_of(own)).items()
         if name.startswith("random.") or engine.held.owns(name.partition(".")[2])
     }
+
+
+def name_in(pipeline: int, name: str) -> str:
+    """The name in a checkpoint of a tensor of a pipeline that is not the first.
+
+    >>> name_in(1, "model.a.weight"), name_in(1, "random.3")
+    ('pipeline.1.model.a.weight', 'random.3')
+    """
+    return name if name.startswith("random.") else f"pipeline.{pipeline}.{name}"
+
+
+def as_found_by(
+    engine: Engine, stored: Mapping[str, StoredTensor], state: Mapping[str, Any]
+) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint that this rank's pipeline goes on from, by their plain names.
+
+    Another number of pipelines than wrote it goes on from the first's.
+    """
+    wrote = state.get("meetings") or {"pipelines": 1, "met": True}
+    if wrote["pipelines"] != max(1, len(engine.pipelines)):
+        if not wrote["met"] and engine.world.rank == 0:
+            warnings.warn(
+                f"the checkpoint of step {state['steps']} was written while "
+                f"{wrote['pipelines']} pipelines trained alone; the first one's weights go on, "
+                f"and what the others have learned since they met is lost",
+                stacklevel=2,
+            )
+        return dict(stored)
+    prefix = f"pipeline.{engine.pipeline}."
+    own = {name.removeprefix(prefix): t for name, t in stored.items() if name.startswith(prefix)}
+    return {**stored, **own}
 
 
 def parameters_of(tensors: Iterable[str]) -> dict[str, str]:
@@ -117,6 +152,7 @@ def load_state(
     path = chosen_checkpoint(engine, directory)
     state = world.all_succeed(partial(read_state, path))
     stored = world.all_succeed(partial(stored_tensors, path, state))
+    stored = as_found_by(engine, stored, state)
     tensors = wanted_tensors(engine, training, stored)
 
     def check() -> None:
@@ -162,7 +198,8 @@ def wanted_tensors(
     """The tensors that this rank loads: those of its model, and new ones for everything else."""
     held, room = engine.held.named_tensors(), engine.shards.room
     tensors = {f"model.{name}": room(name, tensor.detach()) for name, tensor in held.items()}
-    wanted = tuple(f"optimizer.{name}." for name in training.names.values())
+    kinds = ("optimizer", "outer") if training.meetings is not None else ("optimizer",)
+    wanted = tuple(f"{kind}.{name}." for kind in kinds for name in training.names.values())
     random = f"random.{engine.world.rank}"
     for name, found in stored.items():
         is_random = name == random or name.startswith(f"{random}.")

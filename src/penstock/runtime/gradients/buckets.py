@@ -336,9 +336,10 @@ class GradientBuckets:
                 if bucket.values is None or bucket.owner == self._world.rank:
                     bucket.flat.mul_(factor)
 
-    def square_sum(self) -> float:
-        """The sum of squares of the gradients that this rank owns."""
-        own = [bucket for bucket in self.buckets if bucket.owner == self._world.rank]
+    def square_sum(self, *, summed: bool = True) -> float:
+        """The sum of squares of the gradients that this rank owns; of all, unless ``summed``."""
+        rank = self._world.rank
+        own = [bucket for bucket in self.buckets if not summed or bucket.owner == rank]
         squares = [bucket.square(self.not_counted) for bucket in own]
         return float(torch.stack(squares).sum()) if own else 0.0
 

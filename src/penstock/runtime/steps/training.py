@@ -28,6 +28,7 @@ from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
 from penstock.runtime.metrics import StepMetrics, Totals, clip_factor
 from penstock.runtime.settings import MakeOptimizer, MakeSchedule, OnNonFinite
+from penstock.runtime.steps.meeting import Meetings
 from penstock.words import counted
 
 __all__ = [
@@ -94,7 +95,8 @@ class Training:
     gradients overflowed, so that a resumed run continues with the right batch. The learning-rate
     schedule counts only steps that were taken. ``on_non_finite`` says what follows a step whose
     loss or gradients are not finite. ``left_out`` is the number of latest steps that were left out
-    one after another. ``resting`` has states of parameters that were trained before.
+    one after another. ``resting`` has states of parameters that were trained before. ``meetings``
+    are those of pipelines side by side that train alone.
     """
 
     def __init__(
@@ -107,8 +109,10 @@ class Training:
         clip_norm: float | None = None,
         loss_scaling: LossScaling | None = None,
         on_non_finite: OnNonFinite = "stop",
+        meetings: Meetings | None = None,
     ) -> None:
         self.steps = self.left_out = 0
+        self.meetings = meetings
         self.resting: tuple[dict[str, torch.Tensor], dict[str, Any]] = {}, {}
         self.on_non_finite: OnNonFinite = on_non_finite
         self.scaler = LossScaler(loss_scaling) if loss_scaling is not None else None
@@ -201,7 +205,8 @@ class Training:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The optimizer's tensors, by name."""
         every = (optimizer_tensors(stepper.optimizer, self.names) for stepper in self.steppers)
-        return {name: tensor for own in every for name, tensor in own.items()}
+        outer = self.meetings.tensors if self.meetings is not None else {}
+        return {name: tensor for own in every for name, tensor in own.items()} | outer
 
     def state(self) -> dict[str, Any]:
         """The rest of the state as JSON values."""
@@ -214,6 +219,7 @@ class Training:
             "entries": {name: entry for own in entries for name, entry in own.items()},
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             "loss_scaling": self.scaler.state() if self.scaler is not None else None,
+            "meetings": self.meetings.state() if self.meetings is not None else None,
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
@@ -226,6 +232,8 @@ class Training:
         # Checkpoints of runs without loss scaling lack it.
         if self.scaler is not None and state.get("loss_scaling"):
             self.scaler.restore(state["loss_scaling"])
+        if self.meetings is not None:
+            self.meetings.restore(tensors, state.get("meetings"))
         self.steps = state["steps"]
 
     def go_on_from(self, before: "Training") -> None:
@@ -290,12 +298,13 @@ def flushed_step(
     seed = training.seed(samples)
     engine.check_replicas(training.steps + 1)
     begin = StepBegin.of(engine, training.steps, copies=training.on_non_finite == "skip")
-    totals = engine.run(*batches, seed=seed, step=training.steps)
+    meetings, alone = training.meetings, training.meetings is not None
+    totals = engine.run(*batches, seed=seed, sums=not alone, step=training.steps)
     if before_update is not None:
         before_update(totals, seed)
     with timed_step(engine), engine.without_idle_gradients():
         try:
-            update = training.update(totals, seed, engine.buckets)
+            update = training.update(totals.of_pipeline(engine.pipeline), seed, engine.buckets)
         except LossNotFinite as failure:
             # Imported here: only a bad step needs it.
             from penstock.runtime.steps.bad_step import after_bad_step
@@ -303,6 +312,8 @@ def flushed_step(
             update = after_bad_step(engine, training, begin, batches, seed, failure)
         if not update.skipped:
             engine.share_values()
+    if meetings is not None:
+        meetings.after(training.steps)
     return metrics_of(training.steps, totals, update, samples)
 
 

@@ -51,9 +51,10 @@ class VerifiedSteps:
     Where there are several kinds of batches, the first step is that of each in this process.
 
     The step itself is compared, so the only cost is a run of the user's module. If that is not
-    possible, because of dropout, because gradients are scaled or because weights change without a
-    flush, the batch runs through the pipeline a second time, without dropout. ``result`` is the
-    latest. ``say`` gets each line to print, on rank 0.
+    possible, because of dropout, because gradients are scaled, or not summed over pipelines that
+    train alone, or because weights change without a flush, the batch runs through the pipeline a
+    second time, without dropout. ``result`` is the latest. ``say`` gets each line to print, on
+    rank 0.
     """
 
     def __init__(self, engine: Engine, training: Training, which: Verification, every: int) -> None:
@@ -97,7 +98,7 @@ class VerifiedSteps:
             RunFailed: it differs from the step of the user's module, and was not taken.
         """
         engine, training, whole = self._engine, self._training, whole_batches(batches)
-        if training.scaler is not None or whole is None:
+        if training.scaler is not None or training.meetings is not None or whole is None:
             self.beforehand(batches)
             return flushed_step(engine, training, batches)
         self._warn(batches)
