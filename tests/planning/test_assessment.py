@@ -112,6 +112,27 @@ def test_a_plan_of_a_problem_that_nothing_fits_has_no_gap(
     json.dumps(values, allow_nan=False)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_data_parallelism_without_overlap_exchanges_after_the_last_backward(
+    micro_batches: int,
+) -> None:
+    """Forwards and backwards of the slower device, then 160 MB around a ring of two at 1 GB/s."""
+    work = Affine(0.0, 0.25)
+    layers = (LayerCost("block", work, work, work, 40_000_000),) * 4
+    profile = ModelProfile("m", layers, step_s_per_byte=1e-9)
+    devices = (Device("gpu", 1e12), Device("gpu", 1e12, speed=0.5))
+    cluster = Cluster("c", (Host("h", devices, 1e9),))
+    batch = 3 * micro_batches
+    problem = planning_problem(profile, cluster, batch, micro_batch_size=3, memory_reserve=0.0)
+    plain, *_, late = baselines_of(problem, make_score(problem)).rivals
+    assert late.name == "data parallelism without overlap"
+    # Two rows on the quick device, one on the slow one: 3 * 4 * 0.25 s a row at speed 1.
+    computed_s = micro_batches * 6.0
+    assert late.iteration_s == pytest.approx(computed_s + 0.160 + 0.160 / 0.5)
+    assert computed_s + 0.320 < plain.iteration_s < late.iteration_s
+    assert late.peak_memory_bytes == plain.peak_memory_bytes
+
+
 def test_a_plan_is_compared_with_data_parallelism_of_every_kind() -> None:
     # A device has room for parameters, gradients and Adam's state of 80 MB of parameters, but not
     # for 160 MB of activations beside them; with ZeRO-1 it has.
@@ -122,7 +143,8 @@ def test_a_plan_is_compared_with_data_parallelism_of_every_kind() -> None:
     cluster = Cluster("c", (Host("h", (Device("gpu", 400e6),) * 4, 1e9),))
     problem = planning_problem(profile, cluster, 4, memory_reserve=0.0)
     score = make_score(problem)
-    plain, by_block, zero, fsdp = baselines_of(problem, score).rivals
+    plain, by_block, zero, fsdp, late = baselines_of(problem, score).rivals
+    assert late.iteration_s == inf
     assert (plain.iteration_s, plain.to_json()["peak_memory_bytes"]) == (inf, None)
 
     whole = Plan((Stage(range(8), (0, 1, 2, 3), (1,) * 4),), 1, 4, "1f1b")

@@ -9,11 +9,15 @@ from math import inf
 
 from penstock.document import Json
 from penstock.errors import Infeasible
+from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.planners.data_parallel import dividing_plan
 from penstock.planning.answers import find_plan
+from penstock.simulate.catalogue import workload_of
+from penstock.simulate.compiled import play
 from penstock.simulate.score import predict_plan
+from penstock.simulate.stage_work import summed_last
 from penstock.words import seconds_text, size_text
 
 __all__ = ["PLAIN", "Rival", "best_rival", "rivals_line", "rivals_of"]
@@ -64,18 +68,29 @@ def rivals_line(rivals: Iterable[Rival]) -> str:
 
 
 def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
-    """Data parallelism in four kinds, each at its best, whatever recompute the problem allows.
+    """Data parallelism in five kinds, whatever recompute the problem allows.
 
     The first two are the plans of `penstock.planners.data_parallel` that keep all activations, and
     that recompute by block. With ZeRO-1 all devices also divide the optimizer's state, and with
-    FSDP the parameters too; they may do either (`penstock.plan.sharding`).
+    FSDP the parameters too; they may do either (`penstock.plan.sharding`). The last is the first
+    one where gradients are exchanged after the last backward, as in many papers' baselines.
     """
     plain = replace(problem, schedules=(PLAIN,), recompute="off", blocks="no", sharding="off")
     free = replace(plain, recompute="auto", blocks="allowed")
     found = [planned(plain, score), planned(replace(plain, blocks="always"), score)]
     found += [dividing_plan(free, score, sharding)[1] for sharding in ("optimizer", "parameters")]
     names = ("data parallelism", "data parallelism by block", "ZeRO-1", "FSDP")
-    return tuple(rival(problem, name, plan) for name, plan in zip(names, found, strict=True))
+    rivals = [rival(problem, name, plan) for name, plan in zip(names, found, strict=True)]
+    late_s = without_overlap_s(problem, found[0]) if found[0] else inf
+    late = replace(rivals[0], name="data parallelism without overlap", iteration_s=late_s)
+    return (*rivals, late)
+
+
+def without_overlap_s(problem: PlanningProblem, plan: Plan) -> float:
+    """Seconds of an iteration of a plan of one stage whose gradients wait for the last backward."""
+    workload = workload_of(plan, problem.profile, problem.cluster, order_of(plan))
+    stages = tuple(map(summed_last, workload.parts.stages))
+    return play(replace(workload, parts=replace(workload.parts, stages=stages))).iteration_s
 
 
 def planned(problem: PlanningProblem, score: Score) -> Plan | None:

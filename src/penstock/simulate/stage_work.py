@@ -1,7 +1,7 @@
 """The work of one stage of a plan in an iteration: seconds and bytes of its replicas."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from operator import add
@@ -25,7 +25,7 @@ from penstock.simulate.instances import StageUse
 from penstock.simulate.layer_sums import LayerSums
 from penstock.simulate.stage_memory import StageMemory, stage_memory
 
-__all__ = ["PREDICTION_SHARE", "ReplicaWork", "StageWork", "stage_work"]
+__all__ = ["PREDICTION_SHARE", "ReplicaWork", "StageWork", "stage_work", "summed_last"]
 
 PREDICTION_SHARE = 1 / 3
 """Time of predicting weights as a fraction of an optimizer step, by memory traffic.
@@ -111,6 +111,16 @@ class StageWork:
         ]
         seconds = seconds_of_buckets(self.shares)
         return StageTimes(replicas, buckets, seconds, self.ports.outgoing, self.ports.incoming)
+
+
+def summed_last(work: StageWork) -> StageWork:
+    """The same work where all gradients wait for the end of the last backward."""
+    return replace(
+        work,
+        replicas=tuple(replace(r, segments_s=(sum(r.segments_s),)) for r in work.replicas),
+        segment_layers=work.segment_layers[-1:],
+        shares=tuple(replace(share, segment=0) for share in work.shares),
+    )
 
 
 def stage_work(
