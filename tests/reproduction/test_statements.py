@@ -11,6 +11,7 @@ from reproduction.published import MODELS
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
 from penstock.planners.dapple.dapple import dapple
 from penstock.planners.dapple.latency import latency_s, pivot_of
 from penstock.planners.dapple.placement import scatter_first
@@ -101,6 +102,20 @@ def test_scatter_first_takes_as_many_from_each_server_in_use(
 ) -> None:
     """DAPPLE: from all servers only where none is in use."""
     assert scatter_first(free, occupied, count) == taken
+
+
+@pytest.mark.parametrize(("bytes_there", "schedule"), [(0, "1f1b"), (1000, "early-backward")])
+def test_the_deeper_warm_up_is_chosen_where_stages_wait_for_messages(
+    bytes_there: int, schedule: str
+) -> None:
+    """DAPPLE takes P_B where ACR is large; here the simulator says where it pays."""
+    layer = LayerCost("l", *[Affine(0.0, 1.0)] * 3, 1_000_000)
+    size = Affine(0.0, bytes_there)
+    edges = tuple(Edge(i, i + 1, f"t{i}", size, size) for i in range(3))
+    cluster = Cluster("c", (Host("h", (Device("d", 1e12),) * 4, 1000.0),))
+    problem = PlanningProblem(ModelProfile("chain", (layer,) * 4, edges), cluster, 16, (1,))
+    plan = dapple(problem, make_score(problem))
+    assert (len(plan.stages), plan.schedule) == (4, schedule)
 
 
 def printed_s(
