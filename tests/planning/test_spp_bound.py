@@ -1,4 +1,4 @@
-"""SPP's bound on its list order, on random plans in the simulator."""
+"""SPP's bound on the list order, on random plans in the simulator."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The list order of SPP: the sorted list itself, and what limits and recompute do to it."""
+"""The list order that has SPP's bound: the sorted list, and what limits and recompute do to it."""
 
 import pytest
 

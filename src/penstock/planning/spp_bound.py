@@ -1,4 +1,4 @@
-"""SPP's bound: the longest time that its list order takes for a plan."""
+"""SPP's bound: the longest time that the list order 'wavefront' takes for a plan."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ class Occupation:
 
 
 def spp_bound_s(problem: PlanningProblem, plan: Plan) -> float:
-    """Seconds in which SPP's list order ('wavefront') finishes an iteration of a plan's stages.
+    """Seconds in which the list order 'wavefront' finishes an iteration of a plan's stages.
 
         (1 + (4 S - 4) / M) C  +  max over stages n of R_n
 

@@ -1,4 +1,4 @@
-"""The order of SPP's list scheduler."""
+"""A list order that has the bound of SPP."""
 
 from penstock.schedule.families.early_backward import early_backward
 from penstock.schedule.family import Family
