@@ -18,11 +18,15 @@ COLOURS = {
     "pipedream": "#e69f00",
     "2bw": "#999999",
     "spectrain": "#0072b2",
+    "spectrain-published": "#5b3a9b",
+    "spectrain-measured": "#8c6d31",
     "spectrain-v2": "#56b4e9",
     "xpipe": "#009e73",
     "pipeoptim": "#cc79a7",
 }
-"""Colours that the colour-blind can tell apart (Okabe and Ito, 2008)."""
+"""Colours that the colour-blind can tell apart (Okabe and Ito, 2008, and two darker ones)."""
+
+LEGEND_COLUMNS = 5
 
 WIDTH, HEIGHT, COLUMNS = 330, 210, 3
 LEFT, RIGHT, TOP, BOTTOM = 62, 8, 26, 34
@@ -63,12 +67,13 @@ def picture(panels: list[str], count: int, methods: list[str]) -> str:
     rows = -(-count // COLUMNS)
     legend: list[str] = []
     for number, method in enumerate(m for m in COLOURS if m in methods):
-        x, y = 20 + 118 * number, rows * HEIGHT + 18
+        line, column = divmod(number, LEGEND_COLUMNS)
+        x, y = 20 + 190 * column, rows * HEIGHT + 18 + 16 * line
         legend.append(
             f'<line x1="{x}" y1="{y - 4}" x2="{x + 18}" y2="{y - 4}" stroke="{COLOURS[method]}" '
             f'stroke-width="3"/><text x="{x + 23}" y="{y}">{method}</text>'
         )
-    width, height = WIDTH * COLUMNS, rows * HEIGHT + 30
+    width, height = WIDTH * COLUMNS, rows * HEIGHT + 46
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
         f'<style>{STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>'

@@ -1,11 +1,13 @@
 """One training of one method: what is asked, how it is run, what comes out."""
 
+import json
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from math import isfinite, sqrt
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,8 +21,10 @@ from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety, Update
+from penstock.schedule.registry import FAMILIES
+from penstock.schedule.shape import StageCost
 
-__all__ = ["Asked", "Run", "train"]
+__all__ = ["MEASURED", "Asked", "Run", "leads_of", "measured_costs", "train"]
 
 EVALUATIONS = 20
 AVERAGED = 3
@@ -31,10 +35,18 @@ FOLLOW_EVERY = 10
 PER_STEP = 8
 """Updates to a step; the pipeline does not drain between steps."""
 
+MEASURED = Path(__file__).with_name("measured_leads.json")
+"""Seconds of every stage of every task, as `measured_leads.py` has measured them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A run: ``method`` is ``synchronous`` or the schedule that it follows."""
+    """A run: ``method`` is ``synchronous`` or the schedule that it follows.
+
+    How far ahead `spectrain` predicts depends on the costs of the stages. By itself it is for
+    backwards twice as long as forwards, as in a plan without costs; ``spectrain-published`` is for
+    equally long ones, as in the paper, and ``spectrain-measured`` for those of `MEASURED`.
+    """
 
     task: str
     optimizer: str
@@ -114,6 +126,7 @@ def train(asked: Asked) -> Run:
 
 def plan_of(asked: Asked, task: Task) -> Plan:
     """The pipeline of a method; every method sees ``task.batch_size`` samples an update."""
+    costs: tuple[StageCost, ...] = ()
     match asked.method:
         case "synchronous":
             schedule, count, size = "gpipe", 1, task.batch_size
@@ -121,11 +134,30 @@ def plan_of(asked: Asked, task: Task) -> Plan:
             # A mini-batch of as many micro-batches as stages; a step of at least two of them,
             # so that the one after the flush of the plan is not the only one.
             schedule, count, size = asked.method, asked.stages, task.batch_size // asked.stages
+        case "spectrain-published" | "spectrain-measured":
+            schedule, count, size = "spectrain", PER_STEP, task.batch_size
+            costs = (StageCost(1.0, 0.5, 0.5),) * asked.stages
+            if asked.method == "spectrain-measured":
+                costs = measured_costs(asked.task, asked.stages)
         case _:
             schedule, count, size = asked.method, PER_STEP, task.batch_size
     last = asked.stages - 1
     stages = (Stage(range(k, k + 1 + (k == last)), (k,), (size,)) for k in range(asked.stages))
-    return Plan(tuple(stages), count, size, schedule)
+    return Plan(tuple(stages), count, size, schedule, costs=costs)
+
+
+def measured_costs(task: str, stages: int) -> tuple[StageCost, ...]:
+    """What a forward and a backward of every stage have taken."""
+    found = json.loads(MEASURED.read_text())["tasks"][f"{task}/{stages}"]
+    passes_s = zip(found["forward_s"], found["backward_s"], strict=True)
+    return tuple(StageCost(forward_s, backward_s, 0.0) for forward_s, backward_s in passes_s)
+
+
+def leads_of(asked: Asked) -> tuple[tuple[int, ...], ...]:
+    """How many updates ahead each stage predicts, for forwards and for backwards; or nothing."""
+    plan = plan_of(asked, TASKS[asked.task])
+    rule = FAMILIES[plan.schedule].make(plan.shape()).weights
+    return () if rule.prediction == "none" else (rule.forward_lead, rule.backward_lead)
 
 
 def joined(batches: Iterator[Batch]) -> Batch:

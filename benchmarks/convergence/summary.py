@@ -1,11 +1,12 @@
 """What the runs of a case come to: means, confidence intervals, samples to a loss, break-even."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, log10, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from runs import Asked
+from runs import Asked, leads_of
 from scipy.stats import t as student
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "methods_of",
     "summarise",
     "table_of",
+    "with_missing_rows",
 ]
 
 GOAL_SHARE = 0.6
@@ -27,16 +29,27 @@ CONFIDENCE = 0.95
 DIVERGED = 1e4
 """From this mean loss on a run counts as diverged."""
 
+OTHER_LEADS = ("spectrain-published", "spectrain-measured")
 SGD_METHODS = (
     "synchronous",
     "vanilla",
     "pipedream",
     "2bw",
     "spectrain",
+    *OTHER_LEADS,
     "spectrain-v2",
     "pipeoptim",
 )
-ADAM_METHODS = ("synchronous", "vanilla", "pipedream", "2bw", "spectrain", "xpipe", "pipeoptim")
+ADAM_METHODS = (
+    "synchronous",
+    "vanilla",
+    "pipedream",
+    "2bw",
+    "spectrain",
+    *OTHER_LEADS,
+    "xpipe",
+    "pipeoptim",
+)
 MUON_METHODS = ("synchronous", "vanilla", "pipedream", "2bw")
 
 
@@ -90,10 +103,20 @@ Curve = list[tuple[int, float, float]]
 
 
 def methods_of(case: Case) -> tuple[str, ...]:
-    """What is compared; texts take long, so the second version of SpecTrain is left out there."""
+    """What is compared; texts take long, so the second version of SpecTrain is left out there.
+
+    SpecTrain with the leads of measured costs is there where no other row has those leads.
+    """
     methods = {"sgd": SGD_METHODS, "adamw": ADAM_METHODS, "muon": MUON_METHODS}
     long = case.task.startswith("text")
-    return tuple(m for m in methods[case.optimizer] if not (long and m == "spectrain-v2"))
+    asked = [m for m in methods[case.optimizer] if not (long and m == "spectrain-v2")]
+    own = {m: leads_in(case, m) for m in asked if m != "spectrain-measured"}
+    return tuple(m for m in asked if m in own or leads_in(case, m) not in own.values())
+
+
+def leads_in(case: Case, method: str) -> tuple[tuple[int, ...], ...]:
+    """How many updates ahead a method's stages predict."""
+    return leads_of(Asked(case.task, case.optimizer, method, case.stages, 0.0, 0, 0))
 
 
 def best_rate(method: str, runs: Runs) -> float:
@@ -108,23 +131,33 @@ def summarise(case: Case, runs: Runs) -> dict[str, Any]:
     base = chosen(runs, "synchronous", common)
     curve = mean_curve(base)
     goal = curve[round(GOAL_SHARE * len(curve)) - 1][1]
-    needed = samples_to(curve, goal)
-    rows: list[dict[str, Any]] = []
-    for method in methods_of(case):
-        rate = best_rate(method, runs)
-        own = chosen(runs, method, rate)
-        row = row_of(method, own, goal, needed) | {"learning_rate": rate}
-        row["at_common_rate"] = row_of(method, chosen(runs, method, common), goal, needed)
-        row["curve"] = mean_curve(own)
-        rows.append(row)
-    return {
+    empty = {
         "case": str(case),
         "common_learning_rate": common,
         "goal_loss": goal,
-        "goal_samples_synchronous": needed,
+        "goal_samples_synchronous": samples_to(curve, goal),
         "seeds": len(base),
-        "rows": rows,
+        "rows": [],
     }
+    return with_missing_rows(empty, case, runs)
+
+
+def with_missing_rows(summary: dict[str, Any], case: Case, runs: Runs) -> dict[str, Any]:
+    """The summary with a row for every method that it lacks, and every row with its leads."""
+    kept = {row["method"]: row for row in summary["rows"]}
+    common = summary["common_learning_rate"]
+    measure = summary["goal_loss"], summary["goal_samples_synchronous"]
+    rows: list[dict[str, Any]] = []
+    for method in methods_of(case):
+        row = kept.get(method)
+        if row is None:
+            rate = best_rate(method, runs)
+            own = chosen(runs, method, rate)
+            row = row_of(method, own, *measure) | {"learning_rate": rate}
+            row["at_common_rate"] = row_of(method, chosen(runs, method, common), *measure)
+            row["curve"] = mean_curve(own)
+        rows.append(row | {"leads": leads_in(case, method)})
+    return summary | {"rows": rows}
 
 
 def chosen(runs: Runs, method: str, rate: float) -> Runs:
@@ -204,14 +237,15 @@ def table_of(summary: dict[str, Any]) -> str:
         f"**{summary['case']}** ({summary['seeds']} seeds; goal {summary['goal_loss']:.3f} nats; "
         f"synchronous training's learning rate {summary['common_learning_rate']:g})",
         "",
-        "| method | rate | held-out loss | accuracy | samples to the goal | break-even bubble "
-        "| loss at the common rate |",
-        "|---|---|---|---|---|---|---|",
+        "| method | predicts ahead | rate | held-out loss | accuracy | samples to the goal "
+        "| break-even bubble | loss at the common rate |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in summary["rows"]:
         ratio, bubble = row["samples_ratio"], row["break_even_bubble"]
         cells = (
             f"`{row['method']}`",
+            leads_in_words(row["leads"]),
             f"{row['learning_rate']:g}",
             in_words(row["loss"]),
             in_words(row["accuracy"]),
@@ -221,6 +255,15 @@ def table_of(summary: dict[str, Any]) -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def leads_in_words(leads: Sequence[Sequence[int]]) -> str:
+    """Updates ahead, stage by stage: of forwards and, where they predict, of backwards.
+
+    >>> leads_in_words([(3, 2, 2, 1), (0, 0, 1, 1)]), leads_in_words([(2, 1, 0), ()])
+    ('3,2,2,1; 0,0,1,1', '2,1,0')
+    """
+    return "; ".join(",".join(map(str, each)) for each in leads if each) or "-"
 
 
 def in_words(value: tuple[float, float] | None) -> str:

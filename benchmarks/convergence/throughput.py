@@ -6,8 +6,9 @@ Three weight-heavy models of the kinds that SpecTrain (arXiv 1809.02839, section
 self-normalising layers, a Transformer, a residual LSTM; 128 samples an update, as there. A device
 is one NVIDIA P40 by its data sheet (12 TFLOP/s, 346 GB/s); a layer takes what its multiplications
 or its reading of the weights take, whichever is longer. Against data parallelism on all devices
-stand the best synchronous plan of any schedule, and the best of three asynchronous pipelines (four
-stages, two stages, two stages of two replicas), per update.
+stand four stages without pipelining, GPipe on four stages, the best synchronous plan of any
+schedule, and the best of three asynchronous pipelines (four stages, two stages, two stages of two
+replicas), per update.
 
 Profiles are affine in the samples, and the longer of two costs is not. So a plan is searched for at
 each micro-batch size with a line that is exact at that size and at a quarter of it; and every plan
@@ -16,7 +17,7 @@ is judged by what its own stages take with their own rows, exactly.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.simulation import Prediction, simulate_plan
 
+RECORDED = Path(__file__).with_name("throughput.json")
 FLOPS_PER_S = 12e12
 MEMORY_BYTES_PER_S = 346e9
 MEMORY_BYTES = 24e9
@@ -42,6 +44,11 @@ OPTIMIZER_PASSES = 5
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 ASYNCHRONOUS = ("vanilla", "pipedream", "spectrain")
+SHAPES = ((4, 1), (2, 2), (2, 1))
+"""Stages and replicas of each."""
+
+BASELINES = ("data_parallel", "no_pipelining", "gpipe", "pipedream", "synchronous")
+OPTIONS = {"optimizer_bytes_per_parameter_byte": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,14 @@ class Model:
             Edge(at, at + 1, f"hidden {at}", crossing, crossing) for at in range(self.layers - 1)
         )
         step_s = OPTIMIZER_PASSES / MEMORY_BYTES_PER_S
-        return ModelProfile(self.name, layers, edges, (), BATCH, step_s, "data sheet")
+        return ModelProfile(
+            self.name,
+            layers,
+            edges,
+            batch_size=BATCH,
+            step_s_per_byte=step_s,
+            source="data sheet",
+        )
 
 
 MODELS = (
@@ -110,73 +124,99 @@ def data_parallel(layers: int) -> Plan:
     return Plan((Stage(range(layers), tuple(range(DEVICES)), shares),), 1, BATCH, "1f1b")
 
 
+def equal_stages(layers: int, samples: int, stages: int, replicas: int = 1) -> tuple[Stage, ...]:
+    """Stages of as many layers each, for micro-batches of ``samples``."""
+    each = layers // stages
+    shares = (samples // replicas,) * replicas
+    return tuple(
+        Stage(
+            range(each * k, each * (k + 1)),
+            tuple(range(replicas * k, replicas * (k + 1))),
+            shares,
+        )
+        for k in range(stages)
+    )
+
+
+def in_gpipes_order(layers: int, micro_batches: int) -> Plan:
+    """A stage on every device; with one micro-batch nothing is pipelined."""
+    samples = BATCH // micro_batches
+    stages = equal_stages(layers, samples, DEVICES)
+    return Plan(stages, micro_batches, samples, "gpipe")
+
+
 def asynchronous(layers: int, schedule: str, stages: int, replicas: int) -> Plan:
     """Equal stages; every micro-batch is a whole batch with an update of its own."""
-    each = layers // stages
-    shares = (BATCH // replicas,) * replicas
-    return Plan(
-        tuple(
-            Stage(
-                range(each * k, each * (k + 1)),
-                tuple(range(replicas * k, replicas * (k + 1))),
-                shares,
-            )
-            for k in range(stages)
-        ),
-        UPDATES,
-        BATCH,
-        schedule,
-    )
+    return Plan(equal_stages(layers, BATCH, stages, replicas), UPDATES, BATCH, schedule)
+
+
+def judged(
+    model: Model, plan: Plan, link_gb_per_s: float, options: Mapping[str, Any] = OPTIONS
+) -> Prediction:
+    """What the simulator says of a plan."""
+    return simulate_plan(plan, model.of(plan), cluster_with(link_gb_per_s), **options)
+
+
+def shapes_s(model: Model, schedule: str, link_gb_per_s: float) -> dict[tuple[int, int], float]:
+    """Seconds an update in the steady state, by stages and replicas."""
+    return {
+        shape: judged(
+            model,
+            asynchronous(model.layers, schedule, *shape),
+            link_gb_per_s,
+            {**OPTIONS, "iterations": 2},
+        ).steady_s
+        / UPDATES
+        for shape in SHAPES
+    }
+
+
+def one_by_one_s(model: Model, link_gb_per_s: float) -> dict[str, float]:
+    """Seconds an update without pipelining, and by GPipe with the best number of micro-batches."""
+    plans = [in_gpipes_order(model.layers, BATCH // samples) for samples in SIZES]
+    seconds = {p.micro_batches: judged(model, p, link_gb_per_s).iteration_s for p in plans}
+    return {"no_pipelining_s": seconds[1], "gpipe_s": min(seconds.values())}
 
 
 def row_of(model: Model, link_gb_per_s: float) -> dict[str, Any]:
-    """Seconds an update: data parallelism, the best synchronous plan, asynchronous schedules."""
-    cluster = cluster_with(link_gb_per_s)
-    options = {"optimizer_bytes_per_parameter_byte": 1.0}
-
-    def judged(plan: Plan, **more: Any) -> Prediction:
-        return simulate_plan(plan, model.of(plan), cluster, **options, **more)
-
+    """Seconds an update of all but the best synchronous plan."""
     row: dict[str, Any] = {"model": model.name, "link_gb_per_s": link_gb_per_s}
-    plain = data_parallel(model.layers)
-    row["data_parallel_s"] = judged(plain).iteration_s
-    plans = [plain]
-    for samples in SIZES:
-        near = model.near(samples)
-        with suppress(Infeasible):
-            plans.append(plan_pipeline(near, cluster, BATCH, micro_batch_size=samples, **options))
-    seconds = {index: judged(plan).iteration_s for index, plan in enumerate(plans)}
-    best = plans[min(seconds, key=lambda index: seconds[index])]
-    row["synchronous_s"] = min(seconds.values())
-    row["synchronous"] = (
-        f"{best.schedule}, {len(best.stages)} stage(s), {best.micro_batches} micro-batches"
-    )
+    row["data_parallel_s"] = judged(model, data_parallel(model.layers), link_gb_per_s).iteration_s
+    row |= one_by_one_s(model, link_gb_per_s)
     for schedule in ASYNCHRONOUS:
-        tried = {
-            shape: judged(asynchronous(model.layers, schedule, *shape), iterations=2).steady_s
-            / UPDATES
-            for shape in ((4, 1), (2, 2), (2, 1))
-        }
+        tried = shapes_s(model, schedule, link_gb_per_s)
         shape = min(tried, key=lambda shape: tried[shape])
         row[f"{schedule}_s"], row[f"{schedule}_stages_and_replicas"] = tried[shape], shape
     return row
 
 
+def best_synchronous(model: Model, link_gb_per_s: float) -> dict[str, Any]:
+    """The best synchronous plan that `search` finds, and its seconds an update."""
+    plans = [data_parallel(model.layers)]
+    for samples in SIZES:
+        near, cluster = model.near(samples), cluster_with(link_gb_per_s)
+        with suppress(Infeasible):
+            plans.append(plan_pipeline(near, cluster, BATCH, micro_batch_size=samples, **OPTIONS))
+    seconds = [judged(model, plan, link_gb_per_s).iteration_s for plan in plans]
+    best = plans[seconds.index(min(seconds))]
+    words = f"{best.schedule}, {len(best.stages)} stage(s), {best.micro_batches} micro-batches"
+    return {"synchronous_s": min(seconds), "synchronous": words}
+
+
 def table_of(rows: list[dict[str, Any]]) -> str:
-    """The rows as a Markdown table of throughputs over data parallelism's."""
+    """What `spectrain` takes for an update, and its speed over that of each baseline."""
     lines = [
-        "| model | links | data parallel, an update | best synchronous | is | `spectrain` "
-        "| stages x replicas | over the best synchronous |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | links | `spectrain`, an update | stages x replicas | over data parallelism "
+        "| over no pipelining | over GPipe | over `pipedream` | over the best synchronous | is |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        plain_s, best_s = row["data_parallel_s"], row["synchronous_s"]
-        async_s = row["spectrain_s"]
+        own_s = row["spectrain_s"]
         shape = " x ".join(map(str, row["spectrain_stages_and_replicas"]))
+        over = " | ".join(f"{row[f'{name}_s'] / own_s:.2f}x" for name in BASELINES)
         lines.append(
-            f"| {row['model']} | {row['link_gb_per_s']:g} GB/s | {1e3 * plain_s:.1f} ms | "
-            f"{plain_s / best_s:.2f}x | {row['synchronous']} | {plain_s / async_s:.2f}x | "
-            f"{shape} | {best_s / async_s:.2f}x |"
+            f"| {row['model']} | {row['link_gb_per_s']:g} GB/s | {1e3 * own_s:.1f} ms | {shape} "
+            f"| {over} | {row['synchronous']} |"
         )
     return "\n".join(lines)
 
@@ -185,8 +225,20 @@ def main() -> None:
     """Print the table; write the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--keep", action="store_true", help="the recorded synchronous plans, without a search"
+    )
     arguments = parser.parse_args()
-    rows = [row_of(model, link) for model in MODELS for link in LINKS_GB_PER_S]
+    models = {model.name: model for model in MODELS}
+    if arguments.keep:
+        rows = [
+            row_of(models[kept["model"]], kept["link_gb_per_s"])
+            | {name: kept[name] for name in ("synchronous_s", "synchronous")}
+            for kept in json.loads(RECORDED.read_text())["rows"]
+        ]
+    else:
+        cases = [(model, link) for model in MODELS for link in LINKS_GB_PER_S]
+        rows = [row_of(*case) | best_synchronous(*case) for case in cases]
     print(table_of(rows))
     if arguments.out:
         arguments.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")

@@ -42,13 +42,34 @@ def test_convergence(scripts: pytest.MonkeyPatch) -> None:
     assert "\n".join(summary.errors_table(cases)) in text
 
 
+def test_spectrain_converges_with_the_leads_of_its_paper_too() -> None:
+    """`floor(k / 2) + N - k - 1` updates ahead in forwards, and `floor(k / 2)` in backwards."""
+    found = 0
+    for case in results("convergence/results.json")["cases"]:
+        stages = int(case["case"].rpartition("/")[2])
+        for row in case["rows"]:
+            if row["method"] == "spectrain-published":
+                assert row["leads"] == [
+                    [k // 2 + stages - k - 1 for k in range(stages)],
+                    [k // 2 for k in range(stages)],
+                ]
+                found += 1
+    assert found == 9
+
+
 def test_throughput_without_a_flush() -> None:
     script = script_at("benchmarks/convergence/throughput.py", "convergence_throughput")
     text = page("docs/benchmarks/convergence.md")
     rows = results("convergence/throughput.json")["rows"]
     assert script.table_of(rows) in text
     gains = [row["synchronous_s"] / row["spectrain_s"] for row in rows]
-    assert f"from {min(gains):.2f} to {max(gains):.2f} times" in " ".join(text.split())
+    assert f"from {min(gains):.2f} to {max(gains):.2f} times as fast" in " ".join(text.split())
+    prices = [row["pipedream_s"] / row["spectrain_s"] for row in rows]
+    words = f"from {min(prices):.2f} to {max(prices):.2f} times the updates of `pipedream`"
+    assert words in " ".join(text.split())
+    again = script.row_of(script.MODELS[0], rows[0]["link_gb_per_s"])
+    seconds = {name: value for name, value in again.items() if name.endswith("_s")}
+    assert seconds == pytest.approx({name: rows[0][name] for name in seconds}, rel=1e-12)
 
 
 def test_rehearsals(scripts: pytest.MonkeyPatch) -> None:

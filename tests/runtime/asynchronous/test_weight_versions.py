@@ -1,5 +1,6 @@
 """Every asynchronous method gives the weights that its paper defines, update by update."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,15 +26,24 @@ from penstock.plan.ordering import order_of
 from penstock.runtime.asynchronous.predicted_step import PredictedSteps
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety, Update
+from penstock.schedule.shape import StageCost
 from penstock.simulate.instances import instances_of
 
 TOLERANCE = 1e-12
 
 
-def in_process(stages: int, method: str, micro_batches: int, *, model=None, **options) -> Pipeline:
+def in_process(
+    stages: int,
+    method: str,
+    micro_batches: int,
+    *,
+    model=None,
+    costs: tuple[StageCost, ...] = (),
+    **options,
+) -> Pipeline:
     """All stages of the linear toy (or ``model``) in this process."""
     inputs, targets = (torch.from_numpy(part).flatten(0, 1) for part in data(micro_batches))
-    plan = plan_of_stages(stages, method, micro_batches)
+    plan = replace(plan_of_stages(stages, method, micro_batches), costs=costs)
     model = model or chain(first_weights(stages))
     options = {"safety": Safety(transport="in-process"), "verify": "off", **options}
     return Pipeline(model, plan, (inputs, targets), **options)
@@ -64,6 +74,7 @@ def played(
     *,
     drain_every: int = 0,
     toy: str = "linear",
+    costs: tuple[StageCost, ...] = (),
 ) -> tuple[list[list[np.ndarray]], Pipeline]:
     inputs, targets = (
         torch.from_numpy(part).reshape(batches, -1, part.shape[-1])
@@ -74,6 +85,7 @@ def played(
         method,
         micro_batches,
         model=chain(first_weights(stages, toy)),
+        costs=costs,
         optimizer=make_optimizer(settings),
         learning_rate_schedule=make_schedule(settings),
     )
@@ -107,6 +119,20 @@ def test_every_sequence_of_weights_is_that_of_the_definition(
     expected = train(method, first_weights(stages, toy), inputs, targets, settings, size)
     found, _ = played(method, stages, settings, micro_batches, batches, toy=toy)
     assert_equal_histories(found, expected)
+
+
+@pytest.mark.parametrize("stages", [4, 5])
+def test_spectrain_predicts_as_published_where_the_plan_has_equal_passes(stages: int) -> None:
+    settings, micro_batches, batches = OPTIMIZERS["momentum"], 2 * stages, 4
+    inputs, targets = data(micro_batches * batches)
+    longer, alike = (
+        train("spectrain", first_weights(stages), inputs, targets, settings, 1, slots)
+        for slots in (2, 1)
+    )
+    costs = (StageCost(1.0, 0.5, 0.5),) * stages
+    found, _ = played("spectrain", stages, settings, micro_batches, batches, costs=costs)
+    assert_equal_histories(found, alike)
+    assert np.abs(longer[-1][-1] - alike[-1][-1]).max() > 1e-6
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
