@@ -1,5 +1,6 @@
 """Every file of the corpus of changed files is read, or refused in one short line, quickly."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from scripts import ROOT, script_at
 
 from penstock.cluster.toml_file import ClusterEntry
 from penstock.document import Entry
-from penstock.jobs.job_file import JobEntry
+from penstock.jobs.job_file import KEYS
 from penstock.plan.json_file import PlanEntry
 from penstock.profile.built_in import TableEntry
 from penstock.profile.json_file import ProfileEntry
@@ -19,7 +20,6 @@ FOLDER = ROOT / "benchmarks" / "reliability"
 CORPUS = sorted((FOLDER / "corpus").glob("*/*"))
 ENTRIES = {
     "cluster": ClusterEntry,
-    "job": JobEntry,
     "plan": PlanEntry,
     "profile": ProfileEntry,
     "table": TableEntry,
@@ -55,6 +55,11 @@ def test_every_reader_has_a_good_file(readers: Any) -> None:
 def test_the_good_files_have_every_key(name: str, readers: Any) -> None:
     text = b"\n".join(readers.starts_of(name)).decode()
     assert [key for key in keys_of(ENTRIES[name]) if key not in text] == []
+
+
+def test_the_good_job_files_have_every_key(readers: Any) -> None:
+    text = b"\n".join(readers.starts_of("job")).decode()
+    assert [key for key in KEYS if not re.search(rf"^\[?{key}\b", text, re.MULTILINE)] == []
 
 
 def keys_of(entry: type[Entry]) -> set[str]:

@@ -12,7 +12,7 @@ from penstock import REMOVED_NAMES
 from penstock.cli import run
 from penstock.command_line.options import REMOVED_OPTIONS
 from penstock.errors import BadInput
-from penstock.jobs.job_file import REMOVED_KEYS, JobTable, read_job
+from penstock.jobs.job_file import KEYS, REMOVED_KEYS, read_job
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.removed import IN_GROUPS, REMOVED_ARGUMENTS, REMOVED_VARIABLES
@@ -21,7 +21,7 @@ from penstock.runtime.settings import Safety, Update
 
 @pytest.mark.parametrize("key", REMOVED_KEYS)
 def test_a_key_of_a_job(tmp_path: Path, key: str) -> None:
-    assert key not in JobTable.model_fields
+    assert key not in KEYS
     file = tmp_path / "job.toml"
     file.write_text(f'base = "gpt-text"\n{key} = true\n')
     with pytest.raises(BadInput, match=f"'{key}' is no key any more: {REMOVED_KEYS[key][:20]}"):

@@ -13,11 +13,11 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
-from typing import ClassVar, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -31,11 +31,13 @@ __all__ = [
     "check_folder",
     "check_place",
     "csv_text",
+    "in_one_line",
     "json_text",
     "parse_json",
     "parse_toml",
     "read_document",
     "read_text",
+    "unknown_key",
     "version_is",
     "write_pieces",
     "write_text",
@@ -62,15 +64,21 @@ MOST_PARTS = 50
 """Parts of a TOML key; the reader takes memory in proportion to their number squared."""
 
 
+SIGNS = {
+    "greater_than_equal": ">=",
+    "less_than_equal": "<=",
+    "greater_than": ">",
+    "less_than": "<",
+}
+
+
 class Entry(BaseModel):
     """A table of a document. Unknown keys are an error that suggests the nearest known key.
 
-    A subclass for someone else's format may set ``extra`` to ``ignore``. ``removed`` are keys that
-    it had once, each with what to use instead.
+    A subclass for someone else's format may set ``extra`` to ``ignore``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    removed: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @model_validator(mode="before")
     @classmethod
@@ -78,7 +86,8 @@ class Entry(BaseModel):
         """Raise an error for the first unknown key."""
         for key in keys_of(data) if cls.model_config.get("extra") == "forbid" else ():
             if key not in cls.model_fields:
-                raise PydanticCustomError("unknown_key", "{problem}", unknown_key(key, cls))
+                words = unknown_key(key, list(cls.model_fields))
+                raise PydanticCustomError("unknown_key", "{problem}", {"problem": words})
         return data
 
 
@@ -98,15 +107,12 @@ def keys_of(data: object) -> list[str]:
     return list(cast("Mapping[str, object]", data)) if isinstance(data, Mapping) else []
 
 
-def unknown_key(key: str, entry: type[Entry]) -> dict[str, str]:
-    """The values of the message for an unknown key, with the key that may have been meant."""
-    if key in entry.removed:
-        return {"problem": f"'{key}' is no key any more: {entry.removed[key]}"}
-    known = list(entry.model_fields)
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """That a key is none of those known, with that which may have been meant."""
     short = [name for name in known if key == "".join(word[:1] for word in name.split("_"))]
     near = short or get_close_matches(key, known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(known)}"
-    return {"problem": f"unknown key '{key}'; {hint}"}
+    return f"unknown key '{key}'; {hint}"
 
 
 def read_text(path: str | Path, thing: str) -> str:
@@ -231,12 +237,19 @@ def check_document(entry: type[EntryType], data: object, path: str | Path) -> En
     Raises:
         BadInput: the first key that is unknown, missing or of a wrong value, with its place.
     """
-    try:
+    with in_one_line(f"{path}: "):
         return entry.model_validate(data)
+
+
+@contextmanager
+def in_one_line(whose: str = "") -> Generator[None]:
+    """Within, pydantic's errors are `BadInput`, whose one line begins with ``whose``."""
+    try:
+        yield
     except ValidationError as error:
         problems = error.errors()
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise BadInput(f"{path}: {describe(problems[0])}{more}") from None
+        raise BadInput(f"{whose}{describe(problems[0])}{more}") from None
 
 
 def read_document(entry: type[EntryType], path: str | Path, thing: str) -> EntryType:
@@ -262,6 +275,9 @@ def describe(problem: ErrorDetails) -> str:
             return f"key '{place}' is missing; add it"
         case "model_type" | "dataclass_type" | "model_attributes_type":
             return f"{place or 'the document'} is {shown(problem['input'])}; it must be a table"
+        case "greater_than_equal" | "less_than_equal" | "greater_than" | "less_than" as kind:
+            ((_, limit),) = problem.get("ctx", {}).items()
+            return f"{place} is {shown(problem['input'])}; it must be {SIGNS[kind]} {limit}"
         case _:
             # A document has lists; what reads them may keep them in tuples.
             hint = problem["msg"].removeprefix("Value error, ").replace("tuple", "list")

@@ -20,7 +20,7 @@ JOB_NAMES = tuple(JOBS)
 def losses(job: Job, steps: int) -> list[float]:
     """Plain training of the job on one device."""
     torch.manual_seed(job.seed)
-    model = job.build_model()
+    model = job.model()
     optimizer = optimizer_factory(job.optimizer)(model.parameters())
     schedule = learning_rate_schedule(job.optimizer, job.steps)(optimizer)
     found: list[float] = []
@@ -74,7 +74,7 @@ def test_digits_learns_within_forty_steps() -> None:
 
 def test_a_resnet_of_twenty_layers_learns_digits_within_twenty_steps() -> None:
     job = find_job("resnet-digits")
-    kinds = [type(module) for module in job.build_model().modules()]
+    kinds = [type(module) for module in job.model().modules()]
     # Stem, two in each of nine blocks, the dense layer; projections do not count as layers.
     assert kinds.count(nn.Conv2d) - 2 + kinds.count(nn.Linear) == 20
     assert kinds.count(nn.BatchNorm2d) == kinds.count(nn.Conv2d) == 21

@@ -168,7 +168,7 @@ def recurrent_batches(
 
 def test_a_job_whose_model_goes_through_the_words_is_profiled_at_the_lengths_of_its_data() -> None:
     own = job(data=recurrent_batches, loss=bucket_loss, granularity="block")
-    own = replace(own, build_model=tagger)
+    own = replace(own, model=tagger)
     assert build_and_capture(own).layer_names[1:4] == ("blocks.0", "blocks.1", "blocks.2")
     by_length = profile_job(own, estimate_for="H100-80GB").by_length
     assert [dict(found.lengths) for found in by_length] == [{"length": n} for n in (3, 4, 6)]
@@ -203,7 +203,10 @@ def test_dynamic_is_a_table_of_a_job_file(tmp_path: Path) -> None:
     file = tmp_path / "words.toml"
     whole = f'model = "{__name__}:Words"\ndata = "{__name__}:batches"\nbatch_size = 4\n[dynamic]\n'
     file.write_text(whole + 'tokens = { 1 = "length" }\n0 = { 2 = { name = "width", max = 9 } }')
-    assert read_job(file).dynamic == {"tokens": {1: "length"}, 0: {2: Length("width", max=9)}}
+    assert read_job(file).dynamic == {
+        "tokens": {1: Length("length")},
+        0: {2: Length("width", max=9)},
+    }
     file.write_text(whole + 'tokens = { 1 = { name = "length", buckets = [4, 8], pad = 0 } }')
     assert read_job(file).dynamic == {"tokens": {1: Length("length", buckets=(4, 8), pad=0)}}
     file.write_text(whole.replace("[dynamic]", 'dynamic = "auto"'))
@@ -212,7 +215,9 @@ def test_dynamic_is_a_table_of_a_job_file(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="dynamic is 'all'; write \"auto\", or a table of the dim"):
         read_job(file)
     file.write_text(whole + 'tokens = { 1 = { nam = "length" } }')
-    with pytest.raises(BadInput, match=r"dynamic.tokens.1: unknown key 'nam'; did you mean 'name'"):
+    with pytest.raises(
+        BadInput, match=r"dynamic.tokens\[1\]: unknown key 'nam'; did you mean 'name'"
+    ):
         read_job(file)
     file.write_text(whole + 'tokens = { words = "length" }')
     with pytest.raises(BadInput, match=r"dynamic.tokens has the key 'words', but dimensions are"):

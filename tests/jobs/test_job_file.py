@@ -83,7 +83,7 @@ def test_a_job_of_ones_own_names_its_functions(folder: Path) -> None:
     assert (job.name, job.steps, job.batch_size) == ("mine", 7, 6)
     assert (job.optimizer.name, job.optimizer.learning_rate) == ("sgd", 0.5)
     assert job.micro_batch_choices() == (6, 3, 2, 1)
-    assert isinstance(job.build_model(), torch.nn.Linear)
+    assert isinstance(job.model(), torch.nn.Linear)
     assert job.example_batch()[0].shape == (6, 4)
     assert job.loss is torch.nn.functional.cross_entropy
 
@@ -92,7 +92,7 @@ def test_a_loss_may_be_a_list_of_weighted_functions(folder: Path) -> None:
     text = OWN.replace("torch.nn.functional:cross_entropy", "job_under_test:losses")
     job = read_job(written(folder, text))
     assert isinstance(job.loss, list)
-    graph = capture_model(job.build_model(), job.example_batch(), loss=job.loss)
+    graph = capture_model(job.model(), job.example_batch(), loss=job.loss)
     assert len(graph.batch_leaves(job.example_batch())) == 3
 
 
@@ -104,7 +104,7 @@ def test_a_variation_keeps_what_it_does_not_change(folder: Path) -> None:
     assert job.steps == 5
     assert job.optimizer.betas == (0.8, 0.9)
     assert job.optimizer.learning_rate == base.optimizer.learning_rate
-    assert job.build_model is base.build_model
+    assert job.model is base.model
     assert job.micro_batch_sizes == base.micro_batch_sizes
 
 
@@ -187,7 +187,7 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
         ('base = "gpt-text"\n[optimizer]\nlr = 1.0\n', ["'lr'; did you mean 'learning_rate'?"]),
         ('base = "gpt-text"\nweights = 3\n', ["weights is 3; it must be a table"]),
         ('base = "gpt-text"\n[optimizer]\nbetas = 1.0\n', ["betas is 1.0", "a valid list"]),
-        (OWN.replace(":batches", ":dataset"), ["which is no function but a list", "data(split, "]),
+        (OWN.replace(":batches", ":dataset"), ["it is no function but a list", "data(split, "]),
         (
             OWN.replace(":batches", ":one"),
             ["takes ()", "data(split, seed, start_step"],
@@ -205,12 +205,18 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
         (OWN.replace("job_under_test:b", ".job_under_test:b"), ["whole name"]),
         (OWN.replace("job_under_test:b", "job_that_exits:b"), ["SystemExit: 3", "runs nothing"]),
         (OWN.replace("job_under_test:b", "job_that_fails:b"), ["ZeroDivisionError", "nothing"]),
-        ('base = "gpt-text"\nname = "../away"\n', ["'../away' cannot name a directory"]),
-        ('base = "gpt-text"\nname = ".."\n', ["'..' cannot name a directory"]),
-        ('base = "gpt-text"\nname = "a\\u0000b"\n', ["'a\\x00b' cannot name a directory"]),
+        (
+            'base = "gpt-text"\nname = "../away"\n',
+            ["name is '../away'; it cannot name a directory"],
+        ),
+        ('base = "gpt-text"\nname = ".."\n', ["name is '..'; it cannot name a directory"]),
+        (
+            'base = "gpt-text"\nname = "a\\u0000b"\n',
+            ["name is 'a\\x00b'; it cannot name a directory"],
+        ),
         (
             'base = "gpt-text"\n[optimizer]\nbetas = [0.9, 1.0]\n',
-            ["betas are [0.9, 1.0]", "in [0, 1)"],
+            ["optimizer.betas[1] is 1.0; it must be < 1"],
         ),
         (OWN.replace(":build", ":buil"), ["has no function 'buil'", "did you mean 'build'?"]),
         (OWN.replace("job_under_test:b", "no_such_module:b"), ["no_such_module", "beside"]),
@@ -264,7 +270,7 @@ def test_metrics_and_callbacks_are_named_like_the_other_functions(folder: Path) 
     assert {name: metric.__name__ for name, metric in job.metrics.items()} == {"accuracy": "hits"}
     for wrong, message in (
         (text.replace(":hits", ":hit"), "metrics.accuracy is 'job_under_test:hit'"),
-        (text.replace(":note", ":nose"), "callbacks is 'job_under_test:nose'"),
+        (text.replace(":note", ":nose"), r"callbacks\[0\] is 'job_under_test:nose'"),
         (text.replace("accuracy =", "loss ="), "a metric is called 'loss'"),
     ):
         with pytest.raises(BadInput, match=message):

@@ -23,7 +23,7 @@ def hanging(split, seed, start_step, batch_size):
     finally:
         print("the data went on")
 
-Job("small", build_model=nn.Identity, data=hanging, batch_limit_s=0.5).example_batch()
+Job("small", model=nn.Identity, data=hanging, batch_limit_s=0.5).example_batch()
 """
 
 
@@ -45,7 +45,7 @@ def test_a_process_alone_ends_with_one_line_when_its_data_give_no_iterator() -> 
 
 
 def test_other_ranks_are_told_that_this_one_is_reading() -> None:
-    job, before = Job("small", build_model=nn.Identity, data=where), HEARTBEAT.phase
+    job, before = Job("small", model=nn.Identity, data=where), HEARTBEAT.phase
     for limit_s in (60.0, 0.0):
         read = list(replace(job, batch_limit_s=limit_s).batches("held-out", 4))
         text = "is reading batch {} of the data of job 'small', split 'held-out', from step 5"
@@ -55,4 +55,4 @@ def test_other_ranks_are_told_that_this_one_is_reading() -> None:
 
 def test_a_limit_below_zero_is_refused() -> None:
     with pytest.raises(BadInput, match=r"batch_limit_s is -1.*; it must be >= 0"):
-        Job("small", build_model=nn.Identity, data=where, batch_limit_s=-1)
+        Job("small", model=nn.Identity, data=where, batch_limit_s=-1)

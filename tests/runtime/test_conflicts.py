@@ -55,7 +55,7 @@ def test_a_job_uses_what_its_keys_say_and_nothing_by_default() -> None:
     # A job has an optimizer, and no keys for the others.
     left = {"no optimizer", "meetings", "verified later", "one process"}
     assert {*SETTINGS} - {*USED} == left
-    plain = Job("small", build_model=nn.Identity, data=lambda *asked: iter(()))
+    plain = Job("small", model=nn.Identity, data=lambda *asked: iter(()))
     assert plain.uses == {}
     for use, (keys, words) in USED.items():
         found = replace(plain, **keys).uses

@@ -114,7 +114,7 @@ def digits_job(
     """The job that trains any classifier of these images."""
     return Job(
         name=name,
-        build_model=build,
+        model=build,
         data=batches,
         loss=functional.cross_entropy,
         batch_size=96,

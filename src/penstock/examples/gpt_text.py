@@ -137,7 +137,7 @@ def job() -> Job:
     """The default job: from 5.5 nats per byte to below 2.6."""
     return Job(
         name="gpt-text",
-        build_model=build_model,
+        model=build_model,
         data=windows,
         loss=next_byte_loss,
         batch_size=32,

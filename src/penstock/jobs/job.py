@@ -1,20 +1,33 @@
 """A training job: the model, its data, and how to train it."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import MISSING, field, fields
+from difflib import get_close_matches
+from functools import partial, wraps
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_origin, get_type_hints
 
 import torch
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    create_model,
+)
+from pydantic.dataclasses import dataclass
 from torch import nn
 
 from penstock.capture.batch_layout import RowsOf
 from penstock.capture.batch_part import LeafKey
 from penstock.capture.layer_graph import SplitTable
-from penstock.capture.lengths import Dimensions, Dynamic
+from penstock.capture.lengths import Dimensions, Dynamic, Length
 from penstock.capture.stage_program import Batch, Loss
+from penstock.document import Entry, in_one_line
 from penstock.errors import BadInput
 from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
@@ -22,6 +35,7 @@ from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.conflicts import check_conflicts, uses_of_settings
 from penstock.runtime.gradients.loss_scaling import LossScaling
+from penstock.runtime.metrics import RECORDED
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.settings import Verification
 from penstock.runtime.trackers import check_trackers
@@ -29,30 +43,9 @@ from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weights.pretrained import Weights
 from penstock.schedule.weight_rule import OptimizerSync
 
-__all__ = [
-    "RECORDED",
-    "Data",
-    "Job",
-    "OptimizerSettings",
-    "Split",
-    "TensorSettings",
-]
+__all__ = ["Data", "Job", "OptimizerSettings", "Split", "TensorSettings"]
 
-RECORDED = (
-    "step",
-    "loss",
-    "samples_per_s",
-    "iteration_s",
-    "bubble",
-    "gradient_norm",
-    "learning_rate",
-    "skipped",
-    "loss_scale",
-    "non_finite",
-    "verified",
-    "lengths",
-)
-"""What a run records for each step, besides metrics."""
+T = TypeVar("T")
 
 LONGEST_NAME = 100
 """Longest job name in characters; a run's directory adds the time, and file names are limited."""
@@ -76,7 +69,31 @@ for planning, and for a first step that is verified.
 """
 
 
-@dataclass(frozen=True, slots=True)
+CHECKED = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+Count = Annotated[int, Field(ge=1)]
+Interval = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Counts = Annotated[tuple[Count, ...], Field(strict=False)]  # TOML has lists
+Beta = Annotated[float, Field(ge=0, lt=1)]
+GroupSize = Annotated[int, Field(ge=2, le=MOST_RANKS)]
+
+
+def refusing(kind: type[T]) -> type[T]:
+    """Lets a pydantic dataclass raise `BadInput`, in one line, for a value that is not allowed."""
+    check = kind.__init__
+
+    @wraps(check)
+    def init(self: T, *values: Any, **named: Any) -> None:
+        with in_one_line():
+            check(self, *values, **named)
+
+    kind.__init__ = init
+    return kind
+
+
+@refusing
+@dataclass(frozen=True, config=CHECKED)
 class OptimizerSettings:
     """Which optimizer to use, and how its learning rate changes over the steps.
 
@@ -87,16 +104,16 @@ class OptimizerSettings:
     for each kind of operation. With neither, parameters are stepped one by one.
 
     Raises:
-        BadInput: both ``fused`` and ``foreach``, or a beta outside [0, 1).
+        BadInput: both ``fused`` and ``foreach``, or a number out of range.
     """
 
     name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
+    learning_rate: Amount = 1e-3
+    weight_decay: Amount = 0.0
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)
     momentum: float = 0.9
     schedule: Literal["cosine", "constant"] = "cosine"
-    warm_up_steps: int = 10
+    warm_up_steps: Interval = 10
     fused: bool = True
     foreach: bool = False
 
@@ -105,9 +122,6 @@ class OptimizerSettings:
             raise BadInput(
                 "the optimizer is to be both fused and foreach; set one of them, or fused = false"
             )
-        for beta in self.betas:
-            if not 0 <= beta < 1:
-                raise BadInput(f"betas are {list(self.betas)}; each must be in [0, 1)")
 
     @property
     def state_bytes_per_parameter_byte(self) -> float:
@@ -124,7 +138,8 @@ class OptimizerSettings:
                 return 1.0 if self.momentum else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@refusing
+@dataclass(frozen=True, config=CHECKED)
 class TensorSettings:
     """Which tensor groups a plan may have, and which layers they divide.
 
@@ -133,7 +148,7 @@ class TensorSettings:
     those of a given plan, so the whole model need not be divisible.
     """
 
-    ranks: tuple[int, ...] = ()
+    ranks: Annotated[tuple[GroupSize, ...], Field(strict=False)] = ()
     layers: SplitTable | None = None
     given: bool = False
 
@@ -143,7 +158,185 @@ class TensorSettings:
         return bool(self.ranks) or self.layers is not None
 
 
-@dataclass(frozen=True)
+def table_of(kind: type, *without: str) -> type[Entry]:
+    """The table of a job file whose keys are the fields of a dataclass, but for some."""
+    keys: dict[str, Any] = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for each in fields(kind):
+        if each.name in without:
+            continue
+        needed = each.default is MISSING and each.default_factory is MISSING
+        hint = hints[each.name]
+        is_tuple = get_origin(hint) is tuple
+        hint = Annotated[hint, Field(strict=False)] if is_tuple else hint  # TOML has lists
+        keys[each.name] = (hint, ... if needed else None)
+    return create_model(kind.__name__, __base__=Entry, **keys)
+
+
+def settings(
+    kind: type, shape: Callable[[object], object] = lambda value: value, *without: str
+) -> BeforeValidator:
+    """The field of a job that is a dataclass, of which a file has a table.
+
+    ``shape`` makes a table of a shorter form. The fields ``without`` are no keys of the table.
+    """
+    table = table_of(kind, *without)
+
+    def read(value: object) -> object:
+        if value is None or isinstance(value, kind):
+            return value
+        found = table.model_validate(shape(value))
+        given = {key: getattr(found, key) for key in found.model_fields_set}
+        return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})
+
+    return BeforeValidator(read)
+
+
+def as_optimizer(value: object) -> object:
+    """The ``[optimizer]`` table; without a word on ``fused``, ``foreach`` takes its place."""
+    table: Any = value
+    one = isinstance(value, dict) and table.get("foreach") is True
+    return {"fused": False, **table} if one else value
+
+
+def as_groups(value: object) -> object:
+    """The ``[tensor_parallel]`` table; a number or a list are its sizes of groups."""
+    table: Any = value if isinstance(value, dict) else {"ranks": value}
+    sizes = table.get("ranks")
+    return {**table, "ranks": [sizes]} if isinstance(sizes, int) else table
+
+
+def as_weights(value: object) -> object:
+    """The ``[weights]`` table; a string is its directory."""
+    return {"directory": value} if isinstance(value, str) else value
+
+
+def as_dynamic(value: object) -> object:
+    """Dimensions with their lengths, or ``"auto"``."""
+    if value == "auto":
+        return value
+    if isinstance(value, str):
+        raise ValueError('write "auto", or a table of the dimensions that vary')
+    return LENGTHS.validate_python(value)
+
+
+def as_length(value: object) -> object:
+    """A length as a table; a string is its name."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+LENGTHS = TypeAdapter[Any](
+    Mapping[Any, Mapping[int, Annotated[Any, settings(Length, as_length)]]], config=CHECKED
+)
+
+
+CALLS: Mapping[str, tuple[str, ...]] = {
+    "model": (),
+    "data": ("split", "seed", "start_step", "batch_size"),
+    "loss": ("output", "target"),
+    "metrics": ("output", "target"),
+    "callbacks": ("pipe", "event"),
+}
+"""The keys of a job file that name functions, each with the arguments that these are given."""
+
+
+def named_function(key: str) -> PlainValidator:
+    """The field of a job that is a function of this key, which a file names."""
+    return PlainValidator(partial(as_function, key))
+
+
+def as_function(key: str, value: object) -> object:
+    """A function, or that which a text names; raises ValueError for anything else."""
+    if isinstance(value, str):
+        return function_at(value, key)
+    if not (
+        value is None or callable(value) or (key == "loss" and isinstance(value, list | tuple))
+    ):
+        raise ValueError(MALFORMED)
+    return value
+
+
+MALFORMED = 'write it as "module:function", for example "my_model:build"'
+
+
+def function_at(place: str, key: str) -> Any:
+    """The function at ``module:function``; a loss may be a list of weighted functions.
+
+    Raises:
+        ValueError: the place is malformed, the import fails, the module has no such function, or it
+            cannot be called with the arguments of ``key``.
+    """
+    module_name, colon, name = place.partition(":")
+    if not (module_name and colon and name):
+        raise ValueError(MALFORMED)
+    if module_name.startswith("."):
+        raise ValueError(
+            "a job file belongs to no package, so '.' means nothing; write the module's whole name"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"importing '{module_name}' failed: {error}; put the module beside the job file or "
+            f"install it"
+        ) from error
+    except (Exception, SystemExit) as error:
+        kind = type(error).__name__
+        raise ValueError(
+            f"importing '{module_name}' ended with {kind}: {error}; a module of a job only "
+            f"defines, it runs nothing while it is imported"
+        ) from error
+    if not hasattr(module, name):
+        near = get_close_matches(name, dir(module), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"define it in {module.__file__}"
+        raise ValueError(f"'{module_name}' has no function '{name}'; {hint}")
+    function = getattr(module, name)
+    if not (key == "loss" and isinstance(function, list)):
+        check_call(function, key)
+    return function
+
+
+def check_call(function: Any, kind: str) -> None:
+    """Raise ValueError if ``function`` cannot be called as the functions of ``kind`` are."""
+    called = f"{kind}({', '.join(CALLS[kind])})"
+    if not callable(function):
+        raise ValueError(
+            f"it is no function but a {type(function).__name__}; write a function {called} that "
+            f"makes use of it, and name that"
+        )
+    if inspect.isclass(function) and kind in ("loss", "metrics"):
+        raise ValueError(
+            f"it is a class; name a function {called}, or an object of the class that a module "
+            f"holds"
+        )
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function of C++ without one
+        return
+    told = {"needs": None} if kind == "data" and "needs" in signature.parameters else {}
+    try:
+        signature.bind(*CALLS[kind], **told)
+    except TypeError as problem:
+        own = ", ".join(signature.parameters)
+        raise ValueError(
+            f"it takes ({own}), but is called as {called}: {problem}; write a function with these "
+            f"arguments around it, and name that"
+        ) from None
+
+
+def file_name(name: str) -> str:
+    """A name that a file or directory can have; raises ValueError for any other."""
+    is_plain = name.isprintable() and "/" not in name and name not in (".", "..")
+    if not is_plain or not 0 < len(name) <= LONGEST_NAME:
+        raise ValueError(
+            f"it cannot name a directory; use 1 to {LONGEST_NAME} printable characters without "
+            f"'/', and not '.' or '..'"
+        )
+    return name
+
+
+@refusing
+@dataclass(frozen=True, config=CHECKED)
 class Job:
     """Everything that ``penstock train`` needs: a model, data, and training settings.
 
@@ -158,8 +351,8 @@ class Job:
     ``compare_replicas_every`` are those of `Pipeline`. ``dynamic`` may also be ``"auto"``:
     dimensions in which the first batches of the data differ are dynamic. ``rows`` is that of
     `capture_model`. A callback that calls
-    ``pipe.stop()`` ends the run after the next step. ``build_model``, ``data``, ``loss``, metrics
-    and callbacks must be importable functions, because each worker process imports them.
+    ``pipe.stop()`` ends the run after the next step. ``model``, ``data``, ``loss``, metrics and
+    callbacks must be importable functions, because each worker process imports them.
 
     ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
     gradients are not finite, train again from the last checkpoint, and leave out its batch.
@@ -171,51 +364,67 @@ class Job:
         BadInput: a number out of range, or settings that contradict each other.
     """
 
-    name: str
-    build_model: Callable[[], nn.Module]
-    data: Data
-    loss: Loss | None = None
-    batch_size: int = 16
-    micro_batch_sizes: tuple[int, ...] = ()
-    steps: int = 100
-    seed: int = 0
-    optimizer: OptimizerSettings = OptimizerSettings()
-    clip_norm: float = 1.0
-    evaluate_every: int = 50
-    evaluation_batches: int = 2
-    checkpoint_every: int = 100
+    name: Annotated[str, AfterValidator(file_name)]
+    model: Annotated[Callable[[], nn.Module], named_function("model")]
+    data: Annotated[Data, named_function("data")]
+    loss: Annotated[Loss | None, named_function("loss")] = None
+    batch_size: Count = 16
+    micro_batch_sizes: Counts = ()
+    steps: Count = 100
+    seed: Interval = 0
+    optimizer: Annotated[OptimizerSettings, settings(OptimizerSettings, as_optimizer)] = (
+        OptimizerSettings()
+    )
+    clip_norm: Amount = 1.0
+    evaluate_every: Interval = 50
+    evaluation_batches: Count = 2
+    checkpoint_every: Interval = 100
     autocast: Literal["off", "bfloat16", "float16"] = "off"
     granularity: Literal["block", "module", "operator"] = "module"
-    accumulate: int = 1
+    accumulate: Count = 1
     shard_optimizer: bool = False
     compile: bool = False
     optimizer_sync: OptimizerSync = "before"
-    loss_scaling: LossScaling = field(default_factory=LossScaling)
-    metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
-    callbacks: tuple[Callback, ...] = ()
-    trackers: tuple[str, ...] = ()
+    loss_scaling: Annotated[LossScaling, settings(LossScaling)] = LossScaling()
+    metrics: Mapping[str, Annotated[Metric, named_function("metrics")]] = field(
+        default_factory=dict[str, Metric]
+    )
+    callbacks: Annotated[
+        tuple[Annotated[Callback, named_function("callbacks")], ...], Field(strict=False)
+    ] = ()
+    trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
     verify: Verification = "first-step"
-    compare_replicas_every: int = 50
+    compare_replicas_every: Interval = 50
     on_non_finite: Literal["stop", "skip", "roll-back"] = "stop"
-    batch_limit_s: float = 600.0
-    weights: Weights | None = None
-    save_weights: Path | None = None
-    tensor_parallel: TensorSettings = TensorSettings()
-    dynamic: Dynamic | Literal["auto"] = field(
+    batch_limit_s: Amount = 600.0
+    weights: Annotated[Weights | None, settings(Weights, as_weights)] = None
+    save_weights: Annotated[Path | None, Field(strict=False)] = None
+    tensor_parallel: Annotated[TensorSettings, settings(TensorSettings, as_groups, "given")] = (
+        TensorSettings()
+    )
+    dynamic: Annotated[Dynamic | Literal["auto"], PlainValidator(as_dynamic)] = field(
         default_factory=dict[str | int | tuple[str | int, ...], Dimensions]
     )
     rows: RowsOf = field(default_factory=dict[LeafKey, int])
 
     def __post_init__(self) -> None:
-        check_job(self)
-        check_conflicts(self.uses, f"job '{self.name}': ")
-        if self.tensor_parallel.ranks:
-            sizes = list(self.tensor_parallel.ranks)
-            if not all(1 < size <= MOST_RANKS for size in sizes):
+        whose = f"job '{self.name}'"
+        check_batch(self.batch_size)
+        check_trackers(self.trackers, whose, installed=False)
+        for name in self.metrics:
+            if name in RECORDED or name.startswith("evaluation_"):
                 raise BadInput(
-                    f"job '{self.name}': tensor_parallel has groups of {sizes} ranks; give numbers "
-                    f"from 2 to {MOST_RANKS}"
+                    f"{whose}: a metric is called '{name}', as a column of the run's own records "
+                    f"is; call it something else"
                 )
+        for size in self.micro_batch_sizes:
+            if self.batch_size % size:
+                sizes = micro_batch_sizes_of(self.batch_size)
+                raise BadInput(
+                    f"{whose}: micro-batch size {size} does not divide the batch size "
+                    f"{self.batch_size}; use one of {list(sizes[::-1][:12])}"
+                )
+        check_conflicts(self.uses, f"{whose}: ")
 
     @property
     def uses(self) -> dict[str, str]:
@@ -264,51 +473,3 @@ class Job:
     def micro_batch_choices(self) -> tuple[int, ...]:
         """The micro-batch sizes a planner may use, largest first."""
         return self.micro_batch_sizes or micro_batch_sizes_of(self.batch_size)
-
-
-def is_file_name(name: str) -> bool:
-    """Whether a name can be used as the name of a file or directory."""
-    is_plain = name.isprintable() and "/" not in name and name not in (".", "..")
-    return is_plain and 0 < len(name) <= LONGEST_NAME
-
-
-def check_job(job: Job) -> None:
-    """Raise `BadInput` for settings that are out of range or contradict each other."""
-    if not is_file_name(job.name):
-        raise BadInput(
-            f"job name {job.name[:LONGEST_NAME]!r} cannot name a directory; use 1 to "
-            f"{LONGEST_NAME} printable characters without '/', and not '.' or '..'"
-        )
-    at_least = {
-        "batch_size": (job.batch_size, 1),
-        "steps": (job.steps, 1),
-        "seed": (job.seed, 0),
-        "clip_norm": (job.clip_norm, 0),
-        "accumulate": (job.accumulate, 1),
-        "evaluate_every": (job.evaluate_every, 0),
-        "evaluation_batches": (job.evaluation_batches, 1),
-        "checkpoint_every": (job.checkpoint_every, 0),
-        "compare_replicas_every": (job.compare_replicas_every, 0),
-        "batch_limit_s": (job.batch_limit_s, 0),
-        "optimizer.warm_up_steps": (job.optimizer.warm_up_steps, 0),
-        "optimizer.learning_rate": (job.optimizer.learning_rate, 0),
-        "optimizer.weight_decay": (job.optimizer.weight_decay, 0),
-    }
-    for setting, (value, least) in at_least.items():
-        if not least <= value < float("inf"):
-            raise BadInput(f"job '{job.name}': {setting} is {value}; it must be >= {least}")
-    check_batch(job.batch_size)
-    check_trackers(job.trackers, f"job '{job.name}'", installed=False)
-    for name in job.metrics:
-        if name in RECORDED or name.startswith("evaluation_"):
-            raise BadInput(
-                f"job '{job.name}': a metric is called '{name}', as a column of the run's own "
-                f"records is; call it something else"
-            )
-    for size in job.micro_batch_sizes:
-        if size < 1 or job.batch_size % size:
-            sizes = micro_batch_sizes_of(job.batch_size)
-            raise BadInput(
-                f"job '{job.name}': micro-batch size {size} does not divide the batch size "
-                f"{job.batch_size}; use one of {list(sizes[::-1][:12])}"
-            )

@@ -98,7 +98,7 @@ def built_model(job: Job) -> nn.Module:
     """
     torch.manual_seed(job.seed)
     try:
-        model: object = job.build_model()
+        model: object = job.model()
     except SystemExit as error:
         if exit_code_of(error) > SIGNALLED:
             raise

@@ -19,6 +19,7 @@ from penstock.runtime.user_metrics import Evaluation, Means, MetricSums
 __all__ = [
     "END",
     "PAUSE",
+    "RECORDED",
     "NoTerms",
     "RankNumbers",
     "RankTotals",
@@ -307,6 +308,22 @@ def places_in(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tens
     numbers = torch.arange(min(size, FINGERPRINT_VALUES), device=device)
     return numbers * SPREAD % max(size, 1), numbers.double() + 1
 
+
+RECORDED = (
+    "step",
+    "loss",
+    "samples_per_s",
+    "iteration_s",
+    "bubble",
+    "gradient_norm",
+    "learning_rate",
+    "skipped",
+    "loss_scale",
+    "non_finite",
+    "verified",
+    "lengths",
+)
+"""What a run records for each step, besides metrics."""
 
 NO_NUMBERS = ("step", "verified", "lengths", "non_finite")
 """What a row has beside numbers over the steps."""
