@@ -1,22 +1,24 @@
 """The guide to pipelines that meet seldom: its script trains as a plain loop of DiLoCo."""
 
 import copy
+import json
 import re
 from pathlib import Path
 
 import torch
-from docs.test_pages import DOCS, blocks_of, succeed, write_files
+from docs.test_pages import DOCS, ROOT, blocks_of, succeed, write_files
 from safetensors.torch import load_file
 from scripts import script_at
 from torch import nn
 
+RESULTS = ROOT / "benchmarks" / "meeting" / "results.json"
 PAGE = DOCS / "guides" / "meet-seldom.md"
 ROWS = ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
 
 
 def test_the_script_trains_as_a_plain_loop_does(tmp_path: Path) -> None:
     write_files(PAGE, tmp_path)
-    (command,) = (b.text.splitlines()[0] for b in blocks_of(PAGE) if b.language == "console")
+    command, _ = (b.text.splitlines()[0] for b in blocks_of(PAGE) if b.language == "console")
     printed = succeed(command.split(), tmp_path)
     losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
     seldom = script_at(str(tmp_path / "seldom.py"), "seldom_of_the_guide")
@@ -49,3 +51,12 @@ def test_the_script_trains_as_a_plain_loop_does(tmp_path: Path) -> None:
         weights |= load_file(file)
     for name, weight in outer_model.named_parameters():
         assert torch.allclose(weights[name], weight, rtol=1e-4, atol=1e-6), name
+
+
+def test_the_table_is_that_of_the_run() -> None:
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))["contenders"]
+    rows = PAGE.read_text(encoding="utf-8").splitlines()
+    for name, of in found.items():
+        words = f"`{name}`" if name == "search" else name
+        figures = of["steps_per_s"], of["faster_than_search"], of["held_out_loss"]
+        assert f"| {words} | " + " | ".join(f"{each:.2f}" for each in figures) + " |" in rows

@@ -12,6 +12,8 @@ from penstock.errors import Infeasible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from penstock.planning.what_if import PlayedPlan
+
 __all__ = ["simulate"]
 
 MOST_ITERATIONS = 1000
@@ -37,6 +39,13 @@ Iterations: TypeAlias = Annotated[
         min=1, max=MOST_ITERATIONS, metavar="N", help="Number of iterations to simulate in a row."
     ),
 ]
+OptimizerSync: TypeAlias = Annotated[
+    Literal["before", "after"],
+    Option(help="With several iterations: whether ranks agree on a step before or after it."),
+]
+MeetEvery: TypeAlias = Annotated[
+    int, Option(min=0, metavar="N", help="Price pipelines that meet every N steps (0: no price).")
+]
 
 
 def simulate(
@@ -53,10 +62,8 @@ def simulate(
     schedule: Annotated[str, Option(metavar="NAME", help="What if: another schedule.")] = "",
     optimizer: options.Optimizer = "",
     iterations: Iterations = 1,
-    optimizer_sync: Annotated[
-        Literal["before", "after"],
-        Option(help="With several iterations: whether ranks agree on a step before or after it."),
-    ] = "before",
+    optimizer_sync: OptimizerSync = "before",
+    meet_every: MeetEvery = 0,
     timeline: Annotated[
         bool, Option("--timeline", help="Add the timeline to the JSON output.")
     ] = False,
@@ -72,18 +79,18 @@ def simulate(
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
     from penstock.command_line import shown_plan as shown
-    from penstock.plan.in_words import micro_batch_words
     from penstock.plan.json_file import read_plan
     from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan
     from penstock.planning.what_if import play, play_changed, read_what_if
-    from penstock.report import timeline_files
+    from penstock.report.timeline_files import check_timeline_path
+    from penstock.simulate.meetings import meeting_price
     from penstock.timeline.json_file import timeline_to_json, write_timeline
 
     terminal = Terminal(as_json, quiet)
     if picture:
-        timeline_files.check_timeline_path(picture)
+        check_timeline_path(picture)
     terminal.check_places(out, picture, csv)
     asked = read_what_if(link_bandwidth, link_latency, device or (), micro_batches, schedule)
     given = read_plan(plan)
@@ -100,21 +107,35 @@ def simulate(
     if asked.words:
         values["changes"] = list(asked.words)
         values["before"] = before.to_json(0.0, explained=True)
+    price = meeting_price(after.problem, after.planned.plan, meet_every) if meet_every else None
+    if price is not None:
+        values["meetings"] = price.to_json()
     if timeline:
         values["timeline"] = timeline_to_json(after.timeline)
     if out:
         write_timeline(after.timeline, out)
-    drawn, machines = after.planned.plan, after.problem.cluster
+    machines = after.problem.cluster
     if picture:
-        limits = [one.memory_bytes for one in machines.devices]
-        title = f"{drawn.schedule}: {micro_batch_words(drawn)}"
-        timeline_files.write_timeline(picture, after.timeline, machines.name, limits, title)
+        draw(picture, after)
     parts: list[RenderableType] = []
     if not as_json:
         parts = [*shown.played_parts(before, after, asked.words), terminal.chart(after.timeline)]
+        if price is not None:
+            parts.append(price.words(after.planned.prediction.iteration_s))
     terminal.save_csv(shown.stage_rows(after.planned, costs), csv)
     shown.show_planned(terminal, after.planned, costs, machines, values, parts)
     for place in filter(None, (out, picture)):
         terminal.note(f"wrote {place}")
     if after.too_full:
         raise Infeasible(shown.too_full_words(after.too_full))
+
+
+def draw(picture: str, played: "PlayedPlan") -> None:
+    """Draw the timeline, with the devices' memory beside it."""
+    from penstock.plan.in_words import micro_batch_words
+    from penstock.report.timeline_files import write_timeline
+
+    plan, cluster = played.planned.plan, played.problem.cluster
+    limits = [device.memory_bytes for device in cluster.devices]
+    title = f"{plan.schedule}: {micro_batch_words(plan)}"
+    write_timeline(picture, played.timeline, cluster.name, limits, title)

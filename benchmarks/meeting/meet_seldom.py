@@ -1,0 +1,115 @@
+"""Pipelines that meet seldom against synchronous plans, on two hosts joined at 100 Mb/s.
+
+    python benchmarks/meeting/meet_seldom.py --out benchmarks/meeting/results.json
+
+The hosts are network namespaces, as in `benchmarks/rehearsal/two_hosts.py`: each has two ranks on
+one core. In turns of some steps each, with equal batches, a small GPT on text is trained by the
+plan that `search` finds, by two pipelines that sum gradients in every step, and by the same two
+when they meet seldom. It needs root on Linux.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+BESIDE = [HERE.parent / name for name in ("prediction", "rehearsal", "reliability")]
+sys.path += map(str, BESIDE)
+
+from chaos import machine  # noqa: E402
+from host_networks import PORT, joined_hosts  # noqa: E402
+from other_load import other_load  # noqa: E402
+
+from penstock.cluster.cluster import Cluster, Device, Host  # noqa: E402
+from penstock.cluster.toml_file import write_cluster  # noqa: E402
+from penstock.document import write_text  # noqa: E402
+
+BYTES_PER_S = 100e6 / 8
+RANKS_OF_A_HOST = 2
+LIMIT_S = 1_800.0
+STORE_PORT = 29_500
+
+
+def two_hosts() -> Cluster:
+    """Two hosts with two ranks on one core each."""
+    device = Device("half a core", 8e9)
+    hosts = tuple(
+        Host(
+            name,
+            (device,) * RANKS_OF_A_HOST,
+            link_bytes_per_s=1e9,
+            port_bytes_per_s=BYTES_PER_S,
+            full_speed_devices=1,
+        )
+        for name in ("first", "second")
+    )
+    return Cluster("two hosts at 100 Mb/s", hosts)
+
+
+def train(folder: Path, turns: int, turn: int, every: int) -> dict[str, Any]:
+    """Train all contenders on both hosts; what rank 0 found."""
+    cores = sorted(os.sched_getaffinity(0))
+    cluster = two_hosts()
+    write_cluster(cluster, folder / "hosts.toml")
+    names = [host.name for host in cluster.hosts]
+    with joined_hosts(names, [BYTES_PER_S] * len(names)) as networks:
+        agents = [
+            subprocess.Popen(
+                [
+                    *network.command_prefix,
+                    *("taskset", "--cpu-list", str(cores[number % len(cores)])),
+                    *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(names)}"),
+                    *(f"--node-rank={number}", f"--nproc-per-node={RANKS_OF_A_HOST}"),
+                    *(f"--master-addr={networks[0].address}", f"--master-port={STORE_PORT}"),
+                    *(str(HERE / "meet_seldom_rank.py"), str(folder)),
+                    *map(str, (turns, turn, every)),
+                ],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": PORT},
+                stdout=sys.stderr,
+            )
+            for number, network in enumerate(networks)
+        ]
+        try:
+            codes = [agent.wait(LIMIT_S) for agent in agents]
+        finally:
+            for agent in agents:
+                agent.kill()
+                agent.wait()
+    if any(codes):
+        raise SystemExit(f"torchrun ended with {codes}; its messages are above")
+    return json.loads((folder / "found.json").read_text())
+
+
+def main() -> None:
+    """Train and write what was found."""
+    parser = argparse.ArgumentParser(description="Pipelines that meet seldom, on two hosts.")
+    parser.add_argument("--turns", type=int, default=10, help="turns of each contender")
+    parser.add_argument("--turn", type=int, default=20, help="steps of a turn")
+    parser.add_argument("--every", type=int, default=20, help="steps between meetings")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="penstock-meeting-") as made, other_load() as others:
+        found = train(Path(made), chosen.turns, chosen.turn, chosen.every)
+    result = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        "machine": machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "meet_every": chosen.every,
+        "steps": chosen.turns * chosen.turn,
+        **found,
+        "other_cores": others.cores,
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if chosen.out:
+        write_text(chosen.out, text + "\n")
+
+
+if __name__ == "__main__":
+    main()
