@@ -54,6 +54,13 @@ COMMANDS = {
 }
 """typer reads the options of a command from its parameters."""
 
+CUDA_OF_TORCH = ("torch.cuda", "torch.accelerator", "torch.backends")
+USERS_WORD_FOR_CUDA = {
+    "command_line/cluster_commands.py",
+    "command_line/options.py",
+    "capture/loss/loss_parts.py",
+}
+
 SIGNATURES_OF_TORCH = {
     "runtime/stages/batch_norm.py: operator_call",
     "runtime/stages/batch_norm.py: Normalise.forward",
@@ -244,6 +251,19 @@ def private_names(path: Path) -> Iterator[tuple[str, bool]]:
             names = node.value.split(".")
         in_text = isinstance(node, ast.Constant)
         yield from ((n, in_text) for n in names if n.startswith("_") and not n.startswith("__"))
+
+
+def test_one_file_names_cuda() -> None:
+    """Others ask it; commands and recorded calls have only users' word for it."""
+    calls, words = set[str](), set[str]()
+    for path in MODULES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in CUDA_OF_TORCH:
+                calls.add(place_of(path))
+            if isinstance(node, ast.Constant) and node.value == "cuda":
+                words.add(place_of(path))
+    assert calls == {"device.py"}
+    assert words == {"device.py", *USERS_WORD_FOR_CUDA}
 
 
 def test_modules_are_named_after_their_concepts() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.runtime.clock import CudaClock, StepClock, clock_for
+from penstock.runtime.clock import DeviceClock, StepClock, clock_for
 
 
 class Device:
@@ -65,7 +65,7 @@ def play(clock: StepClock, device: Device) -> None:
 
 
 def test_compute_is_when_the_device_did_it_and_messages_when_the_host_did(device: Device) -> None:
-    clock = CudaClock(torch.device("cuda", 0))
+    clock = DeviceClock(torch.device("cuda", 0))
     device.launch(1.0)
     for _ in range(2):
         behind_s = device.free_s
@@ -82,7 +82,7 @@ def test_compute_is_when_the_device_did_it_and_messages_when_the_host_did(device
 
 
 def test_busy_time_is_the_devices(device: Device) -> None:
-    clock = CudaClock(torch.device("cuda", 0))
+    clock = DeviceClock(torch.device("cuda", 0))
     play(clock, device)
     # The launch of the first one takes 10 us, in which the device waits.
     assert clock.busy_s == pytest.approx(0.5 + 1e-5)
@@ -90,13 +90,13 @@ def test_busy_time_is_the_devices(device: Device) -> None:
 
 
 def test_every_device_has_its_clock(device: Device) -> None:
-    assert isinstance(clock_for(torch.device("cuda", 0)), CudaClock)
+    assert isinstance(clock_for(torch.device("cuda", 0)), DeviceClock)
     assert type(clock_for(torch.device("cpu"))) is StepClock
 
 
 @pytest.mark.cuda
 def test_events_of_a_real_device_are_in_order() -> None:
-    clock: Any = CudaClock(torch.device("cuda", 0))
+    clock: Any = DeviceClock(torch.device("cuda", 0))
     matrix = torch.randn(2048, 2048, device="cuda")
     clock.restart()
     for micro_batch in range(3):

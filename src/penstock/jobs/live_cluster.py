@@ -13,11 +13,11 @@ import torch
 from torch import distributed
 
 from penstock.cluster.cluster import Cluster, Link
-from penstock.cluster.toml_file import local_cluster
-from penstock.machine import usable_cores, usable_memory_bytes
+from penstock.device import is_gpu, own_device, wait_for
 from penstock.measure.clock import wall_s
 from penstock.measure.links import (
     MeasuredLink,
+    cluster_alone,
     cluster_of,
     measure_pairs,
 )
@@ -52,17 +52,15 @@ def measure_cluster(device: str = "cpu") -> LiveCluster:
     A link that is slow among its equals is listed in the cluster as an exception. The ``speed`` of
     a device is relative to the median, where it differs by a quarter or more.
     """
+    own = own_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        alone = local_cluster(1, usable_cores(), usable_memory_bytes())
-        return LiveCluster(alone, ())
-    make_default_group("nccl" if device == "cuda" else "gloo")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        return LiveCluster(cluster_alone(own), ())
+    make_default_group("nccl" if is_gpu(own) else "gloo")
     try:
-        members, pairs = measure_pairs(device)
-        seconds = torch.zeros(len(members), dtype=torch.float64, device=device)
+        members, pairs = measure_pairs(own)
+        seconds = torch.zeros(len(members), dtype=torch.float64, device=own)
         distributed.barrier()
-        seconds[distributed.get_rank()] = work_s(torch.device(device))
+        seconds[distributed.get_rank()] = work_s(own)
         distributed.all_reduce(seconds)
     finally:
         distributed.destroy_process_group()
@@ -75,8 +73,7 @@ def work_s(device: torch.device) -> float:
 
     def multiply() -> None:
         _ = matrix @ matrix
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
 
     return median(wall_s(multiply) for _ in range(REPEATS))
 

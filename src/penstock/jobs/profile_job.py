@@ -27,6 +27,7 @@ from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import local_cluster
+from penstock.device import check_gpu_is_here
 from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
 from penstock.jobs import SEVERAL_GPUS
 from penstock.jobs.data_lengths import data_lengths, mean_profile
@@ -34,7 +35,7 @@ from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
-from penstock.measure.links import measure_links
+from penstock.measure.links import cluster_alone, measure_links
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.same_work import parameters_of
 from penstock.measure.tensor_parallel import with_tensor_parallel
@@ -83,11 +84,7 @@ def check_device(device: str, workers: int = 1) -> None:
             f"--device {device} with {workers} workers: {SEVERAL_GPUS}; use one GPU (--workers 1), "
             f"or leave --device out and run on CPUs"
         )
-    if not torch.cuda.is_available():
-        raise BadInput(
-            f"--device {device}: torch {torch.__version__} finds no CUDA device here; leave "
-            f"--device out, or plan for a GPU with 'penstock profile --estimate KIND'"
-        )
+    check_gpu_is_here(f"--device {device}")
 
 
 def built_model(job: Job) -> nn.Module:
@@ -295,8 +292,7 @@ def cost_job(world: World, job: Job, device: str) -> CostedJob | None:
     layers.
     """
     if world.size == 1:
-        alone = local_cluster(1, usable_cores(), usable_memory_bytes())
-        return CostedJob(measure_job(job, device), alone)
+        return CostedJob(measure_job(job, device), cluster_alone(world.device))
     cluster = measure_links(device)
     world.barrier()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))

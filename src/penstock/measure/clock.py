@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import torch
 
+from penstock.device import is_gpu, wait_for
+
 __all__ = ["Stopwatch", "wall_s", "work_s"]
 
 
@@ -34,10 +36,9 @@ def work_s(device: torch.device, *, shares_cores: bool = False) -> Stopwatch:
     """
 
     def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            return time.perf_counter()
-        return time.process_time() if shares_cores else time.perf_counter()
+        wait_for(device)
+        by_cpu_time = shares_cores and not is_gpu(device)
+        return time.process_time() if by_cpu_time else time.perf_counter()
 
     return Stopwatch(now)
 

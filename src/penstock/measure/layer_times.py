@@ -15,7 +15,9 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch, StageProgram
 from penstock.capture.stand_ins import is_on_meta
 from penstock.capture.torch_calls import CountedNorms
+from penstock.device import allocated_bytes, begin_peak, kind_of, peak_bytes
 from penstock.errors import BadInput
+from penstock.machine import usable_cores
 from penstock.measure.affine_fit import fit_affine, whole_bytes
 from penstock.measure.clock import work_s
 from penstock.measure.layer_runs import (
@@ -28,7 +30,6 @@ from penstock.measure.layer_runs import (
     undisturbed,
     walk,
 )
-from penstock.measure.links import kind_of, usable_cores
 from penstock.measure.machine_load import LoadWatch
 from penstock.measure.same_work import edges_of, parameters_of, work_of
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
@@ -84,18 +85,19 @@ def layer_sizes(
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
         if lends:  # it has made-up values only while it is visited
             storages.ignore([*run.program.module.parameters(), *run.program.module.buffers()])
-        before, norms = peak_reset(settings.device), CountedNorms()
+        before, norms = 0, CountedNorms()
 
         def begin() -> None:
             nonlocal before
-            before = peak_reset(settings.device)
+            begin_peak(settings.device)
+            before = allocated_bytes(settings.device)
             norms.channels.clear()
 
         with norms:
             outputs, saved = storages.saved_by(run, begin)
         storages.forget([*outputs, *run.received])
         saved_bytes = sum(map(storage_bytes, saved))
-        workspace = max(0, peak(settings.device) - before - saved_bytes)
+        workspace = max(0, peak_bytes(settings.device) - before - saved_bytes)
         if run.has_checkpoints:
             workspace = max(workspace, run.peak_of_backward(outputs))
         sizes.append(LayerBytes(saved_bytes, workspace, tuple(norms.channels)))
@@ -103,19 +105,6 @@ def layer_sizes(
 
     walk(programs, leaves, settings, visit, lends=lends)
     return sizes
-
-
-def peak_reset(device: torch.device) -> int:
-    """Reset the peak of allocated bytes and return what is allocated now (0 without CUDA)."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def peak(device: torch.device) -> int:
-    """The peak of allocated bytes since the last reset (0 without CUDA)."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 IN_FLIGHT = 2

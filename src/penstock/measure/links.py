@@ -14,16 +14,18 @@ import torch
 from torch import distributed
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.toml_file import local_cluster
+from penstock.device import is_gpu, kind_of, memory_bytes_of, wait_for
 from penstock.errors import BadInput
-from penstock.machine import usable_cores, usable_memory_bytes
+from penstock.machine import usable_cores
 from penstock.measure.affine_fit import fit_affine
 from penstock.measure.clock import wall_s
 
 __all__ = [
     "MeasuredLink",
     "Member",
+    "cluster_alone",
     "cluster_of",
-    "kind_of",
     "measure_links",
     "measure_pairs",
     "rounds_of",
@@ -169,15 +171,8 @@ def gathered_members(own: Member, device: torch.device) -> list[Member]:
 def this_member(device: torch.device) -> Member:
     """This rank's host, device and memory."""
     host, node = socket.gethostname(), os.environ.get("GROUP_RANK", "")
-    if device.type == "cuda":
-        memory_bytes = torch.cuda.get_device_properties(device).total_memory
-        return Member(host, kind_of(device), memory_bytes, 0, node)
-    return Member(host, kind_of(device), usable_memory_bytes(), usable_cores(), node)
-
-
-def kind_of(device: torch.device) -> str:
-    """The name of a device's model; that of no CPU is asked for."""
-    return torch.cuda.get_device_properties(device).name if device.type == "cuda" else "cpu"
+    cores = 0 if is_gpu(device) else usable_cores()
+    return Member(host, kind_of(device), memory_bytes_of(device), cores, node)
 
 
 def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink | None:
@@ -237,8 +232,7 @@ def there_and_back_s(starts: bool, peer: int, message: torch.Tensor) -> tuple[fl
         else:
             distributed.recv(message, peer)
             distributed.send(message, peer)
-        if message.is_cuda:
-            torch.cuda.synchronize(message.device)
+        wait_for(message.device)
 
     before_s = time.process_time()
     return wall_s(round_trip), time.process_time() - before_s
@@ -259,6 +253,14 @@ def measured_link(rounds: Sequence[Sequence[float]]) -> MeasuredLink:
             return MeasuredLink(fit.fixed, 1 / fit.per_sample)
     least_s = [min(seconds) for seconds in zip(*rounds, strict=True)]
     return MeasuredLink(min(least_s), largest / least_s[-1])
+
+
+def cluster_alone(device: torch.device) -> Cluster:
+    """A rank without others, which computes on ``device``."""
+    if is_gpu(device):
+        own = Device(kind_of(device), memory_bytes_of(device))
+        return Cluster("local-1", (Host("localhost", (own,), 0.0),))
+    return local_cluster(1, usable_cores(), memory_bytes_of(device))
 
 
 def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLink]) -> Cluster:

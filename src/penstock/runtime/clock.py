@@ -6,10 +6,11 @@ from typing import NamedTuple, Protocol, get_args
 
 import torch
 
+from penstock.device import Mark, is_gpu, timing_mark, wait_for
 from penstock.runtime.processes.world import World
 from penstock.timeline.timeline import Event, EventKind, Timeline
 
-__all__ = ["Clock", "CudaClock", "Record", "StepClock", "clock_for", "gather_timeline"]
+__all__ = ["Clock", "DeviceClock", "Record", "StepClock", "clock_for", "gather_timeline"]
 
 ALIGNMENT_ROUNDS = 5
 
@@ -105,22 +106,22 @@ class StepClock:
 
 
 class Moment(float):
-    """A time of the host, with the CUDA ``event`` that was recorded at it."""
+    """A time of the host, with the ``mark`` that the device's stream got at it."""
 
-    event: torch.cuda.Event
+    mark: Mark
 
 
-class CudaClock(StepClock):
-    """A `StepClock` whose times are also CUDA events on the current stream of ``device``.
+class DeviceClock(StepClock):
+    """A `StepClock` whose times are also marks on the current stream of ``device``.
 
-    The host only launches kernels, so its own times do not show when the device computes. Recording
-    an event does not wait. Reading the records waits until all events have happened. Events are
-    created once and recorded again in the next iteration.
+    The host only launches kernels, so its own times do not show when the device computes. A mark
+    does not wait. Reading the records waits until all marks have happened. Marks are made once and
+    set again in the next iteration.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._events: list[torch.cuda.Event] = []
+        self._marks: list[Mark] = []
         self._used = 0
         super().__init__(self._moment)
         self.start_s = float(self.start_s)
@@ -132,28 +133,28 @@ class CudaClock(StepClock):
         self.start_s = float(self.start_s)
 
     def _moment(self) -> float:
-        if self._used == len(self._events):
-            self._events.append(torch.cuda.Event(enable_timing=True))
         moment = Moment(time.perf_counter())
-        moment.event = self._events[self._used]
-        moment.event.record(torch.cuda.current_stream(self._device))
+        if self._used < len(self._marks):
+            moment.mark = timing_mark(self._device, self._marks[self._used])
+        else:
+            moment.mark = timing_mark(self._device)
+            self._marks.append(moment.mark)
         self._used += 1
         return moment
 
     @property
     def records(self) -> list[Record]:
         """All records, in seconds of the host's clock; waits for the device."""
-        torch.cuda.synchronize(self._device)
-        # The device is idle, so this event happens as soon as it is recorded.
-        reference = torch.cuda.Event(enable_timing=True)
-        reference.record(torch.cuda.current_stream(self._device))
+        wait_for(self._device)
+        # The device is idle, so this mark happens as soon as it is set.
+        reference = timing_mark(self._device)
         now_s = time.perf_counter()
         reference.synchronize()
 
         def seconds(kind: str, moment: float) -> float:
             if kind in ON_THE_HOST or not isinstance(moment, Moment):
                 return float(moment)
-            return now_s - moment.event.elapsed_time(reference) / 1e3
+            return now_s - moment.mark.elapsed_time(reference) / 1e3
 
         self._records = [
             (kind, stage, micro_batch, seconds(kind, start), seconds(kind, end), peer, size)
@@ -163,14 +164,14 @@ class CudaClock(StepClock):
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which the device computed; waits for the recorded events."""
+        """Seconds in which the device computed; waits for the marks."""
         total_s = 0.0
         for kind, _, _, start, end, *_ in self._records:
             if kind not in "FBIWR":
                 continue
             if isinstance(start, Moment) and isinstance(end, Moment):
-                end.event.synchronize()
-                total_s += start.event.elapsed_time(end.event) / 1e3
+                end.mark.synchronize()
+                total_s += start.mark.elapsed_time(end.mark) / 1e3
             else:
                 total_s += end - start
         return total_s
@@ -178,7 +179,7 @@ class CudaClock(StepClock):
 
 def clock_for(device: torch.device) -> StepClock:
     """A clock that measures the compute of ``device``."""
-    return CudaClock(device) if device.type == "cuda" else StepClock()
+    return DeviceClock(device) if is_gpu(device) else StepClock()
 
 
 def gather_timeline(world: World, clock: StepClock, title: str) -> Timeline:

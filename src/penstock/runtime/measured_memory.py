@@ -1,6 +1,6 @@
 """Measures the most bytes that a rank's tensors took while a step runs.
 
-It counts exactly what torch's allocators hand out: on CUDA by their statistics, on the CPU by the
+It counts exactly what torch's allocators hand out: on a GPU by their statistics, on the CPU by the
 profiler, which sees each allocation and each release. The resident memory of the process is less
 exact: it includes libraries, freed memory that the C library keeps, and unused pages. The result
 can be compared with the simulator's, which counts only tensors.
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from penstock.device import begin_peak, is_gpu, peak_bytes
 from penstock.runtime.engine import Engine
 from penstock.runtime.steps.training import Training
 from penstock.torch_internals import allocation_event
@@ -45,11 +46,11 @@ def measured_memory(
     that the optimizer has its state.
     """
     found = MeasuredMemory()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if is_gpu(device):
+        begin_peak(device)
         yield found
         found.held_bytes = float(storage_bytes(held()))
-        found.peak_bytes = float(torch.cuda.max_memory_allocated(device))
+        found.peak_bytes = float(peak_bytes(device))
         return
     before = storage_bytes(held())
     # The profiler logs a line at each start and stop unless this is set.

@@ -14,12 +14,12 @@ from torch.optim import SGD
 from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Length
 from penstock.errors import BadInput, RunFailed
+from penstock.machine import FreeMemory
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.engine import Engine
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 from penstock.runtime.verify import verify
-from penstock.runtime.verify.verify import FreeMemory
 
 
 def descend(parameters: list[nn.Parameter]) -> SGD:

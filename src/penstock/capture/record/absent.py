@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.device import DEVICE_NAMES, is_gpu
 from penstock.torch_internals import (
     FakeTensor,
     FakeTensorMode,
@@ -105,7 +106,7 @@ class Absent(torch.Tensor):
     dtype = property(lambda self: self.plain.dtype)  # pyright: ignore
     device = property(lambda self: Absent.home)  # pyright: ignore
     is_meta = property(lambda self: False)  # pyright: ignore
-    is_cuda = property(lambda self: Absent.home.type == "cuda")  # pyright: ignore
+    is_cuda = property(lambda self: is_gpu(Absent.home))  # pyright: ignore
     is_cpu = property(lambda self: Absent.home.type == "cpu")  # pyright: ignore
     ndim = property(lambda self: len(self.plain.shape))  # pyright: ignore
     grad_fn = property(lambda self: None)  # pyright: ignore
@@ -653,7 +654,7 @@ def _in(value: Any) -> Any:
         return {key: _in(entry) for key, entry in value.items()}
     if kind is slice:
         return slice(_bound(value.start), _bound(value.stop), _bound(value.step))
-    if kind is torch.device or (kind is str and value.partition(":")[0] in ("cpu", "cuda")):
+    if kind is torch.device or (kind is str and value.partition(":")[0] in DEVICE_NAMES):
         return META
     return value
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN
 from penstock.capture.unread import StandIn
+from penstock.device import generator_state, put_generator_state
 
 __all__ = [
     "GeneratorsState",
@@ -26,7 +27,6 @@ __all__ = [
     "changed_name",
     "containers_in",
     "contents_in",
-    "device_in_use",
     "generators_state",
     "kept_random_state",
     "random_state",
@@ -66,22 +66,15 @@ def seed_generators(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
 
 
-def device_in_use() -> torch.device:
-    """The GPU in use, if any has been; else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
-
-
 def random_state(device: torch.device) -> RandomState:
     """The states of torch's generators: of the CPU, and of ``device`` if it is a GPU."""
-    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), own
+    return torch.get_rng_state(), generator_state(device)
 
 
 def restore_random_state(device: torch.device, state: RandomState) -> None:
     """Restore what `random_state` returned."""
     torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
+    put_generator_state(device, state[1])
 
 
 @contextmanager

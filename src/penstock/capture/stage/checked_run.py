@@ -12,7 +12,7 @@ import torch
 
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.example import leaves_as_values
-from penstock.capture.record.outside_state import device_in_use, kept_random_state
+from penstock.capture.record.outside_state import kept_random_state
 from penstock.capture.record.recording import (
     Address,
     ProgramRecording,
@@ -21,6 +21,7 @@ from penstock.capture.record.recording import (
 )
 from penstock.capture.stage.stage import PathChanged, ProgramStage
 from penstock.capture.user_lines import line_in_words, line_of_user
+from penstock.device import device_in_use
 from penstock.errors import BadInput
 from penstock.torch_internals import NoFunctionCalls
 

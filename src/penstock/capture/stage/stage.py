@@ -37,7 +37,6 @@ from penstock.capture.record.example import Recorded
 from penstock.capture.record.outside_state import (
     GeneratorsState,
     RandomState,
-    device_in_use,
     generators_state,
     random_state,
     restore_generators,
@@ -55,6 +54,7 @@ from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage.kept_state import KeptState, Place, copied, place_of, put, value_at
 from penstock.capture.stage.whole_blocks import numbers_in, units_in, whole_blocks
 from penstock.capture.user_lines import line_of, line_of_user, line_with_source
+from penstock.device import device_in_use
 from penstock.errors import BadInput
 from penstock.torch_internals import (
     BACKWARD_HOOKS,

@@ -20,6 +20,7 @@ from typing import TypeAlias, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from penstock.device import identity_of, is_gpu, own_device
 from penstock.errors import BadInput, RunFailed
 from penstock.runtime.processes.heartbeat import (
     BEAT_S,
@@ -111,7 +112,7 @@ class World:
     def backend(self) -> str:
         """The backend for tensors of ``device``: NCCL if every rank has its own GPU, else Gloo."""
         places = set(zip(self.hosts, self.devices, strict=True))
-        own_gpu = self.device.type == "cuda" and len(places) == self.size
+        own_gpu = is_gpu(self.device) and len(places) == self.size
         return "nccl" if own_gpu and dist.is_nccl_available() else "gloo"
 
     def all_gather(self, value: T, *types: type) -> list[T]:
@@ -305,13 +306,15 @@ def let_go(groups: list[dist.ProcessGroup]) -> None:
 def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     """Join the processes that torchrun or `launch_workers` started; without them, be alone.
 
-    The default process group is created unless the caller has done so. With ``device=None`` this
-    rank uses its own GPU if the host has one for each of its ranks, else the CPU.
+    The default process group is created unless the caller has done so. ``device`` is as for
+    `own_device`.
 
     Raises:
-        BadInput: torchrun's environment variables are incomplete, or one is set that is gone.
+        BadInput: torchrun's environment variables are incomplete, or one is set that is gone; or
+            the device is not here.
     """
     check_variables()
+    chosen = own_device(device)
     HEARTBEAT.limit_s, HEARTBEAT.phase = timeout_s, "builds the pipeline"
     if dist.is_initialized():
         HEARTBEAT.begin(default_store(), dist.get_rank(), dist.get_world_size())
@@ -327,17 +330,13 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         USERS[default] += 1
     else:
         default = None
-    chosen = torch.device(device) if device is not None else own_device()
-    if chosen.type == "cuda":
-        chosen = torch.device("cuda", chosen.index or 0)
-        torch.cuda.set_device(chosen)
     groups: list[dist.ProcessGroup] = []
     if size > 1:
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=RARE_LIMIT_S))
         assert isinstance(control, dist.ProcessGroup)  # the group contains all ranks
         groups.append(control)
     here = World(rank, size, chosen, (), (), default, timeout_s, groups)
-    places = here.all_gather((host_identity(), str(chosen)))
+    places = here.all_gather((host_identity(), identity_of(chosen)))
     here.hosts, here.devices = zip(*places, strict=True)
     return here
 
@@ -363,15 +362,6 @@ def check_environment() -> None:
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']} but {', '.join(missing)} is not set; start "
             f"the script with torchrun --nproc-per-node {os.environ['WORLD_SIZE']}"
         )
-
-
-def own_device() -> torch.device:
-    """This rank's GPU if its host has one for each of its ranks; else the CPU."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-    if torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks:
-        return torch.device("cuda", local_rank)
-    return torch.device("cpu")
 
 
 def host_identity() -> str:

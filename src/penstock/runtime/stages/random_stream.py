@@ -17,6 +17,7 @@ from penstock.capture.record.outside_state import (
     random_state,
     restore_random_state,
 )
+from penstock.device import seeded_generator_state
 from penstock.torch_internals import own_buffers
 
 __all__ = ["RandomStream", "replayed"]
@@ -29,9 +30,7 @@ class RandomStream:
         self._device, self._seed = device, seed
         digest = hashlib.sha256(f"{seed}:rank {rank}".encode()).digest()
         number = int.from_bytes(digest[:8], "little") >> 1
-        own = None
-        if device.type == "cuda":
-            own = torch.Generator(device).manual_seed(number).get_state()
+        own = seeded_generator_state(device, number)
         self.state: RandomState = torch.Generator().manual_seed(number).get_state(), own
 
     def name(self, step: int, number: int = 0) -> tuple[int, ...]:

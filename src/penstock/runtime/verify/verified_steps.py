@@ -10,6 +10,7 @@ import torch
 from penstock.capture.batch_part import Leaf
 from penstock.capture.restored import kept_buffers
 from penstock.capture.stage_program import Batch
+from penstock.device import without_tf32
 from penstock.errors import RunFailed
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics, Totals
@@ -26,7 +27,6 @@ from penstock.runtime.verify.verify import (
     obstacle,
     reference_of,
     verify_with,
-    without_tf32,
 )
 
 __all__ = ["VerifiedSteps", "say"]

@@ -22,14 +22,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
-from typing import Any
 
 import torch
 
 from penstock.capture.batch_part import Leaf
 from penstock.capture.record.outside_state import kept_random_state
 from penstock.capture.restored import kept_buffers
-from penstock.machine import FreeMemory, free_host_memory
+from penstock.device import free_memory, without_tf32
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import Totals
 from penstock.runtime.micro_batches import cut_batch
@@ -49,13 +48,11 @@ from penstock.words import size_text
 
 __all__ = [
     "Difference",
-    "FreeMemory",
     "Reference",
     "VerifyResult",
     "buffers_of",
     "compared",
     "compared_without_dropout",
-    "free_memory",
     "mixing_warning",
     "not_compared",
     "obstacle",
@@ -79,25 +76,6 @@ def verify(engine: Engine, leaves: Sequence[torch.Tensor]) -> VerifyResult:
         RunFailed: a rank failed.
     """
     return compared_without_dropout(engine, [leaves])
-
-
-@contextmanager
-def without_tf32() -> Iterator[None]:
-    """Within, a GPU computes float32 as float32.
-
-    Convolutions round to TF32 by default, ten bits of mantissa, and a whole batch is computed by
-    other algorithms than a micro-batch: on an H100 a first layer's gradient differed by 0.8 %.
-    """
-    cudnn: Any = torch.backends.cudnn
-    backends: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul)
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
 
 
 @without_tf32()
@@ -334,16 +312,6 @@ def activation_bytes(engine: Engine, leaves: Sequence[torch.Tensor]) -> float:
             share = min(size, autocast.itemsize) / size if autocast is not None else 1.0
             total += share * spec.bytes_for(leaves[0].shape[0])
     return total
-
-
-def free_memory(device: torch.device) -> FreeMemory:
-    """The free memory of a device under the tightest limit; infinite if none is reported."""
-    if device.type != "cuda":
-        return free_host_memory()
-    free, _ = torch.cuda.mem_get_info(device)
-    # Memory that torch has reserved but does not use is free for this process.
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return FreeMemory(float(free + kept), f"free memory of {device}")
 
 
 RUNS = 16

@@ -1,0 +1,196 @@
+"""The device of a rank: a GPU of its own, or the CPU. The one place that names CUDA.
+
+Work on a GPU runs behind the host, which only launches it. So what is timed waits for the device
+(`wait_for`), or leaves marks on its stream (`timing_mark`), which wait for nothing.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from penstock.errors import BadInput
+from penstock.machine import FreeMemory, free_host_memory, usable_memory_bytes
+
+__all__ = [
+    "DEVICE_NAMES",
+    "DeviceName",
+    "Mark",
+    "allocated_bytes",
+    "begin_peak",
+    "check_gpu_is_here",
+    "device_in_use",
+    "free_memory",
+    "generator_state",
+    "identity_of",
+    "is_gpu",
+    "kind_of",
+    "memory_bytes_of",
+    "own_device",
+    "peak_bytes",
+    "put_generator_state",
+    "seeded_generator_state",
+    "timing_mark",
+    "wait_for",
+    "without_tf32",
+]
+
+GPU = "cuda"
+
+DeviceName: TypeAlias = Literal["cpu", "cuda"]
+"""Where layers run, as users say it."""
+
+DEVICE_NAMES: tuple[DeviceName, ...] = ("cpu", "cuda")
+
+Mark: TypeAlias = torch.cuda.Event
+"""A moment of a GPU's stream."""
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether a device computes behind the host, with memory of its own."""
+    return device.type == GPU
+
+
+def check_gpu_is_here(asked: str) -> None:
+    """Raise `BadInput` if this process sees no GPU; ``asked`` says in messages who wants one."""
+    if not torch.cuda.is_available():
+        raise BadInput(
+            f"{asked}: torch {torch.__version__} finds no CUDA device here; leave it out, or plan "
+            f"for a GPU with 'penstock profile --estimate KIND'"
+        )
+
+
+def own_device(asked: torch.device | str | None) -> torch.device:
+    """The device of this rank, which becomes the current one.
+
+    A GPU without a number is that of the rank's place among those of its host; ranks beyond the
+    last GPU share. With ``None`` it is a GPU if the host has one for each of its ranks, and else
+    the CPU.
+
+    Raises:
+        BadInput: a GPU is asked for, and this process does not see it.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked is None:
+        # A process that sees one GPU of several has it to itself.
+        enough = seen >= local_ranks or (seen == 1 and "CUDA_VISIBLE_DEVICES" in os.environ)
+        asked = GPU if seen and enough else "cpu"
+    device = torch.device(asked)
+    if not is_gpu(device):
+        return device
+    check_gpu_is_here(f"device '{asked}' on host {socket.gethostname()}")
+    number = device.index if device.index is not None else local_rank % seen
+    if number >= seen:
+        raise BadInput(
+            f"device '{asked}' is not on host {socket.gethostname()}, which shows {seen} to this "
+            f"process; give a number below {seen}, or '{GPU}' for each rank's own"
+        )
+    torch.cuda.set_device(number)
+    return torch.device(GPU, number)
+
+
+def device_in_use() -> torch.device:
+    """The current GPU, if any has been used; else the CPU."""
+    return torch.device(GPU if torch.cuda.is_initialized() else "cpu")
+
+
+def kind_of(device: torch.device) -> str:
+    """The name of a device's model; that of no CPU is asked for."""
+    return torch.cuda.get_device_properties(device).name if is_gpu(device) else "cpu"
+
+
+def identity_of(device: torch.device) -> str:
+    """Equal for two ranks of a host if and only if they compute on the same device."""
+    if not is_gpu(device):
+        return "cpu"
+    # Numbers count what a process is shown, and differ between processes.
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until all work that was launched on a GPU has ended."""
+    if is_gpu(device):
+        torch.cuda.synchronize(device)
+
+
+def timing_mark(device: torch.device, again: Mark | None = None) -> Mark:
+    """Mark the present end of a GPU's stream, ``again`` with a mark that was made before.
+
+    ``elapsed_time`` of one mark and a later one are the milliseconds between, once both happened.
+    """
+    mark = again or torch.cuda.Event(enable_timing=True)
+    mark.record(torch.cuda.current_stream(device))
+    return mark
+
+
+def memory_bytes_of(device: torch.device) -> float:
+    """The memory that a device has, free or not."""
+    if is_gpu(device):
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return usable_memory_bytes()
+
+
+def free_memory(device: torch.device) -> FreeMemory:
+    """The free memory of a device under the tightest limit; infinite if none is reported."""
+    if not is_gpu(device):
+        return free_host_memory()
+    free, _ = torch.cuda.mem_get_info(device)
+    # Memory that torch has reserved but does not use is free for this process.
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return FreeMemory(float(free + kept), f"free memory of {device}")
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """The bytes of a GPU's tensors now; 0 on the CPU, where torch does not count."""
+    return torch.cuda.memory_allocated(device) if is_gpu(device) else 0
+
+
+def begin_peak(device: torch.device) -> None:
+    """Count `peak_bytes` from now on."""
+    if is_gpu(device):
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most bytes of a GPU's tensors since `begin_peak`; 0 on the CPU."""
+    return torch.cuda.max_memory_allocated(device) if is_gpu(device) else 0
+
+
+def generator_state(device: torch.device) -> torch.Tensor | None:
+    """The state of a GPU's generator; ``None`` on the CPU, which has torch's own."""
+    return torch.cuda.get_rng_state(device) if is_gpu(device) else None
+
+
+def put_generator_state(device: torch.device, state: torch.Tensor | None) -> None:
+    """Put a GPU's generator into a state; ``None`` leaves it."""
+    if state is not None:
+        torch.cuda.set_rng_state(state, device)
+
+
+def seeded_generator_state(device: torch.device, seed: int) -> torch.Tensor | None:
+    """The state of a GPU's generator after seeding; ``None`` on the CPU."""
+    return torch.Generator(device).manual_seed(seed).get_state() if is_gpu(device) else None
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Within, a GPU computes float32 as float32.
+
+    Convolutions round to TF32 by default, ten bits of mantissa, and a whole batch is computed by
+    other algorithms than a micro-batch: on an H100 a first layer's gradient differed by 0.8 %.
+    """
+    cudnn: Any = torch.backends.cudnn
+    backends: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul)
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
