@@ -43,7 +43,6 @@ PUBLIC_AND_BY_NAME = {
 
 COMMANDS = {
     "command_line/cluster_commands.py: launch",
-    "command_line/bridge_commands.py: export_plan",
     "command_line/choose_command.py: choose",
     "command_line/bridge_commands.py: import_layout",
     "command_line/compare_command.py: compare",

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.command_line.options import check_removed_options
+from penstock.command_line.options import check_removed_options, with_options
 from penstock.command_line.terminal import print_error, silence_output
 from penstock.errors import INTERRUPTED, SIGNALLED, RunFailed
 
@@ -69,7 +69,7 @@ def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
     for name in names:
         module, _, function = COMMANDS[name].rpartition(".")
         command = vars(import_module(f"penstock.command_line.{module}"))[function]
-        app.command(name, short_help=SHORT_HELP.get(name))(command)
+        app.command(name, short_help=SHORT_HELP.get(name))(with_options(command))
     return app
 
 

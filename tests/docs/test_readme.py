@@ -14,6 +14,7 @@ from penstock.command_line import (
     rehearse_command,
     simulate_command,
 )
+from penstock.command_line.options import with_options
 from penstock.schedule.registry import FAMILIES
 from penstock.search.search import PLANNERS
 
@@ -98,7 +99,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
     for name, function in commands.items():
         positional = arguments | ({"profile"} if name in ("plan", "compare", "choose") else set())
         positional |= {"plan"} if name in ("simulate", "rehearse", "export") else set()
-        for option in set(function.__annotations__) - shared - positional:
+        for option in set(with_options(function).__annotations__) - shared - positional:
             word = words.get(option, option)
             assert f"--{word.replace('_', '-')}" in sections[name], (name, option)
 

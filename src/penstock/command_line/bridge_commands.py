@@ -39,6 +39,7 @@ Joined: TypeAlias = Annotated[
 
 
 def export_plan(
+    *,
     plan: options.PlanPath,
     target: Target,
     profile: options.PlansProfile = "",
@@ -49,8 +50,7 @@ def export_plan(
         Option("--whole-blocks", help="Move cuts that are inside a block to its nearer end."),
     ] = False,
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Write PLAN as a layout of another framework; -o writes it."""
     from penstock.bridges.formats import export_layout
@@ -59,7 +59,7 @@ def export_plan(
     from penstock.plan.json_file import read_plan
     from penstock.planning.plan_files import PlanInputs, profile_of_plan
 
-    terminal, place = Terminal(as_json, quiet), Path(out or "layout.json")
+    place = Path(out or "layout.json")
     if not place.name or place.suffix == ".csv":
         raise BadInput(
             f"cannot write the layout to '{place}': the order of work is written beside it as "
@@ -106,6 +106,7 @@ def export_plan(
 
 
 def import_layout(
+    *,
     layout: Annotated[str, Argument(metavar="FILE", help="A layout of another framework.")],
     source: Source,
     profile: Annotated[
@@ -136,8 +137,7 @@ def import_layout(
         int, Option(min=0, metavar="D", help="Copies of the pipeline (0: what the layout says).")
     ] = 0,
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Read another framework's layout as a plan; -o writes the plan."""
     from penstock.bridges.formats import read_layout
@@ -149,7 +149,6 @@ def import_layout(
     from penstock.planning.planning_problem import member_named
     from penstock.schedule.registry import FAMILIES
 
-    terminal = Terminal(as_json, quiet)
     if schedule:
         member_named(FAMILIES, schedule, "schedule")
     terminal.check_places(out)

@@ -18,6 +18,7 @@ __all__ = ["choose"]
 
 
 def choose(
+    *,
     profile: options.ProfilePath,
     clusters: Annotated[
         str, Option(metavar="a,b", help="Clusters with prices: names or TOML files, with commas.")
@@ -33,8 +34,7 @@ def choose(
     plugin: options.Plugins = None,
     csv: options.Csv = "",
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Name the cheapest of several clusters to train PROFILE on.
 
@@ -45,7 +45,6 @@ def choose(
     from penstock.planning.hardware_choice import choose_cluster, plan_on_clusters, samples_of
     from penstock.profile.find import find_profile
 
-    terminal = Terminal(as_json, quiet)
     terminal.check_places(out, csv)
     asked = [amount for amount in (tokens, samples) if amount]
     if len(asked) != 1 or not asked[0] < inf or not options.names_in(clusters):

@@ -1,5 +1,6 @@
 """``penstock cluster`` and ``launch``: the hosts of a job, and what starts it on them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,13 +17,13 @@ __all__ = ["cluster", "launch"]
 
 
 def cluster(
+    *,
     device: options.Device = "cpu",
     check: Annotated[
         str, Option(metavar="C", help="Compare with this saved cluster instead of writing one.")
     ] = "",
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Measure the hosts that torchrun or srun has started it on.
 
@@ -31,7 +32,7 @@ def cluster(
     from penstock.runtime.processes.srun import one_of_several
 
     started = one_of_several()
-    terminal = Terminal(as_json, quiet or started.rank > 0)
+    terminal = replace(terminal, quiet=terminal.quiet or started.rank > 0)
     from penstock.cluster.toml_file import read_cluster, write_cluster
     from penstock.jobs.live_cluster import differences_from, measure_cluster
     from penstock.jobs.profile_job import check_device
@@ -68,6 +69,7 @@ def cluster(
 
 
 def launch(
+    *,
     job: options.JobName,
     torchrun: Annotated[
         bool, Option("--torchrun", help="A script to run on every host, by torchrun.")
@@ -89,15 +91,13 @@ def launch(
         Option(help="Where the layers run. auto: on GPUs, if the cluster's devices are some."),
     ] = "auto",
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Write what starts JOB on several hosts, in the plan's order."""
     from penstock.document import write_text
     from penstock.jobs.launch_script import LAUNCHERS, Start, hosts_text
     from penstock.planning.plan_files import cluster_of_plan
 
-    terminal = Terminal(as_json, quiet)
     asked = [n for n, on in zip(LAUNCHERS, (torchrun, slurm, kubernetes), strict=True) if on]
     if len(asked) != 1:
         raise BadInput(f"name one of {', '.join(f'--{name}' for name in LAUNCHERS)}")

@@ -25,20 +25,12 @@ ForcedSchedules: TypeAlias = Annotated[
 
 
 def compare(
-    profile: options.ProfilePath,
-    cluster: options.ClusterName,
-    batch: options.Batch,
-    profile_batch: options.ProfileBatch = 0,
-    micro_batch: options.MicroBatch = 0,
+    *,
+    asked: options.AskedProblem,
     planners: Annotated[
         str, Option(metavar="a,b", help="Planners to compare (default: all).")
     ] = "",
     schedules: ForcedSchedules = "auto",
-    recompute: options.Recompute = "auto",
-    sharding: options.Sharding = "auto",
-    optimizer: options.Optimizer = "adamw",
-    max_stages: options.MaxStages = 0,
-    memory_reserve: options.MemoryReserve = 0.05,
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Stop each planner after S seconds (0: no limit).")
     ] = DEFAULT_LIMIT_S,
@@ -48,12 +40,9 @@ def compare(
     picture: Annotated[
         str, Option(metavar="PATH", help="Draw all plans: an .svg file, or an .html page.")
     ] = "",
-    pin: options.Pins = None,
-    plugin: options.Plugins = None,
     csv: options.Csv = "",
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Compare the plans of all planners for PROFILE, fastest first.
 
@@ -61,27 +50,11 @@ def compare(
     """
     collect_garbage_rarely()
     from penstock.command_line import shown_comparison as shown
-    from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.plan_files import PlanInputs
-    from penstock.planning.planning_problem import planning_problem
 
-    terminal = Terminal(as_json, quiet)
     check_endings(out, picture)
     terminal.check_places(out, picture, csv)
-    inputs = PlanInputs(profile, cluster, profile_batch)
-    problem = planning_problem(
-        inputs.read_profile(),
-        inputs.read_cluster(),
-        batch,
-        micro_batch_size=micro_batch,
-        recompute=recompute,
-        sharding=sharding,
-        optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
-        max_stages=max_stages,
-        memory_reserve=memory_reserve,
-        pins=pin or (),
-    )
+    problem = asked.problem()
     terminal.note(other_kinds_words(problem.profile, problem.cluster))
     explains = explain or picture.endswith(".html")
     with planning_progress(terminal) as progress:

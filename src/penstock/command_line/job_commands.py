@@ -1,6 +1,6 @@
 """``penstock profile``, ``train``, ``verify``, ``report`` and ``list``: jobs and their runs."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +20,7 @@ LOADING = "loading PyTorch"
 
 
 def profile(
+    *,
     job: options.JobName,
     device: options.Device = "cpu",
     estimate: Annotated[
@@ -30,13 +31,11 @@ def profile(
         ),
     ] = "",
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Measure the time and memory of each layer of JOB's model."""
     from penstock.measure.hardware import hardware_named
 
-    terminal = Terminal(as_json, quiet)
     terminal.check_places(out)
     if estimate:
         hardware_named(estimate)
@@ -68,6 +67,7 @@ def profile(
 
 
 def train(
+    *,
     job: options.JobName = "gpt-text",
     workers: options.Workers = 4,
     steps: Annotated[
@@ -89,8 +89,7 @@ def train(
     ] = "",
     no_verify: options.NoVerify = False,
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Train JOB on local workers, or under torchrun or srun.
 
@@ -102,7 +101,7 @@ def train(
     from penstock.document import check_folder
     from penstock.runtime.processes.fork_server import begin_fork_server
 
-    terminal = Terminal(as_json, quiet or started.rank > 0)
+    terminal = replace(terminal, quiet=terminal.quiet or started.rank > 0)
     for folder in filter(None, (out, save_weights) if started.ranks == 1 else ()):
         check_folder(folder)
     if started.ranks == 1:
@@ -128,7 +127,7 @@ def train(
         resume=resume,
         out=Path(out) if out else None,
         device=device,
-        shown=not quiet,
+        shown=not terminal.quiet,
         save_weights=Path(save_weights) if save_weights else None,
         verify=not no_verify,
         may_lose=may_lose,
@@ -166,20 +165,19 @@ def left_out_text(steps: tuple[int, ...]) -> list[str]:
 
 
 def verify(
+    *,
     job: options.JobName,
     workers: options.Workers = 4,
     plan: options.PlanToFollow = "",
     device: options.Device = "cpu",
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Compare one step of JOB with its model run without Penstock.
 
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
 
-    terminal = Terminal(as_json, quiet)
     terminal.check_places(out)
     with notice_if_long(terminal.note, LOADING):
         from penstock.jobs.job_file import find_job
@@ -198,24 +196,21 @@ def verify(
 
 
 def report(
+    *,
     run_directory: Annotated[
         str, Argument(metavar="RUN_DIR", help="Run directory, as 'penstock train' writes it.")
     ],
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Build the report of a run again; -o writes it elsewhere."""
     from penstock.report.page import write_report
 
-    terminal = Terminal(as_json, quiet)
     page = write_report(run_directory, out or None)
     terminal.show({"report": str(page)}, str(page))
 
 
-def catalogue(
-    out: options.Out = "", as_json: options.AsJson = False, quiet: options.Quiet = False
-) -> None:
+def catalogue(*, out: options.Out = "", terminal: Terminal) -> None:
     """List built-in jobs, models, clusters, planners and schedules."""
     from penstock.cluster.toml_file import CLUSTERS
     from penstock.jobs import JOBS
@@ -224,7 +219,6 @@ def catalogue(
     from penstock.schedule.registry import FAMILIES
     from penstock.search.search import PLANNERS
 
-    terminal = Terminal(as_json, quiet)
     add_installed()
     values: dict[str, list[str]] = {
         "jobs": list(JOBS),

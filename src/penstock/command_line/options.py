@@ -1,16 +1,24 @@
 """Arguments and options that several commands share, and options that commands had once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from itertools import product
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from typer import Argument, Option
 
 from penstock.errors import BadInput
 
+if TYPE_CHECKING:
+    from penstock.plan.problem import PlanningProblem
+    from penstock.planning.plan_files import PlanInputs
+
 __all__ = [
     "REMOVED_OPTIONS",
     "AsJson",
+    "AskedProblem",
     "Batch",
     "ClusterName",
     "Csv",
@@ -40,6 +48,7 @@ __all__ = [
     "Workers",
     "check_removed_options",
     "names_in",
+    "with_options",
 ]
 
 MOST_WORKERS = 1024
@@ -219,6 +228,77 @@ Plugins: TypeAlias = Annotated[
         help="A file with further planners or schedules, in PLANNERS and SCHEDULES. Repeatable.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedProblem:
+    """The options that say what is to be planned."""
+
+    profile: ProfilePath
+    cluster: ClusterName
+    batch: Batch
+    profile_batch: ProfileBatch = 0
+    micro_batch: MicroBatch = 0
+    recompute: Recompute = "auto"
+    sharding: Sharding = "auto"
+    optimizer: Optimizer = "adamw"
+    max_stages: MaxStages = 0
+    memory_reserve: MemoryReserve = 0.05
+    pin: Pins = None
+    plugin: Plugins = None
+
+    @property
+    def inputs(self) -> "PlanInputs":
+        """Where profile and cluster are."""
+        from penstock.planning.plan_files import PlanInputs
+
+        return PlanInputs(self.profile, self.cluster, self.profile_batch)
+
+    def problem(self, planner: str = "", schedule: str = "auto") -> "PlanningProblem":
+        """The planning problem, as `planning_problem` makes it."""
+        from penstock.plan.optimizer_state import optimizer_state
+        from penstock.planning.planning_problem import planning_problem
+
+        return planning_problem(
+            self.inputs.read_profile(),
+            self.inputs.read_cluster(),
+            self.batch,
+            micro_batch_size=self.micro_batch,
+            planner=planner,
+            schedule=schedule,
+            recompute=self.recompute,
+            sharding=self.sharding,
+            optimizer_bytes_per_parameter_byte=optimizer_state(self.optimizer),
+            max_stages=self.max_stages,
+            memory_reserve=self.memory_reserve,
+            pins=self.pin or (),
+        )
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer: an argument that is a dataclass stands for an option of each field."""
+    groups: dict[str, Any] = {}
+    options: list[Parameter] = []
+    for each in signature(command).parameters.values():
+        if is_dataclass(kind := each.annotation):
+            groups[each.name] = kind
+            for field in fields(kind):
+                default = Parameter.empty if field.default is MISSING else field.default
+                option = Parameter(field.name, Parameter.KEYWORD_ONLY, annotation=field.type)
+                options.append(option.replace(default=default))
+        else:
+            options.append(each.replace(kind=Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    run.__signature__ = Signature(options)  # pyright: ignore[reportAttributeAccessIssue]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
+
 
 LAYOUTS = "write the cuts as the split_points of --from torch, or as a layout of --from megatron"
 

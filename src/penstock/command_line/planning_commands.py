@@ -18,18 +18,10 @@ __all__ = ["plan"]
 
 
 def plan(
-    profile: options.ProfilePath,
-    cluster: options.ClusterName,
-    batch: options.Batch,
-    profile_batch: options.ProfileBatch = 0,
-    micro_batch: options.MicroBatch = 0,
+    *,
+    asked: options.AskedProblem,
     planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
     schedule: options.ScheduleNames = "auto",
-    recompute: options.Recompute = "auto",
-    sharding: options.Sharding = "auto",
-    optimizer: options.Optimizer = "adamw",
-    max_stages: options.MaxStages = 0,
-    memory_reserve: options.MemoryReserve = 0.05,
     tensor_parallel: options.TensorParallel = "",
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Stop searching after S seconds (0: no limit).")
@@ -37,49 +29,30 @@ def plan(
     explain: Annotated[
         bool, Option("--explain", help="Say which resource limits the plan.")
     ] = False,
-    pin: options.Pins = None,
-    plugin: options.Plugins = None,
     csv: options.Csv = "",
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
     from penstock.command_line.shown_plan import show_planned, stage_rows
-    from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
-    from penstock.planning.plan_files import PlanInputs, write_planned
-    from penstock.planning.planning_problem import member_named, planning_problem
+    from penstock.planning.plan_files import write_planned
+    from penstock.planning.planning_problem import member_named
     from penstock.planning.tensor_groups import sizes_of
     from penstock.search.search import PLANNERS
 
-    terminal = Terminal(as_json, quiet)
     member_named(PLANNERS, planner, "planner")
     terminal.check_places(out, csv)
-    inputs = PlanInputs(profile, cluster, profile_batch)
-    costs, machines = inputs.read_profile(), inputs.read_cluster()
-    problem = planning_problem(
-        costs,
-        machines,
-        batch,
-        micro_batch_size=micro_batch,
-        planner=planner,
-        schedule=schedule,
-        recompute=recompute,
-        sharding=sharding,
-        optimizer_bytes_per_parameter_byte=optimizer_state(optimizer),
-        max_stages=max_stages,
-        memory_reserve=memory_reserve,
-        pins=pin or (),
-    )
-    terminal.note(other_kinds_words(costs, machines))
+    problem = asked.problem(planner, schedule)
+    costs = problem.profile
+    terminal.note(other_kinds_words(costs, problem.cluster))
     sizes = sizes_of(tensor_parallel)
     with planning_progress(terminal) as progress:
         found = found_and_assessed(problem, planner, sizes, time_limit, explain, progress)
     assessed, planned, own, planning_s = found
     if out:
-        write_planned(planned, out, inputs, planning_s)
+        write_planned(planned, out, asked.inputs, planning_s)
     terminal.save_csv(stage_rows(planned, costs), csv)
     more, words = explained(assessed, own) if explain else (dict[str, object](), [])
     values = {**planned.to_json(planning_s), **more}

@@ -4,17 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from penstock.command_line.options import (
-    AsJson,
-    Out,
-    PlanPath,
-    PlansCluster,
-    PlansProfile,
-    ProfileBatch,
-    Quiet,
-)
+from penstock.command_line import options
 from penstock.command_line.terminal import Terminal
-from penstock.errors import RunFailed
+from penstock.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,10 +20,11 @@ SHOWN = 5
 
 
 def rehearse(
-    plan: PlanPath,
-    profile: PlansProfile = "",
-    cluster: PlansCluster = "",
-    profile_batch: ProfileBatch = 0,
+    *,
+    plan: options.PlanPath,
+    profile: options.PlansProfile = "",
+    cluster: options.PlansCluster = "",
+    profile_batch: options.ProfileBatch = 0,
     time_scale: Annotated[
         float, Option(min=0, metavar="K", help="Seconds here for one of the plan (0: chosen).")
     ] = 0.0,
@@ -53,9 +46,8 @@ def rehearse(
     picture: Annotated[
         str, Option(metavar="PATH", help="Draw the simulated above the rehearsed timeline: .html.")
     ] = "",
-    out: Out = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    out: options.Out = "",
+    terminal: Terminal,
 ) -> None:
     """Carry out PLAN with one process for each device, which waits in place of computing."""
     from penstock.plan.json_file import read_plan
@@ -64,8 +56,9 @@ def rehearse(
     from penstock.rehearse.rehearsal import differences, peaks_in_flight
     from penstock.rehearse.rehearsal import rehearse as carry_out
 
-    terminal = Terminal(as_json, quiet)
-    check_files(out, picture)
+    if picture and not picture.endswith(".html"):
+        raise BadInput(f"picture '{picture}' must end in .html: a page with both timelines")
+    terminal.check_places(out, picture)
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     emulation = emulation_of(
@@ -92,21 +85,6 @@ def rehearse(
     terminal.save(values, out)
     terminal.show(values, *shown(rehearsal, promised_s, max(in_flight)))
     judge(rehearsal, found, promised_s, tolerance)
-
-
-def check_files(out: str, picture: str) -> None:
-    """Raise for a path that cannot be written to, before any work is done.
-
-    Raises:
-        BadInput: the folder does not exist, or the picture is no .html.
-    """
-    from penstock.document import check_place
-    from penstock.errors import BadInput
-
-    if picture and not picture.endswith(".html"):
-        raise BadInput(f"picture '{picture}' must end in .html: a page with both timelines")
-    for place in filter(None, (out, picture)):
-        check_place(place)
 
 
 def values_of(

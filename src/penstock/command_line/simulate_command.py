@@ -49,6 +49,7 @@ MeetEvery: TypeAlias = Annotated[
 
 
 def simulate(
+    *,
     plan: options.PlanPath,
     profile: options.PlansProfile = "",
     cluster: options.PlansCluster = "",
@@ -73,8 +74,7 @@ def simulate(
     plugin: options.Plugins = None,
     csv: options.Csv = "",
     out: options.Out = "",
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    terminal: Terminal,
 ) -> None:
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
@@ -88,7 +88,6 @@ def simulate(
     from penstock.simulate.meetings import meeting_price
     from penstock.timeline.json_file import timeline_to_json, write_timeline
 
-    terminal = Terminal(as_json, quiet)
     if picture:
         check_timeline_path(picture)
     terminal.check_places(out, picture, csv)
@@ -118,7 +117,7 @@ def simulate(
     if picture:
         draw(picture, after)
     parts: list[RenderableType] = []
-    if not as_json:
+    if not terminal.as_json:
         parts = [*shown.played_parts(before, after, asked.words), terminal.chart(after.timeline)]
         if price is not None:
             parts.append(price.words(after.planned.prediction.iteration_s))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from typer import TyperException
 
+from penstock.command_line.options import AsJson, Quiet
 from penstock.errors import (
     INTERRUPTED,
     BadInput,
@@ -44,8 +45,8 @@ WIDEST = 10_000
 class Terminal:
     """How to print: as one JSON object or for people; with or without notes."""
 
-    as_json: bool
-    quiet: bool
+    as_json: AsJson = False
+    quiet: Quiet = False
 
     @staticmethod
     def check_places(*places: str) -> None:
