@@ -47,13 +47,14 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     "accumulate": ({"accumulate": 2}, "accumulate = 2"),
     "skip": ({"on_non_finite": "skip"}, 'on_non_finite = "skip"'),
     "roll-back": ({"on_non_finite": "roll-back"}, 'on_non_finite = "roll-back"'),
+    "meetings": ({"meet_every": 5}, "meet_every = 5"),
     "no checkpoints": ({"checkpoint_every": 0}, "checkpoint_every = 0"),
 }
 
 
 def test_a_job_uses_what_its_keys_say_and_nothing_by_default() -> None:
     # A job has an optimizer, and no keys for the others.
-    left = {"no optimizer", "meetings", "verified later", "one process"}
+    left = {"no optimizer", "verified later", "one process"}
     assert {*SETTINGS} - {*USED} == left
     plain = Job("small", model=nn.Identity, data=lambda *asked: iter(()))
     assert plain.uses == {}

@@ -37,7 +37,7 @@ from penstock.runtime.conflicts import check_conflicts, uses_of_settings
 from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.metrics import RECORDED
 from penstock.runtime.processes.heartbeat import HEARTBEAT
-from penstock.runtime.settings import Verification
+from penstock.runtime.settings import Update, Verification
 from penstock.runtime.trackers import check_trackers
 from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weights.pretrained import Weights
@@ -348,7 +348,9 @@ class Job:
     the first weights, as in `Pipeline`; ``save_weights`` is a directory for the final weights.
 
     ``compile``, ``metrics``, ``callbacks``, ``verify``, ``optimizer_sync``, ``dynamic`` and
-    ``compare_replicas_every`` are those of `Pipeline`. ``dynamic`` may also be ``"auto"``:
+    ``compare_replicas_every`` are those of `Pipeline`, as are ``meet_every``,
+    ``outer_learning_rate`` and ``outer_momentum``, for a plan of pipelines side by side; they meet
+    before the final weights are saved. ``dynamic`` may also be ``"auto"``:
     dimensions in which the first batches of the data differ are dynamic. ``rows`` is that of
     `capture_model`. A callback that calls
     ``pipe.stop()`` ends the run after the next step. ``model``, ``data``, ``loss``, metrics and
@@ -395,6 +397,9 @@ class Job:
     trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
     verify: Verification = "first-step"
     compare_replicas_every: Interval = 50
+    meet_every: Interval = 0
+    outer_learning_rate: Amount = 1.0
+    outer_momentum: Amount = 0.0
     on_non_finite: Literal["stop", "skip", "roll-back"] = "stop"
     batch_limit_s: Amount = 600.0
     weights: Annotated[Weights | None, settings(Weights, as_weights)] = None
@@ -424,6 +429,7 @@ class Job:
                     f"{whose}: micro-batch size {size} does not divide the batch size "
                     f"{self.batch_size}; use one of {list(sizes[::-1][:12])}"
                 )
+        _ = self.meetings
         check_conflicts(self.uses, f"{whose}: ")
 
     @property
@@ -434,6 +440,14 @@ class Job:
             "tensor_parallel.ranks": self.tensor_parallel.ranks,
         }
         return uses_of_settings(settings, toml=True)
+
+    @property
+    def meetings(self) -> dict[str, Any]:
+        """How pipelines meet, checked as the arguments of `Update` that they are."""
+        names = ("meet_every", "outer_learning_rate", "outer_momentum")
+        own = {name: getattr(self, name) for name in names}
+        Update(**own)
+        return own
 
     @property
     def reads_parts(self) -> bool:

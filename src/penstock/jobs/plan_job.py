@@ -13,6 +13,7 @@ from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, PlanningProblem
 from penstock.plan.sharding import with_sharding
+from penstock.plan.side_by_side import pipelines_in
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import schedules_named
 from penstock.planning.tensor_groups import on_groups, on_ranks, without_groups
@@ -22,6 +23,7 @@ from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.search.search import PLANNERS
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
+from penstock.simulate.meetings import meeting_price
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 from penstock.words import seconds_text
@@ -84,13 +86,18 @@ def new_plan(
     """
     problem = training_problem(job, request, profile, cluster)
     sizes = job.tensor_parallel.ranks
-    return find_plan(problem, request.planner, make_score(problem), sizes=sizes, limit=limit)
+    plan = find_plan(problem, request.planner, make_score(problem), sizes=sizes, limit=limit)
+    if job.meet_every:
+        pipelines_in(plan)
+    return plan
 
 
 def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
     """Raise `BadInput` for a plan that these workers cannot run with this job."""
     check_conflicts(job.uses | uses_of(plan, name), f"job '{job.name}': ")
     check_runnable(plan)
+    if job.meet_every:
+        pipelines_in(plan)
     if max(plan.ranks) >= workers:
         what = "rank" if plan.tensor_groups else "device"
         raise BadInput(
@@ -124,7 +131,8 @@ def check_layers(plan: Plan, profile: ModelProfile) -> None:
 def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
     """Simulate an iteration of ``plan``; its time is that of a whole step with all its batches.
 
-    Without a flush, or with ``optimizer_sync="after"``, it is the time in the steady state. With
+    Without a flush, or with ``optimizer_sync="after"``, it is the time in the steady state. Where
+    pipelines train alone, it has its share of a meeting. With
     ``accumulate``, replicas are summed only after the last batch; here that is counted for each.
     Its devices are the workers, also where the plan has tensor groups.
     """
@@ -139,6 +147,10 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
         optimizer_sync=job.optimizer_sync,
     )
     prediction = on_ranks(ask(), grouped, len(cluster.devices))
+    if job.meet_every:
+        price = meeting_price(own, plan, job.meet_every)
+        alone_s = job.accumulate * price.alone_s
+        return replace(prediction, iteration_s=alone_s + price.meeting_s / job.meet_every)
     if not updates_per_batch(plan) and job.optimizer_sync == "before":
         return replace(prediction, iteration_s=job.accumulate * prediction.iteration_s)
     several = ask(iterations=STEADY_ITERATIONS)

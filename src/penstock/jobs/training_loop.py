@@ -210,6 +210,7 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
             seed=job.seed,
             loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
             optimizer_sync=job.optimizer_sync,
+            **job.meetings,
             # A run that rolls back does so where the pipeline stops.
             on_non_finite="skip" if job.on_non_finite == "skip" else "stop",
         ),
@@ -294,6 +295,7 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
             pipe.save(directory.checkpoints)
         paused = pipe.stopping == PAUSE
         if job.save_weights is not None and not paused:
+            pipe.meet()
             pipe.save_pretrained(job.save_weights)
         if not measured.timelines:
             measured.timelines.append((measured.seconds[-1], pipe.timeline()))
