@@ -17,47 +17,48 @@ MANY = 5
 class Claim:
     """A published figure, ours in the setting as far as it is known, and ours with other inputs.
 
-    ``varied`` names each changed input. ``rehearsed`` is the figure of real processes on emulated
-    devices and links. For ``at_least`` a larger figure reproduces the claim too. Where the paper
-    prints ``decimals`` places of a small figure, ours is rounded to them before it is compared.
+    A claim has one model (or one set of models) and one baseline; ``varied`` names each changed
+    input. ``published`` is None where we know of no published figure. ``rehearsed`` is the figure
+    of real processes on emulated devices and links. Where the paper prints ``decimals`` places of a
+    small figure, ours is rounded to them before it is compared.
     """
 
     paper: str
     what: str
     setting: str
-    published: float
+    published: float | None
     simulated: float
     unit: str = "x"
     varied: Mapping[str, float] = field(default_factory=dict[str, float])
     rehearsed: float | None = None
-    at_least: bool = False
     decimals: int = 9
 
     @property
     def verdict(self) -> str:
         """In one word.
 
-        - "reproduced": the figure in the setting is the published one, or larger where that is the
-          claim;
+        - "reproduced": the figure in the setting is the published one;
         - "explained": the published figure lies between ours with other inputs;
-        - "refuted": it lies outside of them.
+        - "larger", "smaller": ours is so with all inputs;
+        - "-": there is no published figure.
 
         >>> Claim("p", "w", "s", 2.0, 2.05).verdict
         'reproduced'
         >>> Claim("p", "w", "s", 2.0, 3.0, varied={"slow links": 1.5}).verdict
         'explained'
         >>> Claim("p", "w", "s", 2.0, 3.0, varied={"slow links": 2.5}).verdict
-        'refuted'
-        >>> Claim("p", "w", "s", 2.0, 3.0, at_least=True).verdict
-        'reproduced'
+        'larger'
         >>> Claim("p", "w", "s", 0.03, 0.0333, decimals=2).verdict
         'reproduced'
         """
-        off = round(self.simulated, self.decimals) - self.published
-        if abs(off) <= WITHIN * abs(self.published) or (self.at_least and off > 0):
+        if self.published is None:
+            return "-"
+        if abs(round(self.simulated, self.decimals) - self.published) <= WITHIN * self.published:
             return "reproduced"
         found = (self.simulated, *self.varied.values())
-        return "explained" if min(found) <= self.published <= max(found) else "refuted"
+        if min(found) <= self.published <= max(found):
+            return "explained"
+        return "larger" if self.simulated > self.published else "smaller"
 
     def to_json(self) -> dict[str, Any]:
         """All fields and the verdict."""
@@ -74,7 +75,8 @@ def claims_table(claims: list[dict[str, Any]]) -> str:
         unit = claim["unit"]
         varied = varied_text(claim["varied"], unit)
         rehearsed = "-" if claim["rehearsed"] is None else shown(claim["rehearsed"], unit)
-        figures = f"{shown(claim['published'], unit)} | {shown(claim['simulated'], unit)}"
+        published = "-" if claim["published"] is None else shown(claim["published"], unit)
+        figures = f"{published} | {shown(claim['simulated'], unit)}"
         rows.append(
             f"| {claim['what']} | {claim['setting']} | {figures} | {varied or '-'} | {rehearsed} "
             f"| {claim['verdict']} |"
@@ -101,4 +103,4 @@ def shown(value: float, unit: str) -> str:
     """
     if unit == "x":
         return f"{value:.2f}x"
-    return f"{value:.1f} {unit}" if unit == "%" else f"{value:.3g} {unit}".rstrip()
+    return f"{value:,.1f} {unit}" if unit == "%" else f"{value:.3g} {unit}".rstrip()

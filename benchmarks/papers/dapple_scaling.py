@@ -21,7 +21,7 @@ from penstock.profile import built_in
 from penstock.profile.built_in import model_from_table
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
-from penstock.simulate.simulation import simulate_plan
+from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["most_layers", "scaling_claims"]
 
@@ -29,6 +29,9 @@ OVER_GPIPE = 1.60
 MEMORY_OF_GPIPES = 0.88
 LARGEST_BERT = {1: 48, 2: 106, 4: 215, 8: 428}
 """Layers of the largest BERT that trains with recompute, by number of V100 with 16 GB."""
+
+UTILISATION = {1: 93, 2: 89, 4: 89, 8: 87}
+"""Percent of the time that each device computes, with those layers."""
 
 STRONG = {"gnmt-16": 2048, "bert-48": 128, "xlnet-36": 128, "amoeba-36": 256}
 """Samples of an iteration in the experiment with 2 to 16 devices of cluster A."""
@@ -52,6 +55,7 @@ def scaling_claims(quick: bool) -> Iterator[Claim]:
     if not quick:
         yield from strong_scaling()
     yield from largest_models((1,) if quick else tuple(LARGEST_BERT))
+    yield from utilisations()
 
 
 def over_gpipe() -> Iterator[Claim]:
@@ -147,20 +151,52 @@ def largest_models(counts: tuple[int, ...]) -> Iterator[Claim]:
         )
 
 
-def most_layers(devices: int, samples: int) -> int:
-    """By halving: memory grows with the layers."""
+def utilisations() -> Iterator[Claim]:
+    """How busy the devices are with the published layers; the micro-batches are not known."""
+    for devices, published in UTILISATION.items():
+        shares = {
+            count: 100 * (1 - bert_prediction(LARGEST_BERT[devices], devices, 2, count).bubble)
+            for count in (64, 16, 32, 128)
+        }
+        yield Claim(
+            PAPER,
+            "utilisation with the largest BERT",
+            f"{LARGEST_BERT[devices]} layers on {devices} V100, recompute, 64 micro-batches of 2",
+            published,
+            shares.pop(64),
+            unit="%",
+            varied={f"{count} micro-batches": share for count, share in shares.items()},
+        )
+
+
+def most_layers(
+    devices: int,
+    samples: int,
+    schedule: str = "1f1b",
+    micro_batches: int = 0,
+    recompute: bool = True,
+) -> int:
+    """By halving: memory grows with the layers. 0 micro-batches: twice as many as devices."""
+    count = micro_batches or 2 * devices
     least, most = devices, 1024
     while most - least > 1:
         middle = (least + most) // 2
-        if fits(middle, devices, samples):
+        if bert_prediction(middle, devices, samples, count, schedule, recompute).fits:
             least = middle
         else:
             most = middle
     return least
 
 
-def fits(layers: int, devices: int, samples: int) -> bool:
-    """Whether BERT with so many layers fits on so many devices of one server."""
+def bert_prediction(
+    layers: int,
+    devices: int,
+    samples: int,
+    micro_batches: int,
+    schedule: str = "1f1b",
+    recompute: bool = True,
+) -> Prediction:
+    """BERT with so many layers on so many devices of one server."""
     profile = bert_with(layers)
     cluster = find_cluster("dapple-a")
     host = replace(cluster.hosts[0], devices=cluster.hosts[0].devices[:devices])
@@ -168,11 +204,11 @@ def fits(layers: int, devices: int, samples: int) -> bool:
     cuts = (before + round(layers / devices * k) for k in range(1, devices))
     bounds = [0, *cuts, len(profile.layers)]
     stages = tuple(
-        Stage(range(lo, hi), (k,), (samples,), recompute=True)
+        Stage(range(lo, hi), (k,), (samples,), recompute=recompute)
         for k, (lo, hi) in enumerate(pairwise(bounds))
     )
-    plan = Plan(stages, 2 * devices, samples, "1f1b")
-    return simulate_plan(plan, profile, Cluster("one server", (host,))).fits
+    plan = Plan(stages, micro_batches, samples, schedule)
+    return simulate_plan(plan, profile, Cluster("one server", (host,)))
 
 
 @cache

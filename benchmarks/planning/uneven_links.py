@@ -29,7 +29,7 @@ from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.simulate.score import make_score
 
-SPREADS = (1, 3, 10, 30, 100)
+SPREADS = (1, 3, 10, 30, 100, 1000)
 DEVICES = (8, 16)
 FASTEST_BYTES_PER_S = 12.5e9
 LATENCY_S = 20e-6

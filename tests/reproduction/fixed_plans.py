@@ -10,17 +10,23 @@ the figures of BERT-48's layers. So it is BERT-48 without half of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reproduction.published import MODELS
 
-from penstock.plan.cost import crossing_bytes
-from penstock.profile.model_profile import ModelProfile
+from penstock.cluster.toml_file import find_cluster
+from penstock.plan.cost import crossing_bytes, rows_by_speed
+from penstock.plan.plan import Plan, Stage
+from penstock.profile.model_profile import LayerCost, ModelProfile
+from penstock.simulate.simulation import simulate_plan
 
 NVLINK_BYTES_PER_S, COLLECTIVE_BYTES_PER_S, POINT_TO_POINT_BYTES_PER_S = 25e9, 3.0e9, 1.0e9
 DEVICES_PER_SERVER = 8
 
-__all__ = ["RATIOS", "plan_ratio"]
+SCHEDULES = ("1f1b", "early-backward")
+"""The paper's policies P_A and P_B; the faster one counts for each plan."""
+
+__all__ = ["RATIOS", "plan_ratio", "simulated_ratio"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ def chain_of(profile: ModelProfile) -> list[Layer]:
     """The states of the linearised graph: no input, and one state for XLNet's two free branches."""
     found: list[Layer] = []
     for index, layer in enumerate(profile.layers):
-        if "input" in layer.name or "one-hot" in layer.name:
+        if is_input(layer):
             continue
         samples = profile.batch_size
         crossing = crossing_bytes(profile, index + 1, lambda edge: edge.bytes)
@@ -100,6 +106,11 @@ def chain_of(profile: ModelProfile) -> list[Layer]:
             )
         )
     return found
+
+
+def is_input(layer: LayerCost) -> bool:
+    """Whether a layer is no state of the linearised graph."""
+    return "input" in layer.name or "one-hot" in layer.name
 
 
 def layers_of(model: str) -> list[Layer]:
@@ -195,13 +206,46 @@ def recursive_s(seconds: list[float], reduces: list[float], micro_batches: int) 
     return max(end_backward(micro_batches - 1, x) + reduces[x] for x in range(count))
 
 
-def plan_ratio(model: str, shared: bool) -> float:
-    """DAPPLE's fixed plan over PipeDream's, in speed."""
+def plan_ratio(
+    model: str, shared: bool, global_batch: int | None = None, micro_batch: int | None = None
+) -> float:
+    """DAPPLE's fixed plan over PipeDream's, in speed; by default with the batches of `BATCHES`."""
     chain = layers_of(model)
-    global_batch, micro_batch = BATCHES[model]
+    global_batch, micro_batch = global_batch or BATCHES[model][0], micro_batch or BATCHES[model][1]
     published = MODELS.get(model, MODELS["bert-48"])
     batches, micro_batches = global_batch / published.profile_batch, global_batch // micro_batch
     dapple, pipedream = (
         speed_up(chain, plan, batches, micro_batches, shared) for plan in PLANS[model]
     )
     return dapple / pipedream
+
+
+def simulated_ratio(
+    model: str, global_batch: int, micro_batch: int, slow_messages: bool = False
+) -> float:
+    """The same by our simulator on our preset of config A, or with the scorer's slow messages.
+
+    Inputs are on the stage of the layer after them. BERT-large is no built-in model.
+    """
+    profile, cluster = MODELS[model].profile(), find_cluster("dapple-a")
+    if slow_messages:
+        ports = {"port_bytes_per_s": POINT_TO_POINT_BYTES_PER_S}
+        cluster = replace(cluster, hosts=tuple(replace(host, **ports) for host in cluster.hosts))
+    at = [index for index, layer in enumerate(profile.layers) if not is_input(layer)]
+    at.append(len(profile.layers))
+
+    def seconds(fixed: list[FixedStage]) -> float:
+        starts = [0, *(at[stage.start] for stage in fixed[1:]), len(profile.layers)]
+        made = tuple(
+            Stage(
+                range(lo, hi),
+                tuple(stage.devices),
+                rows_by_speed(cluster, tuple(stage.devices), micro_batch),
+            )
+            for stage, lo, hi in zip(fixed, starts, starts[1:], strict=False)
+        )
+        plans = (Plan(made, global_batch // micro_batch, micro_batch, name) for name in SCHEDULES)
+        return min(simulate_plan(plan, profile, cluster).iteration_s for plan in plans)
+
+    ours, other = PLANS[model]
+    return seconds(other) / seconds(ours)

@@ -10,6 +10,7 @@ from penstock.plan.problem import PlanningProblem
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile import built_in
 from penstock.profile.built_in import model_from_table
+from penstock.profile.find import find_profile
 from penstock.profile.model_profile import ModelProfile
 
 
@@ -24,9 +25,12 @@ class Published:
     def profile(self) -> ModelProfile:
         return as_published(self.name)
 
-    def problem(self, cluster: str, micro_batch_size: int = 0) -> PlanningProblem:
+    def problem(
+        self, cluster: str, micro_batch_size: int = 0, *, text_bytes: bool = False
+    ) -> PlanningProblem:
+        """With the bytes kept for the backward of the profile, or those of the paper's text."""
         return planning_problem(
-            self.profile(),
+            without_norms(find_profile(self.profile().name)) if text_bytes else self.profile(),
             find_cluster(cluster),
             self.global_batch,
             micro_batch_size=micro_batch_size,

@@ -26,3 +26,12 @@ def test_the_winner_is_that_of_the_published_table_or_no_slower(
         f"| {plan.micro_batch_size} | {ours_s:.3f} |",
     )
     assert ours_s <= TIE * published_s
+
+
+def test_with_the_papers_activation_bytes_xlnet_has_the_published_form_on_a() -> None:
+    """By the outputs of its layers, data parallelism fits and is chosen."""
+    found: list[str] = []
+    for text_bytes in (False, True):
+        problem = MODELS["xlnet-36"].problem("dapple-a", text_bytes=text_bytes)
+        found.append(form_of(dapple(problem, make_score(problem))))
+    assert found == ["data-parallel", "8:8"]
