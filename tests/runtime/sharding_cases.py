@@ -68,7 +68,7 @@ def adam(parameters: Any) -> AdamW:
 
 
 def muon(parameters: Any) -> MuonWithAdamW:
-    return MuonWithAdamW(parameters, learning_rate=0.02, weight_decay=0.1)
+    return MuonWithAdamW(parameters, lr=0.02, weight_decay=0.1)
 
 
 def llama() -> Subject:

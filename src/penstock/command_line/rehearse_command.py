@@ -90,7 +90,6 @@ def rehearse(
 def values_of(
     rehearsal: "Rehearsal", promised_s: float, differences: list[str], in_flight: list[int]
 ) -> dict[str, object]:
-    """The JSON output."""
     from dataclasses import asdict
 
     from penstock.rehearse.rehearsal import traffic
@@ -117,7 +116,6 @@ def values_of(
 
 
 def shown(rehearsal: "Rehearsal", promised_s: float, most_in_flight: int) -> list["RenderableType"]:
-    """The result for people."""
     from rich.table import Table
 
     from penstock.rehearse.rehearsal import traffic
@@ -152,7 +150,6 @@ def shown(rehearsal: "Rehearsal", promised_s: float, most_in_flight: int) -> lis
 
 
 def write_page(path: str, rehearsal: "Rehearsal") -> None:
-    """Write the page with both timelines."""
     from penstock.document import write_text
     from penstock.report.device_rows import gantt_rows
     from penstock.report.timelines_html import TimelinePanel, timelines_page

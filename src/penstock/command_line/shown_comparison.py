@@ -64,12 +64,10 @@ class ComparedLine:
 
     @property
     def planned(self) -> PlannedPipeline | None:
-        """The plan, if there is one."""
         outcome = self.comparison.outcome
         return outcome if isinstance(outcome, PlannedPipeline) else None
 
     def to_json(self, with_explanation: bool) -> dict[str, object]:
-        """The row of the JSON output."""
         values: dict[str, object] = {**self.comparison.to_json()}
         if with_explanation and self.explanation:
             values["explanation"] = self.explanation.to_json()

@@ -6,7 +6,7 @@ fits all others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from math import log
 from statistics import median
@@ -19,12 +19,12 @@ from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.profile.model_profile import Affine, Edge, LayerCost, LengthCosts, ModelProfile
+from penstock.report.record import MeasuredLength
 from penstock.simulate.by_length import LengthPrediction
 
 __all__ = [
     "DataLengths",
     "LengthGroup",
-    "MeasuredLength",
     "data_lengths",
     "mean_profile",
     "mean_s",
@@ -138,33 +138,6 @@ def grouped(order: Sequence[int], found: Sequence[LengthsOf]) -> list[list[int]]
 def lengths_text(names: Sequence[str], lengths: LengthsOf) -> str:
     """Lengths with their names, in words."""
     return ", ".join(f"{name} {size}" for name, size in zip(names, lengths, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredLength:
-    """Batches of about these lengths: their share of the data, predicted and measured seconds.
-
-    ``measured_s`` is the median over ``steps`` steps; 0 if no step had such a batch.
-    """
-
-    lengths: Mapping[str, int]
-    share: float
-    predicted_s: float
-    measured_s: float
-    steps: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry of ``summary.json``."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        named = ", ".join(f"{name} {size}" for name, size in self.lengths.items())
-        predicted = f"{named}: predicted {1000 * self.predicted_s:.1f} ms"
-        if not self.steps:
-            return f"{predicted}, no such step"
-        error = 100 * (self.predicted_s / self.measured_s - 1)
-        measured = f"measured {1000 * self.measured_s:.1f} ms over {self.steps} steps"
-        return f"{predicted}, {measured} ({error:+.1f} %)"
 
 
 def measured_lengths(

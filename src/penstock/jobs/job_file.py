@@ -116,7 +116,6 @@ def search_beside(path: Path) -> None:
 
 
 def job_of(table: dict[str, Any], path: Path) -> Job:
-    """The job that a file describes."""
     for key in table:
         if key not in KEYS:
             if instead := REMOVED_KEYS.get(key):

@@ -40,7 +40,6 @@ class Start:
 
     @property
     def ranks(self) -> int:
-        """The number of all ranks."""
         return sum(ranks for _, ranks in self.hosts)
 
     @property

@@ -128,7 +128,6 @@ def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
 
 
 def host_of(cluster: Cluster, rank: int) -> str:
-    """The name of a rank's host, in quotes."""
     return f"'{cluster.hosts[cluster.host_index[rank]].name}'"
 
 

@@ -22,31 +22,24 @@ def optimizer_factory(
 ) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
     """A function that makes the optimizer; each rank calls it with its own parameters."""
 
-    rate, decay = settings.learning_rate, settings.weight_decay
-    flags = {"fused": settings.fused, "foreach": settings.foreach}
+    usual: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "weight_decay": settings.weight_decay,
+        "fused": settings.fused,
+        "foreach": settings.foreach,
+    }
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         match settings.name:
             case "adamw":
-                return torch.optim.AdamW(
-                    parameters, lr=rate, betas=settings.betas, weight_decay=decay, **flags
-                )
+                return AdamW(parameters, betas=settings.betas, **usual)
             case "adam":
-                return torch.optim.Adam(
-                    parameters, lr=rate, betas=settings.betas, weight_decay=decay, **flags
-                )
+                return torch.optim.Adam(parameters, betas=settings.betas, **usual)
             case "sgd":
-                return torch.optim.SGD(
-                    parameters, lr=rate, momentum=settings.momentum, weight_decay=decay, **flags
-                )
+                return torch.optim.SGD(parameters, momentum=settings.momentum, **usual)
             case "muon":
                 return MuonWithAdamW(
-                    parameters,
-                    learning_rate=rate,
-                    weight_decay=decay,
-                    momentum=settings.momentum,
-                    betas=settings.betas,
-                    **flags,
+                    parameters, momentum=settings.momentum, betas=settings.betas, **usual
                 )
 
     return make
@@ -86,7 +79,7 @@ class MuonWithAdamW(Optimizer):
         self,
         parameters: Iterable[nn.Parameter],
         *,
-        learning_rate: float,
+        lr: float,
         weight_decay: float = 0.0,
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
@@ -99,14 +92,14 @@ class MuonWithAdamW(Optimizer):
         self._parts: list[Optimizer] = [
             Muon(
                 [{"params": matrices}],
-                lr=learning_rate,
+                lr=lr,
                 weight_decay=weight_decay,
                 momentum=momentum,
                 adjust_lr_fn="match_rms_adamw",
             ),
             AdamW(
                 [{"params": others}],
-                lr=learning_rate,
+                lr=lr,
                 weight_decay=weight_decay,
                 betas=betas,
                 fused=fused,
@@ -118,12 +111,10 @@ class MuonWithAdamW(Optimizer):
 
     @property
     def parts(self) -> Sequence[Optimizer]:
-        """The two optimizers."""
         return self._parts
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step both optimizers."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

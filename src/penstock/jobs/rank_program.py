@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import groupby
@@ -261,7 +261,6 @@ def ignore(text: str) -> None:
 
 
 def job_as_asked(job: Job, request: TrainRequest) -> Job:
-    """The job with what the request changes in it."""
     job = replace(job, steps=request.steps) if request.steps else job
     job = replace(job, save_weights=request.save_weights or job.save_weights)
     return job if request.verify else replace(job, verify="off")
@@ -330,7 +329,6 @@ class RankFacts:
 
 
 def facts_of(job: Job) -> RankFacts:
-    """The facts of this rank."""
     alike = {
         "penstock": version("penstock"),
         "torch": str(torch.__version__),
@@ -500,7 +498,6 @@ def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart
 
 
 def after_part(history: History, report: PartReport) -> History:
-    """The history with a part that has ended."""
     return replace(
         history,
         steps=report.steps,
@@ -579,7 +576,7 @@ def finish(
     if history.left_out:
         summary["left_out_steps"] = list(history.left_out)
     if lengths:
-        summary["by_length"] = [found.to_json() for found in lengths]
+        summary["by_length"] = [asdict(found) for found in lengths]
     directory.write_summary(summary)
     return TrainResult(
         steps=report.steps,

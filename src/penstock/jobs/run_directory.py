@@ -129,20 +129,16 @@ class RunDirectory:
         return read_plan(place) if place.exists() else None
 
     def forget_plans(self) -> None:
-        """Keep no plan for a later start."""
         for place in self.path.glob("plan-*.json"):
             place.unlink()
 
     def write_predicted(self, timeline: Timeline) -> None:
-        """Save the simulated iteration."""
         write_timeline(timeline, self.path / "predicted.json")
 
     def write_measured(self, timeline: Timeline) -> None:
-        """Save a measured iteration."""
         write_timeline(timeline, self.path / "measured.json")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Save the summary."""
         write_text(self.path / "summary.json", json_text(summary))
 
 
@@ -245,7 +241,6 @@ class Records:
         self._write(metrics.step, row)
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Record loss and metrics on held-out data."""
         self._write(step, evaluation_row(step, evaluation))
 
     def drift(self, step: int, factors: Mapping[str, float]) -> None:
@@ -254,7 +249,6 @@ class Records:
             self._show(step, {f"drift/{name}": factor for name, factor in factors.items()})
 
     def close(self) -> None:
-        """Close the files."""
         self._files.close()
 
     def _write(self, step: int, row: dict[str, Any]) -> None:
@@ -297,7 +291,6 @@ class EventFile:
         self._put(step=step, summary={"value": shown})
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _put(self, **fields: Any) -> None:

@@ -145,6 +145,5 @@ def several_stages(problem: PlanningProblem) -> Plan:
 
 
 def verify_worker(job: Job, plan: Plan, device: str) -> VerifyResult:
-    """Run by each worker."""
     with pipeline_of(job, plan, device) as pipe:
         return pipe.verify(job.example_batch())

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.jobs.data_lengths import MeasuredLength
 from penstock.plan.problem import MEMORY_RESERVE, ShardingChoice
+from penstock.report.record import MeasuredLength
 
 __all__ = ["History", "Log", "TrainRequest", "TrainResult"]
 

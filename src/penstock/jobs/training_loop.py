@@ -170,7 +170,6 @@ class Measurements:
     )
 
     def add(self, seconds: float, timeline: Timeline | None) -> None:
-        """Add a step."""
         self.seconds.append(seconds)
         if timeline is not None:
             self.timelines.append((seconds, timeline))
@@ -555,7 +554,6 @@ class LiveDisplay:
         self._progress.start()
 
     def step(self, step: int, metrics: StepMetrics) -> None:
-        """Move the bar."""
         self._progress.update(
             self._task,
             completed=step,
@@ -565,11 +563,9 @@ class LiveDisplay:
         )
 
     def note(self, text: str) -> None:
-        """Print above the bar."""
         self._progress.console.print(text, highlight=False)
 
     def close(self) -> None:
-        """Stop redrawing and show the cursor again."""
         self._progress.stop()
 
 
@@ -590,7 +586,6 @@ class PlainDisplay:
             )
 
     def note(self, text: str) -> None:
-        """Print a line."""
         if self._stream is not None:
             print(text, file=self._stream, flush=True)
 

@@ -4,7 +4,7 @@ Its rows of steps and evaluations are written as `penstock.runtime.metrics` says
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from penstock.timeline.timeline import Timeline
 
 __all__ = [
     "EvaluationRecord",
-    "LengthRecord",
+    "MeasuredLength",
     "RunRecord",
     "RunSummary",
     "StepRecord",
@@ -64,16 +64,27 @@ class EvaluationRecord(Entry):
     evaluation_loss: float
 
 
-class LengthRecord(Entry):
-    """Predicted and measured seconds of the steps whose batches were about this long."""
+@dataclass(frozen=True, slots=True)
+class MeasuredLength:
+    """Batches of about these lengths: their share of the data, predicted and measured seconds.
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=False, allow_inf_nan=False)
+    ``measured_s`` is the median over ``steps`` steps; 0 if no step had such a batch.
+    """
 
-    lengths: dict[str, int]
+    lengths: Mapping[str, int]
     share: float
     predicted_s: float
     measured_s: float
     steps: int
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{name} {size}" for name, size in self.lengths.items())
+        predicted = f"{named}: predicted {1000 * self.predicted_s:.1f} ms"
+        if not self.steps:
+            return f"{predicted}, no such step"
+        error = 100 * (self.predicted_s / self.measured_s - 1)
+        measured = f"measured {1000 * self.measured_s:.1f} ms over {self.steps} steps"
+        return f"{predicted}, {measured} ({error:+.1f} %)"
 
 
 class RunSummary(Entry):
@@ -90,7 +101,7 @@ class RunSummary(Entry):
     predicted_s: float
     measured_s: float = Field(gt=0)
     measured_peak_memory_bytes: tuple[float, ...] = ()
-    by_length: tuple[LengthRecord, ...] = ()
+    by_length: tuple[MeasuredLength, ...] = ()
     drift: tuple[str, ...] = ()
     busy: str = ""
 
@@ -124,7 +135,6 @@ class RunRecord:
 
     @property
     def predicted_peaks(self) -> tuple[float, ...]:
-        """Predicted peak bytes of every device."""
         return peak_memory_bytes(self.predicted)
 
     @property

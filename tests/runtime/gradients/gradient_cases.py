@@ -35,7 +35,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "adamw, foreach": lambda p: AdamW(p, lr=0.02, weight_decay=0.1, foreach=True),
     "adam, neither": lambda p: Adam(p, lr=0.02, foreach=False),
     "sgd, fused": lambda p: SGD(p, lr=0.05, momentum=0.9, fused=True),
-    "muon": lambda p: MuonWithAdamW(p, learning_rate=0.02, weight_decay=0.1),
+    "muon": lambda p: MuonWithAdamW(p, lr=0.02, weight_decay=0.1),
 }
 
 SHARDED: dict[str, tuple[str, str, tuple[int, ...], str]] = {
