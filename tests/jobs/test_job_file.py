@@ -290,3 +290,28 @@ def test_a_function_that_makes_no_model_is_refused(
     job = read_job(written(folder, OWN.replace(":build", f":{function}")))
     with pytest.raises(BadInput, match=problem):
         built_model(job)
+
+
+@pytest.mark.parametrize(
+    ("key", "written_as", "value", "words"),
+    [
+        ("steps", "0", 0, "steps is 0; it must be >= 1"),
+        ("steps", '"7"', "7", "steps is '7'; input should be a valid integer"),
+        ("clip_norm", "-0.5", -0.5, "clip_norm is -0.5; it must be >= 0"),
+        ("batch_limit_s", "inf", float("inf"), "batch_limit_s is inf; input should be a finite"),
+        ("micro_batch_sizes", "[0]", (0,), "micro_batch_sizes[0] is 0; it must be >= 1"),
+        ("verify", '"all"', "all", "verify is 'all'; input should be 'first-step' or 'off'"),
+        ("model", "3", 3, 'model is 3; write it as "module:function"'),
+        ("optimizer", "{ momentum = true }", {"momentum": True}, "optimizer.momentum is True"),
+    ],
+)
+def test_a_key_has_one_limit_in_a_file_and_in_python(
+    folder: Path, key: str, written_as: str, value: object, words: str
+) -> None:
+    with pytest.raises(BadInput) as in_python:
+        replace(find_job("gpt-text"), **{key: value})
+    assert words in str(in_python.value)
+    path = written(folder, f'base = "gpt-text"\n{key} = {written_as}\n')
+    with pytest.raises(BadInput) as in_file:
+        read_job(path)
+    assert str(in_file.value) == f"{path}: {in_python.value}"
