@@ -228,7 +228,10 @@ class Play:
         """How many inputs each action waits for; concurrent backwards also wait for a forward."""
         workload, inputs = self.workload, dict[Key, int]()
         for message, streams in zip(workload.messages, workload.streams_messages, strict=True):
+            sent = workload.works_on[workload.replicas[message.sender].instance]
             for m in range(workload.micro_batches):
+                if m % workload.micro_batches_per_iteration not in sent:
+                    continue
                 key: Key = (message.receiver, message.direction, m)
                 ends = 2 if streams else 1  # of the transfer, and of the action that makes it
                 inputs[key] = inputs.get(key, 0) + ends
@@ -431,6 +434,10 @@ class Play:
             direction = "F" if piece.kind == "F" else "B"
             for index, message in enumerate(self.workload.messages):
                 if message.sender != piece.replica or message.direction != direction:
+                    continue
+                taken = self.workload.works_on[self.workload.replicas[message.receiver].instance]
+                number = piece.micro_batch % self.workload.micro_batches_per_iteration
+                if number not in taken:
                     continue
                 if self.workload.streams_messages[index] == begins:
                     self.offer(index, piece.micro_batch)

@@ -269,10 +269,13 @@ def plan_of(
     schedule: str = "1f1b",
     *,
     recompute: bool = False,
+    in_turn: bool = False,
     micro_batches: int = MICRO_BATCHES,
     rows: int = ROWS,
 ) -> Plan:
     """Stages of about equally many layers; a stage of two replicas has slices 3 and 1.
+
+    With ``in_turn`` replicas take whole micro-batches in turn instead.
 
     Devices hold two stages where the schedule places several on them.
     """
@@ -287,8 +290,11 @@ def plan_of(
             Stage(
                 range(lo, hi),
                 groups[group],
-                split_rows(rows, (3, 1) if replicas[group] == 2 else (1,) * replicas[group]),
+                (rows,) * replicas[group]
+                if in_turn
+                else split_rows(rows, (3, 1) if replicas[group] == 2 else (1,) * replicas[group]),
                 recompute,
+                in_turn=in_turn and replicas[group] > 1,
             )
             for (lo, hi), group in zip(pairwise(bounds), placement, strict=True)
         ),
@@ -408,6 +414,7 @@ def compare_all(names: Sequence[str], replications: Sequence[Sequence[int]], **o
                     replicas,
                     schedule,
                     recompute=options.get("recompute", False),
+                    in_turn=options.get("in_turn", False),
                 )
                 case = f"{name}, {schedule}, replicas {tuple(replicas)}"
                 found[case] = compare_one(subject, graph, plan, options.get("transport", "auto"))

@@ -53,6 +53,11 @@ PARTS: dict[str, Sequence[Part]] = {
         (["gpt2", "t5"], [(1,), (1, 1), (2, 1)], FOLDED),
         (["convolutions"], [(2,), (1, 1)], FOLDED | {"recompute": True}),
     ],
+    "micro-batches in turn": [
+        (["mlp"], [(2, 1), (1, 2), (2, 2), (3, 1)], {"in_turn": True}),
+        (["mlp", "gpt2"], [(1, 3)], {"in_turn": True, "schedules": ("early-backward", "zb-h1")}),
+        (["convolutions"], [(2, 1)], {"in_turn": True, "recompute": True}),
+    ],
     "process groups": [
         (["mlp", "convolutions"], [(2, 1), (1, 1, 1)], {"transport": "process-groups"})
     ],

@@ -130,7 +130,7 @@ def test_orders_written_down_at_once_are_the_valid_ones(data: st.DataObject) -> 
         with pytest.raises(BadInput):
             orders_of_plan(plan)
         return
-    instances = instances_of(schedule, plan.shape())
+    instances = instances_of(schedule, plan)
     held = held_while(schedule, instances)
     expected = flatten(schedule, instances, plan.micro_batches, held=held)
     found = orders_of_plan(plan)

@@ -98,20 +98,27 @@ void Play::make_replicas(const std::vector<int>& first_device) {
 void Play::make_messages() {
   std::vector<Message> made;
   std::vector<std::pair<int, int>> senders;
+  works_.resize(parts_.stages.size() * orders_.micro_batches);
+  for (const Action action : orders_.actions)
+    if (action.kind() < Kind::step)
+      works_[static_cast<std::size_t>(action.instance()) * orders_.micro_batches +
+             action.number()] = true;
   const auto add = [&](double seconds, const Replica& from, const Replica& to, bool forward,
-                       bool uses_port) {
+                       bool uses_port, int sender, int consumer) {
     const int receiver = to.device * streams_each_ + (forward ? 0 : streams_each_ - 1);
     senders.emplace_back(from.first_sent + forward, made.size());
     const bool streams = from.times->streams_messages && seconds > 0;
     any_streams_ |= streams;
-    made.push_back({seconds, from.device, receiver, to.inputs[!forward], uses_port, streams});
+    made.push_back({seconds, from.device, receiver, sender, consumer, to.inputs[!forward],
+                    uses_port, streams});
   };
   for (const auto& [producer, consumer, boundary] : parts_.connections) {
     for (const PairTimes& pair : boundary->pairs) {
       const Replica& up = replicas_[first_replica_[producer] + pair.sender];
       const Replica& down = replicas_[first_replica_[consumer] + pair.receiver];
-      add(pair.forward_s, up, down, true, pair.forward_uses_port);
-      if (pair.returns) add(pair.backward_s, down, up, false, pair.backward_uses_port);
+      add(pair.forward_s, up, down, true, pair.forward_uses_port, producer, consumer);
+      if (pair.returns)
+        add(pair.backward_s, down, up, false, pair.backward_uses_port, consumer, producer);
     }
   }
   // Sorted by sender, then backwards before forwards, then receiver.
@@ -121,7 +128,8 @@ void Play::make_messages() {
       sent_.add(static_cast<int>(messages_.size()));
       messages_.push_back(made[k]);
       // One that streams waits for two ends: its own, and that of the action that makes it.
-      for (int m = 0; m < orders_.micro_batches; ++m) inputs_[made[k].input + m] += 1 + made[k].streams;
+      for (int m = 0; m < orders_.micro_batches; ++m)
+        if (works(made[k].from, m)) inputs_[made[k].input + m] += 1 + made[k].streams;
     }
     sent_.end_list();
   }

@@ -214,6 +214,7 @@ void Play::end_action(Stream& stream, Action action) {
 void Play::send(const Replica& replica, Action action, bool begins) {
   if (action.kind() > Kind::backward_input) return;
   for (const int message : sent_[replica.first_sent + (action.kind() == Kind::forward)]) {
+    if (!works(messages_[message].to, action.number())) continue;
     if (messages_[message].streams == begins)
       offer(message, action.number());
     else if (!begins)

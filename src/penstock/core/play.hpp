@@ -11,7 +11,8 @@
 //   messages    are sent when their action has ended; a message occupies the sender's send engine,
 //               the receiver's receive engine and, between hosts, both ports, all at once; of those
 //               that wait, the one that was ready first starts first; a blocked one does not block
-//               others; stages on one device exchange no messages
+//               others; stages on one device exchange no messages; of instances that take
+//               micro-batches in turn, only those that work on one exchange its messages
 //   streaming   a device that streams its messages asks to send one when the action that makes it
 //               starts; it arrives once both the action and its transfer have ended
 //   reductions  a bucket occupies both engines of its members (and ports) once all of them have its
@@ -102,6 +103,7 @@ class Play {
   struct Message {
     double seconds;
     int sender, receiver;     // a device, and the stream that waits for it
+    int from, to;             // instances; only what both work on is sent
     std::size_t input;        // the row of `inputs_` that it lowers
     bool uses_port, streams;  // streams: passes beside the action that makes it
   };
@@ -135,6 +137,9 @@ class Play {
   std::vector<int> make_devices();
   void make_replicas(const std::vector<int>& first_device);
   void make_messages();
+  bool works(int instance, int number) const {
+    return works_[static_cast<std::size_t>(instance) * orders_.micro_batches + number];
+  }
   void make_reductions();
   template <typename Group>
   void start_reduction(const Group& group);
@@ -206,6 +211,7 @@ class Play {
   std::vector<Reduction> reductions_;
   std::vector<Bucket> buckets_;
   std::vector<Lane> lanes_;
+  std::vector<bool> works_;  // whether an instance works on a micro-batch, instance after instance
   std::vector<int> inputs_;  // what is still to come, by replica, input and micro-batch
   std::vector<int> links_, place_in_host_;  // of each device: first separate link (-1: none)
   Lists sent_;       // by replica and direction: messages

@@ -35,7 +35,7 @@ class StageEntry(Entry):
 
     ``recompute`` is true for all of them, false for none, "blocks" for all by block, or a list of
     single ones. ``sharding`` is what the devices divide: the optimizer's state or, as FSDP does,
-    the parameters too.
+    the parameters too. ``in_turn``: they take whole micro-batches in turn.
     """
 
     layers: list[int]
@@ -43,6 +43,7 @@ class StageEntry(Entry):
     slices: list[int]
     recompute: bool | Literal["blocks"] | list[int] = False
     sharding: Literal["", "optimizer", "parameters"] = ""
+    in_turn: bool = False
 
 
 class CostEntry(Entry):
@@ -106,6 +107,7 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
                     tuple(s.slices),
                     *recompute_of(s),
                     s.sharding,
+                    s.in_turn,
                 )
                 for s in entry.stages
             ),
@@ -162,6 +164,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
                 if stage.by_block
                 else list(stage.recompute_layers) or stage.recompute,
                 **({"sharding": stage.sharding} if stage.sharding else {}),
+                **({"in_turn": True} if stage.in_turn else {}),
             }
             for stage in plan.stages
         ],

@@ -42,6 +42,9 @@ class Stage:
     ``sharding`` is what the devices divide among themselves instead of keeping it whole:
     "optimizer" is the optimizer's state (ZeRO-1), "parameters" are parameters, gradients and the
     optimizer's state (ZeRO-3, FSDP). Empty: nothing.
+
+    With ``in_turn`` the devices take whole micro-batches in turn, as in PipeDream's 1F1B-RR:
+    micro-batch ``m`` goes to device ``m % replicas``, and each slice is a whole micro-batch.
     """
 
     layers: range
@@ -51,6 +54,7 @@ class Stage:
     recompute_layers: tuple[int, ...] = ()
     by_block: bool = False
     sharding: str = ""
+    in_turn: bool = False
 
     def __post_init__(self) -> None:
         if self.recompute_layers and not self.recompute:
@@ -59,6 +63,8 @@ class Stage:
             object.__setattr__(self, "by_block", False)
         if self.sharding and len(self.devices) < 2:
             object.__setattr__(self, "sharding", "")
+        if self.in_turn and len(self.devices) < 2:
+            object.__setattr__(self, "in_turn", False)
 
     @property
     def replicas(self) -> int:
@@ -281,6 +287,9 @@ def check_plan(plan: Plan) -> None:
                 f"stage {index} has {len(stage.devices)} devices and {len(stage.slices)} slices; "
                 f"it needs one slice for each of at least one device"
             )
+        if stage.in_turn:
+            check_turns(plan, index)
+            continue
         if sum(stage.slices) != plan.micro_batch_size or min(stage.slices) < 1:
             raise BadInput(
                 f"stage {index}: slices {list(stage.slices)} must be >= 1 and add up to the "
@@ -304,6 +313,27 @@ def check_plan(plan: Plan) -> None:
         raise BadInput(
             f"in_flight_limit {list(plan.in_flight_limit)} must have one entry >= 1 for each of "
             f"{len(plan.stages)} stages"
+        )
+
+
+def check_turns(plan: Plan, index: int) -> None:
+    """Raise `BadInput` for a stage whose devices cannot take whole micro-batches in turn."""
+    stage, size = plan.stages[index], plan.micro_batch_size
+    if set(stage.slices) != {size}:
+        raise BadInput(
+            f"stage {index} takes micro-batches in turn and has slices {list(stage.slices)}; each "
+            f"must be a whole micro-batch of {size} samples"
+        )
+    if plan.micro_batches < stage.replicas:
+        raise BadInput(
+            f"stage {index} takes micro-batches in turn on {stage.replicas} devices, and there are "
+            f"{plan.micro_batches}; give it at most as many devices"
+        )
+    shared = sum(other.devices == stage.devices for other in plan.stages) > 1
+    if shared or plan.mirrored or stage.sharding:
+        raise BadInput(
+            f"stage {index} takes micro-batches in turn; its devices can hold no other stage, nor "
+            f"a mirrored one, and divide nothing"
         )
 
 

@@ -188,7 +188,10 @@ def assess_plan(
         own = replace(problem, profile=profile)
         return predict_plan(own, plan, with_timeline=False).iteration_s
 
-    if any(stage.sharding == "parameters" for stage in plan.stages):
+    if any(stage.in_turn for stage in plan.stages):
+        # Bounds are about micro-batches that are split, whose rows limit the devices of a stage.
+        bound = LowerBound(0.0, "no bound where devices take whole micro-batches in turn")
+    elif any(stage.sharding == "parameters" for stage in plan.stages):
         bound = lower_bound(replace(problem, sharding="parameters"))
     prediction = predict_plan(problem, plan, with_timeline=with_timeline)
     by_length = predict_lengths(problem.profile, of_length)

@@ -70,8 +70,9 @@ def spp_bound_s(problem: PlanningProblem, plan: Plan) -> float:
 
 
 def is_spp_order(plan: Plan) -> bool:
-    """Whether `spp_bound_s` holds for the order of ``plan``: SPP's list, not cut short."""
-    return plan.schedule == "wavefront" and not plan.in_flight_limit
+    """Whether `spp_bound_s` holds for ``plan``: SPP's list, not cut short, micro-batches split."""
+    splits = not any(stage.in_turn for stage in plan.stages)
+    return plan.schedule == "wavefront" and not plan.in_flight_limit and splits
 
 
 def workload_s(problem: PlanningProblem, plan: Plan) -> float:

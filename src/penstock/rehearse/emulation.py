@@ -117,9 +117,9 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
     """Raise for a plan that the emulation would carry out otherwise than it says.
 
     Raises:
-        BadInput: plan, profile and cluster do not fit together; the schedule does two things at
-            once, or sums gradients without a flush; neighbouring stages share no tensor; or devices
-            do not overlap messages with compute.
+        BadInput: plan, profile and cluster do not fit together; devices take whole micro-batches
+            in turn, or do not overlap messages with compute; the schedule does two things at once,
+            or sums gradients without a flush; neighbouring stages share no tensor.
     """
     check_plan_fits_inputs(plan, profile, cluster)
     schedule = order_of(plan)
@@ -127,6 +127,12 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
         raise BadInput(
             f"schedule '{plan.schedule}' runs a forward beside a backward on each device, and a "
             f"rank does one thing at a time; rehearse a plan with another schedule"
+        )
+    turns = [number for number, stage in enumerate(plan.stages) if stage.in_turn]
+    if turns:
+        raise BadInput(
+            f"the devices of stages {turns} take whole micro-batches in turn, which is not "
+            f"rehearsed; split micro-batches over them, or train the plan"
         )
     replicated = max(stage.replicas for stage in plan.stages) > 1
     if schedule.weights.micro_batches_per_update and replicated:

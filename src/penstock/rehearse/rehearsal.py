@@ -221,10 +221,11 @@ def planned_bytes(workload: Workload) -> dict[str, float]:
     """The bytes that the simulator counts, by `moved_by`."""
     planned = defaultdict[str, float](float)
     for message in workload.messages:
-        ends = (workload.replicas[end] for end in (message.sender, message.receiver))
+        ends = [workload.replicas[end] for end in (message.sender, message.receiver)]
         source, target = (workload.devices[end.position].device for end in ends)
         if source != target:
-            moved = message.bytes * micro_batches_of(workload, message.sender)
+            both = frozenset.intersection(*(workload.works_on[end.instance] for end in ends))
+            moved = message.bytes * len(both) * workload.iterations
             planned[f"rank {source} sent rank {target}"] += moved
     for reduction in workload.reductions:
         held = (workload.replicas[m].position for m in reduction.members)
@@ -232,15 +233,6 @@ def planned_bytes(workload: Workload) -> dict[str, float]:
         moved = sum(bucket.bytes for bucket in reduction.buckets)
         planned[f"ranks {devices} summed gradients of"] += moved
     return planned
-
-
-def micro_batches_of(workload: Workload, replica: int) -> int:
-    """The number of micro-batches that an instance works on: half of them in mirrored pipelines."""
-    instances = workload.instances
-    if not instances.mirrored:
-        return workload.micro_batches
-    odd = workload.replicas[replica].instance >= instances.stages
-    return (workload.micro_batches + (0 if odd else 1)) // 2
 
 
 def peaks_in_flight(rehearsal: Rehearsal) -> list[int]:

@@ -5,7 +5,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from penstock.plan.ordering import order_of
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import row_ranges, split_rows
 from penstock.schedule.action import KIND_CODES, Action
 from penstock.schedule.concurrent_clock import one_at_a_time
@@ -53,6 +53,9 @@ def cut_batch(plan: Plan, rows: int) -> BatchCut:
     [[0, 1], [2, 3], [4, 5], [6]]
     >>> cut_batch(plan, 7).slices[3]
     ((1, 0),)
+    >>> turns = Plan((Stage(range(1), (0, 1), (2, 2), in_turn=True),), 3, 2, "gpipe")
+    >>> cut_batch(turns, 6).slices
+    (((2, 0),), ((0, 2),), ((2, 0),))
     """
     if rows == plan.global_batch:
         counts = (plan.micro_batch_size,) * plan.micro_batches
@@ -62,13 +65,18 @@ def cut_batch(plan: Plan, rows: int) -> BatchCut:
     return BatchCut(
         tuple(range(lo, hi) for lo, hi in pairwise(bounds)),
         tuple(
-            tuple(
-                slices if count == plan.micro_batch_size else split_rows(count, slices)
-                for slices in (plan.holder(s, m).slices for s in range(len(plan.stages)))
-            )
+            tuple(slices_of(plan.holder(s, m), plan, m, count) for s in range(len(plan.stages)))
             for m, count in enumerate(counts)
         ),
     )
+
+
+def slices_of(stage: Stage, plan: Plan, micro_batch: int, rows: int) -> tuple[int, ...]:
+    """The rows of a micro-batch that each device of a stage computes; 0: none."""
+    if stage.in_turn:
+        turn = micro_batch % stage.replicas
+        return tuple(rows if replica == turn else 0 for replica in range(stage.replicas))
+    return stage.slices if rows == plan.micro_batch_size else split_rows(rows, stage.slices)
 
 
 @lru_cache(maxsize=8)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count, pairwise
+from math import lcm
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -19,7 +20,13 @@ from penstock.simulate.gradients import (
     share_of,
     tied_parameters,
 )
-from penstock.simulate.instances import Instances, StageUse, instances_of, stages_of_instances
+from penstock.simulate.instances import (
+    Instances,
+    StageUse,
+    dealt,
+    instances_of,
+    stages_of_instances,
+)
 from penstock.simulate.layer_sums import layer_sums
 from penstock.simulate.stage_work import StageWork, stage_work
 from penstock.simulate.transfers import Boundary, boundary_between, connected_stages
@@ -64,14 +71,13 @@ class Catalogue:
         stages = tuple(map(self.stage, stages_of_instances(plan), instances.uses))
         ends: list[tuple[int, int]] = list(pairwise(range(len(plan.stages))))
         ties: tuple[TiedGroup, ...] = ()
-        if len(self.producers) or self.shared or instances.mirrored:
+        if len(self.producers) or self.shared or instances.in_turn:
             lengths = [len(stage.layers) for stage in plan.stages]
             stage_of_layer = np.repeat(np.arange(len(plan.stages)), lengths)
             ends = list(connected_stages(stage_of_layer, self.producers, self.consumers))
             ties = self.ties_of(stages, stage_of_layer.tolist(), instances)
-        if instances.mirrored:
-            copies = len(plan.stages)
-            ends += [(copies + producer, copies + consumer) for producer, consumer in ends]
+        if instances.in_turn:
+            ends = sorted(pair for both in ends for pair in copies_joined(both, instances.copies))
         boundaries = tuple((p, c, self.boundary(stages[p], stages[c])) for p, c in ends)
         return Parts(stages, boundaries, ties, self.hosts)
 
@@ -101,17 +107,20 @@ class Catalogue:
     def ties_of(
         self, stages: Sequence[StageWork], stage_of_layer: Sequence[int], instances: Instances
     ) -> tuple[TiedGroup, ...]:
-        """Parameters held by several instances, sorted by these: tied ones, and mirrored stages.
+        """Parameters held by several instances, sorted by these: tied ones, and whole stages.
 
         Instances that share one device sum their gradients without a message.
         """
         held = tied_parameters(stage_of_layer, self.shared)
-        if instances.mirrored:
-            copies = instances.stages
-            held = {(*users, *(copies + s for s in users)): held[users] for users in held}
-            for stage in range(copies):
-                if own_bytes := bytes_of_own(stages[stage].layers, self.sums):
-                    held[stage, copies + stage] = [own_bytes]
+        if instances.in_turn:
+            copies = instances.copies
+            held = {
+                tuple(sorted(one for user in users for one in copies[user])): held[users]
+                for users in held
+            }
+            for stage, own in enumerate(copies):
+                if len(own) > 1 and (own_bytes := bytes_of_own(stages[stage].layers, self.sums)):
+                    held[own] = [own_bytes]
         found = (self.tie(users, sizes, stages) for users, sizes in sorted(held.items()))
         return tuple(tie for tie in found if tie.shares)
 
@@ -128,6 +137,13 @@ class Catalogue:
 
         key = (users, tuple(stages[user].number for user in users), tuple(sizes))
         return self.ties.find(key, make)
+
+
+def copies_joined(ends: tuple[int, int], copies: Sequence[tuple[int, ...]]) -> set[tuple[int, int]]:
+    """The instances of two stages that work on the same micro-batches."""
+    sends, receives = (copies[stage] for stage in ends)
+    period = lcm(len(sends), len(receives))
+    return {(sends[m % len(sends)], receives[m % len(receives)]) for m in range(period)}
 
 
 def weight_of_stage(work: StageWork) -> int:
@@ -150,7 +166,8 @@ def workload_of(
     iterations: int = 1,
 ) -> Workload:
     """The workload of iterations of ``plan``; ``schedule`` must be valid for ``plan.shape()``."""
-    instances = instances_of(schedule, plan.shape())
+    schedule = dealt(schedule, plan)
+    instances = instances_of(schedule, plan)
     catalogue = Catalogue(profile, cluster, optimizer_bytes_per_parameter_byte)
     parts = catalogue.parts_of(plan, instances)
     return Workload(schedule, parts, instances, plan.micro_batches, iterations)

@@ -2,12 +2,14 @@
 
 The engines work on *instances* of stages. A pipeline has one for each of its ``S`` stages. A
 mirrored one has two: instance ``s`` works on the even micro-batches; instance ``S + s``, on the
-devices of stage ``S - 1 - s``, works on the odd ones (Chimera, SC 2021, section 3.1).
+devices of stage ``S - 1 - s``, works on the odd ones (Chimera, SC 2021, section 3.1). A stage whose
+devices take micro-batches in turn has one for each device, which is a group of its own.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,11 +18,10 @@ import numpy.typing as npt
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.schedule.action import KIND_CODES, Action
-from penstock.schedule.order import Order
+from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape
 
-__all__ = ["Instances", "StageUse", "instances_of", "stages_of_instances", "updating"]
+__all__ = ["Instances", "StageUse", "dealt", "instances_of", "stages_of_instances", "updating"]
 
 Whole: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -46,12 +47,12 @@ class StageUse(NamedTuple):
 class Instances:
     """The instances of a pipeline: where they are and how they are used.
 
-    ``groups[i]`` is the device group of instance ``i``. ``rounds[i]`` is how many updates of its
-    parameters an iteration has; 0 if it has no work.
+    ``copies[s]`` are the instances of stage ``s``, which take its micro-batches in turn; the first
+    is instance ``s``. ``groups[i]`` is the device group of instance ``i``. ``rounds[i]`` is how
+    many updates of its parameters an iteration has; 0 if it has no work.
     """
 
-    stages: int
-    mirrored: bool
+    copies: tuple[tuple[int, ...], ...]
     groups: tuple[int, ...]
     uses: tuple[StageUse, ...]
     rounds: tuple[int, ...]
@@ -59,12 +60,28 @@ class Instances:
 
     def of(self, action: Action) -> int:
         """The instance that runs ``action``."""
-        return action.stage + self.stages * (action.micro_batch % 2 if self.mirrored else 0)
+        own = self.copies[action.stage]
+        return own[action.micro_batch % len(own)]
 
     def numbers_in(self, order: Order) -> Whole:
         """The instance that runs each action of an order."""
-        stages = order.stages.astype(np.int64)
-        return stages + self.stages * (order.micro_batches % 2) if self.mirrored else stages
+        found = order.stages.astype(np.int64)
+        for stage, own in enumerate(self.copies):
+            if len(own) > 1:
+                mine = order.stages == stage
+                found[mine] = np.array(own)[order.micro_batches[mine] % len(own)]
+        return found
+
+    @cached_property
+    def stage_of(self) -> tuple[int, ...]:
+        """The stage of each instance."""
+        stages = {one: stage for stage, own in enumerate(self.copies) for one in own}
+        return tuple(stages[instance] for instance in range(len(self.groups)))
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether several instances of some stage take its micro-batches in turn."""
+        return len(self.groups) > len(self.copies)
 
     def steps_of(self, group: int) -> int:
         """How many optimizer steps the devices of a group take in an iteration."""
@@ -88,7 +105,17 @@ def stages_of_instances(plan: Plan) -> tuple[Stage, ...]:
     True
     """
     if not plan.mirrored:
-        return plan.stages
+        turns = (
+            replace(stage, devices=(device,), slices=stage.slices[:1])
+            for stage in plan.stages
+            if stage.in_turn
+            for device in stage.devices[1:]
+        )
+        first = (
+            replace(s, devices=s.devices[:1], slices=s.slices[:1]) if s.in_turn else s
+            for s in plan.stages
+        )
+        return (*first, *turns)
     opposite = (
         replace(stage, devices=other.devices, slices=other.slices)
         for stage, other in zip(plan.stages, reversed(plan.stages), strict=True)
@@ -96,27 +123,57 @@ def stages_of_instances(plan: Plan) -> tuple[Stage, ...]:
     return (*plan.stages, *opposite)
 
 
-def instances_of(schedule: Schedule, shape: PipelineShape) -> Instances:
-    """The instances of a pipeline that runs ``schedule``.
+def dealt(schedule: Schedule, plan: Plan) -> Schedule:
+    """The schedule, with an order for each device of a stage that takes micro-batches in turn."""
+    orders = list(schedule.orders)
+    for number, stage in enumerate(plan.stages):
+        if stage.in_turn:
+            group = plan.shape().group_of(number)
+            whole = schedule.orders[group]
+            turn = whole.micro_batches % stage.replicas
+            own = [
+                order_from_arrays(whole.kinds[mine], whole.stages[mine], whole.micro_batches[mine])
+                for mine in (turn == k for k in range(stage.replicas))
+            ]
+            orders[group] = own[0]
+            orders += own[1:]
+    return replace(schedule, orders=tuple(orders))
+
+
+def copies_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """The instances of every stage; those beyond the first are numbered after all stages."""
+    stages = len(plan.stages)
+    if plan.mirrored:
+        return tuple((stage, stages + stage) for stage in range(stages))
+    more = count(stages)
+    return tuple(
+        (number, *(next(more) for _ in range(stage.replicas - 1))) if stage.in_turn else (number,)
+        for number, stage in enumerate(plan.stages)
+    )
+
+
+def instances_of(schedule: Schedule, plan: Plan) -> Instances:
+    """The instances of a plan that runs ``schedule``, which is `dealt`.
 
     Raises:
         BadInput: updates without a flush where a device group holds several stages, or where some
             backwards of a stage are split and others not.
     """
-    weights = schedule.weights
+    weights, shape, copies = schedule.weights, plan.shape(), copies_of(plan)
     directions = (0, 1) if shape.mirrored else (0,)
     groups = [
         shape.group_of(stage, direction)
         for direction in directions
         for stage in range(shape.stages)
     ]
+    groups += range(shape.groups, len(schedule.orders))
     if weights.micro_batches_per_update and len(set(groups)) < len(groups):
         raise BadInput(
             f"weights are updated every {weights.micro_batches_per_update} micro-batches and "
             f"device groups hold several stages, {groups}; give each stage devices of its own, or "
             f"use a schedule that updates once an iteration"
         )
-    bare = Instances(shape.stages, shape.mirrored, tuple(groups), (), ())
+    bare = Instances(copies, tuple(groups), (), ())
     splits, rounds = [False] * len(groups), [0] * len(groups)
     for order in schedule.orders:
         instance = bare.numbers_in(order)
@@ -133,9 +190,9 @@ def instances_of(schedule: Schedule, shape: PipelineShape) -> Instances:
     uses = (
         StageUse(
             split,
-            weights.versions_of(number % shape.stages),
+            weights.versions_of(bare.stage_of[number]),
             not shape.mirrored,
-            weights.predictions_of(number % shape.stages),
+            weights.predictions_of(bare.stage_of[number]),
         )
         for number, split in enumerate(splits)
     )

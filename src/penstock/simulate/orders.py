@@ -29,7 +29,7 @@ from penstock.schedule.order import Order
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.warm_up import warm_up_depths
-from penstock.simulate.instances import Instances, StageUse, instances_of, updating
+from penstock.simulate.instances import Instances, StageUse, dealt, instances_of, updating
 from penstock.simulate.memory import held_while
 from penstock.simulate.stage_memory import Held, Holding
 
@@ -86,9 +86,10 @@ def orders_of_plan(plan: Plan) -> FlatOrders:
     family, shape = FAMILIES.get(plan.schedule), plan.shape()
     in_flight = family.in_flight if family else None
     limited = plan.schedule == "gpipe" and plan.in_flight_limit
-    if in_flight is None or limited or shape.placement or shape.mirrored:
-        schedule = order_of(plan)
-        instances = instances_of(schedule, shape)
+    in_turn = any(stage.in_turn for stage in plan.stages)
+    if in_flight is None or limited or shape.placement or shape.mirrored or in_turn:
+        schedule = dealt(order_of(plan), plan)
+        instances = instances_of(schedule, plan)
         held = held_while(schedule, instances)
         return flatten(schedule, instances, plan.micro_batches, held=held)
     depths = warm_up_depths(shape, in_flight)
@@ -115,7 +116,8 @@ def orders_of_plan(plan: Plan) -> FlatOrders:
 def one_instance_a_stage(stages: int) -> Instances:
     """The instances of a pipeline with one stage on each device group and whole backwards."""
     once = (1,) * stages
-    return Instances(stages, False, tuple(range(stages)), (StageUse(),) * stages, once)
+    copies = tuple((stage,) for stage in range(stages))
+    return Instances(copies, tuple(range(stages)), (StageUse(),) * stages, once)
 
 
 @lru_cache(maxsize=256)

@@ -162,7 +162,7 @@ class Workload:
         for instance, stage in enumerate(self.parts.stages):
             first = self.group_starts[self.instances.groups[instance]]
             for index, work in enumerate(stage.replicas):
-                number = instance % self.instances.stages
+                number = self.instances.stage_of[instance]
                 made.append(Replica(first + index, number, instance, work))
         return tuple(made)
 
@@ -202,11 +202,20 @@ class Workload:
         """The reductions, sorted by their instances."""
         return tuple(self.reduction(group[0], group[1]) for group in self.reduced)
 
+    @cached_property
+    def works_on(self) -> tuple[frozenset[int], ...]:
+        """The micro-batches that each instance works on; a message has both ends work on it."""
+        found: list[set[int]] = [set() for _ in self.parts.stages]
+        for order in self.schedule.orders:
+            for action in order:
+                found[self.instances.of(action)].add(action.micro_batch)
+        return tuple(map(frozenset, found))
+
     def reduction(self, instances: tuple[int, ...], shares: Sequence[GradientShare]) -> Reduction:
         """The reduction among all replicas of ``instances``."""
         members = (r for i in instances for r in range(self.starts[i], self.starts[i + 1]))
         buckets = (
-            Bucket(instances[0] % self.instances.stages, share.seconds, share.bytes)
+            Bucket(self.instances.stage_of[instances[0]], share.seconds, share.bytes)
             for share in shares
             for _ in range(share.buckets)
         )

@@ -197,7 +197,7 @@ def test_as_many_copies_are_kept_as_the_schedule_and_the_simulator_count(
     schedule = order_of(plan)
     counted = tuple(schedule.weights.versions_of(stage) for stage in range(stages))
     assert tuple(each.most_copies for each in player.weight_versions.values()) == counted
-    instances = instances_of(schedule, plan.shape())
+    instances = instances_of(schedule, plan)
     assert tuple(use.versions for use in instances.uses) == counted
 
 
