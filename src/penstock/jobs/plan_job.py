@@ -9,7 +9,7 @@ from penstock.jobs.job import Job
 from penstock.jobs.train_request import TrainRequest
 from penstock.plan.fitted_plan import with_undoable_step
 from penstock.plan.in_words import parallel_words
-from penstock.plan.ordering import schedule_refusal
+from penstock.plan.ordering import schedule_refusal, updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.plan.problem import AS_FAST, PlanningProblem
 from penstock.plan.sharding import with_sharding
@@ -18,7 +18,6 @@ from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import schedules_named
 from penstock.planning.tensor_groups import on_groups, on_ranks, without_groups
 from penstock.profile.model_profile import ModelProfile
-from penstock.runtime.asynchronous.order import updates_per_batch
 from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.search.search import PLANNERS

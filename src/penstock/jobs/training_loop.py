@@ -22,8 +22,8 @@ from penstock.jobs.job import Job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
 from penstock.jobs.run_directory import Records, RunDirectory
+from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
-from penstock.runtime.asynchronous.order import updates_per_batch
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import PAUSE, StepMetrics

@@ -20,6 +20,7 @@ __all__ = [
     "order_of",
     "schedule_refusal",
     "stage_refusal",
+    "updates_per_batch",
 ]
 
 
@@ -43,6 +44,16 @@ def order_of(plan: Plan) -> Schedule:
     schedule = family.make(shape)
     validate(schedule, shape)
     return schedule
+
+
+def updates_per_batch(plan: Plan) -> int:
+    """How many times each stage updates its weights in a batch; 0 if it waits for a flush.
+
+    Raises:
+        BadInput: the plan's schedule cannot be run.
+    """
+    per_update = order_of(plan).weights.micro_batches_per_update
+    return plan.micro_batches // per_update if per_update else 0
 
 
 def blocks_refusal(schedule: str) -> str:

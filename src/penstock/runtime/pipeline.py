@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,13 +15,8 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch, Loss
 from penstock.errors import BadInput
 from penstock.plan.in_one_process import in_one_process
+from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
-from penstock.runtime.asynchronous.training import (
-    AsynchronousTraining,
-    asynchronous_training,
-    stepped_together,
-)
-from penstock.runtime.asynchronous.weight_versions import WeightVersions
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.batch_reading import BatchReading
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
@@ -66,13 +61,20 @@ from penstock.runtime.stages.building import (
 )
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.steps.meeting import Meetings
-from penstock.runtime.steps.overlapped import OverlappedTraining
-from penstock.runtime.steps.training import Training, flushed_step
+from penstock.runtime.steps.training import (
+    Steps,
+    StreamedSteps,
+    Training,
+    stepped_together,
+)
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
 from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify
 from penstock.runtime.weights.pretrained import Weights
 from penstock.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from penstock.runtime.asynchronous.weight_versions import WeightVersions
 
 __all__ = ["Pipeline"]
 
@@ -118,9 +120,8 @@ class Pipeline:
     _reading: BatchReading
     _inference: Inference
     _training: Training
+    _steps: Steps
     _verified: VerifiedSteps
-    _asynchronous: AsynchronousTraining | None
-    _overlapped: OverlappedTraining | None
 
     @without_removed
     def __init__(
@@ -200,13 +201,10 @@ class Pipeline:
                     meetings=Meetings(engine, options.update) if engine.pipelines else None,
                 )
                 check_conflicts(self._uses | uses_of_optimizer(training.optimizer))
-                every = options.safety.verify_every
-                self._verified = VerifiedSteps(engine, training, options.verify, every)
-                measured = options.update.prediction_error_every
-                made = partial(asynchronous_training, engine, training, measured)
-                self._asynchronous = world.all_succeed(made)
-                overlaps = options.update.optimizer_sync == "after"
-                self._overlapped = OverlappedTraining(engine, training) if overlaps else None
+                made = partial(way_to_train, engine, training, options.update)
+                steps = self._steps = world.all_succeed(made)
+                compared = options.verify, options.safety.verify_every
+                self._verified = VerifiedSteps(engine, training, steps, *compared)
             undo.pop_all()
 
     @property
@@ -251,10 +249,9 @@ class Pipeline:
         return self._training.steps
 
     @property
-    def weight_versions(self) -> Mapping[int, WeightVersions]:
+    def weight_versions(self) -> "Mapping[int, WeightVersions]":
         """The weights of this rank's stages under an asynchronous schedule; empty under others."""
-        stages = self._asynchronous.stages if self._asynchronous is not None else {}
-        return {number: stage.versions for number, stage in stages.items()}
+        return self._steps.weight_versions
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that this rank trains."""
@@ -296,19 +293,12 @@ class Pipeline:
         """
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
-        self._drain()
+        self._steps.drain()
         self._follow_flags()
         leaves = self._reading.of_step(batches)
         due = self._verified.due
         self._check_calls(due)
-        if self._asynchronous is not None:
-            if due:
-                self._verified.beforehand(leaves)
-            metrics = self._asynchronous.step(leaves)
-        elif due:
-            metrics = self._verified.flushed(leaves)
-        else:
-            metrics = flushed_step(self._engine, self._training, leaves)
+        metrics = self._verified.step(leaves) if due else self._steps.step(leaves)
         self._engine.release_others()
         self._tell(metrics)
         return metrics
@@ -327,21 +317,21 @@ class Pipeline:
             LossNotFinite: as `step`; without a flush weights have already changed.
             RunFailed: as `step`.
         """
-        training = self._overlapped or self._asynchronous
-        if training is None:
+        self._steps.drain()
+        self._follow_flags()
+        steps = self._steps
+        if not isinstance(steps, StreamedSteps):
             yield from map(self.step, batches)
             return
-        self._follow_flags()
-        training = self._overlapped or self._asynchronous or training
         for due, some in self._verified.stretches(batches):
-            if due and self._asynchronous is None:
+            if due and steps.flushes:
                 yield from map(self.step, islice(some, 1))
             every = map(self._of_stream, some)
-            if due and self._asynchronous is not None:
+            if due and not steps.flushes:
                 first = next(every)
                 self._verified.beforehand([first])
                 every = chain([first], every)
-            for metrics in training.stream(every):
+            for metrics in steps.stream(every):
                 self._engine.release_others()
                 self._tell(metrics)
                 yield metrics
@@ -353,7 +343,7 @@ class Pipeline:
             BadInput: as in `step`.
             RunFailed: as in `step`.
         """
-        self._drain()
+        self._steps.drain()
         evaluation = self._inference.evaluate(batch)
         self._tell(evaluation)
         return evaluation
@@ -370,12 +360,12 @@ class Pipeline:
             BadInput: as in `step`; or the model cannot predict, or its outputs cannot be joined.
             RunFailed: as in `step`.
         """
-        self._drain()
+        self._steps.drain()
         return self._inference.predict(batch, everywhere=everywhere)
 
     def skip_step(self) -> None:
         """Count a step without taking it; a checkpoint then continues behind its batch."""
-        self._drain()
+        self._steps.drain()
         self._training.steps += 1
 
     def meet(self) -> None:
@@ -429,19 +419,18 @@ class Pipeline:
 
         def held() -> Iterator[torch.Tensor]:
             yield from lasting_tensors(self._engine, self._training)
-            if self._overlapped is not None:
-                yield from self._overlapped.copies
+            yield from self._steps.copies
 
         return measured_memory(self._world.device, held)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank: tensors by the model's names, and ``state`` for the rest."""
-        self._drain()
+        self._steps.drain()
         return {**state_tensors(self._engine, self._training), "state": self._training.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned on this rank under the same plan."""
-        self._drain()
+        self._steps.drain()
         restore_own(self._engine, self._training, state_dict)
 
     def model_state_dict(self) -> dict[str, torch.Tensor]:
@@ -505,7 +494,7 @@ class Pipeline:
         Raises:
             BadInput: it cannot be written, writing the previous one failed, or ``keep`` is below 1.
         """
-        self._drain()
+        self._steps.drain()
         engine, training = self._engine, self._training
         state = saved_state(engine, training, extra, loader)
         target = CheckpointTarget(Path(directory), training.steps, state, keep)
@@ -523,7 +512,7 @@ class Pipeline:
         Raises:
             BadInput: there is no undamaged checkpoint, it is of another model, or has no loader.
         """
-        self._drain()
+        self._steps.drain()
         self._checkpoints.wait()
         load_state(self._engine, self._training, Path(directory), loader)
         return self.steps
@@ -590,10 +579,7 @@ class Pipeline:
         """
         if needs_one_model and self._training.meetings is not None:
             self._training.meetings.check_met(needs_one_model)
-        if self._asynchronous is not None:
-            self._asynchronous.drain()
-        if self._overlapped is not None:
-            self._overlapped.drain()
+        self._steps.drain()
 
     def _tell(self, event: Event) -> None:
         for callback in self._callbacks:
@@ -604,3 +590,20 @@ class Pipeline:
 
     def __exit__(self, *reason: object) -> None:
         self.close()
+
+
+def way_to_train(engine: Engine, training: Training, update: Update) -> Steps:
+    """How a pipeline takes steps, by its schedule and options; what is unusual is loaded only here.
+
+    Raises:
+        BadInput: plan, model and optimizer do not fit the schedule.
+    """
+    if updates_per_batch(engine.plan):
+        from penstock.runtime.asynchronous.training import AsynchronousSteps
+
+        return AsynchronousSteps(engine, training, update.prediction_error_every)
+    if update.optimizer_sync == "after":
+        from penstock.runtime.steps.overlapped import OverlappedSteps
+
+        return OverlappedSteps(engine, training)
+    return Steps(engine, training)

@@ -24,6 +24,7 @@ from penstock.runtime.gradients.loss_scaling import LossScaling
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety, Update
+from penstock.runtime.steps.overlapped import OverlappedSteps
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
@@ -182,8 +183,8 @@ def compare_one(case: Case) -> tuple[list[str], int]:
     with pipeline(case, clip_norm, sync="after") as pipe:
         ours = [numbers(metrics) for metrics in streamed(pipe, batches)]
         found, other = everything(pipe), pipe.state_dict()["state"]
-        assert pipe._overlapped is not None
-        undone = pipe._overlapped.undone
+        assert isinstance(pipe._steps, OverlappedSteps)
+        undone = pipe._steps.undone
         wrong = [
             f"gradient of {n}"
             for n, p in pipe.named_parameters()

@@ -21,7 +21,7 @@ from penstock.schedule.families.asynchronous import asynchronous_depths
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.weight_rule import WeightRule
 
-__all__ = ["AsynchronousOrder", "asynchronous_order", "cut_for", "updates_per_batch"]
+__all__ = ["AsynchronousOrder", "asynchronous_order", "cut_for"]
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,3 @@ def cut_for(plan: Plan, samples: int) -> BatchCut:
             f"at; leave out such batches"
         )
     return cut
-
-
-def updates_per_batch(plan: Plan) -> int:
-    """How many times each stage updates its weights in a batch; 0 if it waits for a flush.
-
-    Raises:
-        BadInput: the plan's schedule cannot be run.
-    """
-    per_update = order_of(plan).weights.micro_batches_per_update
-    return plan.micro_batches // per_update if per_update else 0

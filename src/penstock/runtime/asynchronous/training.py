@@ -6,29 +6,24 @@ and read one batch later.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import nan, sqrt
 from typing import TypeAlias
 
-from torch import nn
-
 from penstock.capture.batch_part import Leaf
 from penstock.capture.lengths import LengthsOf
 from penstock.errors import BadInput, LossNotFinite
-from penstock.runtime.asynchronous.order import (
-    asynchronous_order,
-    cut_for,
-    updates_per_batch,
-)
+from penstock.runtime.asynchronous.order import asynchronous_order, cut_for
 from penstock.runtime.asynchronous.versioned_stage import VersionedStage, with_updates
+from penstock.runtime.asynchronous.weight_versions import WeightVersions
 from penstock.runtime.engine import Engine
 from penstock.runtime.gradients.buckets import stages_of_parameters
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.program import SIZES_KEPT, Program, steps_of
-from penstock.runtime.steps.training import Training, Updated, metrics_of
+from penstock.runtime.steps.training import StreamedSteps, Training, Updated, metrics_of
 from penstock.runtime.transport.messages import (
     Message,
     RankMessages,
@@ -40,7 +35,7 @@ from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.message_order import in_planned_order, unit_times
 
-__all__ = ["AsynchronousTraining", "asynchronous_training", "stepped_together"]
+__all__ = ["AsynchronousSteps", "planned_messages"]
 
 Orders: TypeAlias = tuple[tuple[Action, ...], ...]
 """The actions of every stage in one part of the asynchronous order."""
@@ -72,17 +67,20 @@ class RunningBatch:
     rows: Callable[[], Rows]
 
 
-class AsynchronousTraining:
+class AsynchronousSteps(StreamedSteps):
     """Trains this rank's stages batch after batch, with the weight updates of the schedule.
 
     ``measure_every``: measure the error of predicted weights every that many updates (0: never).
 
     Raises:
-        BadInput: the schedule predicts weights and the optimizer does not support it.
+        BadInput: stages share a parameter, or the optimizer does not support prediction.
     """
 
+    flushes = False
+
     def __init__(self, engine: Engine, training: Training, measure_every: int) -> None:
-        self._engine, self._training = engine, training
+        super().__init__(engine, training)
+        check_not_shared(engine)
         self._order = order = asynchronous_order(engine.plan)
         self.stages = {
             place.stage: VersionedStage(
@@ -94,6 +92,10 @@ class AsynchronousTraining:
         self._prepared: PreparedSize | None = None
         self._batches = 0
         self._running: deque[RunningBatch] = deque()
+
+    @property
+    def weight_versions(self) -> Mapping[int, WeightVersions]:
+        return {number: stage.versions for number, stage in self.stages.items()}
 
     def step(self, batches: Sequence[Sequence[Leaf]]) -> StepMetrics:
         """Train on one batch; the pipeline is empty before and after it.
@@ -276,26 +278,8 @@ def planned_messages(
     return in_planned_order(planned, times)
 
 
-def stepped_together(engine: Engine) -> list[list[tuple[str, nn.Parameter]]]:
-    """The parameters that this rank steps, by name, in sets that are updated at the same time."""
-    stepped = engine.held.stepped_parameters()
-    if not updates_per_batch(engine.plan):
-        return [stepped]
-    programs = engine.stages.programs.values()
-    used = [set(program.module.parameters()) for program in programs] or [set()]
-    return [[(name, p) for name, p in stepped if p in own] for own in used]
-
-
-def asynchronous_training(
-    engine: Engine, training: Training, measure_every: int
-) -> AsynchronousTraining | None:
-    """The training under an asynchronous schedule; ``None`` under others.
-
-    Raises:
-        BadInput: stages share a parameter, or the optimizer does not support prediction.
-    """
-    if not updates_per_batch(engine.plan):
-        return None
+def check_not_shared(engine: Engine) -> None:
+    """Raise `BadInput` if stages share a trained parameter."""
     trained = {use.name for use in engine.graph.parameter_uses if use.requires_grad}
     for name, stages in stages_of_parameters(engine.graph, engine.plan).items():
         if len(stages) > 1 and name in trained:
@@ -304,4 +288,3 @@ def asynchronous_training(
                 f"update weights at other times under schedule '{engine.plan.schedule}'; put its "
                 f"layers into one stage, untie it, or use a schedule that waits for a flush"
             )
-    return AsynchronousTraining(engine, training, measure_every)

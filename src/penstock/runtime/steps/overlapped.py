@@ -36,13 +36,14 @@ from penstock.runtime.program import PreparedAction
 from penstock.runtime.steps.bad_step import after_bad_step
 from penstock.runtime.steps.training import (
     StepBegin,
+    StreamedSteps,
     Training,
     mean_factor,
     metrics_of,
     timed_step,
 )
 
-__all__ = ["KeptStep", "OverlappedTraining"]
+__all__ = ["KeptStep", "OverlappedSteps"]
 
 Leaves: TypeAlias = Sequence[Leaf]
 
@@ -62,15 +63,15 @@ class Unchecked:
     taken: bool
 
 
-class OverlappedTraining:
+class OverlappedSteps(StreamedSteps):
     """Trains this rank batch after batch; the numbers of each batch are checked in the next.
 
     ``undone`` counts the steps that were undone.
     """
 
     def __init__(self, engine: Engine, training: Training) -> None:
+        super().__init__(engine, training)
         self.undone = 0
-        self._engine, self._training = engine, training
         self._keeper = KeptStep(training)
         self._unchecked: Unchecked | None = None
         self._expects_no_clipping = not training.clips

@@ -8,12 +8,13 @@ parameters, the learning-rate schedule, the number of steps.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from penstock.capture.batch_part import Leaf
 from penstock.capture.record.outside_state import RandomState
 from penstock.errors import BadInput, LossNotFinite
+from penstock.plan.ordering import updates_per_batch
 from penstock.runtime.engine import Engine
 from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
@@ -31,14 +33,21 @@ from penstock.runtime.settings import MakeOptimizer, MakeSchedule, OnNonFinite
 from penstock.runtime.steps.meeting import Meetings
 from penstock.words import counted
 
+if TYPE_CHECKING:
+    # It registers at this seam, which is to know nothing of it.
+    from penstock.runtime.asynchronous.weight_versions import WeightVersions
+
 __all__ = [
     "StepBegin",
+    "Steps",
+    "StreamedSteps",
     "Training",
     "Updated",
     "flushed_step",
     "mean_factor",
     "merged_states",
     "metrics_of",
+    "stepped_together",
     "timed_step",
 ]
 
@@ -315,6 +324,55 @@ def flushed_step(
     if meetings is not None:
         meetings.after(training.steps)
     return metrics_of(training.steps, totals, update, samples)
+
+
+def stepped_together(engine: Engine) -> list[list[tuple[str, nn.Parameter]]]:
+    """The parameters that this rank steps, by name, in sets that are updated at the same time."""
+    stepped = engine.held.stepped_parameters()
+    if not updates_per_batch(engine.plan):
+        return [stepped]
+    programs = engine.stages.programs.values()
+    used = [set(program.module.parameters()) for program in programs] or [set()]
+    return [[(name, p) for name, p in stepped if p in own] for own in used]
+
+
+class Steps:
+    """How a pipeline takes steps: when it updates weights, and what is under way between two calls.
+
+    Under this one the pipeline runs empty, the ranks agree on loss and norms, and then all update
+    the weights; the other ways are subclasses. Unless ``flushes`` is false, gradients can be
+    looked at before they are used.
+    """
+
+    flushes = True
+
+    def __init__(self, engine: Engine, training: Training) -> None:
+        self._engine, self._training = engine, training
+
+    @property
+    def copies(self) -> Iterable[torch.Tensor]:
+        """The tensors that are kept between steps beside the state of the training."""
+        return ()
+
+    @property
+    def weight_versions(self) -> "Mapping[int, WeightVersions]":
+        """The weights of this rank's stages, where there are several versions of them."""
+        return {}
+
+    def step(self, batches: Sequence[Sequence[Leaf]]) -> StepMetrics:
+        """One step on batches, given as their leaves; see `Pipeline.step`."""
+        return flushed_step(self._engine, self._training, batches)
+
+    def drain(self) -> None:
+        """Finish what is under way; all ranks must call this."""
+
+
+class StreamedSteps(Steps, ABC):
+    """Steps on batches that can follow one another without a pause."""
+
+    @abstractmethod
+    def stream(self, batches: Iterable[Sequence[Leaf]]) -> Iterator[StepMetrics]:
+        """Train on batches, given as their leaves; see `Pipeline.stream`."""
 
 
 @contextmanager

@@ -175,7 +175,6 @@ def open_transport(
         )
     # Imported here, so that nothing else knows the transports.
     from penstock.runtime.transport.process_groups import GroupTransport
-    from penstock.runtime.transport.shared_memory.rings import SharedMemoryTransport
 
     by_gloo = world.backend == "gloo"
     if choice == "shared-memory" or (choice == "auto" and world.one_host and by_gloo):
@@ -185,6 +184,8 @@ def open_transport(
         }
         opened = None
         if world.one_host:
+            from penstock.runtime.transport.shared_memory.rings import SharedMemoryTransport
+
             opened = SharedMemoryTransport.opened(world, incoming, spin_s(world))
         if opened is not None:
             return opened

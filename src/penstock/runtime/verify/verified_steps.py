@@ -15,7 +15,7 @@ from penstock.errors import RunFailed
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.settings import Verification
-from penstock.runtime.steps.training import Training, flushed_step
+from penstock.runtime.steps.training import Steps, Training, flushed_step
 from penstock.runtime.verify.verify import (
     Reference,
     VerifyResult,
@@ -57,10 +57,12 @@ class VerifiedSteps:
     rank 0.
     """
 
-    def __init__(self, engine: Engine, training: Training, which: Verification, every: int) -> None:
+    def __init__(
+        self, engine: Engine, training: Training, steps: Steps, which: Verification, every: int
+    ) -> None:
         self.result: VerifyResult | None = None
         self.say: Callable[[str], None] = say
-        self._engine, self._training = engine, training
+        self._engine, self._training, self._steps = engine, training, steps
         self._first, self._every = which == "first-step", every
         self._warned = False
         self._compared = set[int]()
@@ -91,21 +93,23 @@ class VerifiedSteps:
             yield self.due, chain([batch], islice(left, others))
 
     @without_tf32()
-    def flushed(self, batches: Batches) -> StepMetrics:
-        """Take a step and compare it, with a schedule that drains after every batch.
+    def step(self, batches: Batches) -> StepMetrics:
+        """Take a step and compare it.
 
         Raises:
             RunFailed: it differs from the step of the user's module, and was not taken.
         """
-        engine, training, whole = self._engine, self._training, whole_batches(batches)
-        if training.scaler is not None or training.meetings is not None or whole is None:
+        engine, training, steps = self._engine, self._training, self._steps
+        whole = whole_batches(batches)
+        apart = training.meetings is not None or not steps.flushes
+        if apart or training.scaler is not None or whole is None:
             self.beforehand(batches)
-            return flushed_step(engine, training, batches)
+            return steps.step(batches)
         self._warn(batches)
         why = obstacle(engine, whole)
         if why:
             self._judge(not_compared(why))
-            return flushed_step(engine, training, batches)
+            return steps.step(batches)
         before = buffers_of(engine)
 
         def inspect(totals: Totals, seed: float) -> None:
@@ -120,7 +124,7 @@ class VerifiedSteps:
         return flushed_step(engine, training, batches, before_update=inspect)
 
     def beforehand(self, batches: Batches) -> None:
-        """Compare without taking the step (raises RunFailed as `flushed`)."""
+        """Compare without taking the step (raises RunFailed as `step`)."""
         self._warn(batches)
         whole = whole_batches(batches)
         self._judge(
