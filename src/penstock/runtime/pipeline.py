@@ -408,7 +408,7 @@ class Pipeline:
         self._drain("verify()")
         leaves = self._reading.whole(batch, "verify()")
         self._check_calls(due=True)
-        return verify(self._engine, leaves)
+        return verify(self._engine, [leaves])
 
     def timeline(self) -> Timeline:
         """What every rank did in the latest iteration; all ranks must call this."""

@@ -22,7 +22,13 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.gradients.buckets import stages_of_parameters
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.micro_batches import BatchCut
-from penstock.runtime.program import SIZES_KEPT, Program, steps_of
+from penstock.runtime.program import (
+    SIZES_KEPT,
+    DeviceCopies,
+    Program,
+    StagePart,
+    steps_of,
+)
 from penstock.runtime.steps.training import StreamedSteps, Training, Updated, metrics_of
 from penstock.runtime.transport.messages import (
     Message,
@@ -155,7 +161,7 @@ class AsynchronousSteps(StreamedSteps):
                 self._prepared = prepared
                 prepared.ring.channels.begin()
                 engine.buckets.zero()
-            self._give_rows(prepared, leaves, batch)
+            self._give_rows(prepared.ring, leaves, batch)
             self._play(prepared, lambda stage: self._order.part(stage, batch))
             self._batches = batch + 1
             training.steps += 1
@@ -168,14 +174,18 @@ class AsynchronousSteps(StreamedSteps):
         if self._running:
             self._running[-1].rows()
 
-    def _give_rows(self, prepared: PreparedSize, leaves: Sequence[Leaf], batch: int) -> None:
-        engine, cut, last = self._engine, prepared.ring.cut, len(self._order.depths) - 1
-        own = engine.graph.as_own_steps(leaves, cut.micro_batches) if self.stages else ()
-        for stage in self.stages.values():
-            stage.feed(batch, own, cut, prepared.ring.lengths, self._training.steps)
-        if engine.metrics is not None and self.stages:
-            rows = self.stages[last].rows if last in self.stages else ()
-            engine.metrics.take_batch(dict(enumerate(own)), rows)
+    def _give_rows(self, ring: Program, leaves: Sequence[Leaf], batch: int) -> None:
+        if not self.stages:
+            return
+        engine, cut, name = self._engine, ring.cut, self._engine.random.name(self._training.steps)
+        own = engine.graph.as_own_steps(leaves, cut.micro_batches[: self._order.micro_batches])
+        device, samples = DeviceCopies(engine.world.device), [*map(len, cut.micro_batches)]
+        for number, stage in self.stages.items():
+            inputs = stage.runner.program.batch_inputs
+            stage.feed(batch, ring.work(number, own, inputs, device, name=name), samples)
+        if engine.metrics is not None:
+            part = ring.parts.get(len(self._order.depths) - 1)
+            engine.metrics.take_batch(dict(enumerate(own)), part.rows if part is not None else ())
 
     def _play(
         self, prepared: PreparedSize, actions_of: Callable[[int], tuple[Action, ...]]
@@ -218,7 +228,18 @@ class AsynchronousSteps(StreamedSteps):
         passed = messages_between_actions(plan, sized, schedule, ringed)
         messages = messages_of_rank(engine.world.rank, schedule, order.ring_shape, passed)
         channels = engine.stages.channels(messages)
-        return PreparedSize(Program(cut, True, lengths, {}, frozenset(), messages, channels, ()))
+        numbers = range(len(ringed.micro_batches))
+        parts = {
+            place.stage: StagePart(
+                tuple(ringed.rows(number, place.stage, place.replica) for number in numbers),
+                frozenset(numbers if order.recomputes(place.stage) else ()),
+                last_backward=-1,
+                halved=frozenset(),
+            )
+            for place in engine.places
+        }
+        none = frozenset[Action]()
+        return PreparedSize(Program(ringed, True, lengths, parts, none, messages, channels, ()))
 
     def _numbers(self, leaves: Sequence[Leaf]) -> list[float]:
         """This rank's numbers of a batch: those of every step, and those of its stages."""

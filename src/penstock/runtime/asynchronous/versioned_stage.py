@@ -1,37 +1,22 @@
 """A stage that updates its weights while micro-batches are in flight."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import nan, sqrt
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from penstock.capture.batch_part import Leaf, sliced
-from penstock.capture.lengths import LengthsOf
 from penstock.runtime.asynchronous.order import AsynchronousOrder
 from penstock.runtime.asynchronous.weight_versions import make_weight_versions
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import clip_factor
-from penstock.runtime.micro_batches import BatchCut
 from penstock.runtime.program import Place, PreparedAction
 from penstock.runtime.stages.runner import StageInputs, Tensors, Work
 from penstock.runtime.steps.training import Stepper
 from penstock.schedule.action import ActionKind
 
 __all__ = ["VersionedStage", "with_updates"]
-
-
-class FedRows(NamedTuple):
-    """What a stage has of a micro-batch: its rows of the batch's leaves, and which rows they are.
-
-    ``whole`` are those of all replicas. ``name`` tells the micro-batch from all others of the run.
-    """
-
-    leaves: tuple[torch.Tensor, ...] = ()
-    rows: range = range(0)
-    whole: range = range(0)
-    name: tuple[int, ...] = ()
 
 
 class VersionedStage:
@@ -63,46 +48,31 @@ class VersionedStage:
         self._buckets = [b for b in engine.buckets.buckets if b.stage == place.stage]
         self._gradient_norm = 0.0
         self._forwarded = self._ended = 0
-        self._fed = [FedRows()] * (order.ring * order.micro_batches)
+        self._fed = StageInputs((), ())
+        self._samples: Sequence[int] = ()
 
     def restart(self) -> None:
         """Count from 0 again; nothing may be in flight."""
         self.versions.restart()
         self._forwarded = self._ended = 0
-        self._fed = [FedRows()] * len(self._fed)
 
-    def feed(
-        self, batch: int, leaves: Sequence[Leaf], cut: BatchCut, lengths: LengthsOf, step: int
-    ) -> None:
-        """Take this replica's rows of a batch; they replace those of a finished batch.
+    def feed(self, batch: int, given: StageInputs, samples: Sequence[int]) -> None:
+        """Take the inputs of a batch; they replace those of a finished one in the ring.
 
-        ``step`` is the number of the batch among all of the run.
+        ``samples`` are those of every micro-batch on all replicas.
         """
-        runner, place = self.runner, self.place
-        wanted = [leaves[index].to(runner.device) for index in runner.program.batch_inputs]
-        for index, number in enumerate(self._order.numbers(batch)):
-            whole = cut.micro_batches[index]
-            own = cut.rows(index, place.stage, place.replica)
-            # A replica without rows runs the first row, which does not count.
-            part = tuple(sliced(leaf, own, whole) for leaf in wanted)
-            self._fed[number] = FedRows(part, own, whole, (step, number))
-        recomputed = range(len(self._fed)) if self._order.recomputes(place.stage) else ()
-        work = StageInputs(
-            tuple(fed.leaves for fed in self._fed),
-            tuple(len(fed.rows) for fed in self._fed),
-            frozenset(recomputed),
-            lengths=lengths,
-            names=tuple(fed.name for fed in self._fed),
-        )
+        self._samples = samples
         if batch == 0:
-            runner.begin(work)
-        else:
-            runner.proceed(work)
-
-    @property
-    def rows(self) -> list[range]:
-        """The rows of every micro-batch in flight, by its number."""
-        return [fed.rows for fed in self._fed]
+            self._fed = given
+            self.runner.begin(given)
+            return
+        own, before = self._order.numbers(batch), self._fed
+        leaves, names = (
+            tuple(new if n in own else old for n, (new, old) in enumerate(zip(*both, strict=True)))
+            for both in ((given.leaves, before.leaves), (given.names, before.names))
+        )
+        self._fed = replace(given, leaves=leaves, names=names)
+        self.runner.proceed(self._fed)
 
     def work(self, kind: ActionKind) -> Work:
         """The function that runs actions of one kind; only whole backwards occur here."""
@@ -137,15 +107,16 @@ class VersionedStage:
 
     def _weigh(self, micro_batch: int) -> None:
         """Weight a micro-batch in its update by its share of the update's samples."""
-        fed, engine = self._fed[micro_batch], self._engine
-        weight = float(self.runner.loss_terms[-1].weight) if fed.rows else 0.0
+        engine, whole = self._engine, self._samples
+        weight = 0.0
+        if self._fed.rows[micro_batch]:
+            weight = float(self.runner.loss_terms[-1].weight)
         replicas = engine.groups.get(engine.plan.device_groups[self.place.group])
         if replicas is not None:
             total = torch.tensor([weight], dtype=torch.float64, device=engine.world.device)
             dist.all_reduce(total, group=replicas)
             weight = float(total)
-        samples = sum(len(self._fed[n].whole) for n in self._order.update_with(micro_batch))
-        share = len(fed.whole) / samples
+        share = whole[micro_batch] / sum(whole[n] for n in self._order.update_with(micro_batch))
         self.runner.reseed(micro_batch, share / weight if weight else 0.0)
 
     def update(self, _: int, nothing: Tensors) -> Tensors:
@@ -157,8 +128,11 @@ class VersionedStage:
         """Sum the gradients over the replicas, clip, step, and zero the gradients."""
         # Several stages of a rank have no replicas, so all sums are those of this stage.
         self._engine.buckets.finish()
-        gradients = [bucket.flat for bucket in self._buckets]
-        self._gradient_norm = clip_gradients(gradients, self._clip_norm)
+        self._gradient_norm = sqrt(float(sum(bucket.square() for bucket in self._buckets)))
+        factor = clip_factor(self._gradient_norm, self._clip_norm)
+        if factor < 1.0:
+            for bucket in self._buckets:
+                bucket.flat.mul_(factor)
         self._stepper.step()
         self._engine.buckets.zero(self.place.stage)
 
@@ -184,16 +158,3 @@ def with_updates(
         if step.kind == "B" and step.micro_batch + 1 == order.update_with(step.micro_batch).stop:
             update = stages[step.stage].update
             yield PreparedAction("STEP", step.stage, -1, tuple, update, None)
-
-
-def clip_gradients(gradients: Sequence[torch.Tensor], limit: float | None) -> float:
-    """Scale ``gradients`` to a norm of at most ``limit`` (if given); returns the norm before."""
-    if not gradients:
-        return 0.0
-    norms = torch.stack([torch.linalg.vector_norm(g).double() for g in gradients])
-    norm = float(torch.linalg.vector_norm(norms))
-    factor = clip_factor(norm, limit)
-    if factor < 1.0:
-        for gradient in gradients:
-            gradient.mul_(factor)
-    return norm

@@ -21,11 +21,11 @@ from penstock.runtime.verify.verify import (
     VerifyResult,
     buffers_of,
     compared,
-    compared_without_dropout,
     mixing_warning,
     not_compared,
     obstacle,
     reference_of,
+    verify,
     verify_with,
 )
 
@@ -127,11 +127,7 @@ class VerifiedSteps:
         """Compare without taking the step (raises RunFailed as `step`)."""
         self._warn(batches)
         whole = whole_batches(batches)
-        self._judge(
-            not_compared(IN_PART)
-            if whole is None
-            else compared_without_dropout(self._engine, whole)
-        )
+        self._judge(not_compared(IN_PART) if whole is None else verify(self._engine, whole))
 
     def _without_dropout(
         self, reference: Reference, before: Mapping[str, torch.Tensor], batches: WholeBatches

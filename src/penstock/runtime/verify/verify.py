@@ -52,7 +52,6 @@ __all__ = [
     "VerifyResult",
     "buffers_of",
     "compared",
-    "compared_without_dropout",
     "mixing_warning",
     "not_compared",
     "obstacle",
@@ -65,24 +64,17 @@ WHOLE = "your module on the whole batch"
 IN_PARTS = "your module, micro-batch by micro-batch"
 
 
-def verify(engine: Engine, leaves: Sequence[torch.Tensor]) -> VerifyResult:
-    """Run a batch through the user's module and the pipeline, without dropout, and compare.
+@without_tf32()
+def verify(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> VerifyResult:
+    """Run a step's batches through the user's module and the pipeline, without dropout; compare.
 
     Weights, gradients, buffers, optimizer and random states are restored afterwards. All ranks must
     call this, and all get the same result.
 
     Raises:
-        BadInput: the batch is not the same on all ranks.
+        BadInput: the batches are not the same on all ranks.
         RunFailed: a rank failed.
     """
-    return compared_without_dropout(engine, [leaves])
-
-
-@without_tf32()
-def compared_without_dropout(
-    engine: Engine, batches: Sequence[Sequence[torch.Tensor]]
-) -> VerifyResult:
-    """Like `verify`, with several batches that make one step."""
     why = obstacle(engine, batches)
     if why:
         return not_compared(why)
