@@ -295,7 +295,6 @@ class Engine:
         stages: RankStages[ModuleRunner] | None = None,
         training: bool = True,
         sums: bool = True,
-        within: AbstractContextManager[object] | None = None,
         seed: float = 1.0,
         step: int = 0,
     ) -> Totals:
@@ -308,8 +307,7 @@ class Engine:
         gradient of the loss. Otherwise only forwards run, in evaluation mode, and no weights,
         buffers or random numbers change.
 
-        ``stages`` are others than those that are trained. Actions run inside the context manager
-        ``within``.
+        ``stages`` are others than those that are trained.
 
         Raises:
             BadInput: the ranks were given different batches.
@@ -317,7 +315,7 @@ class Engine:
         """
         iteration = Iteration(self, batches, stages, training=training, step=step)
         with self.failures.shared():
-            rows = iteration.finish(seed, sums=sums, within=within)()
+            rows = iteration.finish(seed, sums=sums)()
         return self.numbers.put_together(rows, iteration.stages.metrics, seed, summed=sums)
 
     @contextmanager
@@ -525,12 +523,7 @@ class Iteration:
         self._is_warm = False
 
     def finish(
-        self,
-        seed: float = 1.0,
-        *,
-        sums: bool = True,
-        within: AbstractContextManager[object] | None = None,
-        through: Through = iter,
+        self, seed: float = 1.0, *, sums: bool = True, through: Through = iter
     ) -> Callable[[], list[list[float]]]:
         """Run what has not run yet; the returned function waits for the numbers of all ranks.
 
@@ -541,8 +534,7 @@ class Iteration:
         with engine.failures.shared():
             if self._training:
                 engine.buckets.zero()
-            drawn = engine.random.drawn() if self._training else engine.evaluating()
-            with within or nullcontext(), drawn:
+            with engine.random.drawn() if self._training else engine.evaluating():
                 for number, program in enumerate(programs):
                     if number:
                         engine.clock.next_flush(len(programs[number - 1].cut.micro_batches))

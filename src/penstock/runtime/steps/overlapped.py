@@ -187,17 +187,16 @@ class OverlappedSteps(StreamedSteps):
             self._done.append(metrics_of(training.steps, totals, update, samples))
             return False
         factor = training.clip_factor(totals)
-        as_expected = not update.skipped and factor == 1.0
-        if not (step.taken and as_expected):
+        self._expects_no_clipping = not update.skipped and factor == 1.0
+        right = step.taken and self._expects_no_clipping
+        if not right:
             self._undo(step, forget)
-        if not step.taken and not update.skipped:
-            engine.buckets.scale(mean_factor(totals.weight, step.seed))
-        if not update.skipped and not (step.taken and as_expected):
-            training.step(engine.buckets, factor)
-        self._expects_no_clipping = as_expected
-        metrics = metrics_of(training.steps, totals, update, samples)
-        self._done.append(metrics)
-        return step.taken and as_expected
+            if not step.taken and not update.skipped:
+                engine.buckets.scale(mean_factor(totals.weight, step.seed))
+            if not update.skipped:
+                training.step(engine.buckets, factor)
+        self._done.append(metrics_of(training.steps, totals, update, samples))
+        return right
 
     def _undo(self, step: Unchecked, forget: Callable[[], None]) -> None:
         forget()

@@ -89,7 +89,8 @@ def verify_with(
         return not_compared(reference.skipped)
     again = partial(reference_of, engine, batches, buffers_of(engine))
     with untouched(engine):
-        totals = engine.run(*batches, within=WithoutDropout())
+        with WithoutDropout():
+            totals = engine.run(*batches)
         return compared(engine, reference, totals, again)
 
 
