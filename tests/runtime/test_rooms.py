@@ -8,6 +8,7 @@ import sys
 import pytest
 
 ASYNCHRONOUS = "penstock.runtime.asynchronous"
+MEETING = "penstock.runtime.steps.meeting"
 OVERLAPPED = "penstock.runtime.steps.overlapped"
 SHARED_MEMORY = "penstock.runtime.transport.shared_memory"
 
@@ -29,5 +30,5 @@ def test_steps_load_only_the_rooms_that_they_use(case: tuple[str, ...], used: se
     assert done.returncode == 0, done.stderr
     modules: list[str] = json.loads(done.stdout.splitlines()[-1])
     assert "penstock.runtime.engine" in modules
-    rooms = {ASYNCHRONOUS, OVERLAPPED, SHARED_MEMORY}
+    rooms = {ASYNCHRONOUS, MEETING, OVERLAPPED, SHARED_MEMORY}
     assert {room for room in rooms if any(name.startswith(room) for name in modules)} == used

@@ -60,7 +60,6 @@ from penstock.runtime.stages.building import (
     module_for,
 )
 from penstock.runtime.stages.compiled_call import StageCompiler
-from penstock.runtime.steps.meeting import Meetings
 from penstock.runtime.steps.training import (
     Steps,
     StreamedSteps,
@@ -75,6 +74,7 @@ from penstock.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
+    from penstock.runtime.steps.meeting import Meetings
 
 __all__ = ["Pipeline"]
 
@@ -198,7 +198,7 @@ class Pipeline:
                     clip_norm=options.clip_norm,
                     loss_scaling=options.loss_scaling,
                     on_non_finite=options.update.on_non_finite,
-                    meetings=Meetings(engine, options.update) if engine.pipelines else None,
+                    meetings=meetings_of(engine, options.update),
                 )
                 check_conflicts(self._uses | uses_of_optimizer(training.optimizer))
                 made = partial(way_to_train, engine, training, options.update)
@@ -590,6 +590,15 @@ class Pipeline:
 
     def __exit__(self, *reason: object) -> None:
         self.close()
+
+
+def meetings_of(engine: Engine, update: Update) -> "Meetings | None":
+    """The meetings of this rank's pipeline, where several train alone."""
+    if not engine.pipelines:
+        return None
+    from penstock.runtime.steps.meeting import Meetings
+
+    return Meetings(engine, update)
 
 
 def way_to_train(engine: Engine, training: Training, update: Update) -> Steps:

@@ -30,12 +30,12 @@ from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
 from penstock.runtime.metrics import StepMetrics, Totals, clip_factor
 from penstock.runtime.settings import MakeOptimizer, MakeSchedule, OnNonFinite
-from penstock.runtime.steps.meeting import Meetings
 from penstock.words import counted
 
 if TYPE_CHECKING:
-    # It registers at this seam, which is to know nothing of it.
+    # These register at a seam here, which is to know nothing of them.
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
+    from penstock.runtime.steps.meeting import Meetings
 
 __all__ = [
     "StepBegin",
@@ -118,7 +118,7 @@ class Training:
         clip_norm: float | None = None,
         loss_scaling: LossScaling | None = None,
         on_non_finite: OnNonFinite = "stop",
-        meetings: Meetings | None = None,
+        meetings: "Meetings | None" = None,
     ) -> None:
         self.steps = self.left_out = 0
         self.meetings = meetings
