@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,66 @@ def model_of() -> Chain:
     return Chain(layers, loss=nn.functional.mse_loss).double()
 
 
-def pipeline_of(case: MeetingCase, **more: Any) -> Pipeline:
+def pipeline_of(
+    case: MeetingCase, *, model: Chain | None = None, plan: Plan | None = None, **more: Any
+) -> Pipeline:
     given = {"update": case.update, "clip_norm": case.clip_norm, "timeout_s": 60, **more}
     given.setdefault("safety", Safety(transport=case.transport, compare_replicas_every=3))
-    return Pipeline(model_of(), case.plan, case.batch(0), optimizer=case.optimizer, **given)
+    chosen = model or model_of(), plan or case.plan
+    return Pipeline(*chosen, case.batch(0), optimizer=case.optimizer, **given)
+
+
+ON_DEVICES = {
+    "interleaved": (range(1), range(1, 2), range(2, 3), range(3, 5)),
+    "zb-h1": (range(2), range(2, 5)),
+}
+"""The layers of stages that go around two groups of devices, under other schedules."""
+
+
+def distances_under_other_schedules(case: MeetingCase) -> dict[str, float]:
+    """How far the weights are from the plain loop's: by schedule, and with two batches a step.
+
+    A rank that the plan does not use has no weights.
+    """
+    found: dict[str, float] = {}
+    devices = [stage.devices for stage in case.plan.stages]
+    for schedule, layers in ON_DEVICES.items():
+        stages = tuple(
+            Stage(own, devices[n % len(devices)], case.slices) for n, own in enumerate(layers)
+        )
+        plan = replace(case.plan, stages=stages, schedule=schedule)
+        with pipeline_of(case, plan=plan) as pipe:
+            for n in range(case.steps):
+                pipe.step(case.batch(n))
+            found[schedule] = distance(pipe, plain_loop(case)[0])
+    with pipeline_of(case) as pipe:
+        for n in range(case.steps):
+            # The same rows twice have the gradient of once.
+            pipe.step(case.batch(n), case.batch(n))
+        found["accumulated"] = distance(pipe, plain_loop(case)[0])
+    return found
+
+
+def distance(pipe: Pipeline, models: Sequence[nn.Module]) -> float:
+    expected = dict(models[pipe.rank % len(models)].named_parameters())
+    weights = weights_of(pipe)
+    return max(
+        (float((w - expected[n].detach()).abs().max()) for n, w in weights.items()), default=0.0
+    )
+
+
+def refused_models(case: MeetingCase) -> list[str]:
+    """What is said of batch norm, of tied stages, and of a parameter that is frozen later."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(5, 5) for _ in range(LAYERS)]
+    normed = [layers[0], nn.BatchNorm1d(5), *layers[2:]]
+    tied = copy.deepcopy(layers)
+    tied[3].weight = tied[0].weight
+    models = [Chain(own, loss=nn.functional.mse_loss).double() for own in (normed, tied)]
+    found = [message_of(lambda model=model: pipeline_of(case, model=model)) for model in models]
+    with pipeline_of(case) as pipe:
+        next(iter(pipe.parameters())).requires_grad_(False)
+        return [*found, message_of(lambda: pipe.step(case.batch(0)))]
 
 
 def weights_of(pipe: Pipeline) -> dict[str, torch.Tensor]:
@@ -194,6 +251,21 @@ def loaded_by_one(folder: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
         with Pipeline(model_of(), plan, case.batch(0), optimizer=case.optimizer) as pipe:
             assert pipe.load(folder) == case.steps
             return weights_of(pipe), [str(each.message) for each in caught]
+
+
+def loaded_with_an_outer_step(folder: Path) -> list[str]:
+    """What is said of checkpoints of pipelines that take the mean, at a meeting and after it."""
+    case = MeetingCase(2, 3)
+    with pipeline_of(case, verify="off") as pipe:
+        for n in range(case.steps):
+            pipe.step(case.batch(n))
+            pipe.save(folder, keep=3)
+    found: list[str] = []
+    for steps in (2, 3):
+        with pipeline_of(replace(case, momentum=0.9), verify="off") as pipe:
+            found.append(message_of(partial(pipe.load, folder / f"step-{steps:08d}")))
+            pipe.meet()
+    return found
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:

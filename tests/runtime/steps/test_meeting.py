@@ -1,16 +1,20 @@
 """Pipelines that train alone and meet have the weights of a plain loop over copies of the model."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from runtime.steps.meeting_cases import (
     MeetingCase,
+    distances_under_other_schedules,
     loaded_by_one,
+    loaded_with_an_outer_step,
     model_of,
     pipeline_of,
     plain_loop,
     refusals,
+    refused_models,
     resumed,
     skipped,
     trained,
@@ -19,6 +23,7 @@ from runtime.steps.meeting_cases import (
 
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.plan.sharding import with_sharding
 from penstock.plan.side_by_side import pipelines_in
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.settings import Safety, Update
@@ -47,6 +52,24 @@ def test_weights_are_those_of_a_plain_loop() -> None:
             for own, (loss, norm) in zip(metrics, numbers, strict=True):
                 assert own == pytest.approx((loss, norm), rel=1e-9)
         assert any(of_rank[case][0] for of_rank in found)
+
+
+def test_other_schedules_steps_of_several_batches_and_a_rank_without_stages() -> None:
+    case = MeetingCase(2, 4, 0.7, 0.9)
+    found = launch_workers(distances_under_other_schedules, (case,), workers=5, threads=1)
+    for of_rank in found:
+        assert set(of_rank) == {"interleaved", "zb-h1", "accumulated"}
+        assert max(of_rank.values()) <= LIMIT
+
+
+def test_models_that_exchange_more_than_weights_are_refused() -> None:
+    for found in launch_workers(refused_models, (MeetingCase(2, 1),), workers=4, threads=1):
+        normed, tied, frozen = found
+        assert normed.endswith("does not work with meet_every; use another norm, such as GroupNorm")
+        assert "parameter '0.weight', which stages [0, 1] use does not work with" in tied
+        assert tied.endswith("put the layers that use it into one stage, or untie it")
+        assert "a change of requires_grad of" in frozen
+        assert "does not work with meet_every=2: what is trained is fixed" in frozen
 
 
 def test_meeting_after_every_step_is_data_parallelism_for_sgd() -> None:
@@ -100,6 +123,13 @@ def test_another_number_of_pipelines_goes_on_from_the_first(tmp_path: Path) -> N
     ]
 
 
+def test_an_outer_step_begins_at_a_meeting(tmp_path: Path) -> None:
+    found = launch_workers(loaded_with_an_outer_step, (tmp_path,), workers=4, threads=1)
+    for at_a_meeting, after_it in found:
+        assert at_a_meeting == "nothing"
+        assert after_it.startswith("the checkpoint was written between meetings that have no outer")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -142,6 +172,18 @@ def test_what_does_not_go_together_is_refused_before_ranks_meet() -> None:
         (
             {"update": Update(meet_every=2, optimizer_sync="after")},
             'optimizer_sync="after" does not work with meet_every=2',
+        ),
+        (
+            {"plan": replace(case.plan, schedule="pipedream")},
+            "it has no flush.* does not work with meet_every=1: pipelines meet after a step",
+        ),
+        (
+            {"plan": replace(case.plan, schedule="chimera")},
+            "it holds stages twice.* does not work with meet_every=1",
+        ),
+        (
+            {"plan": with_sharding(case.plan, "parameters")},
+            "divided parameters does not work with meet_every=1",
         ),
     ):
         with pytest.raises(BadInput, match=words):

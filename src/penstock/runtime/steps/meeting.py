@@ -94,14 +94,24 @@ class Meetings:
 
     def state(self) -> dict[str, Any]:
         """The rest of the state as JSON values."""
-        return {"pipelines": len(self._engine.pipelines), "met": self.met}
+        outer = self._outer is not None
+        return {"pipelines": len(self._engine.pipelines), "met": self.met, "outer": outer}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any] | None) -> None:
-        """Restore them; without an outer step's, this begins with the weights as they are now."""
+        """Restore them; without an outer step's, this begins with the weights as they are now.
+
+        Raises:
+            BadInput: these are not the same in all pipelines.
+        """
         # Another number of pipelines goes on from the weights of the first.
         alike = state is not None and state["pipelines"] == len(self._engine.pipelines)
         self.met = not alike or state is None or bool(state["met"])
+        if self._outer is not None and state is not None and not (self.met or state["outer"]):
+            raise BadInput(
+                "the checkpoint was written between meetings that have no outer step; go on "
+                "without one (outer_learning_rate=1, outer_momentum=0) and change it in a meeting"
+            )
         for name, last in self.last_met.items():
             last.copy_(tensors.get(f"outer.{name}.weights", self._trained[name]))
             momentum = tensors.get(f"outer.{name}.momentum")
