@@ -207,14 +207,18 @@ def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
             whole_s, step_s = forward_s + backward_s, step_s * step_share(own)
             return StageSeconds(forward_s, backward_s, 0.0, whole_s, step_s)
         forward_s = max(read_s, *(run.forward_s / speed for run, speed in runs))
-        backward_s = max(read_s, *(run.backward_s / speed for run, speed in runs))
+        computed_s = max(run.backward_s / speed for run, speed in runs)
+        backward_s = max(read_s, computed_s)
+        # Where reads make a backward longer, both of its halves are so by as much.
+        longer = backward_s / computed_s if computed_s else 1.0
+        weight_s = max(run.weight_s / speed for run, speed in runs) * longer
         whole_s = forward_s + backward_s
         if not read_s:
             whole_s = max((run.forward_s + run.backward_s) / speed for run, speed in runs)
         return StageSeconds(
             forward_s=(forward_s + there_s) * crowded,
             backward_s=(backward_s + back_s) * crowded,
-            weight_s=max(read_s, *(run.weight_s / speed for run, speed in runs)) * crowded,
+            weight_s=weight_s * crowded,
             whole_s=(whole_s + (there_s + back_s)) * crowded,
             after_s=all_reduce_s(cluster, stage.devices, size_bytes) + step_s,
         )
