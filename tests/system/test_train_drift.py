@@ -21,10 +21,10 @@ def test_a_rank_that_sleeps_in_its_layers_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_plan(Plan(STAGES, 4, 4, "1f1b"), tmp_path / "given.json")
-    job = job_file(tmp_path, steps=16, callbacks='["training_jobs:slow_down_rank_one"]')
-    request = TrainRequest(
-        workers=2, plan=tmp_path / "given.json", out=tmp_path / "run", verify=False
+    job = job_file(
+        tmp_path, steps=16, verify='"off"', callbacks='["training_jobs:slow_down_rank_one"]'
     )
+    request = TrainRequest(workers=2, plan=tmp_path / "given.json", out=tmp_path / "run")
     result = train_job(find_job(job), request)
     said = capfd.readouterr().err.splitlines()
     first, *_, again = result.drift
@@ -43,13 +43,16 @@ def test_a_run_plans_again_at_a_checkpoint_and_follows_the_plan(
 ) -> None:
     write_plan(Plan(STAGES, 4, 4, "1f1b"), tmp_path / "given.json")
     job = job_file(
-        tmp_path, steps=30, checkpoint_every=5, callbacks='["training_jobs:slow_down_rank_one"]'
+        tmp_path,
+        steps=30,
+        verify='"off"',
+        checkpoint_every=5,
+        callbacks='["training_jobs:slow_down_rank_one"]',
     )
     request = TrainRequest(
         workers=2,
         plan=tmp_path / "given.json",
         out=tmp_path / "run",
-        verify=False,
         replan=True,
     )
     result = train_job(find_job(job), request)

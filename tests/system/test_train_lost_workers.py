@@ -35,10 +35,9 @@ def train(folder: Path, costs: Path | None, *, may_lose: int, **settings: Any) -
         workers=3,
         plan=folder / "given.json",
         out=directory,
-        verify=False,
         may_lose=may_lose,
     )
-    return train_job(find_job(job_file(folder, **settings)), request)
+    return train_job(find_job(job_file(folder, verify='"off"', **settings)), request)
 
 
 def losses(result: TrainResult) -> dict[int, float]:

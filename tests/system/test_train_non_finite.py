@@ -27,10 +27,8 @@ def train(folder: Path, costs: Path | None, schedule: str = "1f1b", **settings: 
         shutil.copy(costs / "profile.json", directory)
         shutil.copy(costs / "cluster.toml", directory)
     write_plan(Plan(STAGES, 4, 4, schedule), folder / "given.json")
-    request = TrainRequest(
-        workers=2, plan=folder / "given.json", out=directory, shown=False, verify=False
-    )
-    return train_job(find_job(job_file(folder, **settings)), request)
+    request = TrainRequest(workers=2, plan=folder / "given.json", out=directory, shown=False)
+    return train_job(find_job(job_file(folder, verify='"off"', **settings)), request)
 
 
 def rows_of(result: TrainResult) -> list[dict[str, Any]]:

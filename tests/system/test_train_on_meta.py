@@ -36,13 +36,14 @@ def weights(tmp_path: Path) -> Path:
 def train(folder: Path, model: str, out: str) -> TrainResult:
     """Train the small job from its weights, and save them to ``<out>-weights``."""
     write_plan(PLAN, folder / "given.json")
-    job = find_job(job_file(folder, model=model, weights='"weights"'))
+    job = find_job(
+        job_file(folder, model=model, weights='"weights"', save_weights=f'"{out}-weights"')
+    )
     request = TrainRequest(
         workers=2,
         plan=folder / "given.json",
         out=folder / out,
         shown=False,
-        save_weights=folder / f"{out}-weights",
     )
     return train_job(job, request)
 
@@ -71,8 +72,8 @@ def test_a_model_on_meta_trains_like_one_with_values(tmp_path: Path, weights: Pa
 
 def test_a_run_is_resumed_without_its_first_weights(tmp_path: Path, weights: Path) -> None:
     whole, resumed = (train(tmp_path, "build_on_meta", out) for out in ("whole", "resumed"))
-    job = find_job(tmp_path / "small.toml")
-    options = TrainRequest(workers=2, resume=True, steps=8, shown=False)
+    job = replace(find_job(tmp_path / "small.toml"), steps=8, save_weights=None)
+    options = TrainRequest(workers=2, resume=True, shown=False)
     train_job(job, replace(options, out=whole.run_directory))
     shutil.rmtree(weights)
     train_job(job, replace(options, out=resumed.run_directory))

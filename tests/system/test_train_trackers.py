@@ -4,6 +4,7 @@ Neither library is installed where this runs: modules with their signatures stan
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ def test_a_resumed_run_goes_on_in_its_trackers_and_without_one_that_fails(
     write_plan(TWO_STAGES, tmp_path / "plan.json")
     run, plan = tmp_path / "run", tmp_path / "plan.json"
     train_job(job, TrainRequest(workers=2, plan=plan, out=run, shown=False))
-    again = TrainRequest(workers=2, plan=plan, out=run, resume=True, steps=6, shown=False)
-    train_job(job, again)
+    again = TrainRequest(workers=2, plan=plan, out=run, resume=True, shown=False)
+    train_job(replace(job, steps=6), again)
     calls = rows_of(told)
     starts = [call for call in calls if call["call"] == "init"]
     assert {call["project"] for call in starts} == {"small"}
@@ -59,8 +60,7 @@ def test_a_resumed_run_goes_on_in_its_trackers_and_without_one_that_fails(
         found = [(step, row[key]) for step, row in shown if key in row]
         assert sorted(found) == sorted(2 * list(values.items()))
     monkeypatch.setenv("TROUBLE", "init")
-    longer = TrainRequest(workers=2, plan=plan, out=run, resume=True, steps=8, shown=False)
-    assert train_job(job, longer).steps == 8
+    assert train_job(replace(job, steps=8), again).steps == 8
     assert rows_of(told) == calls
 
 

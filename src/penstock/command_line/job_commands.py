@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -118,7 +118,6 @@ def train(
     schedules_named(schedule, planner)
     request = TrainRequest(
         workers=workers,
-        steps=steps,
         plan=Path(plan) if plan else None,
         planner=planner,
         schedule=schedule,
@@ -128,12 +127,15 @@ def train(
         out=Path(out) if out else None,
         device=device,
         shown=not terminal.quiet,
-        save_weights=Path(save_weights) if save_weights else None,
-        verify=not no_verify,
         may_lose=may_lose,
         replan=replan,
     )
-    found = find_job(job)
+    changes: dict[str, Any] = {"steps": steps} if steps else {}
+    if save_weights:
+        changes["save_weights"] = Path(save_weights)
+    if no_verify:
+        changes["verify"] = "off"
+    found = replace(find_job(job), **changes)
     result = (run_started_rank if started.ranks > 1 else train_job)(found, request)
     if result is not None:  # rank 0 has it
         show_run(result, terminal)

@@ -153,7 +153,7 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
         world = join_world(request.device, LIMIT_S)
         asked = replace(request, workers=world.size, resume=request.resume or goes_on(request))
         told = say if request.shown and not world.rank else ignore
-        facts = world.all_gather(facts_of(job_as_asked(job, request)), RankFacts)
+        facts = world.all_gather(facts_of(job), RankFacts)
 
         def checked() -> TrainRequest:
             check_alike(facts)
@@ -191,7 +191,7 @@ def run_rank(
     termination = Termination()
     assert request.out is not None
     shown = request.shown and not world.rank
-    directory, job = RunDirectory(request.out), job_as_asked(job, request)
+    directory = RunDirectory(request.out)
     with ExitStack() as held:
         by_first(world, lambda: held.enter_context(directory.held()))
         given = by_first(world, lambda: read_plan(request.plan) if request.plan else None)
@@ -260,12 +260,6 @@ def ignore(text: str) -> None:
     """Print nothing."""
 
 
-def job_as_asked(job: Job, request: TrainRequest) -> Job:
-    job = replace(job, steps=request.steps) if request.steps else job
-    job = replace(job, save_weights=request.save_weights or job.save_weights)
-    return job if request.verify else replace(job, verify="off")
-
-
 def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
     """The request with its run directory, which is made if it is a new one.
 
@@ -273,7 +267,6 @@ def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
         BadInput: the request or the job cannot be carried out.
     """
     check_device(request.device, request.workers)
-    job = job_as_asked(job, request)
     if job.save_weights is not None:
         check_free(job.save_weights)
     if request.plan:
