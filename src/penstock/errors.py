@@ -7,6 +7,7 @@ PenstockError
   x PluginFailed           4   a planner or schedule from outside raised, or returned something else
   + RunFailed              4   a run started and could not go on
     x LossNotFinite        4   the loss became NaN or infinite
+    x PeerFailed           4   another rank has failed or ended, and knows better why
     x ReplicasDiffer       4   copies of a weight that must be equal are not
     x Stalled              4   a wait exceeded its bound; says who waited for whom
     x WorkerLost           4   a worker was killed
@@ -22,6 +23,7 @@ __all__ = [
     "CaptureFailed",
     "Infeasible",
     "LossNotFinite",
+    "PeerFailed",
     "PenstockError",
     "PluginFailed",
     "ReplicasDiffer",
@@ -109,6 +111,10 @@ class LossNotFinite(RunFailed):
     def at(self, place: str) -> "LossNotFinite":
         """The same error with a place."""
         return LossNotFinite(f"{self.problem}; {place}", self.remedy, self.step)
+
+
+class PeerFailed(RunFailed):
+    """Another rank has failed or ended; what that one says explains more."""
 
 
 class ReplicasDiffer(RunFailed):

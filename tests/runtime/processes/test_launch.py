@@ -15,6 +15,7 @@ from runtime.processes.workers_under_test import (
     add_ranks,
     collective_after_a_death,
     fail,
+    fail_after_a_peer_noticed,
     fail_without_a_folder,
     fail_without_the_store,
     kill_the_server,
@@ -192,6 +193,11 @@ def test_a_failure_is_told_where_nothing_can_be_written(tmp_path: Path) -> None:
 def test_a_failure_is_told_where_the_store_cannot_be_reached(tmp_path: Path) -> None:
     with pytest.raises(Stalled, match=r"^rank 0 waited 60 s for an answer$"):
         launch_workers(fail_without_the_store, workers=1, log_directory=tmp_path)
+
+
+def test_a_rank_that_says_what_is_wrong_comes_before_one_that_only_noticed() -> None:
+    with pytest.raises(RunFailed, match="rank 0 has no more memory"):
+        launch_workers(fail_after_a_peer_noticed, workers=2)
 
 
 def test_a_killed_worker_is_named_although_its_peers_fail_too() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from penstock.errors import BadInput, Stalled
+from penstock.errors import BadInput, PeerFailed, RunFailed, Stalled
 from penstock.runtime.processes.world import join_world
 from penstock.torch_internals import default_store
 
@@ -25,6 +25,7 @@ __all__ = [
     "collective_after_a_death",
     "end_while_gloo_frees",
     "fail",
+    "fail_after_a_peer_noticed",
     "fail_without_a_folder",
     "parent_and_variable",
     "run_script",
@@ -63,6 +64,14 @@ def fail(kind: str, failing_rank: int) -> None:
             raise BadInput("batch size 7 is not 8; drop the last batch")
         raise ValueError("no such thing\nsecond line")
     sleep_for_ever(Path(os.devnull))
+
+
+def fail_after_a_peer_noticed() -> None:
+    """Rank 1 tells at once that its peer has gone; rank 0 says later what was wrong with it."""
+    if int(os.environ["RANK"]) == 1:
+        raise PeerFailed("rank 1 lost another rank; see what that one says")
+    time.sleep(0.3)
+    raise RunFailed("rank 0 has no more memory")
 
 
 def fail_without_a_folder(folder: Path) -> None:

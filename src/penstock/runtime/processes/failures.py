@@ -5,22 +5,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from itertools import count
 
-from penstock.errors import RunFailed
+from penstock.errors import PeerFailed, RunFailed
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import World, connection_is_lost
 from penstock.torch_internals import default_store
 
-__all__ = ["Failures", "PeerFailed"]
+__all__ = ["Failures"]
 
 INSTANCES = count()
 """Numbers pipelines, which every rank creates in the same order."""
 
 NOTE_WAIT_S = 1.5
 """How long a rank that noticed a failure waits for the note of the failed rank."""
-
-
-class PeerFailed(RunFailed):
-    """Another rank raised an exception, which its note describes, or its process has ended."""
 
 
 class Failures:
@@ -56,7 +52,7 @@ class Failures:
                     self._store.compare_set(self._key, "", self.first)
             self._abort()
             if note or isinstance(failure, PeerFailed):
-                raise RunFailed(f"{who} stopped: {text}") from failure
+                raise PeerFailed(f"{who} stopped: {text}") from failure
             raise
         finally:
             # A wait that failed stays until here, because it explains the failure.

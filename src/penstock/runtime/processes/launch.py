@@ -39,6 +39,7 @@ from torch import distributed
 from penstock.errors import (
     SIGNALLED,
     BadInput,
+    PeerFailed,
     PenstockError,
     RunFailed,
     SaidByAnotherRank,
@@ -343,7 +344,10 @@ def stop(workers: Sequence[WorkerProcess], shutdown_s: float) -> None:
 
 
 def root_cause(workers: Sequence[WorkerProcess]) -> BaseException:
-    """The first failure: a killed worker if there is one, else the earliest that was told."""
+    """The first failure: a killed worker if there is one, else the earliest that was told.
+
+    What a worker says of its own comes before what it says of another.
+    """
     for worker in workers:
         if worker.exit_code is not None and worker.exit_code < 0:
             number = signal.Signals(-worker.exit_code)
@@ -353,7 +357,12 @@ def root_cause(workers: Sequence[WorkerProcess]) -> BaseException:
                 f"{SIGNAL_HINTS.get(number, 'resume the run from its checkpoint')}"
             )
     failed = [worker for worker in workers if worker.exit_code]
-    first = min((w for w in workers if w.failure), key=lambda w: w.time_s, default=failed[0])
+    told = (worker for worker in workers if worker.failure)
+    first = min(
+        told,
+        key=lambda worker: (isinstance(worker.failure, PeerFailed), worker.time_s),
+        default=failed[0],
+    )
     return first.failure or RunFailed(
         f"worker {first.rank} (process {first.pid}) ended with exit code {first.exit_code} "
         f"without a message; run it again and look at its standard error"

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.device import identity_of, is_gpu, own_device
-from penstock.errors import BadInput, RunFailed
+from penstock.errors import BadInput, PeerFailed, RunFailed
 from penstock.runtime.processes.heartbeat import (
     BEAT_S,
     EXCHANGE,
@@ -389,7 +389,7 @@ def finish(work: dist.Work | None) -> None:
             except RuntimeError as cause:
                 # A wait for work that had ended before cannot run out of time.
                 if has_ended:
-                    raise RunFailed(
+                    raise PeerFailed(
                         f"rank {HEARTBEAT.rank}, which {HEARTBEAT.phase}, lost another rank; see "
                         f"what that one says"
                     ) from cause

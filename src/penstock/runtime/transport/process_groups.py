@@ -28,9 +28,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from penstock.errors import RunFailed
+from penstock.errors import PeerFailed, RunFailed
 from penstock.runtime.gradients.buckets import GradientBucket
-from penstock.runtime.processes.failures import PeerFailed
 from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
 from penstock.runtime.processes.world import World, failure_of
 from penstock.runtime.transport.messages import Message, MessagePart

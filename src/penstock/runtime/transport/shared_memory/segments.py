@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from penstock.runtime.processes.failures import PeerFailed
+from penstock.errors import PeerFailed
 from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
 from penstock.runtime.processes.world import World
 
