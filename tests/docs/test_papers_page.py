@@ -25,6 +25,8 @@ def test_the_page_has_the_recorded_tables(papers) -> None:
     assert {"DAPPLE", "SPP", "BaPipe", "SpecTrain", "The plans of table V"} == set(tables)
     for heading, table in tables.items():
         assert papers.with_table(page, heading, table) == page, heading
+    rehearsals = recorded["rehearsals"]
+    assert f"a load of {rehearsals['load']:.1f} from other work ({rehearsals['date']})" in page
 
 
 def test_the_command_gives_the_recorded_claims_on_a_clean_clone() -> None:
