@@ -93,11 +93,20 @@ def test_stages_that_share_no_tensor_are_refused() -> None:
     assert "\n" not in str(refused.value)
 
 
+def in_turn() -> Plan:
+    """The stage on two devices gives each of them whole micro-batches."""
+    plan = replicated()
+    first, middle, last = plan.stages
+    whole = (plan.micro_batch_size,) * middle.replicas
+    return replace(plan, stages=(first, replace(middle, slices=whole, in_turn=True), last))
+
+
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
         (replace(straight("1f1b"), schedule="fbp-as"), "a rank does one thing at a time"),
         (replace(replicated(), schedule="pipedream"), "without a flush"),
+        (in_turn(), r"stages \[1\] take whole micro-batches in turn"),
     ],
 )
 def test_what_the_emulation_would_carry_out_otherwise_is_refused(plan: Plan, words: str) -> None:

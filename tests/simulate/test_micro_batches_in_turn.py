@@ -7,12 +7,14 @@ import pytest
 from reference import plain_simulator as plain
 from reference.plain_workload import PlainWorkload
 
+from penstock.bounds.lower_bound import lower_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import BadInput
 from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
+from penstock.planning.assessment import Baselines, assess_plan
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
@@ -122,6 +124,16 @@ def test_both_engines_and_the_score_agree(
     if iterations == 1:
         problem = PlanningProblem(profile, cluster, plan.global_batch, (plan.micro_batch_size,))
         assert make_score(problem)(plan) == pytest.approx(trace.iteration_s)
+
+
+def test_no_bound_of_split_micro_batches_is_claimed() -> None:
+    """A layer of one sample cannot be split; in turn it is done on both devices at once."""
+    plan, profile, cluster = inputs((2,), 8, in_turn=True, rows=1)
+    problem = PlanningProblem(profile, cluster, 8, (1,))
+    assert simulate_plan(plan, profile, cluster).iteration_s < lower_bound_s(problem)
+    planned = assess_plan(plan, problem, Baselines(1.0))
+    assert planned.lower_bound_s == 0.0 and planned.to_json(0.0)["gap"] is None
+    assert planned.to_json(0.0)["spp_bound_s"] is None
 
 
 def test_a_plan_file_keeps_it() -> None:
