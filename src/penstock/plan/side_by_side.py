@@ -10,7 +10,8 @@ def pipelines_in(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """The ranks of each pipeline, whose micro-batches then pass no rank of another.
 
     Raises:
-        BadInput: there is only one, or stages have other replicas or slices than the first.
+        BadInput: there is only one, stages have other replicas or slices than the first, or
+            replicas take micro-batches in turn.
 
     >>> from penstock.plan.plan import Stage
     >>> stages = Stage(range(1), (0, 1), (2, 2)), Stage(range(1, 2), (2, 3), (2, 2))
@@ -18,6 +19,11 @@ def pipelines_in(plan: Plan) -> tuple[tuple[int, ...], ...]:
     ((0, 2), (1, 3))
     """
     first, *others = plan.stages
+    if any(stage.in_turn for stage in plan.stages):
+        raise BadInput(
+            "pipelines that meet divide each micro-batch, and replicas of the plan take whole ones "
+            "in turn; give every stage slices instead"
+        )
     for number, stage in enumerate(others, 1):
         if stage.slices != first.slices:
             raise BadInput(

@@ -46,7 +46,6 @@ KEEPS_COPIES = "it keeps copies of the forward's weights, and the backward uses 
 ALONE = "each pipeline has its own gradients, of which no other rank has a part"
 TWO_AT_ONCE = "two batches are in the pipeline at once, and all must be of one kind there"
 SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weights, as 'pipedream'"
-
 MEETS_AFTER = "use a schedule with a flush, such as '1f1b', and optimizer_sync=\"before\""
 
 THAWED = "call save(), make a new Pipeline from the model, and load()"
@@ -68,7 +67,7 @@ CONFLICTS = (
     ),
     *(
         Conflict("tensor groups", setting, "it is not built for shards", NOT_IN_GROUPS)
-        for setting in ("compile", "undoing", "kinds")
+        for setting in ("compile", "undoing", "kinds", "meetings")
     ),
     Conflict("tensor groups", "thawed", "what is trained is fixed", THAWED),
     *(
@@ -108,7 +107,6 @@ CONFLICTS = (
     Conflict("meetings", "no flush", "pipelines meet after a step of all stages", MEETS_AFTER),
     Conflict("meetings", "undoing", "pipelines meet after a step that is certain", MEETS_AFTER),
     Conflict("meetings", "mirrored", "a stage's two copies have other rows", MEETS_AFTER),
-    Conflict("meetings", "tensor groups", "it is not built for shards", NOT_IN_GROUPS),
     Conflict(
         "meetings", "loss_scaling", "pipelines would have scales of their own", "use bfloat16"
     ),

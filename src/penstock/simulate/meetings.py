@@ -1,7 +1,7 @@
 """What a step takes where pipelines side by side train alone and meet every so many steps."""
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from penstock.document import Json
 from penstock.plan.plan import Plan
@@ -42,12 +42,7 @@ class MeetingPrice:
 
     def to_json(self) -> dict[str, Json]:
         """All numbers."""
-        return {
-            "every": self.every,
-            "alone_s": self.alone_s,
-            "meeting_s": self.meeting_s,
-            "step_s": self.step_s,
-        }
+        return {**asdict(self), "step_s": self.step_s}
 
 
 def meeting_price(problem: PlanningProblem, plan: Plan, every: int) -> MeetingPrice:

@@ -146,18 +146,21 @@ def test_settings_without_a_meaning(given: dict[str, float], message: str) -> No
 
 
 def test_stages_that_are_no_replicas_of_each_other() -> None:
-    def plan(*slices: tuple[int, ...]) -> Plan:
+    def plan(*slices: tuple[int, ...], in_turn: bool = False) -> Plan:
         devices = iter(range(9))
         stages = [
-            Stage(range(n, n + 1), tuple(next(devices) for _ in own), own)
+            Stage(range(n, n + 1), tuple(next(devices) for _ in own), own, in_turn=in_turn)
             for n, own in enumerate(slices)
         ]
-        return Plan(tuple(stages), 2, sum(slices[0]), "1f1b")
+        return Plan(tuple(stages), 2, slices[0][0] if in_turn else sum(slices[0]), "1f1b")
 
     assert pipelines_in(plan((1, 3), (1, 3), (1, 3))) == ((0, 2, 4), (1, 3, 5))
     for slices in ((2, 2), (4,)), ((2, 2), (1, 3)):
         with pytest.raises(BadInput, match=r"stage 0 has slices \[2, 2\] and stage 1"):
             pipelines_in(plan(*slices))
+    whole = plan((4, 4), (4, 4), in_turn=True)
+    with pytest.raises(BadInput, match="replicas of the plan take whole ones in turn"):
+        pipelines_in(whole)
     with pytest.raises(BadInput, match="the plan is one pipeline"):
         pipelines_in(plan((4,), (4,)))
 
