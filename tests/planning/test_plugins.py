@@ -200,7 +200,8 @@ def test_entry_points_of_another_package_are_found(tmp_path: Path) -> None:
         "plan = plan_pipeline(profile, cluster, 8, planner='halves', schedule='its-order')\n"
         "print(plan.planner, plan.schedule, len(plan.stages))\n"
         "from penstock.command_line.job_commands import catalogue\n"
-        "catalogue()\n"
+        "from penstock.command_line.terminal import Terminal\n"
+        "catalogue(terminal=Terminal())\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
     done = subprocess.run(

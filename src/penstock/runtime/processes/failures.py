@@ -52,7 +52,7 @@ class Failures:
                     self._store.compare_set(self._key, "", self.first)
             self._abort()
             if note or isinstance(failure, PeerFailed):
-                raise PeerFailed(f"{who} stopped: {text}") from failure
+                raise RunFailed(f"{who} stopped: {text}") from failure
             raise
         finally:
             # A wait that failed stays until here, because it explains the failure.
