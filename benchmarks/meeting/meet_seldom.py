@@ -1,11 +1,12 @@
-"""Pipelines that meet seldom against synchronous plans, on two hosts joined at 100 Mb/s.
+"""Pipelines that meet seldom against synchronous plans, on two hosts joined by a slow link.
 
     python benchmarks/meeting/meet_seldom.py --out benchmarks/meeting/results.json
 
 The hosts are network namespaces, as in `benchmarks/rehearsal/two_hosts.py`: each has two ranks on
 one core. In turns of some steps each, with equal batches, a small GPT on text is trained by the
 plan that `search` finds, by two pipelines that sum gradients in every step, and by the same two
-when they meet seldom. It needs root on Linux.
+when they meet seldom. Each is asked how long it takes to the loss on held-out text that the plan of
+`search` has after two thirds of its steps. It needs root on Linux.
 """
 
 import argparse
@@ -30,35 +31,34 @@ from penstock.cluster.cluster import Cluster, Device, Host  # noqa: E402
 from penstock.cluster.toml_file import write_cluster  # noqa: E402
 from penstock.document import write_text  # noqa: E402
 
-BYTES_PER_S = 100e6 / 8
 RANKS_OF_A_HOST = 2
 LIMIT_S = 1_800.0
 STORE_PORT = 29_500
 
 
-def two_hosts() -> Cluster:
-    """Two hosts with two ranks on one core each."""
+def two_hosts(megabits: float) -> Cluster:
+    """Two hosts with two ranks on one core each, joined at so many Mb/s."""
     device = Device("half a core", 8e9)
     hosts = tuple(
         Host(
             name,
             (device,) * RANKS_OF_A_HOST,
             link_bytes_per_s=1e9,
-            port_bytes_per_s=BYTES_PER_S,
+            port_bytes_per_s=megabits * 1e6 / 8,
             full_speed_devices=1,
         )
         for name in ("first", "second")
     )
-    return Cluster("two hosts at 100 Mb/s", hosts)
+    return Cluster(f"two hosts at {megabits:g} Mb/s", hosts)
 
 
-def train(folder: Path, turns: int, turn: int, every: int) -> dict[str, Any]:
+def train(folder: Path, megabits: float, turns: int, turn: int, every: int) -> dict[str, Any]:
     """Train all contenders on both hosts; what rank 0 found."""
     cores = sorted(os.sched_getaffinity(0))
-    cluster = two_hosts()
+    cluster = two_hosts(megabits)
     write_cluster(cluster, folder / "hosts.toml")
     names = [host.name for host in cluster.hosts]
-    with joined_hosts(names, [BYTES_PER_S] * len(names)) as networks:
+    with joined_hosts(names, [host.port_bytes_per_s for host in cluster.hosts]) as networks:
         agents = [
             subprocess.Popen(
                 [
@@ -89,17 +89,19 @@ def train(folder: Path, turns: int, turn: int, every: int) -> dict[str, Any]:
 def main() -> None:
     """Train and write what was found."""
     parser = argparse.ArgumentParser(description="Pipelines that meet seldom, on two hosts.")
-    parser.add_argument("--turns", type=int, default=10, help="turns of each contender")
+    parser.add_argument("--megabits", type=float, default=100.0, help="a second, of the link")
+    parser.add_argument("--turns", type=int, default=15, help="turns of each contender")
     parser.add_argument("--turn", type=int, default=20, help="steps of a turn")
     parser.add_argument("--every", type=int, default=20, help="steps between meetings")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-meeting-") as made, other_load() as others:
-        found = train(Path(made), chosen.turns, chosen.turn, chosen.every)
+        found = train(Path(made), chosen.megabits, chosen.turns, chosen.turn, chosen.every)
     result = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "machine": machine(),
         "cores": len(os.sched_getaffinity(0)),
+        "megabits_per_s": chosen.megabits,
         "meet_every": chosen.every,
         "steps": chosen.turns * chosen.turn,
         **found,

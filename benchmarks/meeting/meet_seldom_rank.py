@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from math import log
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -87,7 +88,7 @@ def two_pipelines(layers: int) -> Plan:
 
 @dataclass
 class Contender:
-    """A pipeline in training, the seconds of its turns and the losses of its steps."""
+    """A pipeline in training, the seconds of its turns, and the held-out loss after each."""
 
     pipe: Pipeline
     batches: Iterator[Batch]
@@ -95,19 +96,25 @@ class Contender:
     losses: list[float] = field(default_factory=list[float])
 
     def turn(self, steps: int) -> None:
-        """Train for some steps, when all ranks are ready."""
+        """Train for some steps, when all ranks are ready; then one model is evaluated."""
         dist.barrier()
         begun = perf_counter()
         for batch in islice(self.batches, steps):
-            self.losses.append(self.pipe.step(batch).loss)
+            self.pipe.step(batch)
+        self.pipe.meet()
         dist.barrier()
         self.seconds.append(perf_counter() - begun)
-
-    def held_out(self) -> float:
-        """The mean loss of one model on held-out text."""
-        self.pipe.meet()
         given = islice(batches(ROWS * MICRO_BATCHES, "held-out"), HELD_OUT)
-        return sum(self.pipe.evaluate(batch).loss for batch in given) / HELD_OUT
+        self.losses.append(sum(self.pipe.evaluate(batch).loss for batch in given) / HELD_OUT)
+
+    def seconds_to(self, loss: float) -> float | None:
+        """Seconds of training until the held-out loss is that low, between turns in proportion."""
+        before, passed = log(256), 0.0  # of guessed bytes
+        for seconds, after in zip(self.seconds, self.losses, strict=True):
+            if after <= loss:
+                return passed + seconds * (before - loss) / (before - after)
+            before, passed = after, passed + seconds
+        return None
 
 
 def main() -> None:
@@ -144,6 +151,7 @@ def main() -> None:
     for _ in range(turns):
         for contender in contenders.values():
             contender.turn(turn)
+    loss = contenders["search"].losses[2 * turns // 3 - 1]
     found = {
         name: {
             "steps_per_s": turn / median(c.seconds),
@@ -152,15 +160,20 @@ def main() -> None:
                 for theirs, own in zip(contenders["search"].seconds, c.seconds, strict=True)
             ),
             "seconds": c.seconds,
-            "held_out_loss": c.held_out(),
-            "training_loss": sum(c.losses[-turn:]) / turn,
+            "held_out_losses": c.losses,
+            "seconds_to_equal_loss": c.seconds_to(loss),
         }
         for name, c in contenders.items()
     }
     if dist.get_rank() == 0:
         stages = [[s.layers.start, s.layers.stop, *s.devices] for s in searched.stages]
         bytes_ = sum(p.numel() * 4 for p in Gpt(length=LENGTH, width=96, blocks=4).parameters())
-        about = {"searched": stages, "schedule": searched.schedule, "parameter_bytes": bytes_}
+        about = {
+            "searched": stages,
+            "schedule": searched.schedule,
+            "parameter_bytes": bytes_,
+            "loss": loss,
+        }
         write_text(folder / "found.json", json_text({**about, "contenders": found}))
     dist.barrier()
     os._exit(0)
