@@ -135,6 +135,14 @@ def refused_models(case: MeetingCase) -> list[str]:
         return [*found, message_of(lambda: pipe.step(case.batch(0)))]
 
 
+def too_few_rows(case: MeetingCase) -> str:
+    """What is said of a step on one sample; a whole batch trains afterwards."""
+    with pipeline_of(case) as pipe:
+        said = message_of(lambda: pipe.step(tuple(rows[:1] for rows in case.batch(0))))
+        pipe.step(case.batch(0))
+        return said
+
+
 def weights_of(pipe: Pipeline) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in pipe.named_parameters()}
 

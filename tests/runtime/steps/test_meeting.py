@@ -17,6 +17,7 @@ from runtime.steps.meeting_cases import (
     refused_models,
     resumed,
     skipped,
+    too_few_rows,
     trained,
     written_by_two,
 )
@@ -102,6 +103,14 @@ def test_what_needs_one_model_is_refused_between_meetings() -> None:
             f"they met (every 4 steps); call meet() before, on all ranks"
             for what in ("model_state_dict()", "verify()")
         ]
+
+
+def test_a_step_without_a_row_for_a_pipeline_is_refused() -> None:
+    for found in launch_workers(too_few_rows, (MeetingCase(4, 2),), workers=4, threads=1):
+        assert found == (
+            "a step on 1 sample has none for pipeline 1, and each of 2 trains on rows of its own; "
+            "give larger batches"
+        )
 
 
 def test_a_step_whose_numbers_are_bad_in_one_pipeline_is_left_out_in_all() -> None:

@@ -10,7 +10,7 @@ Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTA
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 
 from penstock.errors import BadInput
 from penstock.runtime.engine import Engine
+from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.settings import Update
 from penstock.words import counted
 
@@ -46,6 +47,18 @@ class Meetings:
             self._outer = torch.optim.SGD(
                 stepped, lr=rate, momentum=momentum, nesterov=momentum > 0
             )
+
+    def check_rows(self, samples: Sequence[int]) -> None:
+        """Raise `BadInput` if a pipeline has no row of a step on batches of so many samples."""
+        cuts = [cut_batch(self._engine.plan, size) for size in samples]
+        pipelines = len(self._engine.pipelines)
+        for pipeline in range(pipelines):
+            if not any(slices[0][pipeline] for cut in cuts for slices in cut.slices):
+                raise BadInput(
+                    f"a step on {counted(sum(samples), 'sample')} has none for pipeline "
+                    f"{pipeline}, and each of {pipelines} trains on rows of its own; give larger "
+                    f"batches"
+                )
 
     def after(self, steps: int) -> None:
         """Meet if it is time to, after step number ``steps``; all ranks must call this."""

@@ -303,11 +303,14 @@ def flushed_step(
     ``before_update`` is called when gradients are summed but neither divided nor used. It gets the
     totals and the factor on the loss.
     """
-    samples = sum(leaves[0].shape[0] for leaves in batches)
+    sizes = [leaves[0].shape[0] for leaves in batches]
+    samples = sum(sizes)
+    meetings, alone = training.meetings, training.meetings is not None
+    if meetings is not None:
+        meetings.check_rows(sizes)
     seed = training.seed(samples)
     engine.check_replicas(training.steps + 1)
     begin = StepBegin.of(engine, training.steps, copies=training.on_non_finite == "skip")
-    meetings, alone = training.meetings, training.meetings is not None
     totals = engine.run(*batches, seed=seed, sums=not alone, step=training.steps)
     if before_update is not None:
         before_update(totals, seed)
