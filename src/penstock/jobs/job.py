@@ -350,11 +350,10 @@ class Job:
     ``compile``, ``metrics``, ``callbacks``, ``verify``, ``optimizer_sync``, ``dynamic`` and
     ``compare_replicas_every`` are those of `Pipeline`, as are ``meet_every``,
     ``outer_learning_rate`` and ``outer_momentum``, for a plan of pipelines side by side; they meet
-    before the final weights are saved. ``dynamic`` may also be ``"auto"``:
-    dimensions in which the first batches of the data differ are dynamic. ``rows`` is that of
-    `capture_model`. A callback that calls
-    ``pipe.stop()`` ends the run after the next step. ``model``, ``data``, ``loss``, metrics and
-    callbacks must be importable functions, because each worker process imports them.
+    before the final weights are saved. ``dynamic`` may also be ``"auto"``: dimensions in which the
+    first batches of the data differ are dynamic. ``rows`` is that of `capture_model`. A callback
+    that calls ``pipe.stop()`` ends the run after the next step. ``model``, ``data``, ``loss``,
+    metrics and callbacks must be importable functions, because each worker process imports them.
 
     ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
     gradients are not finite, train again from the last checkpoint, and leave out its batch.
