@@ -168,17 +168,22 @@ double StageCosts::buckets_s(double bytes) const {
 
 /// Seconds from the end of a stage's last backward to the end of its buckets.
 ///
-/// The replica that ends a backward last completes buckets last. Parameters that layers share are
-/// complete at the end of the backward.
+/// A bucket waits for the replica that is slowest in the layers down to it. Parameters that layers
+/// share are complete at the end of the backward.
 double StageCosts::after_backward_s(Run run, double backward_s) const {
   const RunCosts& runs = costs_.runs;
   const double bucket_bytes = runs.rules.bucket_bytes;
-  const auto seconds = [&](const ReplicaKind& kind, int from) {
+  const auto slowest_s = [&](int from) {
     const Affine each = runs.backward[run.hi] - runs.backward[from];
-    return each.at(kind.rows) * (group_.crowding / kind.speed);
+    double most_s = 0, rows = 0, speed = 0;
+    for (const ReplicaKind& kind : group_.kinds) {
+      if (kind.rows == rows && kind.speed == speed) continue;  // mostly all are alike
+      rows = kind.rows;
+      speed = kind.speed;
+      most_s = std::max(most_s, each.at(rows) * (group_.crowding / speed));
+    }
+    return most_s;
   };
-  const ReplicaKind& slowest =
-      *std::ranges::max_element(group_.kinds, {}, [&](const auto& k) { return seconds(k, run.lo); });
   double waiting = 0, shared = runs.parameter_bytes[run], free_s = -backward_s;
   int lowest = run.lo;
   for (int layer = run.hi - 1; layer >= run.lo; --layer) {
@@ -190,7 +195,7 @@ double StageCosts::after_backward_s(Run run, double backward_s) const {
     if (waiting >= bucket_bytes || (layer == run.lo && waiting > 0)) {
       const int at = waiting >= bucket_bytes ? layer : lowest;
       const double norms_s = runs.norms_s(group_, {at, run.hi}, false) * group_.crowding;
-      const double done_s = seconds(slowest, at) - backward_s + norms_s;
+      const double done_s = slowest_s(at) - backward_s + norms_s;
       free_s = std::max(free_s, done_s) + buckets_s(waiting);
       waiting = 0;
     }
