@@ -12,7 +12,6 @@ when they meet seldom. Each is asked how long it takes to the loss on held-out t
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -24,65 +23,21 @@ BESIDE = [HERE.parent / name for name in ("prediction", "rehearsal", "reliabilit
 sys.path += map(str, BESIDE)
 
 from chaos import machine  # noqa: E402
-from host_networks import PORT, joined_hosts  # noqa: E402
 from other_load import other_load  # noqa: E402
+from torchrun_on_hosts import run_on_hosts, two_hosts  # noqa: E402
 
-from penstock.cluster.cluster import Cluster, Device, Host  # noqa: E402
 from penstock.cluster.toml_file import write_cluster  # noqa: E402
 from penstock.document import write_text  # noqa: E402
 
-RANKS_OF_A_HOST = 2
 LIMIT_S = 1_800.0
-STORE_PORT = 29_500
-
-
-def two_hosts(megabits: float) -> Cluster:
-    """Two hosts with two ranks on one core each, joined at so many Mb/s."""
-    device = Device("half a core", 8e9)
-    hosts = tuple(
-        Host(
-            name,
-            (device,) * RANKS_OF_A_HOST,
-            link_bytes_per_s=1e9,
-            port_bytes_per_s=megabits * 1e6 / 8,
-            full_speed_devices=1,
-        )
-        for name in ("first", "second")
-    )
-    return Cluster(f"two hosts at {megabits:g} Mb/s", hosts)
 
 
 def train(folder: Path, megabits: float, turns: int, turn: int, every: int) -> dict[str, Any]:
     """Train all contenders on both hosts; what rank 0 found."""
-    cores = sorted(os.sched_getaffinity(0))
-    cluster = two_hosts(megabits)
+    cluster = two_hosts(megabits * 1e6 / 8, f"two hosts at {megabits:g} Mb/s")
     write_cluster(cluster, folder / "hosts.toml")
-    names = [host.name for host in cluster.hosts]
-    with joined_hosts(names, [host.port_bytes_per_s for host in cluster.hosts]) as networks:
-        agents = [
-            subprocess.Popen(
-                [
-                    *network.command_prefix,
-                    *("taskset", "--cpu-list", str(cores[number % len(cores)])),
-                    *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(names)}"),
-                    *(f"--node-rank={number}", f"--nproc-per-node={RANKS_OF_A_HOST}"),
-                    *(f"--master-addr={networks[0].address}", f"--master-port={STORE_PORT}"),
-                    *(str(HERE / "meet_seldom_rank.py"), str(folder)),
-                    *map(str, (turns, turn, every)),
-                ],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": PORT},
-                stdout=sys.stderr,
-            )
-            for number, network in enumerate(networks)
-        ]
-        try:
-            codes = [agent.wait(LIMIT_S) for agent in agents]
-        finally:
-            for agent in agents:
-                agent.kill()
-                agent.wait()
-    if any(codes):
-        raise SystemExit(f"torchrun ended with {codes}; its messages are above")
+    given = [str(folder), *map(str, (turns, turn, every))]
+    run_on_hosts(cluster, HERE / "meet_seldom_rank.py", given, LIMIT_S)
     return json.loads((folder / "found.json").read_text())
 
 

@@ -11,7 +11,6 @@ kind of network. It needs root on Linux.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -23,11 +22,10 @@ HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / "prediction"), str(HERE.parent / "reliability")]
 
 from chaos import machine  # noqa: E402
-from host_networks import PORT, joined_hosts  # noqa: E402
 from other_load import other_load  # noqa: E402
 from over_namespaces import rehearse_over_namespaces  # noqa: E402
+from torchrun_on_hosts import run_on_hosts, two_hosts  # noqa: E402
 
-from penstock.cluster.cluster import Cluster, Device, Host  # noqa: E402
 from penstock.cluster.toml_file import read_cluster, write_cluster  # noqa: E402
 from penstock.document import write_text  # noqa: E402
 from penstock.plan.json_file import read_plan  # noqa: E402
@@ -40,57 +38,15 @@ from penstock.timeline.json_file import read_timeline  # noqa: E402
 from penstock.words import seconds_text  # noqa: E402
 
 GIGABIT = 125e6
-RANKS_OF_A_HOST = 2
 LIMIT_S = 900.0
-STORE_PORT = 29_500
-
-
-def two_hosts() -> Cluster:
-    """Two hosts with two ranks on one core each; the links within are measured later."""
-    hosts = tuple(
-        Host(
-            name,
-            (Device("half a core", 8e9),) * RANKS_OF_A_HOST,
-            link_bytes_per_s=1e9,
-            port_bytes_per_s=GIGABIT,
-            full_speed_devices=1,
-        )
-        for name in ("first", "second")
-    )
-    return Cluster("two hosts at 1 Gb/s", hosts)
 
 
 def train(folder: Path, rounds: int) -> dict[str, Any]:
     """Measure, plan and train on both hosts; the rest of what they find is left in ``folder``."""
-    cores = sorted(os.sched_getaffinity(0))
-    write_cluster(two_hosts(), folder / "hosts.toml")
-    cluster = two_hosts()
-    names = [host.name for host in cluster.hosts]
-    with joined_hosts(names, [GIGABIT] * len(names)) as networks:
-        agents = [
-            subprocess.Popen(
-                [
-                    *network.command_prefix,
-                    *("taskset", "--cpu-list", str(cores[number % len(cores)])),
-                    *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(names)}"),
-                    *(f"--node-rank={number}", f"--nproc-per-node={RANKS_OF_A_HOST}"),
-                    *(f"--master-addr={networks[0].address}", f"--master-port={STORE_PORT}"),
-                    *(str(HERE / "two_hosts_rank.py"), str(folder / "hosts.toml"), str(folder)),
-                    str(rounds),
-                ],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": PORT},
-                stdout=sys.stderr,
-            )
-            for number, network in enumerate(networks)
-        ]
-        try:
-            codes = [agent.wait(LIMIT_S) for agent in agents]
-        finally:
-            for agent in agents:
-                agent.kill()
-                agent.wait()
-    if any(codes):
-        raise SystemExit(f"torchrun ended with {codes}; its messages are above")
+    cluster = two_hosts(GIGABIT, "two hosts at 1 Gb/s")
+    write_cluster(cluster, folder / "hosts.toml")
+    given = [str(folder / "hosts.toml"), str(folder), str(rounds)]
+    run_on_hosts(cluster, HERE / "two_hosts_rank.py", given, LIMIT_S)
     return json.loads((folder / "trained_times.json").read_text())
 
 

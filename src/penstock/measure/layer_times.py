@@ -93,6 +93,7 @@ def layer_sizes(
             before = allocated_bytes(settings.device)
             norms.channels.clear()
 
+        begin()
         with norms:
             outputs, saved = storages.saved_by(run, begin)
         storages.forget([*outputs, *run.received])
