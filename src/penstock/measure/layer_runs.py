@@ -13,7 +13,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import check_values
 from penstock.capture.record.outside_state import kept_random_state
 from penstock.capture.restored import kept_attributes, kept_buffers
-from penstock.capture.stage.call import ProgramCall
+from penstock.capture.stage.call import ProgramCall, casts_kept
 from penstock.capture.stage.stage import Costs
 from penstock.capture.stage_program import StageProgram
 from penstock.capture.stand_ins import is_on_meta, with_values
@@ -49,6 +49,10 @@ class RunSettings:
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
+
+    def casting_once(self) -> AbstractContextManager[object]:
+        """Around forwards between which no weight changes, as around those of an iteration."""
+        return casts_kept(self.device, self.autocast)
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,8 @@ def walk(
             for spec in program.received
         )
         own = tuple(leaves[leaf] for leaf in program.batch_inputs)
-        with with_values([program.module], settings.device) if lends else nullcontext():
+        values = with_values([program.module], settings.device) if lends else nullcontext()
+        with values, settings.casting_once():
             outputs = visit(index, LayerRun(program, own, received, settings))
         # Without their autograd graph, which holds the layer's parameters.
         sent = [output.detach() for output in outputs[: len(program.sent)]]
@@ -247,6 +252,30 @@ class SavedStorages:
         self._crossing |= {storage_id(tensor) for tensor in crossing} & self._known.keys()
         kept = {address: self._known[address] for address in self._crossing}
         self._known = kept | self._ignored
+
+    def casts_of(self, run: LayerRun) -> list[torch.Tensor]:
+        """The weights in the autocast type that a layer saves, however often it runs: each once.
+
+        They are among those that are ignored from now on, until `forget`.
+        """
+        if run.settings.autocast is None:
+            return []
+        runs: list[dict[int, torch.Tensor]] = []
+        for _ in range(2):
+            saved: dict[int, torch.Tensor] = {}
+
+            def note(tensor: torch.Tensor, saved: dict[int, torch.Tensor] = saved) -> torch.Tensor:
+                saved.setdefault(storage_id(tensor), tensor.detach())
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                run.forward()
+            runs.append(saved)
+        made_once = runs[0].keys() & runs[1].keys() - self._known.keys()
+        given = {storage_id(tensor) for tensor in (*run.leaves, *run.received)}
+        casts = [runs[0][address] for address in made_once - given]
+        self.ignore(casts)
+        return casts
 
     def saved_by(
         self, run: LayerRun, begin: Callable[[], None]

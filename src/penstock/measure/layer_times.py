@@ -62,12 +62,14 @@ class LayerBytes:
     """Bytes of one layer at one batch size, and the channels of its batch normalisations.
 
     ``flops`` are the operations of its matrix products, forward and backward, where counted.
+    ``cast_bytes`` are those of its weights in the autocast type, as far as it saves them.
     """
 
     saved_bytes: int
     workspace_bytes: int
     norm_channels: tuple[int, ...] = ()
     flops: float = 0.0
+    cast_bytes: int = 0
 
 
 def layer_sizes(
@@ -86,6 +88,7 @@ def layer_sizes(
         if lends:  # it has made-up values only while it is visited
             storages.ignore([*run.program.module.parameters(), *run.program.module.buffers()])
         before, norms = 0, CountedNorms()
+        cast_bytes = sum(map(storage_bytes, storages.casts_of(run)))
 
         def begin() -> None:
             nonlocal before
@@ -101,7 +104,8 @@ def layer_sizes(
         workspace = max(0, peak_bytes(settings.device) - before - saved_bytes)
         if run.has_checkpoints:
             workspace = max(workspace, run.peak_of_backward(outputs))
-        sizes.append(LayerBytes(saved_bytes, workspace, tuple(norms.channels)))
+        channels = tuple(norms.channels)
+        sizes.append(LayerBytes(saved_bytes, workspace, channels, cast_bytes=cast_bytes))
         return outputs
 
     walk(programs, leaves, settings, visit, lends=lends)
@@ -207,7 +211,7 @@ def layer_costs(
         def fit(of: Callable[[PassSeconds, LayerBytes], float]) -> Affine:
             return fit_affine(sizes, [of(*layers[index]) for layers in costs])
 
-        channels = costs[0][index][1].norm_channels
+        found = costs[0][index][1]
         return LayerCost(
             name=name,
             forward_s=fit(lambda times, _: times.forward_s),
@@ -215,10 +219,11 @@ def layer_costs(
             backward_weight_s=fit(lambda times, _: times.halves()[1]),
             parameter_bytes=own[index][0],
             buffer_bytes=own[index][1],
+            cast_bytes=found.cast_bytes,
             saved_bytes=whole_bytes(fit(lambda _, found: found.saved_bytes)),
             workspace_bytes=whole_bytes(fit(lambda _, found: found.workspace_bytes)),
-            norms=len(channels),
-            norm_channels=sum(channels),
+            norms=len(found.norm_channels),
+            norm_channels=sum(found.norm_channels),
         )
 
     return tuple(cost(index, name) for index, name in enumerate(names))
@@ -264,7 +269,7 @@ def layer_times(
     alone = [median_times(measured[work]) for work in works]
     if one is None:
         return alone
-    with without_collecting():
+    with without_collecting(), settings.casting_once():
         all_s = median_times([time_stages(one, rows, settings) for _ in range(repeats + 1)][1:])
     forward_s = max(all_s.forward_s - more.forward_s, all_s.forward_s / 2)
     backward_s = max(all_s.backward_s - more.backward_s, all_s.backward_s / 2)
@@ -298,7 +303,7 @@ def time_further_stage(
     It runs as one stage and as several in turns, and the difference of each turn is divided among
     the stages that the second has more.
     """
-    with without_collecting():
+    with without_collecting(), settings.casting_once():
         turns = [
             [time_stages(stages, leaves, settings) for stages in (one, several)]
             for _ in range(repeats + 1)

@@ -346,6 +346,8 @@ def estimate_batch(
     def estimated(run: LayerRun) -> tuple[tuple[torch.Tensor, ...], Cost]:
         # What is within checkpoints is not compiled.
         own = replace(target, compiled=False) if run.has_checkpoints else target
+        with own.attention():
+            casts = storages.casts_of(run)
         forward, norms = own.counting(), CountedNorms()
 
         def begin() -> None:
@@ -368,7 +370,13 @@ def estimate_batch(
             flops = forward.flops + counted[0].flops
         return outputs, (
             PassSeconds(forward.seconds, *found),
-            LayerBytes(sum(map(storage_bytes, saved)), workspace, tuple(norms.channels), flops),
+            LayerBytes(
+                sum(map(storage_bytes, saved)),
+                workspace,
+                tuple(norms.channels),
+                flops,
+                sum(map(storage_bytes, casts)),
+            ),
         )
 
     walk(programs, leaves, RunSettings(HOME, target.autocast), visit)

@@ -146,7 +146,7 @@ def state_bytes(problem: PlanningProblem, stage: Stage) -> float:
             2.0,
             problem.optimizer_bytes_per_parameter_byte,
         )
-        return held + sum(profile.layers[layer].buffer_bytes for layer in layers)
+        return held + sum(profile.layers[layer].held_besides for layer in layers)
 
     key = (layers.start, layers.stop, sharding, sharding and stage.replicas)
     return recalled(known_states(problem), key, computed)

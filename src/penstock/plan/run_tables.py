@@ -82,7 +82,7 @@ def run_tables(problem: PlanningProblem, cuts: Sequence[int] = ()) -> RunTables:
         return table.take(kept, axis=1)
 
     parameters = parameter_table(profile)
-    buffers = of_runs(prefix_sums(float(layer.buffer_bytes) for layer in profile.layers))
+    buffers = of_runs(prefix_sums(float(layer.held_besides) for layer in profile.layers))
     (sharding,) = problem.shardings if len(problem.shardings) == 1 else ("",)
     two = two_layers_table(parameters) if sharding == "parameters" else parameters
 

@@ -100,6 +100,7 @@ def joined_layer(run: Sequence[LayerCost], most_rows: int) -> LayerCost:
         workspace_bytes=largest([layer.workspace_bytes for layer in run], most_rows),
         norms=sum(layer.norms for layer in run),
         norm_channels=sum(layer.norm_channels for layer in run),
+        cast_bytes=sum(layer.cast_bytes for layer in run),
     )
 
 

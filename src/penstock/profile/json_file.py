@@ -61,6 +61,7 @@ class LayerEntry(Entry):
     workspace_bytes: AffineEntry = AffineEntry()
     norms: int = 0
     norm_channels: int = 0
+    cast_bytes: int = 0
 
     def value(self) -> LayerCost:
         """The layer that the entry describes."""
@@ -75,6 +76,7 @@ class LayerEntry(Entry):
             workspace_bytes=self.workspace_bytes.value(),
             norms=self.norms,
             norm_channels=self.norm_channels,
+            cast_bytes=self.cast_bytes,
         )
 
 

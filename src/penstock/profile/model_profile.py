@@ -105,9 +105,10 @@ class LayerCost:
     backward is their sum. ``saved_bytes`` are kept from a micro-batch's forward to its backward.
     ``workspace_bytes`` are needed only while the layer runs. ``parameter_bytes`` are the trained
     parameters, without gradients and optimizer state, and without parameters shared with other
-    layers (see `SharedParameter`). ``buffer_bytes`` are buffers and frozen parameters. ``norms``
-    are its batch normalisations, which have ``norm_channels`` channels in all; replicas exchange
-    their statistics.
+    layers (see `SharedParameter`). ``buffer_bytes`` are buffers and frozen parameters, and
+    ``cast_bytes`` parameters in the autocast type, which all micro-batches of an iteration share.
+    ``norms`` are its batch normalisations, which have ``norm_channels`` channels in all; replicas
+    exchange their statistics.
     """
 
     name: str
@@ -120,6 +121,12 @@ class LayerCost:
     workspace_bytes: Affine = field(default_factory=Affine)
     norms: int = 0
     norm_channels: int = 0
+    cast_bytes: int = 0
+
+    @property
+    def held_besides(self) -> int:
+        """Bytes that a stage holds beside parameters, whatever is in flight."""
+        return self.buffer_bytes + self.cast_bytes
 
     @property
     def backward_s(self) -> Affine:
@@ -312,7 +319,7 @@ def check_profile(profile: ModelProfile) -> None:
             check_affine(
                 profile, f"layer {index} ('{layer.name}'): {figure}", getattr(layer, figure)
             )
-        for figure in ("parameter_bytes", "buffer_bytes", "norms", "norm_channels"):
+        for figure in ("parameter_bytes", "buffer_bytes", "norms", "norm_channels", "cast_bytes"):
             check_number(
                 profile, f"layer {index} ('{layer.name}'): {figure}", getattr(layer, figure)
             )

@@ -20,6 +20,7 @@ import torch
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage.call import casts_kept
 from penstock.capture.stage_program import Batch, StageProgram
 from penstock.errors import BadInput
 from penstock.plan.ordering import schedule_refusal
@@ -474,6 +475,10 @@ class Engine:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.autocast_dtype)
 
+    def casting_once(self) -> AbstractContextManager[object]:
+        """Around actions between which no weight changes: autocast casts each weight once."""
+        return casts_kept(self.world.device, self.autocast_dtype)
+
 
 class Iteration:
     """An iteration of an engine on batches, whatever it is for; see `Engine.run`.
@@ -509,7 +514,8 @@ class Iteration:
         engine = self.engine
         with engine.failures.shared(), engine.random.drawn():
             self._take(0)
-            self.stages.run(self._programs[0].in_two[0])
+            with engine.casting_once():
+                self.stages.run(self._programs[0].in_two[0])
         self._is_warm = True
 
     def forget(self) -> None:
@@ -541,7 +547,8 @@ class Iteration:
                     if not self._is_warm:
                         self._take(number, last=sums and number == len(programs) - 1)
                     left = program.in_two[1] if self._is_warm else program
-                    terms += stages.run(left, seed, through)
+                    with engine.casting_once() if self._training else nullcontext():
+                        terms += stages.run(left, seed, through)
             buckets = engine.buckets if self._training else None
             if buckets is not None and sums:
                 buckets.finish()

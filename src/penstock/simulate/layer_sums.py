@@ -76,6 +76,7 @@ class LayerSums:
     workspace_bytes: LargestAffine
     own_parameter_bytes: ByteSums
     buffer_bytes: ByteSums
+    cast_bytes: ByteSums
     norms: ByteSums
     norm_channels: ByteSums
     crossing: tuple[tuple[Edge, ...], ...]
@@ -116,6 +117,7 @@ def layer_sums(profile: ModelProfile) -> LayerSums:
         ),
         own_parameter_bytes=byte_sums(layer.parameter_bytes for layer in layers),
         buffer_bytes=byte_sums(layer.buffer_bytes for layer in layers),
+        cast_bytes=byte_sums(layer.cast_bytes for layer in layers),
         norms=byte_sums(layer.norms for layer in layers),
         norm_channels=byte_sums(layer.norm_channels for layer in layers),
         crossing=crossing_edges(profile),

@@ -1,6 +1,7 @@
 """Bytes that one replica of a stage needs.
 
     replica = parameters * versions + gradients + optimizer state + buffers   all the time
+            + parameters in the autocast type                                 all the time
             + saved bytes of its slice, for every micro-batch in flight       F (or R) to B (or W)
             + workspace of its largest layer                                  while it computes
     device  = sum of its replicas at each moment
@@ -18,7 +19,7 @@ what the largest layer saves beside it as workspace (`ModelProfile.by_block`).
 
 What replicas divide is `penstock.plan.sharding.held_bytes`. Buffers of messages in transfer are not
 counted. Without a flush several versions of the parameters
-are kept (`penstock.schedule.weight_rule`).
+are kept (`penstock.schedule.weight_rule`), and each micro-batch keeps its own in the autocast type.
 """
 
 from collections.abc import Iterable, Sequence
@@ -128,9 +129,10 @@ def stage_memory(
         versions + 1.0,
         optimizer_bytes_per_parameter_byte,
     )
+    casts = float(sums.cast_bytes.of(layers))
     return StageMemory(
-        fixed_bytes=state_bytes + sums.buffer_bytes.of(layers),
-        saved_bytes=saved_bytes,
+        fixed_bytes=state_bytes + sums.buffer_bytes.of(layers) + casts * (versions == 1),
+        saved_bytes=saved_bytes + casts * (versions > 1),
         input_bytes=max(0.0, min(input_bytes, saved_bytes) if recompute_layers else input_bytes),
         workspace_bytes=sums.workspace_bytes.of(layers, rows),
     )

@@ -6,7 +6,7 @@ their weights (see `penstock.capture.deferred_weights`); else large ones accumul
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -22,16 +22,31 @@ from penstock.capture.deferred_weights import (
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.torch_internals import own_parameters
 
-__all__ = ["ProgramCall", "StageCall", "forwards_put"]
+__all__ = ["ProgramCall", "StageCall", "casts_kept", "forwards_put"]
+
+
+def casts_kept(
+    device: torch.device, autocast: torch.dtype | None
+) -> AbstractContextManager[object]:
+    """Within, forwards share what autocast has cast; no weight may change.
+
+    Else autograd would keep one copy of each weight for every forward in flight. Autocast drops
+    its copies at the end of its outermost context, which this is, and in which it is off.
+    """
+    if autocast is None:
+        return nullcontext()
+    return torch.autocast(device.type, autocast, enabled=False)
 
 
 class StageCall(Protocol):
     """Calls a stage's module in a forward.
 
     ``gathers``: ranks gather parameters in it, so one without rows takes part in any mode.
+    ``records``: it runs as with gradients even where none are recorded.
     """
 
     gathers: bool = False
+    records: bool = False
 
     @property
     def in_evaluation(self) -> "StageCall":

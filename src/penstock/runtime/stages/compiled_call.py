@@ -77,6 +77,8 @@ class CompiledCall(StageCall):
     saves for the backward is dropped. So both forwards give the same bits.
     """
 
+    records = True
+
     def __init__(self, program: StageProgram) -> None:
         self.program = program
         self._module = program.module

@@ -307,7 +307,10 @@ class ModuleRunner:
         around = self._around_forward(rows) if self._around_forward else nullcontext()
         if self._autocast is None:
             return around
-        return _Both(around, torch.autocast(self.device.type, self._autocast))
+        # Before torch 2.13 a weight that was cast without gradients had none later either.
+        keeps = torch.is_grad_enabled() or self._call.records
+        precision = torch.autocast(self.device.type, self._autocast, cache_enabled=keeps)
+        return _Both(around, precision)
 
     def _seeds(
         self, kept: Kept, gradients: Tensors
