@@ -35,6 +35,18 @@ def test_slow_links_and_devices_are_named_and_planned_with() -> None:
     assert found.cluster.bandwidth(0, 2) == 1e8
 
 
+def test_a_device_is_slow_among_its_kind_and_its_speed_is_relative_to_the_usual_kind() -> None:
+    kinds = (("H100", "H100"), ("H100", "T4"), ("T4", "H100"))
+    hosts = tuple(
+        replace(host, devices=tuple(Device(kind, 8e9) for kind in own))
+        for host, own in zip(HOSTS, kinds, strict=True)
+    )
+    cluster = replace(SAVED, hosts=hosts)
+    found = slow_parts(cluster, links(USUAL), [1.0, 1.1, 1.0, 8.0, 20.0, 1.0])
+    assert found.slow == ("rank 4 on 'c' computes at 0.40 of usual",)
+    assert [device.speed for device in found.cluster.devices] == [1, 1, 1, 0.125, 0.05, 1]
+
+
 def test_a_saved_cluster_holds_until_something_is_clearly_worse() -> None:
     better = replace(SAVED, hosts=tuple(replace(h, port_bytes_per_s=8e7) for h in HOSTS))
     assert differences_from(SAVED, better) == []

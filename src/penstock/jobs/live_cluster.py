@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, median_low
 
 import torch
 from torch import distributed
@@ -21,6 +21,7 @@ from penstock.measure.links import (
     cluster_of,
     measure_pairs,
 )
+from penstock.measure.workers import CLEARLY_LESS, usual_kind, with_speeds
 from penstock.runtime.processes.world import make_default_group
 from penstock.words import rate_text
 
@@ -34,7 +35,7 @@ WIDTH, REPEATS = 512, 15
 SLOW = 0.5
 """A link or a device with less than this share of what its equals have is slow."""
 
-WORSE = 0.75
+WORSE = CLEARLY_LESS
 """A saved cluster holds as long as nothing has less than this share of what was saved."""
 
 
@@ -81,13 +82,17 @@ def work_s(device: torch.device) -> float:
 def slow_parts(cluster: Cluster, pairs: Pairs, seconds: Sequence[float]) -> LiveCluster:
     """The cluster with its slow links and devices, and each of these in words.
 
-    ``seconds`` is how long each rank took for the same work. Links are compared with those between
-    hosts, or inside of hosts, wherever they are.
+    ``seconds`` is how long each rank took for the same work. A device is slow among those of its
+    kind. Links are compared with those between hosts, or inside of hosts, wherever they are.
     """
     slow: list[str] = []
-    usual_s = median(seconds)
-    speeds = [usual_s / own_s for own_s in seconds]
-    for rank, speed in enumerate(speeds):
+    of_kind: dict[str, list[float]] = defaultdict(list)
+    for device, own_s in zip(cluster.devices, seconds, strict=True):
+        of_kind[device.kind].append(own_s)
+    usual_s = {kind: median_low(found) for kind, found in of_kind.items()}
+    speeds = [usual_s[usual_kind(cluster)] / own_s for own_s in seconds]
+    for rank, device in enumerate(cluster.devices):
+        speed = usual_s[device.kind] / seconds[rank]
         if speed < SLOW:
             slow.append(f"rank {rank} on {host_of(cluster, rank)} computes at {speed:.2f} of usual")
     kinds: dict[bool, list[tuple[int, int]]] = defaultdict(list)
@@ -109,22 +114,6 @@ def slow_parts(cluster: Cluster, pairs: Pairs, seconds: Sequence[float]) -> Live
                     Link(*ends, link.bytes_per_s, link.latency_s) for ends in ((a, b), (b, a))
                 ]
     return LiveCluster(replace(with_speeds(cluster, speeds), links=tuple(links)), tuple(slow))
-
-
-def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
-    """The cluster with the speeds of devices, where these are clearly not the usual one."""
-    own = iter(speeds)
-    hosts = tuple(
-        replace(
-            host,
-            devices=tuple(
-                replace(device, speed=round(speed, 2)) if not WORSE < speed < 1 / WORSE else device
-                for device, speed in zip(host.devices, own, strict=False)
-            ),
-        )
-        for host in cluster.hosts
-    )
-    return replace(cluster, hosts=hosts)
 
 
 def host_of(cluster: Cluster, rank: int) -> str:

@@ -39,7 +39,7 @@ from penstock.measure.links import cluster_alone, measure_links
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.same_work import parameters_of
 from penstock.measure.tensor_parallel import with_tensor_parallel
-from penstock.measure.workers import median_profile
+from penstock.measure.workers import profile_and_speeds
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.planning.tensor_groups import profile_on
@@ -302,7 +302,7 @@ def cost_job(world: World, job: Job, device: str) -> CostedJob | None:
     if world.rank:
         return None
     profiles = [profile_from_json(json.loads(found), "a rank's profile") for found in told]
-    return CostedJob(median_profile(profiles), cluster)
+    return CostedJob(*profile_and_speeds(profiles, cluster))
 
 
 def with_measured_groups(

@@ -1,17 +1,121 @@
-"""One profile from those of several workers that measured at the same time.
+"""One profile and the speeds of devices, from workers that measured at the same time.
 
 Workers on one machine contend for its memory and caches while they train. So they are measured
 under the same contention: each times the same model at the same time as the others.
 """
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from statistics import median
 
+from penstock.cluster.cluster import Cluster, Device
 from penstock.errors import BadInput
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile, TensorParallelCosts
 
-__all__ = ["median_profile"]
+__all__ = ["CLEARLY_LESS", "median_profile", "profile_and_speeds", "usual_kind", "with_speeds"]
+
+CLEARLY_LESS = 0.75
+"""Of two equals one clearly differs if it has less than this share of the other."""
+
+SPREAD = 1.5
+"""Layers that differ by more than this on a device, relative to the usual one, are told of."""
+
+
+def profile_and_speeds(
+    profiles: Sequence[ModelProfile], cluster: Cluster
+) -> tuple[ModelProfile, Cluster]:
+    """The profile of the usual device, from those of all ranks; and how fast the others are.
+
+    The usual device is of the most common kind, and in the middle of its kind. The profile is the
+    median over the ranks that compute like it. CPU ranks of one host share its cores, so they have
+    one speed.
+
+    Raises:
+        BadInput: no profiles, or profiles of different models.
+    """
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for rank, profile in enumerate(profiles):
+        on_cpu = profile.device == "cpu"
+        groups[("host", cluster.host_index[rank]) if on_cpu else rank].append(rank)
+    together = {
+        rank: median_profile([profiles[one] for one in group])
+        for group in groups.values()
+        for rank in group
+    }
+    kind = usual_kind(cluster)
+    ranks = [rank for rank, device in enumerate(cluster.devices) if device.kind == kind]
+    by_seconds = sorted(ranks, key=lambda rank: all_seconds(together[rank]))
+    usual = together[by_seconds[(len(ranks) - 1) // 2]]
+    speeds = [layer_speeds(usual, together[rank]) for rank in range(len(profiles))]
+    found = with_speeds(cluster, [middle(of_layers, 0.5) for of_layers in speeds])
+    alike = [rank for rank in ranks if found.devices[rank].speed == 1.0]
+    merged = median_profile([profiles[rank] for rank in alike])
+    others: dict[str, str] = {}
+    for rank, device in enumerate(found.devices):
+        slowest, fastest = (middle(speeds[rank], share) for share in (0.1, 0.9))
+        if device.kind != kind and fastest > SPREAD * slowest:
+            others[device.kind] = (
+                f"layers run on {device.kind} at {slowest:.2g} to {fastest:.2g} times the speed of "
+                f"{kind}; all are planned at {device.speed:g}"
+            )
+    return replace(merged, notes=(*merged.notes, *others.values())), found
+
+
+def usual_kind(cluster: Cluster) -> str:
+    """The kind of most devices; of several such kinds, that of the first device."""
+    return Counter(device.kind for device in cluster.devices).most_common(1)[0][0]
+
+
+def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
+    """The cluster with these speeds of its devices, relative to the usual one.
+
+    Devices of the usual kind have speed 1 unless theirs is clearly another.
+    """
+    kind, own = usual_kind(cluster), iter(speeds)
+
+    def at(device: Device, speed: float) -> Device:
+        alike = device.kind == kind and CLEARLY_LESS < speed < 1 / CLEARLY_LESS
+        return replace(device, speed=1.0 if alike else float(f"{speed:.3g}"))
+
+    hosts = tuple(
+        replace(host, devices=tuple(at(device, next(own)) for device in host.devices))
+        for host in cluster.hosts
+    )
+    return replace(cluster, hosts=hosts)
+
+
+def all_seconds(profile: ModelProfile) -> float:
+    """Seconds of all layers, forward and backward, with the profiled batch."""
+    every, samples = range(len(profile.layers)), profile.batch_size
+    return profile.forward_s(every, samples) + profile.backward_s(every, samples)
+
+
+def layer_speeds(usual: ModelProfile, own: ModelProfile) -> list[tuple[float, float]]:
+    """How many times as fast each layer is as usual, and its usual seconds; the slowest first."""
+    found: list[tuple[float, float]] = []
+    for one, other in zip(usual.layers, own.layers, strict=True):
+        usual_s, own_s = (
+            layer.forward_s.at(usual.batch_size) + layer.backward_s.at(usual.batch_size)
+            for layer in (one, other)
+        )
+        if usual_s and own_s:
+            found.append((usual_s / own_s, usual_s))
+    return sorted(found)
+
+
+def middle(speeds: Sequence[tuple[float, float]], share: float) -> float:
+    """The speed below which this share of the seconds is spent; 1 if no layer takes time.
+
+    Layers count by their seconds: many small ones may take as long on every device, since only the
+    starts of their kernels do.
+    """
+    left = share * sum(seconds for _, seconds in speeds)
+    for speed, seconds in speeds:
+        left -= seconds
+        if left <= 0:
+            return speed
+    return 1.0
 
 
 def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:

@@ -260,15 +260,16 @@ def check_speeds(profile: ModelProfile, cluster: Cluster) -> None:
 
     For example, take a profile that was estimated for an H100, and a preset whose H100 has its
     speed relative to a V100. All times would be four times too short. CPUs have one name, however
-    fast they are.
+    fast they are. Beside usual devices of the kind there may be slow ones.
     """
-    for device in cluster.devices if profile.device != "cpu" else ():
-        if device.kind == profile.device and device.speed != 1.0:
-            raise BadInput(
-                f"profile '{profile.name}' is of a {device.kind}, but cluster '{cluster.name}' "
-                f"gives that device the speed {device.speed:g}, relative to another one; write the "
-                f"cluster with speed = 1 for {device.kind}, and other kinds relative to it"
-            )
+    kind = profile.device
+    speeds = [device.speed for device in cluster.devices if device.kind == kind]
+    if kind != "cpu" and speeds and 1.0 not in speeds:
+        raise BadInput(
+            f"profile '{profile.name}' is of a {kind}, but cluster '{cluster.name}' gives that "
+            f"device the speed {speeds[0]:g}, relative to another one; write the cluster with "
+            f"speed = 1 for {kind}, and other kinds relative to it"
+        )
 
 
 def other_kinds_words(profile: ModelProfile, cluster: Cluster) -> str:
