@@ -15,6 +15,7 @@ from penstock.capture import stand_ins
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
+from penstock.measure import layer_times
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.roofline import estimate_profile
 from penstock.profile.model_profile import Affine, SharedParameter
@@ -119,6 +120,29 @@ def test_batch_norms_that_use_their_own_statistics_are_counted_with_their_channe
         ):
             assert sum(layer.norms for layer in profile.layers) == norms
             assert sum(layer.norm_channels for layer in profile.layers) == channels
+
+
+def test_layers_are_measured_alone_where_memory_does_not_hold_the_model(
+    clock: type[Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their own values: a router sends rows by them."""
+
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = chain(first=nn.Linear(16, 16), slow=SlowLayer(), out=nn.Linear(16, 4))
+    graph, before = graph_of(model), [p.detach().clone() for p in model.parameters()]
+    whole = measure_profile(graph, example(), batch_sizes=(2, 8), repeats=1)
+    monkeypatch.setattr(layer_times, "whole_model", refuse)
+    alone = measure_profile(graph, example(), batch_sizes=(2, 8), repeats=1)
+    assert alone.layers[1].forward_s.at(8) == pytest.approx(PER_SAMPLE_S * 8)
+    for ours, theirs in zip(alone.layers, whole.layers, strict=True):
+        assert ours.saved_bytes == theirs.saved_bytes
+        assert ours.parameter_bytes == theirs.parameter_bytes
+    assert (alone.stage_forward_s, alone.edges) == (0, whole.edges)
+    assert layer_times.LAYERS_ALONE in alone.notes and layer_times.LAYERS_ALONE not in whole.notes
+    assert all(map(torch.equal, before, model.parameters()))
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_saved_bytes_are_exact_and_a_tensor_saved_twice_counts_once() -> None:

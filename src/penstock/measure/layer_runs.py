@@ -16,7 +16,7 @@ from penstock.capture.restored import kept_attributes, kept_buffers
 from penstock.capture.stage.call import ProgramCall, casts_kept
 from penstock.capture.stage.stage import Costs
 from penstock.capture.stage_program import StageProgram
-from penstock.capture.stand_ins import is_on_meta, with_values
+from penstock.capture.stand_ins import with_values
 from penstock.capture.torch_calls import backward_seen
 from penstock.measure.clock import Stopwatch, work_s
 from penstock.torch_internals import TorchDispatchMode, pytree, storage_id
@@ -120,14 +120,11 @@ class LayerRun:
         return work_s(self.settings.device, shares_cores=self.settings.shares_cores)
 
 
-def programs_of(graph: LayerGraph, device: torch.device) -> list[StageProgram]:
-    """Every layer as a stage of its own, on ``device`` unless the model is on meta."""
+def programs_of(graph: LayerGraph) -> list[StageProgram]:
+    """Every layer as a stage of its own."""
     programs = [graph.stage(range(i, i + 1)) for i in range(len(graph.layer_names))]
-    on_meta = is_on_meta(graph.own_module())
     for program in programs:
         check_values(program)
-        if not on_meta:
-            program.module.to(device)
     return programs
 
 
@@ -146,8 +143,8 @@ def walk(
 ) -> None:
     """Call ``visit`` on each layer in turn; it returns the layer's outputs.
 
-    Received tensors are detached, as between two stages. With ``lends`` a layer on the meta device
-    gets made-up values while it is visited, so only one layer at a time has values.
+    Received tensors are detached, as between two stages. With ``lends`` a layer is on the device
+    only while it is visited, on the meta device with made-up values for that time.
     """
     last_use = {
         spec.name: index for index, program in enumerate(programs) for spec in program.received

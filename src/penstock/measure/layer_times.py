@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -77,15 +77,15 @@ def layer_sizes(
     programs: Sequence[StageProgram],
     leaves: Sequence[torch.Tensor],
     settings: RunSettings,
+    lends: bool,
 ) -> list[LayerBytes]:
     """Saved and workspace bytes of each layer for the given batch."""
     whole = graph.own_module()
-    lends = is_on_meta(whole)
     storages = SavedStorages([*whole.parameters(), *whole.buffers(), *leaves])
     sizes: list[LayerBytes] = []
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
-        if lends:  # it has made-up values only while it is visited
+        if lends:  # it has these only while it is visited
             storages.ignore([*run.program.module.parameters(), *run.program.module.buffers()])
         before, norms = 0, CountedNorms()
         cast_bytes = sum(map(storage_bytes, storages.casts_of(run)))
@@ -139,8 +139,8 @@ def measure_profile(
     A layer alone costs more than within a stage, because of a call and the start of a backward. So
     the times are scaled to add up to those of the whole model, run as one stage, less what a stage
     takes beyond its layers. That is found by running the model in several stages, in turns with one
-    stage. A model on the meta device is not run as a whole: its layers get made-up values, one at a
-    time.
+    stage. A model that the device's memory does not hold so is not run as a whole, nor one on the
+    meta device: its layers are on the device one at a time, those on meta with made-up values.
 
     Parameters, buffers, gradients and random state are restored. ``shares_cores``: more processes
     measure at once than there are cores; then CPU time is measured instead of wall-clock time.
@@ -149,6 +149,26 @@ def measure_profile(
         BadInput: fewer than one repeat, or a batch size below 1.
     """
     settings = RunSettings(torch.device(device), autocast, shares_cores)
+    measured = partial(measure, graph, batch, batch_sizes, repeats, step_s_per_byte, settings)
+    if not is_on_meta(graph.own_module()):
+        with suppress(torch.OutOfMemoryError):
+            return measured()
+        graph.own_module().to("cpu")
+    return measured(lends=True)
+
+
+def measure(
+    graph: LayerGraph,
+    batch: Batch,
+    batch_sizes: Sequence[int],
+    repeats: int,
+    step_s_per_byte: float,
+    settings: RunSettings,
+    *,
+    lends: bool = False,
+) -> ModelProfile:
+    """The profile, of a model that is on the device as a whole unless ``lends`` (see `walk`)."""
+    device, shares_cores = settings.device, settings.shares_cores
     with undisturbed(graph, settings.device) as graph:
         leaves = [leaf.to(device) for leaf in graph.batch_leaves(batch)]
         sizes = tuple(batch_sizes) or default_sizes(leaves[0].shape[0])
@@ -157,10 +177,12 @@ def measure_profile(
                 f"batch sizes {list(sizes)} with {repeats} repeats cannot be measured; all must be "
                 f">= 1"
             )
-        programs = programs_of(graph, settings.device)
+        programs = programs_of(graph)
         one, more = None, PassSeconds(0.0, 0.0)
         watch = LoadWatch(usable_cores(), shares_cores)
-        if not is_on_meta(graph.own_module()):
+        notes = [LAYERS_ALONE] if lends and not is_on_meta(graph.own_module()) else []
+        if not lends:
+            graph.own_module().to(device)
             one = whole_model(graph, 1)
             middle = resized(leaves, sorted(sizes)[len(sizes) // 2])
             several = whole_model(graph, min(STAGES, len(programs)))
@@ -168,8 +190,8 @@ def measure_profile(
         found = [
             layer_times(programs, (one, more), leaves, n, repeats, settings, watch) for n in sizes
         ]
-        notes = watch.warnings()
-        sizes_of = partial(layer_sizes, graph, programs, settings=settings)
+        notes += watch.warnings()
+        sizes_of = partial(layer_sizes, graph, programs, settings=settings, lends=lends)
         costs = [
             list(zip(at, sizes_of(resized(leaves, n)), strict=True))
             for n, at in zip(sizes, found, strict=True)
@@ -187,8 +209,13 @@ def measure_profile(
         source=f"measured on {settings.device.type}, {counted(torch.get_num_threads(), 'thread')}, "
         f"{'CPU' if shares_cores else 'wall-clock'} times, {watch}",
         device=kind_of(settings.device),
-        notes=notes,
+        notes=tuple(notes),
     )
+
+
+LAYERS_ALONE = (
+    "layers were measured one by one, and not in the model, for which memory was too small"
+)
 
 
 def default_sizes(batch_size: int) -> tuple[int, ...]:
@@ -250,8 +277,8 @@ def layer_times(
 
     Layers that do the same work share their measurements: each gets the median over all of them, so
     that no outlier decides a plan. ``whole`` is the model in one stage, and what a stage takes
-    beyond its layers. A model on the meta device has no such stage, since it may not fit in memory;
-    the seconds of its layers are not scaled.
+    beyond its layers. A model that does not fit in memory has no such stage; the seconds of its
+    layers are not scaled.
     """
     one, more = whole
     rows = resized(leaves, samples)
