@@ -1,6 +1,9 @@
 """The one place that names CUDA, on a stand-in for `torch.cuda`: this machine may have no GPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -93,3 +96,118 @@ def test_the_cluster_of_one_gpu_is_that_gpu(gpus: list[int]) -> None:
     assert this_member(gpu).cores == 0
     (on_cpu,) = cluster_alone(torch.device("cpu")).devices
     assert on_cpu.kind == "cpu" and this_member(torch.device("cpu")).cores > 0
+
+
+class FakeStream:
+    """A stream that notes what it is told."""
+
+    def __init__(self, said: list[str], name: str) -> None:
+        self.said, self.name = said, name
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.said.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What streams of the stand-in are told, in order."""
+    said: list[str] = []
+    inside = [FakeStream(said, "compute")]
+
+    class Event:
+        def __init__(self, **_: bool) -> None: ...
+
+        def record(self, stream: FakeStream) -> None:
+            said.append(f"mark on {stream.name}")
+
+        def synchronize(self) -> None:
+            said.append("the host waits")
+
+    @contextmanager
+    def on(stream: FakeStream) -> Iterator[None]:
+        inside.append(stream)
+        yield
+        inside.pop()
+
+    real = torch.Tensor.copy_
+
+    def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+        said.append(f"copy on {inside[-1].name}{'' if non_blocking else ', waiting'}")
+        return real(target, source)
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(said, "copies"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: inside[0])
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+    return said
+
+
+def test_a_copy_follows_what_was_computed_and_the_host_does_not_wait(said: list[str]) -> None:
+    stream = device.CopyStream(torch.device("cpu"))
+    stream.follow()
+    target = torch.zeros(3)
+    stream.copy(target, torch.ones(3))
+    assert said == ["copies waits for compute", "copy on copies", "mark on copies"]
+    assert target.tolist() == [1, 1, 1]
+
+
+def test_what_was_copied_in_is_the_computing_streams_afterwards(said: list[str]) -> None:
+    stream = device.CopyStream(torch.device("cpu"))
+    tensor = stream.empty((2,), torch.float64)
+    users: list[str] = []
+    handed: Any = SimpleNamespace(record_stream=lambda user: users.append(user.name))
+    stream.hand_over([handed])
+    assert (tensor.shape, tensor.dtype, users) == ((2,), torch.float64, ["compute"])
+    assert said == ["compute waits for copies"]
+
+
+def test_a_ring_that_the_driver_does_not_pin_is_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver keeps its error for the next launch, which is none of the user's."""
+    memory, asked = torch.zeros(8, dtype=torch.uint8), list[Any]()
+    answers = [0, 801]
+
+    def register(*arguments: int) -> int:
+        asked.append(arguments)
+        return answers[len(asked) - 1]
+
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=asked.append)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    cpu, real, launched = torch.device("cpu"), torch.zeros, list[int]()
+
+    def fails(*arguments: Any, **options: Any) -> torch.Tensor:
+        launched.append(len(asked))
+        raise RuntimeError("CUDA error: operation not supported")
+
+    monkeypatch.setattr(torch, "zeros", fails)
+    assert device.pinned(memory, cpu)
+    assert not device.pinned(memory, cpu)
+    monkeypatch.setattr(torch, "zeros", real)
+    device.unpinned(memory)
+    assert launched == [2]
+    assert asked == [(memory.data_ptr(), 8, 0)] * 2 + [memory.data_ptr()]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 8, 9])
+def test_a_tensor_is_read_in_pieces_through_a_small_buffer(
+    rows: int, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most two pieces are in host memory, and one is read only when its copy is over."""
+    monkeypatch.setattr(device, "STAGED_BYTES", 16)
+    monkeypatch.setattr(device, "is_gpu", lambda device: True)
+    real, rooms = torch.empty, list[int]()
+
+    def empty(shape: Any, *, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        rooms.append(torch.Size(shape).numel() if pin_memory else -1)
+        return real(shape, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    tensor = torch.arange(rows * 2, dtype=torch.float32).view(rows, 2).t()
+    found = b""
+    for piece in device.pieces_on_host(tensor):
+        assert said[-1] == "the host waits"
+        found += bytes(piece.tolist())
+    assert found == tensor.contiguous().numpy().tobytes()
+    assert sum(rooms) <= 32 and "waiting" not in " ".join(said)

@@ -6,8 +6,8 @@ Work on a GPU runs behind the host, which only launches it. So what is timed wai
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -17,11 +17,13 @@ from penstock.machine import FreeMemory, free_host_memory, usable_memory_bytes
 
 __all__ = [
     "DEVICE_NAMES",
+    "CopyStream",
     "DeviceName",
     "Mark",
     "allocated_bytes",
     "begin_peak",
     "check_gpu_is_here",
+    "copied_to",
     "device_in_use",
     "free_memory",
     "generator_state",
@@ -31,9 +33,12 @@ __all__ = [
     "memory_bytes_of",
     "own_device",
     "peak_bytes",
+    "pieces_on_host",
+    "pinned",
     "put_generator_state",
     "seeded_generator_state",
     "timing_mark",
+    "unpinned",
     "wait_for",
     "without_tf32",
 ]
@@ -47,6 +52,9 @@ DEVICE_NAMES: tuple[DeviceName, ...] = ("cpu", "cuda")
 
 Mark: TypeAlias = torch.cuda.Event
 """A moment of a GPU's stream."""
+
+STAGED_BYTES = 32 << 20
+"""So much of a tensor is in host memory at once, twice, while it is read from a GPU."""
 
 
 def is_gpu(device: torch.device) -> bool:
@@ -126,6 +134,87 @@ def timing_mark(device: torch.device, again: Mark | None = None) -> Mark:
     mark = again or torch.cuda.Event(enable_timing=True)
     mark.record(torch.cuda.current_stream(device))
     return mark
+
+
+class CopyStream:
+    """A stream of a GPU that copies to and from pinned memory while the current stream computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def follow(self) -> None:
+        """Copy what comes next only after all that the current stream has been given by now."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> Mark:
+        """Copy behind the host; both tensors must live until the mark, the end of the copy."""
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            # The host sleeps while it waits for such a mark.
+            mark = torch.cuda.Event(blocking=True)
+            mark.record(self._stream)
+        return mark
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor to copy into, whose memory the current stream does not use any more."""
+        with torch.cuda.stream(self._stream):
+            return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def hand_over(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Let the current stream use ``tensors`` of `empty` after the copies launched so far."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for tensor in tensors:
+            tensor.record_stream(current)
+
+
+def pinned(memory: torch.Tensor, device: torch.device) -> bool:
+    """Let a GPU copy to and from host memory without the host, until `unpinned`.
+
+    False if the driver refuses; then the host waits for each copy.
+    """
+    runtime: Any = torch.cuda.cudart()
+    done = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+    if not done:
+        # The next launch would raise the driver's error.
+        with suppress(RuntimeError):
+            torch.zeros(1, device=device)
+    return done
+
+
+def unpinned(memory: torch.Tensor) -> None:
+    """Undo `pinned`, once no copy is under way."""
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostUnregister(memory.data_ptr())
+
+
+def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the host on a device, behind the host: it is copied to pinned memory first."""
+    if is_gpu(device) and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def pieces_on_host(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The bytes of a tensor in order, in host memory; each piece is valid until the next.
+
+    A GPU copies them into a small pinned buffer, one half while the other is read.
+    """
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if not is_gpu(tensor.device):
+        yield flat
+        return
+    pieces = flat.split(STAGED_BYTES)
+    room = torch.empty((2, min(STAGED_BYTES, flat.nbytes)), dtype=torch.uint8, pin_memory=True)
+    stream = CopyStream(tensor.device)
+    stream.follow()
+    marks = [stream.copy(room[0][: len(piece)], piece) for piece in pieces[:1]]
+    for number, piece in enumerate(pieces):
+        for following in pieces[number + 1 : number + 2]:
+            marks.append(stream.copy(room[(number + 1) % 2][: len(following)], following))
+        marks[number].synchronize()
+        yield room[number % 2][: len(piece)]
 
 
 def memory_bytes_of(device: torch.device) -> float:

@@ -402,8 +402,9 @@ captured_once = cache(lambda name: captured(name))
 def compare_all(names: Sequence[str], replications: Sequence[Sequence[int]], **options: Any) -> Any:
     """Every model with every schedule and replication: what differs, by case."""
     join()
-    rings.SLOT_LIMIT_BYTES = options.get("slot_bytes", rings.SLOT_LIMIT_BYTES)
-    rings.RING_LIMIT_BYTES = options.get("ring_bytes", rings.RING_LIMIT_BYTES)
+    transport = rings.SharedMemoryTransport
+    transport.slot_limit = options.get("slot_bytes", transport.slot_limit)
+    transport.ring_limit = options.get("ring_bytes", transport.ring_limit)
     found: dict[str, list[str]] = {}
     for name in names:
         subject, graph = captured_once(name)
@@ -442,10 +443,11 @@ def run_cases(
 
 def run_parts(parts: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, list[str]]]:
     """`run_cases` several times in the same processes: what differs, by part and case."""
-    limits = rings.SLOT_LIMIT_BYTES, rings.RING_LIMIT_BYTES
+    transport = rings.SharedMemoryTransport
+    limits = transport.slot_limit, transport.ring_limit
     found: dict[str, dict[str, list[str]]] = {part: {} for part in parts}
     for part, every in parts.items():
         for arguments in every:
             found[part] |= run_cases(*arguments)
-            rings.SLOT_LIMIT_BYTES, rings.RING_LIMIT_BYTES = limits
+            transport.slot_limit, transport.ring_limit = limits
     return found

@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
+from penstock.device import copied_to
 from penstock.errors import BadInput
 
 __all__ = ["AnyLeaf", "BatchPart", "Leaf", "LeafKey", "PartialLeaf", "filled_up", "sliced"]
@@ -91,7 +92,7 @@ class PartialLeaf:
 
     def to(self, device: torch.device) -> "PartialLeaf":
         """The same rows on another device."""
-        held = None if self.held is None else self.held.to(device)
+        held = None if self.held is None else copied_to(device, self.held)
         found = PartialLeaf(self.shape, self.dtype, self.number, self.rows, held, sized=self.sized)
         found.device = device
         return found

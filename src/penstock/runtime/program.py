@@ -13,6 +13,7 @@ import torch
 from penstock.capture.batch_part import Leaf, PartialLeaf, sliced
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.stage_program import StageProgram
+from penstock.device import copied_to
 from penstock.errors import PenstockError, RunFailed
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
@@ -212,9 +213,7 @@ class DeviceCopies:
         key = id(leaf), own, whole
         found = self._copies.get(key)
         if found is None:
-            rows = sliced(leaf, own, whole)
-            # Without a wait only if it comes from pinned memory.
-            found = self._copies[key] = rows.to(self._device, non_blocking=True)
+            found = self._copies[key] = copied_to(self._device, sliced(leaf, own, whole))
         return found
 
 

@@ -9,6 +9,7 @@ import torch
 
 from penstock.capture.batch_part import Leaf
 from penstock.capture.layer_graph import LayerGraph
+from penstock.device import copied_to
 from penstock.errors import BadInput
 
 __all__ = ["Evaluation", "Means", "Metric", "MetricSums", "check_metrics"]
@@ -108,7 +109,7 @@ class MetricSums:
         with torch.no_grad():
             read = self.graph.call.target_leaves
             leaves = {i: self._leaves[i][rows.start : rows.stop] for i in read}
-            target = self.graph.targets({i: leaf.to(device) for i, leaf in leaves.items()})
+            target = self.graph.targets({i: copied_to(device, leaf) for i, leaf in leaves.items()})
             output = self.graph.outputs.rebuild(tensors)
             for name, metric, sums in zip(self.names, self._metrics, self._sums, strict=True):
                 sums.append(value_and_weight(name, metric(output, target), len(rows)))

@@ -7,6 +7,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import torch
 
+from penstock.device import is_gpu
 from penstock.errors import BadInput
 from penstock.machine import granted_cores
 from penstock.runtime.gradients.buckets import GradientBucket
@@ -183,7 +184,12 @@ def open_transport(
             for sender, messages in enumerate(outgoing_by_rank)
         }
         opened = None
-        if world.one_host:
+        if world.one_host and is_gpu(world.device):
+            from penstock.runtime.transport.shared_memory.staged import StagedTransport
+
+            # A rank that spins keeps its threads from publishing its copies.
+            opened = StagedTransport.opened(world, incoming, SHORT_SPIN_S)
+        elif world.one_host:
             from penstock.runtime.transport.shared_memory.rings import SharedMemoryTransport
 
             opened = SharedMemoryTransport.opened(world, incoming, spin_s(world))

@@ -8,6 +8,7 @@ threads; a message here takes one copy in, one copy out and two counters.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Self
 
 import torch
 
@@ -28,10 +29,8 @@ from penstock.runtime.transport.shared_memory.sums import share_sums
 from penstock.runtime.transport.transport import Inlet, position_words
 from penstock.schedule.action import Action
 
-__all__ = ["SharedMemoryTransport"]
+__all__ = ["ASLEEP", "HEAD", "TAIL", "SharedMemoryTransport", "SlotRing", "pieces"]
 
-SLOT_LIMIT_BYTES = 1 << 20
-RING_LIMIT_BYTES = 2 << 20
 LEAST_SLOTS = 4
 HEAD, TAIL = 0, CACHE_LINE_BYTES // 8
 # Plain numbers: looking up a member of an enumeration takes as long as the memory access.
@@ -39,13 +38,13 @@ ASLEEP, POSITION, CORE = int(Word.ASLEEP), int(Word.POSITION), int(Word.CORE)
 KINDS_KEPT = 64
 
 
-def ring_size(messages: Sequence[Message]) -> RingSize:
+def ring_size(messages: Sequence[Message], slot_limit: int, ring_limit: int) -> RingSize:
     """A ring for all ``messages`` of an iteration if they are small, else for a few."""
     parts = [part.bytes for message in messages for part in message.parts]
     largest = max(parts, default=1)
-    slot = min(-(-largest // CACHE_LINE_BYTES) * CACHE_LINE_BYTES, SLOT_LIMIT_BYTES)
+    slot = min(-(-largest // CACHE_LINE_BYTES) * CACHE_LINE_BYTES, slot_limit)
     wanted = sum(-(-size // slot) for size in parts)
-    return RingSize(max(LEAST_SLOTS, min(wanted, RING_LIMIT_BYTES // slot)), slot)
+    return RingSize(max(LEAST_SLOTS, min(wanted, ring_limit // slot)), slot)
 
 
 class SlotRing:
@@ -59,9 +58,16 @@ class SlotRing:
         self.slots, self.slot_bytes = size.slots, size.slot_bytes
         self.counters = memoryview(segment.memory)[start : start + 2 * CACHE_LINE_BYTES].cast("Q")
         self.head = self.tail = 0
-        self._memory = segment.memory
+        self.bytes = size.bytes
+        self._memory, self._start = segment.memory, start
         self._data = start + 2 * CACHE_LINE_BYTES
         self._views: dict[tuple[torch.dtype, tuple[int, ...]], list[torch.Tensor | None]] = {}
+
+    def whole(self) -> torch.Tensor:
+        """The memory of counters and slots."""
+        return torch.frombuffer(
+            self._memory, dtype=torch.uint8, count=self.bytes, offset=self._start
+        )
 
     def slot(self, number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """Slot ``number`` (modulo the number of slots) as a tensor."""
@@ -102,12 +108,14 @@ class SlotRing:
 
 
 class SharedMemoryTransport:
-    """The rings of one rank; see `Transport`."""
+    """The rings of one rank; see `Transport`. A slot and a ring have limits, in bytes."""
+
+    slot_limit = 1 << 20
+    ring_limit = 2 << 20
 
     def __init__(self, world: World, segments: Segments) -> None:
         self.segments = segments
         self._world, self._device = world, world.device
-        self._on_cpu = world.device.type == "cpu"
         self._words = segments.own.words
         HEARTBEAT.action = self.position
         rank = segments.rank
@@ -120,17 +128,21 @@ class SharedMemoryTransport:
         self._unsent: dict[int, deque[torch.Tensor]] = {peer: deque() for peer in self._into}
         self._unsent_count = 0
 
-    @staticmethod
+    @classmethod
     def opened(
-        world: World, incoming: Mapping[int, Sequence[Message]], spin_s: float
-    ) -> "SharedMemoryTransport | None":
+        cls, world: World, incoming: Mapping[int, Sequence[Message]], spin_s: float
+    ) -> Self | None:
         """Join the memory of all ranks; ``None`` on all of them if it cannot be shared.
 
         ``incoming`` are the messages of a full iteration to this rank, by sender.
         """
-        rings = {sender: ring_size(messages) for sender, messages in incoming.items() if messages}
+        rings = {
+            sender: ring_size(messages, cls.slot_limit, cls.ring_limit)
+            for sender, messages in incoming.items()
+            if messages
+        }
         segments = join_segments(world, rings, spin_s=spin_s)
-        return SharedMemoryTransport(world, segments) if segments is not None else None
+        return cls(world, segments) if segments is not None else None
 
     def begin(self) -> None:
         """Nothing to prepare: the rings are always open."""
@@ -178,7 +190,7 @@ class SharedMemoryTransport:
         peer = message.sender
         ring, part = self._from[peer], message.parts[0]
         wait = partial(self._await_slot, ring, message)
-        if not self._on_cpu or len(message.parts) != 1 or not 0 < part.bytes <= ring.slot_bytes:
+        if len(message.parts) != 1 or not 0 < part.bytes <= ring.slot_bytes:
             return Inlet(wait, partial(self._take, ring, message))
         dtype, shape, slots = part.dtype, part.shape, ring.slots
         views, counters = ring.views(dtype, shape), ring.counters
@@ -222,8 +234,7 @@ class SharedMemoryTransport:
                 tensors.append(torch.empty(part.shape, dtype=part.dtype, device=self._device))
             elif part.bytes <= ring.slot_bytes:
                 self._await_slot(ring, message)
-                view = ring.slot(ring.tail, part.dtype, part.shape)
-                tensors.append(view.clone() if self._on_cpu else view.to(self._device))
+                tensors.append(ring.slot(ring.tail, part.dtype, part.shape).clone())
                 self._release_slot(ring, message.sender)
             else:
                 tensors.append(self._receive_pieces(ring, message, part.shape, part.dtype))
@@ -275,9 +286,13 @@ class SharedMemoryTransport:
                 lambda: counters[HEAD] > tail,
                 lambda: str(message),
                 message.sender,
-                self._flush if self._unsent_count else None,
+                self._own_work(),
             )
         ring.head = counters[HEAD]
+
+    def _own_work(self) -> Callable[[], bool] | None:
+        """What to do while this rank waits for a message; see `Segments.wait`."""
+        return self._flush if self._unsent_count else None
 
     def _release_slot(self, ring: SlotRing, peer: int) -> None:
         ring.tail += 1
