@@ -6,7 +6,8 @@ Work on a GPU runs behind the host, which only launches it. So what is timed wai
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeAlias
 
@@ -39,6 +40,7 @@ __all__ = [
     "seeded_generator_state",
     "timing_mark",
     "unpinned",
+    "wait_checking",
     "wait_for",
     "without_tf32",
 ]
@@ -55,6 +57,9 @@ Mark: TypeAlias = torch.cuda.Event
 
 STAGED_BYTES = 32 << 20
 """So much of a tensor is in host memory at once, twice, while it is read from a GPU."""
+
+LEAST_PAUSE_S, MOST_PAUSE_S = 50e-6, 1e-3
+"""A rank that waits for a mark looks so often, less often the longer it waits."""
 
 
 def is_gpu(device: torch.device) -> bool:
@@ -134,6 +139,15 @@ def timing_mark(device: torch.device, again: Mark | None = None) -> Mark:
     mark = again or torch.cuda.Event(enable_timing=True)
     mark.record(torch.cuda.current_stream(device))
     return mark
+
+
+def wait_checking(mark: Mark, check: Callable[[], None]) -> None:
+    """Wait until ``mark`` has happened; meanwhile call ``check``, which may raise to end this."""
+    pause_s = LEAST_PAUSE_S
+    while not mark.query():
+        check()
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
 
 class CopyStream:

@@ -36,6 +36,7 @@ __all__ = [
     "NoFunctionCalls",
     "Norm",
     "TorchDispatchMode",
+    "abort_group",
     "after_backward",
     "allocation_event",
     "as_parameter",
@@ -206,6 +207,11 @@ def allocation_event() -> Any:
 def default_store() -> Any:
     """The store of the default process group, which the user may have made."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def abort_group(group: Any) -> None:
+    """End a group of NCCL with all its operations; the public way waits for these to end."""
+    torch.distributed.distributed_c10d._abort_process_group(group)
 
 
 def forget_groups(mesh: Any) -> None:

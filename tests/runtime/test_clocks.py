@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.runtime.clock import DeviceClock, StepClock, clock_for
+from penstock.errors import PeerFailed, Stalled
+from penstock.runtime.clock import AHEAD, DeviceClock, StepClock, clock_for
+from penstock.runtime.processes.heartbeat import HEARTBEAT
 
 
 class Device:
@@ -35,6 +37,9 @@ class FakeEvent:
 
     def record(self, stream: object) -> None:
         self.at_s = max(self.device.free_s, self.device.host_s)
+
+    def query(self) -> bool:
+        return self.at_s <= self.device.host_s
 
     def elapsed_time(self, other: "FakeEvent") -> float:
         assert max(self.at_s, other.at_s) <= self.device.host_s, "not yet happened"
@@ -64,7 +69,7 @@ def play(clock: StepClock, device: Device) -> None:
         clock.add(kind, 0, 0, start, clock.now())  # type: ignore[arg-type]
 
 
-def test_compute_is_when_the_device_did_it_and_messages_when_the_host_did(device: Device) -> None:
+def test_events_are_when_the_device_came_to_them(device: Device) -> None:
     clock = DeviceClock(torch.device("cuda", 0))
     device.launch(1.0)
     for _ in range(2):
@@ -75,8 +80,7 @@ def test_compute_is_when_the_device_did_it_and_messages_when_the_host_did(device
         first, message, second = clock.records
         assert (first.start_s, first.end_s) == pytest.approx((behind_s, behind_s + 0.2))
         assert (second.start_s, second.end_s) == pytest.approx((behind_s + 0.2, behind_s + 0.5))
-        assert message.end_s - message.start_s == pytest.approx(1e-5)
-        assert message.start_s < launched_s + 1e-3
+        assert (message.start_s, message.end_s) == pytest.approx((behind_s + 0.2,) * 2)
         assert clock.records == [first, message, second]
         device.launch(1.0)
 
@@ -92,6 +96,75 @@ def test_busy_time_is_the_devices(device: Device) -> None:
 def test_every_device_has_its_clock(device: Device) -> None:
     assert isinstance(clock_for(torch.device("cuda", 0)), DeviceClock)
     assert type(clock_for(torch.device("cpu"))) is StepClock
+
+
+def received(clock: StepClock, device: Device, seconds: float) -> None:
+    """A message of micro-batch 3 from rank 1, for which the device waits."""
+    start = clock.now()
+    device.launch(seconds)
+    clock.add("RECV", 2, 3, start, clock.now(), 1)
+
+
+@pytest.fixture
+def waits(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What this rank says that it waits for, whenever it looks; a look lasts 0.01 s."""
+    found: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        wait = HEARTBEAT.wait
+        found.append(wait.what() if wait is not None else "")
+        device.host_s += 0.01
+
+    monkeypatch.setattr("penstock.device.time.sleep", sleep)
+    monkeypatch.setattr(HEARTBEAT, "limit_s", 1.0)
+    yield found
+    HEARTBEAT.wait = None
+
+
+def test_the_host_is_a_few_actions_ahead_of_the_device(device: Device, waits: list[str]) -> None:
+    clock = DeviceClock(torch.device("cuda", 0), check=lambda: None)
+    clock.restart()
+    for number in clock.paced(range(10)):
+        assert device.free_s - device.host_s <= AHEAD * 0.1
+        assert (device.free_s > device.host_s) == (number > 0)
+        start = clock.now()
+        device.launch(0.1)
+        clock.add("F", 0, number, start, clock.now())
+    assert set(waits) == {f"its GPU to end F of micro-batch {n} for stage 0" for n in range(7)}
+    clock.settle()
+    assert device.host_s >= device.free_s and HEARTBEAT.wait is None
+
+
+def test_a_message_that_comes_in_time_has_its_own_limit(device: Device, waits: list[str]) -> None:
+    """The limit is that of one wait, and computing has none."""
+    clock = DeviceClock(torch.device("cuda", 0), check=lambda: None)
+    for seconds in (0.9, 0.9):
+        received(clock, device, seconds)
+        start = clock.now()
+        device.launch(5.0)
+        clock.add("F", 0, 0, start, clock.now())
+    clock.settle()
+    assert "a message of micro-batch 3 from rank 1 for stage 2" in waits
+    assert clock.busy_s == pytest.approx(10.0, abs=1e-3)
+
+
+def test_a_message_that_does_not_come_is_named(device: Device, waits: list[str]) -> None:
+    clock = DeviceClock(torch.device("cuda", 0), check=lambda: None)
+    received(clock, device, 100.0)
+    with pytest.raises(Stalled, match="waited 1 s for a message of micro-batch 3 from rank 1"):
+        clock.settle()
+    assert device.host_s < 102
+
+
+def test_a_rank_that_has_failed_ends_the_wait(device: Device, waits: list[str]) -> None:
+    def failed() -> None:
+        raise PeerFailed("another rank has failed")
+
+    clock = DeviceClock(torch.device("cuda", 0), check=failed)
+    received(clock, device, 100.0)
+    with pytest.raises(PeerFailed):
+        clock.settle()
+    assert HEARTBEAT.wait is not None and HEARTBEAT.wait.peer == 1
 
 
 @pytest.mark.cuda

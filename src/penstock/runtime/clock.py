@@ -1,22 +1,30 @@
 """Records what happens when on this rank, and gathers the records of all ranks as one timeline."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, get_args
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar, get_args
 
 import torch
 
-from penstock.device import Mark, is_gpu, timing_mark, wait_for
+from penstock.device import Mark, is_gpu, timing_mark, wait_checking, wait_for
+from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
 from penstock.runtime.processes.world import World
 from penstock.timeline.timeline import Event, EventKind, Timeline
 
-__all__ = ["Clock", "DeviceClock", "Record", "StepClock", "clock_for", "gather_timeline"]
+__all__ = ["AHEAD", "Clock", "DeviceClock", "Record", "StepClock", "clock_for", "gather_timeline"]
+
+Step = TypeVar("Step")
 
 ALIGNMENT_ROUNDS = 5
 
-ON_THE_HOST = ("SEND", "RECV")
-"""Events whose times are those of the host, not of the device."""
+AHEAD = 3
+"""The host launches at most so many actions before the device has ended the first of them. That
+keeps the device busy, and bounds the messages whose memory NCCL holds until the device comes to
+them."""
 
+FROM_OTHERS = {"RECV": "a message", "REDUCE": "the gradient sum"}
+"""What depends on other ranks, in words."""
 
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
@@ -38,6 +46,10 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds since some fixed moment."""
+        ...
+
+    def paced(self, steps: Iterable[Step]) -> Iterable[Step]:
+        """The steps of the action loop, each as soon as it may be launched."""
         ...
 
     def add(
@@ -68,6 +80,13 @@ class StepClock:
         self._records = []
         self._flushes = []
         self.start_s = self.now()
+
+    def paced(self, steps: Iterable[Step]) -> Iterable[Step]:
+        """The steps as they are: the host computes them itself."""
+        return steps
+
+    def settle(self) -> None:
+        """Wait until all that is launched has ended."""
 
     def next_flush(self, micro_batches: int) -> None:
         """Continue with another batch; its micro-batches are numbered from ``micro_batches`` on."""
@@ -117,18 +136,22 @@ class DeviceClock(StepClock):
     The host only launches kernels, so its own times do not show when the device computes. A mark
     does not wait. Reading the records waits until all marks have happened. Marks are made once and
     set again in the next iteration.
+
+    What the device waits for, the host learns only by waiting for the device. So it does that here,
+    in `paced` and `settle`, with the limit of a wait for other ranks; ``check`` is called meanwhile
+    and raises if they can no longer be waited for.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, check: Callable[[], None] = HEARTBEAT.check) -> None:
+        self._device, self._check = device, check
         self._marks: list[Mark] = []
-        self._used = 0
+        self._used = self._ended = 0
         super().__init__(self._moment)
         self.start_s = float(self.start_s)
 
     def restart(self) -> None:
         """Begin an iteration."""
-        self._used = 0
+        self._used = self._ended = 0
         super().restart()
         self.start_s = float(self.start_s)
 
@@ -142,6 +165,62 @@ class DeviceClock(StepClock):
         self._used += 1
         return moment
 
+    def paced(self, steps: Iterable[Step]) -> Iterator[Step]:
+        """The steps, each when the device has ended the one `AHEAD` steps before."""
+        launched = deque[Mark]()
+        for step in steps:
+            yield step
+            if self._used:
+                launched.append(self._marks[self._used - 1])
+            if len(launched) > AHEAD:
+                self._wait_for(launched.popleft())
+
+    def settle(self) -> None:
+        """Wait until the device has ended all that is launched."""
+        self._moment()
+        self._wait_for(self._marks[self._used - 1])
+
+    def _wait_for(self, mark: Mark) -> None:
+        """Wait for a mark; raises `Stalled` if the device waits too long for another rank."""
+        if mark.query():
+            return
+        ended = -1
+
+        def check() -> None:
+            nonlocal ended
+            if self._first_under_way() != ended:
+                ended = self._ended
+                HEARTBEAT.wait = self._present_wait()
+            wait, limit_s = HEARTBEAT.wait, HEARTBEAT.limit_s
+            for_others = ended < len(self._records) and self._records[ended][0] in FROM_OTHERS
+            if wait and for_others and time.perf_counter() - wait.since_s > limit_s:
+                text = f"rank {HEARTBEAT.rank} waited {limit_s:g} s for {wait.what()}"
+                raise HEARTBEAT.stalled(text)
+            self._check()
+
+        wait_checking(mark, check)
+        HEARTBEAT.wait = None
+
+    def _first_under_way(self) -> int:
+        """The number of the first record that the device has not ended."""
+        while self._ended < len(self._records):
+            end = self._records[self._ended][4]
+            if isinstance(end, Moment) and not end.mark.query():
+                break
+            self._ended += 1
+        return self._ended
+
+    def _present_wait(self) -> CurrentWait:
+        """What the host waits for from now on: that for which the device waits, or the device."""
+        text, peer = "its GPU", -1
+        if self._ended < len(self._records):
+            kind, stage, micro_batch, _, _, peer, _ = self._records[self._ended]
+            of = f" of micro-batch {micro_batch}" if micro_batch >= 0 else ""
+            of = f"{of} from rank {peer}" if peer >= 0 else of
+            what = FROM_OTHERS.get(kind, f"its GPU to end {kind}")
+            text = f"{what}{of} for stage {stage}"
+        return CurrentWait(lambda: text, peer, "", time.perf_counter())
+
     @property
     def records(self) -> list[Record]:
         """All records, in seconds of the host's clock; waits for the device."""
@@ -151,13 +230,13 @@ class DeviceClock(StepClock):
         now_s = time.perf_counter()
         reference.synchronize()
 
-        def seconds(kind: str, moment: float) -> float:
-            if kind in ON_THE_HOST or not isinstance(moment, Moment):
-                return float(moment)
+        def seconds(moment: float) -> float:
+            if not isinstance(moment, Moment):
+                return moment
             return now_s - moment.mark.elapsed_time(reference) / 1e3
 
         self._records = [
-            (kind, stage, micro_batch, seconds(kind, start), seconds(kind, end), peer, size)
+            (kind, stage, micro_batch, seconds(start), seconds(end), peer, size)
             for kind, stage, micro_batch, start, end, peer, size in self._records
         ]
         return super().records
@@ -177,9 +256,9 @@ class DeviceClock(StepClock):
         return total_s
 
 
-def clock_for(device: torch.device) -> StepClock:
-    """A clock that measures the compute of ``device``."""
-    return DeviceClock(device) if is_gpu(device) else StepClock()
+def clock_for(device: torch.device, check: Callable[[], None] = HEARTBEAT.check) -> StepClock:
+    """A clock that measures the compute of ``device``; see `DeviceClock`."""
+    return DeviceClock(device, check) if is_gpu(device) else StepClock()
 
 
 def gather_timeline(world: World, clock: StepClock, title: str) -> Timeline:

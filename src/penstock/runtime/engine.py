@@ -86,10 +86,10 @@ class Engine:
             keep_freed_memory()
         self.graph, self.plan, self.world = graph, plan, world
         self.kinds, self.kind = graph.kinds, 0
+        self._sizes_run = set[tuple[int, tuple[int, ...]]]()
         self.places = places_of(plan, world.rank)
         self.pipelines = pipelines_in(plan) if options.update.meet_every else ()
         self.pipeline = self.places[0].replica if self.pipelines and self.places else 0
-        self.clock = clock_for(world.device)
         self.metrics = metrics
         self.autocast_dtype = options.autocast
         place = max(plan.device_of(world.rank), 0)
@@ -97,6 +97,7 @@ class Engine:
         self._closed = self._released = False
         self._abort, self.disconnect = ExitStack(), ExitStack()
         self.failures = Failures(world, self._abort.close)
+        self.clock = clock_for(world.device, self.failures.check)
         with ExitStack() as undo, self.failures.shared():
             undo.push(self.disconnect)
             self._connect(programs, options, also_crossed, compiler)
@@ -112,6 +113,7 @@ class Engine:
     ) -> None:
         """Make all that connects this rank with the others, and its stages."""
         graph, plan, world = self.graph, self.plan, self.world
+        self._abort.callback(world.abandon_gpus)
         by_rows = any(stage.sharding == "parameters" for stage in plan.stages)
         self.shards: ParameterShards | TensorShards = world.all_succeed(
             lambda: (
@@ -410,6 +412,16 @@ class Engine:
         if metrics is not None:
             metrics.begin()
 
+    def run_sizes(self, sizes: Sequence[tuple[int, ...]]) -> None:
+        """Batches of these sizes run next: under NCCL no sum starts early for those of a new one.
+
+        They load kernels, for which CUDA waits until the device is idle. It never would be while a
+        sum waits on it for a rank that needs more of this one.
+        """
+        run = {(self.kind, size) for size in sizes}
+        self.buckets.starts_early = self.world.backend != "nccl" or run <= self._sizes_run
+        self._sizes_run |= run
+
     def agree_on_lengths(self, sizes: Sequence[tuple[int, ...]]) -> None:
         """Check that all ranks have the same lengths, if lengths vary, before anything is sent.
 
@@ -540,6 +552,7 @@ class Iteration:
         with engine.failures.shared():
             if self._training:
                 engine.buckets.zero()
+                engine.run_sizes([program.size for program in self._programs])
             with engine.random.drawn() if self._training else engine.evaluating():
                 for number, program in enumerate(programs):
                     if number:

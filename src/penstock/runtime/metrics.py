@@ -210,6 +210,7 @@ class RankNumbers:
 
         Their gradients are ``summed`` over their holders, or this rank's alone.
         """
+        self._clock.settle()
         loss_sum = weight = 0.0
         if terms and self._counts:
             losses = torch.stack([term.loss for term in terms]).double()

@@ -335,7 +335,7 @@ def execute(
         Stalled: a peer did not send in time.
     """
     now, add = clock.now, clock.add
-    for kind, stage, micro_batch, receive, work, send in steps:
+    for kind, stage, micro_batch, receive, work, send in clock.paced(steps):
         try:
             received = receive()
             start = now()

@@ -8,13 +8,14 @@ library of collectives, without any device:
 - NCCL: the operations of a communicator run one after another, in the order in which a rank issues
   them. A send and its receive, or all ranks' parts of a collective, run together, when all are at
   the head of their queues and the kernels launched before them have ended. A wait makes later
-  kernels wait, not the host; reading a number makes the host wait for all kernels.
+  kernels wait, not the host; reading a number makes the host wait for all kernels, and after an
+  action it waits for the kernels of some actions before.
 - Gloo: a wait stops the host. A send ends when its receive is posted, and a collective when all
   ranks have issued it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from torch import nn
 from penstock.capture.stage_program import TensorSpec
 from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
-from penstock.runtime.clock import StepClock
+from penstock.runtime.clock import AHEAD, StepClock
 from penstock.runtime.gradients import buckets
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
 from penstock.runtime.program import StagePart, lower, places_of
@@ -36,7 +37,11 @@ from penstock.runtime.stages.parameter_shards import Unit
 from penstock.runtime.stages.shards import copy_values
 from penstock.runtime.transport import process_groups
 from penstock.runtime.transport.channels import PipelineChannels, Places
-from penstock.runtime.transport.messages import BoundaryTensors, RankMessages
+from penstock.runtime.transport.messages import (
+    BoundaryTensors,
+    RankMessages,
+    messages_by_rank,
+)
 from penstock.runtime.transport.process_groups import GroupTransport
 from penstock.schedule.registry import FAMILIES
 
@@ -70,11 +75,11 @@ class Operation(NamedTuple):
     the ends of a message, and (-1, -1) in a collective.
     """
 
-    kind: Literal["send", "receive", "collective", "wait", "compute", "sync"]
+    kind: Literal["send", "receive", "collective", "wait", "compute", "near", "sync"]
     group: str = ""
     pair: tuple[int, int] = (-1, -1)
     place: int = 0
-    """Which message of its pair and group it is, or which collective of its group."""
+    """Which message of its pair and group it is, which collective of its group, or which action."""
     name: str = ""
 
     @property
@@ -100,6 +105,7 @@ class Recorder:
     program: Program = field(default_factory=Program)
     counts: Counter[tuple[str, tuple[int, int]]] = field(default_factory=Counter)
     groups: int = 0
+    actions: int = 0
 
     def new_group(self, ranks: Sequence[int], backend: str = "") -> str | None:
         """See `World.new_group`; all ranks count alike, since all make the same calls."""
@@ -174,6 +180,21 @@ STOOD_IN_FOR = (
 )
 
 
+class RecordedClock(StepClock):
+    """The clock of a rank's GPU: after each action the host waits for the one some before."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def paced(self, steps: Iterable[Any]) -> Iterator[Any]:
+        """See `DeviceClock`."""
+        for step in steps:
+            yield step
+            self._recorder.actions += 1
+            self._recorder.program.append(Operation("near", place=self._recorder.actions))
+
+
 @dataclass
 class RecordedRank:
     """One rank of a plan, connected with the others as a `Worker` is."""
@@ -188,6 +209,12 @@ class RecordedRank:
     def program(self) -> Program:
         """All that it has issued."""
         return self.recorder.program
+
+    @property
+    def clock(self) -> StepClock:
+        """That of its device."""
+        by_nccl = self.recorder.backend == "nccl"
+        return RecordedClock(self.recorder) if by_nccl else StepClock()
 
     def channels(self, messages: RankMessages) -> PipelineChannels:
         """The real channels over the real transport."""
@@ -298,7 +325,7 @@ def recorded_ranks(
 ) -> Iterator[RecordedRank]:
     """The ranks of a plan, each to be run before the next is asked for.
 
-    If ``hasty``, they begin as they go on later: with sums and receives ahead of need.
+    If ``hasty``, they begin as they go on later: with sums ahead of need.
     """
     real = [getattr(module, name) for module, name in STOOD_IN_FOR]
     try:
@@ -308,7 +335,7 @@ def recorded_ranks(
                 setattr(module, name, recorder if name == "dist" else getattr(recorder, name))
             rank = connected(plan, boundaries, recorder, max(plan.ranks) + 1)
             if hasty:
-                rank.transport._posts_ahead = rank.buckets._starts_early = True
+                rank.buckets.starts_early = True
             yield rank
     finally:
         for (module, name), value in zip(STOOD_IN_FOR, real, strict=True):
@@ -367,7 +394,9 @@ def connected(
     norm_groups: dict[tuple[int, ...], Any] = {}
     if not schedule_refusal(plan.schedule, norms=True) and not plan.tensor_groups:
         norm_groups = make_groups(world, plan.device_groups)
-    transport = GroupTransport(world)
+    sent = messages_by_rank(plan, size, boundaries, (), ())
+    pairs = {(m.sender, m.receiver) for messages in sent for m in messages}
+    transport = GroupTransport(world, pairs)
     copies = {
         name: own if set(uses[name]) & units.keys() else holders(name, own.index(world.rank))
         for name in weights
@@ -422,15 +451,16 @@ def recorded_programs(
         given = (rows, ()), rank.stages, rank.channels
         lowered = lower(plan, boundaries, rank.number, *given, training=training)
         rank.begin(lowered.parts)
-        lowered.run(StepClock())
+        lowered.run(rank.clock)
         for _ in range(iterations - 1):
             rank.buckets.finish()
+            rank.buckets.starts_early = True
             exchanged = rank.exchange()
             warm_up, rest = lowered.in_two
-            warm_up.run(StepClock())
+            warm_up.run(rank.clock)
             exchanged()
             rank.begin(lowered.parts)
-            rest.run(StepClock())
+            rest.run(rank.clock)
         if training:
             rank.buckets.finish()
         rank.exchange()()
@@ -476,12 +506,16 @@ class Rules:
     """The rules of NCCL under which programs are played.
 
     ``made_by_first_use``: the first operation of a communicator stops the host until all ranks that
-    use it have come to theirs. ``first_launch_waits``: the first launch of every action of a stage
-    stops the host until the device is idle, since kernels are loaded or memory is allocated then.
+    use it have come to theirs. ``connected_by_first_message``: so does the first message from one
+    rank to another, for these two. ``first_launch_waits``: the first launch of every action of a
+    stage stops the host until the device is idle, since kernels are loaded or memory is allocated
+    then. ``near``: the host is so few actions ahead.
     """
 
     made_by_first_use: bool = False
+    connected_by_first_message: bool = False
     first_launch_waits: bool = False
+    near: int = AHEAD
 
 
 class Device:
@@ -491,6 +525,8 @@ class Device:
         self.program, self.at = program, 0
         self.computing: list[Operation] = []
         self.computed = 0
+        # How much was launched up to the end of each action, by its number.
+        self.ends: dict[int, int] = {}
         # For each communicator its operations, each with how much was launched before it.
         self.queues: dict[str, list[tuple[Operation, int]]] = defaultdict(list)
         self.heads: Counter[str] = Counter()
@@ -529,6 +565,7 @@ class Play:
                     self.users[operation.group].add(rank)
         self.done: set[tuple[object, ...]] = set()
         self.arrived = defaultdict[str, set[int]](set)
+        self.met = defaultdict[tuple[str, tuple[int, int]], set[int]](set)
         self.issued = defaultdict[tuple[object, ...], set[int]](set)
 
     def members(self, operation: Operation) -> set[int]:
@@ -546,11 +583,18 @@ class Play:
                     return True
                 if rules.made_by_first_use and self.arrived[group] != self.users[group]:
                     return False
+                if rules.connected_by_first_message and operation.pair[0] >= 0:
+                    self.met[group, operation.pair].add(rank)
+                    if len(self.met[group, operation.pair]) < 2:
+                        return False
                 device.queues[group].append((operation, len(device.computing)))
             case "wait":
                 if operation.by_gloo:
                     return self.issued[operation.whole] == self.members(operation)
                 device.computing.append(operation)
+            case "near":
+                device.ends[operation.place] = len(device.computing)
+                return device.computed >= device.ends.get(operation.place - rules.near, 0)
             case "sync":
                 return not device.computes
             case "compute":

@@ -20,9 +20,12 @@ def world(*hosts: str) -> Any:
         device=torch.device("cuda", 0),
         one_host=len(set(hosts)) == 1,
         backend="gloo",
+        sharing="ranks 0, 1 share one GPU",
     )
 
 
 def test_process_groups_are_refused() -> None:
-    with pytest.raises(BadInput, match="ranks share cuda:0, whose memory Gloo cannot send"):
+    with pytest.raises(
+        BadInput, match=r"ranks 0, 1 share one GPU, .* whose memory Gloo cannot send"
+    ):
         open_transport(world("one", "one"), "process-groups", [[], []])

@@ -231,9 +231,9 @@ class GradientBuckets:
     ``parameters[stage]`` are the parameters that a stage of this rank uses. They are divided into
     buckets of ``BUCKET_BYTES`` in reverse order, as the backward produces their gradients. During
     the last backward of a stage each bucket's all-reduce starts when its gradients are complete. So
-    it overlaps the drain of the pipeline (under NCCL, from the second iteration on). Buckets start
-    in a fixed order, the same on all ranks (later stages first, since they finish first). Gradients
-    are summed, not averaged: the seeds of the loss contain the weights.
+    it overlaps the drain of the pipeline, if it ``starts_early``. Buckets start in a fixed order,
+    the same on all ranks (later stages first, since they finish first). Gradients are summed, not
+    averaged: the seeds of the loss contain the weights.
 
     Where optimizer state is divided, ``owners`` gives the rank that steps a parameter. Gradients
     are then summed on that rank only, and `share_values` sends the updated values to the others.
@@ -277,9 +277,7 @@ class GradientBuckets:
                 self.buckets.append(bucket)
         self.shared = [bucket for bucket in self.buckets if bucket.sum is not None]
         self._launched = 0
-        # The first iteration loads kernels, for which CUDA waits until the device is idle. It never
-        # would be while a sum of NCCL waits on it for a rank that needs more of this one.
-        self._starts_early = world.backend != "nccl"
+        self.starts_early = world.backend != "nccl"
 
     def zero(self, stage: int | None = None) -> None:
         """Start an iteration with all gradients zero, or those of one stage."""
@@ -319,8 +317,7 @@ class GradientBuckets:
         """Start the remaining sums and wait for all. Gradients may be changed afterwards."""
         for bucket in self.shared:
             bucket.missing = 0
-        self._starts_early = True
-        self._launch_complete()
+        self._launch(len(self.shared))
         for bucket in self.shared:
             if bucket.sum is not None:
                 bucket.sum.wait()
@@ -364,8 +361,11 @@ class GradientBuckets:
                 bucket.sum.close()
 
     def _launch_complete(self) -> None:
-        left = len(self.shared) if self._starts_early else 0
-        while self._launched < left and not self.shared[self._launched].missing:
+        self._launch(len(self.shared) if self.starts_early else 0)
+
+    def _launch(self, count: int) -> None:
+        """Start the sums of complete buckets, of the first ``count``."""
+        while self._launched < count and not self.shared[self._launched].missing:
             bucket = self.shared[self._launched]
             self._launched += 1
             bucket.started_s = self._clock.now()

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 
 from penstock.errors import PeerFailed, RunFailed
-from penstock.runtime.processes.heartbeat import HEARTBEAT
+from penstock.runtime.processes.heartbeat import BEAT_S, HEARTBEAT
 from penstock.runtime.processes.world import World, connection_is_lost
 from penstock.torch_internals import default_store
 
@@ -31,6 +31,24 @@ class Failures:
         # The number separates several pipelines of one process.
         self._key = f"penstock/{next(INSTANCES)}/abort"
         self._store = default_store() if world.size > 1 else None
+        self._looked_s = 0.0
+
+    def check(self) -> None:
+        """Called again and again by a rank that waits for its GPU; raises if another has failed.
+
+        A GPU that waits for a rank that has ended waits on, while Gloo raises an error.
+        """
+        HEARTBEAT.check()
+        now_s = time.monotonic()
+        if self._store is None or now_s - self._looked_s < BEAT_S:
+            return
+        self._looked_s = now_s
+        try:
+            failed = self._store.check([self._key])
+        except RuntimeError as cause:
+            raise PeerFailed("the process with the store of the run has ended") from cause
+        if failed:
+            raise PeerFailed("another rank has failed")
 
     @contextmanager
     def shared(self) -> Generator[None]:

@@ -6,6 +6,7 @@ on all ranks, so that none of them waits for it.
 """
 
 import os
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +16,12 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from threading import Thread
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from penstock.device import identity_of, is_gpu, own_device
+from penstock.device import identity_of, own_device
 from penstock.errors import BadInput, PeerFailed, RunFailed
 from penstock.runtime.processes.heartbeat import (
     BEAT_S,
@@ -32,11 +33,12 @@ from penstock.runtime.processes.heartbeat import (
 from penstock.runtime.processes.store import met_at
 from penstock.runtime.removed import check_variables
 from penstock.runtime.serialization import from_bytes, to_bytes
-from penstock.torch_internals import default_store
+from penstock.torch_internals import abort_group, default_store
 
 __all__ = [
     "Groups",
     "World",
+    "as_bytes",
     "await_work",
     "check_environment",
     "connection_is_lost",
@@ -70,6 +72,14 @@ DEFAULT_GROUPS = count()
 USERS: Counter[dist.ProcessGroup] = Counter()
 """How many worlds use a default group that `join_world` has created; the last destroys it."""
 
+NCCL_SETTINGS = {
+    # A rank that fails aborts its groups and says why; torch would end the process instead.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    # That one communicator carries messages one after another is meant.
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
+}
+"""Torch's settings of NCCL, unless the user has set them."""
+
 LET_GO_WITHIN_S = 2.0
 """So long `let_go` waits, since a thread of Gloo ends only when its peers send or end."""
 
@@ -78,7 +88,8 @@ LET_GO_WITHIN_S = 2.0
 class World:
     """This process and the others of its run.
 
-    ``hosts`` and ``devices`` give for each rank where it runs. `leave` destroys ``groups``, of
+    ``hosts`` and ``devices`` give for each rank where it runs. ``backend`` is that for tensors of
+    ``device``: NCCL if every rank has a GPU of its own, else Gloo. `leave` destroys ``groups``, of
     which the first is `control`, and ``default_group`` with the last world that uses it (``None``:
     the default group is the caller's).
     """
@@ -91,6 +102,8 @@ class World:
     default_group: dist.ProcessGroup | None
     timeout_s: float
     groups: list[dist.ProcessGroup] = field(default_factory=list)
+    backend: str = "gloo"
+    _by_nccl: list[dist.ProcessGroup] = field(default_factory=list, init=False)
 
     @property
     def control(self) -> dist.ProcessGroup | None:
@@ -108,12 +121,63 @@ class World:
         """Whether all ranks see the same processes and share memory."""
         return len(set(self.hosts)) == 1
 
+    def take_device(self, asked: torch.device | str | None) -> None:
+        """Take the device of this rank (see `own_device`), and agree with all ranks on the backend.
+
+        Raises:
+            BadInput: a rank has not the device that was asked for, or the ranks have devices
+                between which nothing can be sent.
+        """
+        host = socket.gethostname()
+
+        def taken() -> torch.device:
+            try:
+                return own_device(asked)
+            except BadInput as cause:
+                raise BadInput(
+                    f"rank {self.rank}: {cause}" if self.size > 1 else str(cause)
+                ) from None
+
+        self.device = self.all_succeed(taken)
+        identity, device = identity_of(self.device), str(self.device)
+        found = self.all_gather(
+            (host_identity(), identity, f"{device} of host '{host}'", dist.is_nccl_available())
+        )
+        self.hosts, self.devices, places, with_nccl = zip(*found, strict=True)
+        gpus = [rank for rank, identity in enumerate(self.devices) if identity != "cpu"]
+        if not gpus:
+            return
+        on_cpu = next((rank for rank in range(self.size) if rank not in gpus), None)
+        if on_cpu is not None:
+            raise BadInput(
+                f"rank {on_cpu} computes on {places[on_cpu]} and rank {gpus[0]} on "
+                f"{places[gpus[0]]}, and all ranks need the same kind of device; start on each "
+                f"host as many ranks as it has GPUs, or ask for device 'cpu'"
+            )
+        if not self.sharing:
+            if not all(with_nccl):
+                rank = with_nccl.index(False)
+                raise BadInput(
+                    f"torch {torch.__version__} of rank {rank} ({places[rank]}) has no NCCL, "
+                    f"which carries messages between GPUs; install a build of torch with NCCL"
+                )
+            self.backend = "nccl"
+        elif not self.one_host:
+            raise BadInput(
+                f"{self.sharing}, which ranks may only if all run on one host, since their "
+                f"messages go through its memory; start on each host as many ranks as it has GPUs"
+            )
+
     @property
-    def backend(self) -> str:
-        """The backend for tensors of ``device``: NCCL if every rank has its own GPU, else Gloo."""
-        places = set(zip(self.hosts, self.devices, strict=True))
-        own_gpu = is_gpu(self.device) and len(places) == self.size
-        return "nccl" if own_gpu and dist.is_nccl_available() else "gloo"
+    def sharing(self) -> str:
+        """Which ranks share a GPU, in words; empty if none do."""
+        ranks: dict[tuple[str, str], list[int]] = {}
+        for rank, place in enumerate(zip(self.hosts, self.devices, strict=True)):
+            ranks.setdefault(place, []).append(rank)
+        for (_, identity), own in ranks.items():
+            if identity != "cpu" and len(own) > 1:
+                return f"ranks {', '.join(map(str, own))} share one GPU"
+        return ""
 
     def all_gather(self, value: T, *types: type) -> list[T]:
         """The values of all ranks, by rank, on every rank.
@@ -240,25 +304,25 @@ class World:
     def new_group(self, ranks: Sequence[int], backend: str = "") -> dist.ProcessGroup | None:
         """A process group of ``ranks`` in that order; all ranks must make the same calls in order.
 
-        ``None`` if there are no other ranks.
+        ``None`` if there are no other ranks, or this one is outside.
         """
-        if self.size == 1:
+        if self.size == 1 or len(ranks) == 1:
             return None
         # NCCL needs the same order of creation on all ranks, so all call this, also ranks outside
-        # the group and for groups of one.
-        group = dist.new_group(
-            list(ranks),
-            backend=backend or self.backend,
-            timeout=timedelta(seconds=self.timeout_s),
-        )
+        # the group.
+        kind = backend or self.backend
+        if kind == "gloo":
+            limit = timedelta(seconds=self.timeout_s)
+            group = dist.new_group(list(ranks), backend=kind, timeout=limit)
+        else:
+            group = new_nccl_group(ranks, self.device)
         if not isinstance(group, dist.ProcessGroup):
             return None
         self.groups.append(group)
-        if len(ranks) == 1:
-            return None
-        if (backend or self.backend) == "nccl":
-            # The first operation makes the communicator, and waits for all ranks of the group. In
-            # an iteration one of them may need something else of this rank before.
+        if kind == "nccl":
+            self._by_nccl.append(group)
+            # The ranks connect in their first operation, which waits for all of the group. In an
+            # iteration one of them may need something else of this rank before.
             dist.all_reduce(torch.zeros(1, device=self.device), group=group)
         return group
 
@@ -271,7 +335,7 @@ class World:
         """All groups, of which torch knows no more."""
         found = [*self.groups]
         for group in found:
-            self.abandon(group)
+            self._destroy(group, dist.destroy_process_group)
         default, self.default_group = self.default_group, None
         if default is not None:
             USERS[default] -= 1
@@ -283,13 +347,52 @@ class World:
         return found
 
     def abandon(self, group: dist.ProcessGroup) -> None:
-        """Destroy one of ``groups``, although others may still wait in it."""
+        """Destroy one of ``groups``, although others may still wait in it.
+
+        To destroy one of NCCL waits for its operations, and their peers may have ended. So that is
+        aborted.
+        """
+        by_nccl = group in self._by_nccl
+        self._destroy(group, abort_group if by_nccl else dist.destroy_process_group)
+
+    def abandon_gpus(self) -> None:
+        """Abandon all groups of NCCL, so that nothing waits for operations on this rank's GPU."""
+        for group in [*self._by_nccl]:
+            self.abandon(group)
+
+    def _destroy(
+        self, group: dist.ProcessGroup, destroy: Callable[[dist.ProcessGroup], None]
+    ) -> None:
         if group not in self.groups:
             return
         self.groups.remove(group)
+        if group in self._by_nccl:
+            self._by_nccl.remove(group)
         # It may be destroyed already, with a peer that died or with the caller's default group.
         with suppress(RuntimeError, ValueError):
-            dist.destroy_process_group(group)
+            destroy(group)
+
+
+def new_nccl_group(ranks: Sequence[int], device: torch.device) -> object:
+    """A group of NCCL with one communicator, which exists when this returns.
+
+    With a ``device_id`` torch makes it at once, for all operations. Without, it would make another
+    for each two ranks at their first message. The streams of its operations are put before those of
+    the computation, which may have many kernels waiting. Its time limit counts from when the host
+    asks for an operation, long before the GPU comes to it: `DeviceClock` has the limit that counts.
+    """
+    for name, value in NCCL_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    # Builds for the CPU have no such class.
+    of_torch: Any = getattr(dist, "ProcessGroupNCCL", None)
+    options = of_torch.Options(is_high_priority_stream=True) if of_torch is not None else None
+    return dist.new_group(
+        list(ranks),
+        backend="nccl",
+        timeout=timedelta(seconds=RARE_LIMIT_S),
+        pg_options=options,
+        device_id=device,
+    )
 
 
 def let_go(groups: list[dist.ProcessGroup]) -> None:
@@ -311,10 +414,9 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
 
     Raises:
         BadInput: torchrun's environment variables are incomplete, or one is set that is gone; or
-            the device is not here.
+            see `World.take_device`.
     """
     check_variables()
-    chosen = own_device(device)
     HEARTBEAT.limit_s, HEARTBEAT.phase = timeout_s, "builds the pipeline"
     if dist.is_initialized():
         HEARTBEAT.begin(default_store(), dist.get_rank(), dist.get_world_size())
@@ -335,9 +437,12 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=RARE_LIMIT_S))
         assert isinstance(control, dist.ProcessGroup)  # the group contains all ranks
         groups.append(control)
-    here = World(rank, size, chosen, (), (), default, timeout_s, groups)
-    places = here.all_gather((host_identity(), identity_of(chosen)))
-    here.hosts, here.devices = zip(*places, strict=True)
+    here = World(rank, size, torch.device("cpu"), (), (), default, timeout_s, groups)
+    try:
+        here.take_device(device)
+    except BaseException:
+        here.leave()
+        raise
     return here
 
 
@@ -424,7 +529,7 @@ def await_work(
     HEARTBEAT.wait = CurrentWait(lambda: what, peer, "", time.perf_counter())
     limit_s = world.timeout_s + size_bytes / SLOWEST_BYTES_PER_S
     try:
-        # With NCCL this only orders streams; its own watchdog limits the time.
+        # With NCCL this only orders streams; see `DeviceClock` for the wait.
         if (backend or world.backend) == "nccl":
             work.wait()
         else:
@@ -436,10 +541,16 @@ def await_work(
 
 
 def failure_of(cause: RuntimeError, world: World, what: str, lost: RunFailed) -> RunFailed:
-    """The error of a failed wait: `Stalled` after a timeout, else ``lost``."""
+    """The error of a failed operation: `Stalled` after a timeout, ``lost`` if a peer has gone.
+
+    Everything else is this rank's own failure.
+    """
     if has_timed_out(cause):
         return HEARTBEAT.stalled(f"rank {world.rank} waited {world.timeout_s:g} s for {what}")
-    return lost
+    if connection_is_lost(cause):
+        return lost
+    line = str(cause).strip().partition("\n")[0]
+    return RunFailed(f"rank {world.rank}, {what}: {line}")
 
 
 def has_timed_out(failure: BaseException) -> bool:
@@ -451,8 +562,13 @@ def has_timed_out(failure: BaseException) -> bool:
 
 
 def connection_is_lost(failure: BaseException) -> bool:
-    """Whether an operation of a Gloo group ended because another rank has left the group."""
-    return "gloo/transport/tcp" in str(failure) and not has_timed_out(failure)
+    """Whether an operation of a group ended because another rank has left the group.
+
+    Torch has no type of error for it, so the text tells: a path of Gloo's source, a result of NCCL.
+    """
+    text = str(failure)
+    gone = "gloo/transport/" in text or "ncclRemoteError" in text
+    return gone and not has_timed_out(failure)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,11 +2,14 @@
 
 Under NCCL one communicator carries all messages, and runs a rank's operations one after another,
 whoever the peers are. So sends and receives are issued in the planned order
-(`penstock.schedule.message_order`): a receive as soon as all that comes before it is issued, unless
-much is already posted ahead. Gloo has no such order, and a message whose receive is posted before
-it is sent takes one way over the network instead of three. So there receives do not wait for this
-rank's sends. Gloo has two groups, one for messages to higher ranks and one for those to lower
-ranks, because each group has a thread and sockets of its own.
+(`penstock.schedule.message_order`), a receive no earlier than the action before which it is
+planned: it occupies the GPU until its message comes, and CUDA waits for an idle GPU whenever it
+loads a kernel. The host is some actions ahead of the GPU, so the receive is early all the same.
+
+Gloo has no such order, and a message whose receive is posted before it is sent takes one way over
+the network instead of three. So there receives do not wait for this rank's sends, unless much is
+already posted ahead. Gloo has two groups, one for messages to higher ranks and one for those to
+lower ranks, because each group has a thread and sockets of its own.
 
 Gloo keeps a tensor until its sender has waited for it, and cannot be asked whether it has arrived.
 So a rank that has much under way to a peer waits for the oldest before it sends the next, which
@@ -31,7 +34,7 @@ import torch.distributed as dist
 from penstock.errors import PeerFailed, RunFailed
 from penstock.runtime.gradients.buckets import GradientBucket
 from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
-from penstock.runtime.processes.world import World, failure_of
+from penstock.runtime.processes.world import World, as_bytes, failure_of
 from penstock.runtime.transport.messages import Message, MessagePart
 from penstock.runtime.transport.transport import Inlet, position_code, position_words
 from penstock.schedule.action import Action
@@ -74,9 +77,12 @@ class Sent(NamedTuple):
 
 
 class GroupTransport:
-    """Point-to-point operations of one rank; see `Transport`."""
+    """Point-to-point operations of one rank; see `Transport`.
 
-    def __init__(self, world: World) -> None:
+    ``pairs`` are the senders and receivers of all messages, the same on all ranks.
+    """
+
+    def __init__(self, world: World, pairs: Iterable[tuple[int, int]] = ()) -> None:
         self._world = world
         # Gloo's handle of a send is complete only when it has been waited for, and Gloo needs no
         # order of sends and receives.
@@ -93,12 +99,30 @@ class GroupTransport:
         self._posted_bytes = 0
         self._sending: dict[int, deque[Sent]] = {peer: deque() for peer in peers}
         self._window = max(LEAST_WINDOW, world.size)
-        # The first iteration loads kernels, for which CUDA waits until the device is idle. It never
-        # would be while a receive of NCCL waits on it for what a peer sends after work of both.
-        self._posts_ahead = self._by_gloo
         self._actions = 1
         self._position = 0
         HEARTBEAT.action = self.position
+        if not self._by_gloo:
+            self._connect(sorted(pairs))
+
+    def _connect(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Send a byte from each rank to its receivers, in the order of ``pairs``, the same on all.
+
+        NCCL connects two ranks when both have come to their first message, for which each host
+        waits. In an iteration one of them may need something else of the other before.
+        """
+        own, group = self._world.rank, self._up
+        byte = torch.zeros(1, dtype=torch.uint8, device=self._world.device)
+        for sender, receiver in pairs:
+            if sender == receiver or own not in (sender, receiver):
+                continue
+            with self._failing(f"the first message from rank {sender} to {receiver}", -1):
+                if own == sender:
+                    work = dist.isend(byte, receiver, group=group)
+                else:
+                    work = dist.irecv(byte, sender, group=group)
+                assert work is not None
+                work.wait()
 
     def begin(self) -> None:
         self._actions, self._posted_bytes = 1, 0
@@ -124,7 +148,7 @@ class GroupTransport:
         """Count the actions: the time limit of `announce` is proportional to their number."""
         self._actions += 1
         self._position = position
-        if not self._posts_ahead:
+        if not self._by_gloo:
             self._post_before(position)
 
     def position(self) -> str:
@@ -153,7 +177,7 @@ class GroupTransport:
             self._post(first)
         buffer = packed(message, tensors)
         try:
-            work = dist.isend(buffer, message.receiver, group=self._group_of(message))
+            work = dist.isend(as_bytes(buffer), message.receiver, group=self._group_of(message))
         except RuntimeError as cause:
             raise self._failure(cause, str(message), message.receiver) from cause
         sending.append(Sent(message, buffer, work, self._before.get(id(message), 0)))
@@ -183,7 +207,6 @@ class GroupTransport:
         for sending in self._sending.values():
             while sending:
                 self._settle(sending.popleft())
-        self._posts_ahead = True
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
         """Exchange a few numbers of every rank; ranks with little work wait for the busiest."""
@@ -225,14 +248,10 @@ class GroupTransport:
             under_way.clear()
 
     def _post_ahead(self) -> None:
-        """Post the receives before this rank's next send, as far ahead as the limits allow."""
-        while self._planned and self._posts_ahead:
+        """With Gloo, post receives as far ahead as the limits allow."""
+        while self._planned and self._by_gloo:
             message = self._planned[0]
-            if isinstance(message, Action):
-                self._planned.popleft()
-                continue
-            if message.sender == self._world.rank:
-                return
+            assert isinstance(message, Message)
             posted = self._posted[message.sender]
             is_small = self._posted_bytes + message.bytes <= FREE_BYTES
             if len(posted) >= self._window and not is_small:
@@ -260,7 +279,7 @@ class GroupTransport:
         assert peer != self._world.rank, f"{message} is to be sent before what is waited for"
         buffer = empty_buffer(message, self._world.device)
         try:
-            work = dist.irecv(buffer, peer, group=self._group_of(message))
+            work = dist.irecv(as_bytes(buffer), peer, group=self._group_of(message))
         except RuntimeError as cause:
             # The sender has ended since the last message.
             raise self._failure(cause, str(message), peer) from cause
@@ -278,7 +297,7 @@ class GroupTransport:
             return
         HEARTBEAT.wait = CurrentWait(lambda: str(message), peer, "", time.perf_counter())
         with self._failing(message, peer):
-            # NCCL only orders streams here and is bounded by its own watchdog.
+            # NCCL only orders streams here; see `DeviceClock` for the wait.
             if self._by_gloo:
                 work.wait(timedelta(seconds=self._world.timeout_s))
             else:

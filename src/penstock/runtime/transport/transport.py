@@ -200,12 +200,13 @@ def open_transport(
                 "transport 'shared-memory' needs all ranks in one Linux container on x86-64, able "
                 "to open one another's /proc/<pid>/fd; use transport 'process-groups'"
             )
-    if by_gloo and any(device != "cpu" for device in world.devices):
+    if world.sharing:
         raise BadInput(
-            f"ranks share {world.device}, whose memory Gloo cannot send; use transport "
-            f"'shared-memory' on one host, or a GPU for each rank"
+            f"{world.sharing}, which NCCL refuses and whose memory Gloo cannot send; use transport "
+            f"'shared-memory', or start as many ranks as there are GPUs"
         )
-    return GroupTransport(world)
+    pairs = {(m.sender, m.receiver) for messages in outgoing_by_rank for m in messages}
+    return GroupTransport(world, pairs)
 
 
 def spin_s(world: World) -> float:
