@@ -15,6 +15,7 @@ import torch
 
 from penstock.errors import BadInput
 from penstock.machine import FreeMemory, free_host_memory, usable_memory_bytes
+from penstock.torch_internals import GPU_SLEEP
 
 __all__ = [
     "DEVICE_NAMES",
@@ -26,8 +27,10 @@ __all__ = [
     "check_gpu_is_here",
     "copied_to",
     "device_in_use",
+    "flush_cache",
     "free_memory",
     "generator_state",
+    "hold",
     "identity_of",
     "is_gpu",
     "kind_of",
@@ -229,6 +232,22 @@ def pieces_on_host(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             marks.append(stream.copy(room[(number + 1) % 2][: len(following)], following))
         marks[number].synchronize()
         yield room[number % 2][: len(piece)]
+
+
+FASTEST_CLOCK_HZ = 2.5e9
+"""No GPU's clock is faster, so a sleep of so many cycles lasts a second or longer."""
+
+
+def hold(device: torch.device, seconds: float) -> None:
+    """Keep a GPU busy for at least ``seconds``, so that what is launched meanwhile queues up."""
+    with torch.cuda.device(device):
+        getattr(torch.cuda, GPU_SLEEP)(int(seconds * FASTEST_CLOCK_HZ))
+
+
+def flush_cache(device: torch.device) -> None:
+    """Leave nothing in a GPU's L2 cache of what was computed before."""
+    size = torch.cuda.get_device_properties(device).L2_cache_size
+    torch.empty(size, dtype=torch.uint8, device=device).zero_()
 
 
 def memory_bytes_of(device: torch.device) -> float:

@@ -28,6 +28,7 @@ __all__ = [
     "COMPILED_CALL",
     "CPU_ATTENTION",
     "CPU_ATTENTION_BACKWARD",
+    "GPU_SLEEP",
     "GROUPED_PRODUCT",
     "BackwardHookFunction",
     "BatchNorm",
@@ -101,6 +102,10 @@ def as_parameter(tensor: Any) -> Any:
 def storage_id(tensor: torch.Tensor) -> int:
     """What tells storages apart, also those without memory, whose addresses are all 0."""
     return tensor.untyped_storage()._cdata
+
+
+# A function of `torch.cuda` that keeps a GPU busy for a number of its cycles.
+GPU_SLEEP = "_sleep"
 
 
 # Modules.

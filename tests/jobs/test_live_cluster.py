@@ -6,7 +6,7 @@ import pytest
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.jobs.live_cluster import differences_from, slow_parts
-from penstock.measure.links import MeasuredLink
+from penstock.measure.links import MeasuredLink, with_own_ports
 
 HOSTS = tuple(Host(name, (Device("cpu", 8e9),) * 2, 1e9, 1e8) for name in "abc")
 SAVED = Cluster("saved", HOSTS)
@@ -45,6 +45,15 @@ def test_a_device_is_slow_among_its_kind_and_its_speed_is_relative_to_the_usual_
     found = slow_parts(cluster, links(USUAL), [1.0, 1.1, 1.0, 8.0, 20.0, 1.0])
     assert found.slow == ("rank 4 on 'c' computes at 0.40 of usual",)
     assert [device.speed for device in found.cluster.devices] == [1, 1, 1, 0.125, 0.05, 1]
+
+
+def test_devices_with_ports_of_their_own_keep_them_beside_a_slow_link() -> None:
+    cluster = with_own_ports(SAVED)
+    found = slow_parts(cluster, links({**USUAL, (0, 4): 2e7}), [1.0] * 6)
+    assert len(found.slow) == 1
+    assert len(found.cluster.links) == len(cluster.links) == 24
+    assert found.cluster.bandwidth(0, 4) == 2e7
+    assert found.cluster.bandwidth(1, 4) == 1e8
 
 
 def test_a_saved_cluster_holds_until_something_is_clearly_worse() -> None:

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 from measure.known_channel import KnownChannel
 
+from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.links import (
@@ -113,6 +115,61 @@ def test_a_known_channel_is_measured_as_it_is(
         assert device.message_s == pytest.approx(25e-6, rel=1e-6)
         assert device.message_bytes_per_s == pytest.approx(4e9, rel=1e-6)
         assert host.half_duplex == half_duplex
+
+
+class SlowStart(KnownChannel):
+    """A channel that carries the first MiB of a message at a third of its rate."""
+
+    def one_way_s(self, message: torch.Tensor) -> float:
+        seconds = super().one_way_s(message)
+        return seconds + 2 * min(message.numel(), 1 << 20) / self.bytes_per_s
+
+
+def measured_between_gpus(monkeypatch: pytest.MonkeyPatch, channel: KnownChannel) -> Cluster:
+    monkeypatch.setattr("penstock.measure.links.distributed", channel)
+    monkeypatch.setattr("penstock.measure.links.is_gpu", lambda device: True)
+    monkeypatch.setattr("penstock.measure.links.kind_of", lambda device: "H100")
+    for module in ("links", "clock"):
+        monkeypatch.setattr(f"penstock.measure.{module}.time", channel)
+    return measure_links()
+
+
+@pytest.mark.parametrize("half_duplex", [False, True])
+def test_a_link_of_gpus_is_what_large_messages_see(
+    monkeypatch: pytest.MonkeyPatch, half_duplex: bool
+) -> None:
+    channel = SlowStart(10e-6, 4e11, 0.0, 1e12, half_duplex)
+    cluster = measured_between_gpus(monkeypatch, channel)
+    (host, _), (device, _) = cluster.hosts, cluster.devices
+    for size in (16 << 20, 256 << 20):
+        seconds = channel.one_way_s(torch.empty(size, dtype=torch.uint8, device="meta"))
+        assert cluster.transfer_s(0, 1, size) == pytest.approx(seconds, rel=0.1)
+    assert host.half_duplex == half_duplex
+    assert (device.kind, device.message_s, device.message_bytes_per_s) == ("H100", 0.0, 0.0)
+
+
+@pytest.mark.parametrize("crowded", [1.0, 2.0])
+def test_gpus_with_ports_of_their_own_do_not_wait_for_one_another(
+    monkeypatch: pytest.MonkeyPatch, crowded: float
+) -> None:
+    """A pair inside each host, then each rank with its like, then both of these pairs at once."""
+    channel = KnownChannel(
+        40e-6, 5e10, 0.0, 1e12, ranks_of_a_host=2, crowded=crowded, quiet_rounds=3
+    )
+    cluster = measured_between_gpus(monkeypatch, channel)
+    assert channel.quiet_rounds == -1
+    assert cluster.uses_port(0, 2) == cluster.uses_port(3, 0) == (crowded == 2.0)
+    for way in ((0, 2), (3, 0), (0, 1)):
+        assert cluster.bandwidth(*way) == pytest.approx(5e10, rel=1e-6)
+        assert cluster.latency(*way) == pytest.approx(40e-6, rel=1e-6)
+
+
+def test_links_inside_a_host_are_as_fast_as_they_are_together() -> None:
+    gpus = [member("a", "T4")] * 4
+    for crowded, rate in ((1.1, 8e9), (2.0, 4e9)):
+        quiet, busy = MeasuredLink(1e-5, 8e9), MeasuredLink(1e-5, 8e9, crowded=crowded)
+        figures = {pair: busy if pair in ((0, 1), (2, 3)) else quiet for pair in PAIRS_OF_FOUR}
+        assert cluster_of(gpus, figures).bandwidth(0, 2) == rate
 
 
 def test_interleaved_hosts_are_refused() -> None:

@@ -19,6 +19,10 @@ __all__ = ["cluster", "launch"]
 def cluster(
     *,
     device: options.Device = "cpu",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"],
+        Option("--type", help="Type in which speeds are measured: that of the job's products."),
+    ] = "float32",
     check: Annotated[
         str, Option(metavar="C", help="Compare with this saved cluster instead of writing one.")
     ] = "",
@@ -33,6 +37,8 @@ def cluster(
 
     started = one_of_several()
     terminal = replace(terminal, quiet=terminal.quiet or started.rank > 0)
+    import torch
+
     from penstock.cluster.toml_file import read_cluster, write_cluster
     from penstock.jobs.live_cluster import differences_from, measure_cluster
     from penstock.jobs.profile_job import check_device
@@ -42,7 +48,7 @@ def cluster(
     check_device(device, started.ranks)
     saved = read_cluster(check) if check else None
     terminal.note(f"measuring {started.ranks} rank(s) and the links between them")
-    found = measure_cluster(device)
+    found = measure_cluster(device, getattr(torch, dtype))
     if started.rank:
         return
     if out:

@@ -13,8 +13,8 @@ import torch
 from torch import distributed
 
 from penstock.cluster.cluster import Cluster, Link
-from penstock.device import is_gpu, own_device, wait_for
-from penstock.measure.clock import wall_s
+from penstock.device import is_gpu, own_device
+from penstock.measure.clock import warm_up, work_s
 from penstock.measure.links import (
     MeasuredLink,
     cluster_alone,
@@ -29,8 +29,9 @@ __all__ = ["LiveCluster", "differences_from", "measure_cluster", "slow_parts"]
 
 Pairs = Mapping[tuple[int, int], MeasuredLink]
 
-WIDTH, REPEATS = 512, 15
-"""The work that each rank does: products of matrices of so many rows and columns."""
+SIDE, GPU_SIDE, REPEATS = 512, 8192, 15
+"""Each rank multiplies matrices of so many rows and columns; a GPU's share of its peak rate grows
+with them until they fill it."""
 
 SLOW = 0.5
 """A link or a device with less than this share of what its equals have is slow."""
@@ -47,11 +48,12 @@ class LiveCluster:
     slow: tuple[str, ...]
 
 
-def measure_cluster(device: str = "cpu") -> LiveCluster:
+def measure_cluster(device: str = "cpu", dtype: torch.dtype = torch.float32) -> LiveCluster:
     """Measure devices and links; every rank must call this, and all get the same result.
 
     A link that is slow among its equals is listed in the cluster as an exception. The ``speed`` of
-    a device is relative to the median, where it differs by a quarter or more.
+    a device is that of products of matrices of type ``dtype``, relative to the usual device of the
+    most common kind; of that kind it is 1 where it does not clearly differ.
     """
     own = own_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -61,22 +63,20 @@ def measure_cluster(device: str = "cpu") -> LiveCluster:
         members, pairs = measure_pairs(own)
         seconds = torch.zeros(len(members), dtype=torch.float64, device=own)
         distributed.barrier()
-        seconds[distributed.get_rank()] = work_s(own)
+        seconds[distributed.get_rank()] = product_s(own, dtype)
         distributed.all_reduce(seconds)
     finally:
         distributed.destroy_process_group()
     return slow_parts(cluster_of(members, dict(pairs)), pairs, seconds.tolist())
 
 
-def work_s(device: torch.device) -> float:
-    """Seconds of a fixed computation on this rank, while all others do the same."""
-    matrix = torch.randn(WIDTH, WIDTH, device=device)
-
-    def multiply() -> None:
-        _ = matrix @ matrix
-        wait_for(device)
-
-    return median(wall_s(multiply) for _ in range(REPEATS))
+def product_s(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds of a product of matrices on this rank, while all others do the same."""
+    side = GPU_SIDE if is_gpu(device) else SIDE
+    matrix = torch.randn(side, side, device=device, dtype=dtype)
+    warm_up(device)
+    seconds_of = work_s(device, ahead=True)
+    return median(seconds_of(lambda: matrix @ matrix) for _ in range(REPEATS))
 
 
 def slow_parts(cluster: Cluster, pairs: Pairs, seconds: Sequence[float]) -> LiveCluster:
@@ -96,9 +96,9 @@ def slow_parts(cluster: Cluster, pairs: Pairs, seconds: Sequence[float]) -> Live
         if speed < SLOW:
             slow.append(f"rank {rank} on {host_of(cluster, rank)} computes at {speed:.2f} of usual")
     kinds: dict[bool, list[tuple[int, int]]] = defaultdict(list)
-    for pair in pairs:
-        kinds[cluster.uses_port(*pair)].append(pair)
-    links: list[Link] = []
+    for a, b in pairs:
+        kinds[cluster.host_index[a] != cluster.host_index[b]].append((a, b))
+    links = dict(cluster.special_links)
     for across, found in kinds.items():
         usual = median(pairs[pair].bytes_per_s for pair in found)
         for a, b in found:
@@ -110,10 +110,10 @@ def slow_parts(cluster: Cluster, pairs: Pairs, seconds: Sequence[float]) -> Live
                     f"{host_of(cluster, b)} carries {rate_text(link.bytes_per_s)}, and links "
                     f"{where} hosts usually {rate_text(usual)}"
                 )
-                links += [
-                    Link(*ends, link.bytes_per_s, link.latency_s) for ends in ((a, b), (b, a))
-                ]
-    return LiveCluster(replace(with_speeds(cluster, speeds), links=tuple(links)), tuple(slow))
+                for ends in ((a, b), (b, a)):
+                    links[ends] = Link(*ends, link.bytes_per_s, link.latency_s)
+    found = replace(with_speeds(cluster, speeds), links=tuple(links.values()))
+    return LiveCluster(found, tuple(slow))
 
 
 def host_of(cluster: Cluster, rank: int) -> str:

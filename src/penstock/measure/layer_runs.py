@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -114,10 +115,10 @@ class LayerRun:
             hook.remove()
         return peak.most
 
-    @property
+    @cached_property
     def stopwatch(self) -> Stopwatch:
-        """The stopwatch for this layer's device."""
-        return work_s(self.settings.device, shares_cores=self.settings.shares_cores)
+        """The stopwatch for this layer alone."""
+        return work_s(self.settings.device, shares_cores=self.settings.shares_cores, ahead=True)
 
 
 def programs_of(graph: LayerGraph) -> list[StageProgram]:

@@ -19,7 +19,7 @@ from penstock.device import allocated_bytes, begin_peak, kind_of, peak_bytes
 from penstock.errors import BadInput
 from penstock.machine import usable_cores
 from penstock.measure.affine_fit import fit_affine, whole_bytes
-from penstock.measure.clock import work_s
+from penstock.measure.clock import warm_up, work_s
 from penstock.measure.layer_runs import (
     LayerRun,
     RunSettings,
@@ -181,6 +181,7 @@ def measure(
         one, more = None, PassSeconds(0.0, 0.0)
         watch = LoadWatch(usable_cores(), shares_cores)
         notes = [LAYERS_ALONE] if lends and not is_on_meta(graph.own_module()) else []
+        warm_up(device)
         if not lends:
             graph.own_module().to(device)
             one = whole_model(graph, 1)

@@ -7,19 +7,19 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
-from itertools import combinations, zip_longest
+from itertools import combinations, permutations, zip_longest
 from statistics import median
 
 import torch
 from torch import distributed
 
-from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.toml_file import local_cluster
-from penstock.device import is_gpu, kind_of, memory_bytes_of, wait_for
+from penstock.device import is_gpu, kind_of, memory_bytes_of
 from penstock.errors import BadInput
 from penstock.machine import usable_cores
 from penstock.measure.affine_fit import fit_affine
-from penstock.measure.clock import wall_s
+from penstock.measure.clock import Stopwatch, work_s
 
 __all__ = [
     "MeasuredLink",
@@ -29,17 +29,24 @@ __all__ = [
     "measure_links",
     "measure_pairs",
     "rounds_of",
+    "with_own_ports",
 ]
 
 SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
+GPU_SIZES_BYTES = (4_096, *(1_048_576 * 4**step for step in range(5)))
+"""Between GPUs 4 MiB may be mostly latency, and most of these say what the bandwidth is."""
+
 ROUND_TRIPS = 10
-"""Measured round trips; one more before them is a warm-up."""
+"""Measured round trips; one more before them is a warm-up, which also makes the connection."""
 
 MEMBER_BYTES = 1024
 """The bytes that describe a rank to the others."""
 
 TAKE_TURNS = 1.6
 """Messages of both directions take turns if one takes this many times as long beside another."""
+
+CROWDED = 1.25
+"""Pairs of GPUs share a way if a message takes this many times as long beside those of others."""
 
 SEEN_IN_LARGEST = 0.1
 """The fitted bandwidth is used if it explains this fraction of the largest message's seconds."""
@@ -50,8 +57,9 @@ class MeasuredLink:
     """A link on which a message of ``n`` bytes takes ``latency_s + n / bytes_per_s`` seconds.
 
     Its ends compute for ``message_s + n / message_bytes_per_s`` seconds each meanwhile: the mean of
-    sending and receiving. On a GPU that is 0. A message takes ``both_ways`` times as long while
-    another one goes the opposite way.
+    sending and receiving. On a GPU that is 0. A large message takes ``both_ways`` times as long
+    while another one goes the opposite way, and ``crowded`` times while other pairs of these hosts
+    send (0: not measured).
     """
 
     latency_s: float
@@ -59,6 +67,11 @@ class MeasuredLink:
     message_s: float = 0.0
     message_bytes_per_s: float = 0.0
     both_ways: float = 1.0
+    crowded: float = 0.0
+
+    def seconds(self, size_bytes: int) -> float:
+        """Seconds of a message of that size."""
+        return self.latency_s + size_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +124,21 @@ def measure_pairs(
     # The lower rank of a pair measures it, all others add zeros.
     figures = torch.zeros(len(pairs), len(fields(MeasuredLink)), dtype=torch.float64, device=where)
     rank = distributed.get_rank()
+    own: dict[tuple[int, int], MeasuredLink] = {}
     for together in rounds:
         distributed.barrier()
         for pair in together:
             if rank in pair and (link := measured_pair(*pair, where)):
-                row = torch.tensor(astuple(link), dtype=torch.float64)
-                figures[pairs.index(pair)] = row
+                own[pair] = link
+    for crowd in crowds_of(places_of(members)) if is_gpu(where) else ():
+        distributed.barrier()
+        for pair in crowd:
+            if rank in pair:
+                one_way_s = largest_one_way_s(*pair, where)
+                if link := own.get(pair):
+                    own[pair] = replace(link, crowded=one_way_s / link.seconds(GPU_SIZES_BYTES[-1]))
+    for pair, link in own.items():
+        figures[pairs.index(pair)] = torch.tensor(astuple(link), dtype=torch.float64)
     if pairs:
         distributed.all_reduce(figures)
     links = (MeasuredLink(*row) for row in figures.tolist())
@@ -149,6 +171,23 @@ def rounds_of(hosts: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
     return rounds
 
 
+def crowds_of(hosts: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+    """Pairs of ranks that send at once: all neighbours inside hosts, then all between two hosts.
+
+    >>> crowds_of([[0, 1, 2, 3], [4, 5, 6, 7]])
+    [[(0, 1), (2, 3), (4, 5), (6, 7)], [(0, 4), (1, 5), (2, 6), (3, 7)]]
+    """
+    inside = [list(zip(ranks[::2], ranks[1::2], strict=False)) for ranks in hosts]
+    between = [
+        list(zip(*ends, strict=False)) for ends in zip(hosts[::2], hosts[1::2], strict=False)
+    ]
+    # A single pair is what has been measured already.
+    crowds = (
+        [pair for pairs in kind if len(pairs) > 1 for pair in pairs] for kind in (inside, between)
+    )
+    return [crowd for crowd in crowds if crowd]
+
+
 def places_of(members: Sequence[Member]) -> list[list[int]]:
     """The ranks of each host."""
     hosts: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -177,41 +216,54 @@ def this_member(device: torch.device) -> Member:
 
 def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink | None:
     """What the lower rank of a pair measured; None on the upper one."""
-    rank = distributed.get_rank()
-    messages = [torch.zeros(size, dtype=torch.uint8, device=device) for size in SIZES_BYTES]
-    peer = lower + upper - rank
+    starts, on_cpu = distributed.get_rank() == lower, not is_gpu(device)
+    peer = upper if starts else lower
+    sizes = SIZES_BYTES if on_cpu else GPU_SIZES_BYTES
+    largest, other = (torch.zeros(sizes[-1], dtype=torch.uint8, device=device) for _ in "ab")
+    seconds_of = work_s(device, ahead=True, launches=False)
     # Every round has all sizes, so that a temporary disturbance affects all of them alike.
     rounds = [
-        [there_and_back_s(rank == lower, peer, message) for message in messages]
+        [there_and_back_s(starts, peer, largest[:size], seconds_of) for size in sizes]
         for _ in range(ROUND_TRIPS + 1)
     ]
-    on_cpu = device.type == "cpu"
-    exchanged = [exchanged_s(peer, messages[-1]) for _ in rounds][1:] if on_cpu else []
-    if rank != lower:
+    exchanged = [exchanged_s(peer, largest, other, seconds_of) for _ in rounds][1:]
+    if not starts:
         return None
-    link = measured_link([[wall / 2 for wall, _ in together] for together in rounds[1:]])
+    link = measured_link([[wall / 2 for wall, _ in together] for together in rounds[1:]], sizes)
+    link = replace(link, both_ways=median(exchanged) / link.seconds(sizes[-1]))
     if not on_cpu:
         return link
     work = [median(seconds) / 2 for seconds in zip(*work_of(rounds[1:]), strict=True)]
-    fit = fit_affine(SIZES_BYTES, work)
+    fit = fit_affine(sizes, work)
     rate = 1 / fit.per_sample if fit.per_sample > 0 else 0.0
-    one_way_s = link.latency_s + SIZES_BYTES[-1] / link.bytes_per_s
-    both_ways = median(exchanged) / one_way_s
-    return replace(link, message_s=fit.fixed, message_bytes_per_s=rate, both_ways=both_ways)
+    return replace(link, message_s=fit.fixed, message_bytes_per_s=rate)
 
 
-def exchanged_s(peer: int, message: torch.Tensor) -> float:
+def largest_one_way_s(lower: int, upper: int, device: torch.device) -> float:
+    """Seconds of the largest message between two GPUs, one way."""
+    starts = distributed.get_rank() == lower
+    message = torch.zeros(GPU_SIZES_BYTES[-1], dtype=torch.uint8, device=device)
+    seconds_of = work_s(device, ahead=True, launches=False)
+    trips = [
+        there_and_back_s(starts, upper if starts else lower, message, seconds_of)
+        for _ in range(ROUND_TRIPS + 1)
+    ]
+    return median(seconds for seconds, _ in trips[1:]) / 2
+
+
+def exchanged_s(
+    peer: int, message: torch.Tensor, other: torch.Tensor, seconds_of: Stopwatch
+) -> float:
     """Seconds until two messages, one in each direction, have arrived."""
-    other = torch.empty_like(message)
 
     def exchange() -> None:
-        coming = distributed.irecv(other, peer)
-        going = distributed.isend(message, peer)
-        for work in (coming, going):
-            assert work is not None
+        # As one: NCCL would not begin the second before the first has ended.
+        coming = distributed.P2POp(distributed.irecv, other, peer)
+        going = distributed.P2POp(distributed.isend, message, peer)
+        for work in distributed.batch_isend_irecv([coming, going]):
             work.wait()
 
-    return wall_s(exchange)
+    return seconds_of(exchange)
 
 
 def work_of(rounds: Sequence[Sequence[tuple[float, float]]]) -> list[list[float]]:
@@ -219,7 +271,9 @@ def work_of(rounds: Sequence[Sequence[tuple[float, float]]]) -> list[list[float]
     return [[work for _, work in together] for together in rounds]
 
 
-def there_and_back_s(starts: bool, peer: int, message: torch.Tensor) -> tuple[float, float]:
+def there_and_back_s(
+    starts: bool, peer: int, message: torch.Tensor, seconds_of: Stopwatch
+) -> tuple[float, float]:
     """Seconds of a message to a peer and back: those that pass, and those that this process works.
 
     The second ones count all its threads, and what the kernel does for it.
@@ -232,23 +286,24 @@ def there_and_back_s(starts: bool, peer: int, message: torch.Tensor) -> tuple[fl
         else:
             distributed.recv(message, peer)
             distributed.send(message, peer)
-        wait_for(message.device)
 
     before_s = time.process_time()
-    return wall_s(round_trip), time.process_time() - before_s
+    return seconds_of(round_trip), time.process_time() - before_s
 
 
-def measured_link(rounds: Sequence[Sequence[float]]) -> MeasuredLink:
-    """Latency and bandwidth from rounds of one-way seconds, one for each of `SIZES_BYTES`.
+def measured_link(
+    rounds: Sequence[Sequence[float]], sizes: Sequence[int] = SIZES_BYTES
+) -> MeasuredLink:
+    """Latency and bandwidth from rounds of one-way seconds, one for each of ``sizes``.
 
     They are fitted to the median of every size. On a machine so busy that the largest message takes
     hardly longer than the smallest, they are fitted to the least seconds, since other programs only
     ever add time. If that fails too, the bandwidth is that of the largest message, which is too low
     rather than too high.
     """
-    largest = SIZES_BYTES[-1]
+    largest = sizes[-1]
     for typical in (median, min):
-        fit = fit_affine(SIZES_BYTES, [typical(seconds) for seconds in zip(*rounds, strict=True)])
+        fit = fit_affine(sizes, [typical(seconds) for seconds in zip(*rounds, strict=True)])
         if fit.per_sample * largest >= SEEN_IN_LARGEST * fit.at(largest):
             return MeasuredLink(fit.fixed, 1 / fit.per_sample)
     least_s = [min(seconds) for seconds in zip(*rounds, strict=True)]
@@ -279,19 +334,45 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
     for name, group in ranks.items():
         inside = [f for (i, j), f in measured.items() if i in group and j in group]
         port = [f for (i, j), f in measured.items() if (i in group) != (j in group)]
+        # Between CPUs of a host messages go through memory.
+        both_ways = port or (inside if members[group[0]].kind != "cpu" else [])
         hosts.append(
             Host(
                 name=name,
                 devices=tuple(device_of(members[rank], len(group), port) for rank in group),
-                link_bytes_per_s=median(f.bytes_per_s for f in inside) if inside else 0.0,
+                link_bytes_per_s=crowded_rate(inside),
                 link_latency_s=median(f.latency_s for f in inside) if inside else 0.0,
                 port_bytes_per_s=median(f.bytes_per_s for f in port) if port else 0.0,
                 port_latency_s=median(f.latency_s for f in port) if port else 0.0,
                 full_speed_devices=cores_if_too_few(members[group[0]].cores, len(group)),
-                half_duplex=bool(port) and median(f.both_ways for f in port) >= TAKE_TURNS,
+                half_duplex=median([f.both_ways for f in both_ways] or [1.0]) >= TAKE_TURNS,
             )
         )
-    return Cluster("measured", tuple(hosts))
+    cluster = Cluster("measured", tuple(hosts))
+    between = {pair: f for pair, f in measured.items() if cluster.uses_port(*pair)}
+    crowded = [f.crowded for f in between.values() if f.crowded]
+    if crowded and median(crowded) < CROWDED:
+        return with_own_ports(cluster)
+    return cluster
+
+
+def crowded_rate(links: Sequence[MeasuredLink]) -> float:
+    """The usual rate of a host's links while all its neighbours send; 0 without links."""
+    if not links:
+        return 0.0
+    crowded = median([link.crowded for link in links if link.crowded] or [1.0])
+    return median(link.bytes_per_s for link in links) / (crowded if crowded >= CROWDED else 1.0)
+
+
+def with_own_ports(cluster: Cluster) -> Cluster:
+    """The cluster with a port for each device, of its host's rate: explicit links use no other."""
+    ways = permutations(range(len(cluster.devices)), 2)
+    links = (
+        Link(*way, cluster.bandwidth(*way), cluster.latency(*way))
+        for way in ways
+        if cluster.uses_port(*way)
+    )
+    return replace(cluster, links=tuple(links))
 
 
 def device_of(member: Member, sharing: int, port: Sequence[MeasuredLink]) -> Device:
