@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # meta has no autocast
+from torch.library import _scoped_library as kernels_for_now  # others are forever
 from torch.nn.modules._functions import BackwardHookFunction  # torch's, and no call of the user's
 from torch.optim._muon import _adjust_lr as muon_rate  # two parts of a step, to predict the next
 from torch.optim._muon import _zeropower_via_newtonschulz as muon_direction
@@ -52,6 +53,7 @@ __all__ = [
     "gradient_hooks",
     "has_global_hooks",
     "holder_of",
+    "kernels_for_now",
     "muon_direction",
     "muon_rate",
     "own_buffers",
@@ -59,6 +61,7 @@ __all__ = [
     "put_on",
     "pytree",
     "run_engine",
+    "schema_of",
     "storage_id",
     "taken_off",
     "without_modes",
@@ -85,6 +88,9 @@ def after_backward(act: Callable[[], None]) -> None:
 
 write_count: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 """A number that every write to a tensor changes; how a call writes is told nowhere else."""
+
+schema_of = operator.attrgetter("_schema")
+"""The arguments of one overload of an operator, and what it makes."""
 
 gradient_hooks = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 """The hooks on a tensor's gradient and on its accumulation, each a dict or None."""

@@ -14,7 +14,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import check_values
 from penstock.capture.record.outside_state import kept_random_state
 from penstock.capture.restored import kept_attributes, kept_buffers
-from penstock.capture.stage.call import ProgramCall, casts_kept
+from penstock.capture.stage.call import ProgramCall, casts_kept, entering
 from penstock.capture.stage.stage import Costs
 from penstock.capture.stage_program import StageProgram
 from penstock.capture.stand_ins import with_values
@@ -153,7 +153,7 @@ def walk(
     between: dict[str, torch.Tensor] = {}
     for index, program in enumerate(programs):
         received = tuple(
-            between[spec.name].detach().requires_grad_(spec.requires_grad)
+            entering(between[spec.name]) if spec.requires_grad else between[spec.name].detach()
             for spec in program.received
         )
         own = tuple(leaves[leaf] for leaf in program.batch_inputs)

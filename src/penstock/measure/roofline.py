@@ -34,6 +34,7 @@ from penstock.measure.fused_attention import (
     FusedAttention,
     attention_operations,
 )
+from penstock.measure.gpu_autocast import gpu_autocast
 from penstock.measure.hardware import Hardware, hardware_named
 from penstock.measure.layer_runs import (
     LayerRun,
@@ -314,7 +315,8 @@ def estimate(
         with mode:
             return torch.empty_like(tensor, device=HOME, requires_grad=False)
 
-    with standing_in([whole], without_values):
+    policy = gpu_autocast() if target.autocast is not None else nullcontext()
+    with standing_in([whole], without_values), policy:
         held = [*whole.parameters(), *whole.buffers()]
         return [estimate_batch(programs, held, leaves, target) for leaves in batches]
 

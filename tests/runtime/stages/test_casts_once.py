@@ -1,6 +1,8 @@
 """Under autocast all micro-batches in flight share one copy of each weight in the lower type."""
 
-from contextlib import nullcontext
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -101,6 +103,32 @@ def test_each_weight_is_cast_once_in_an_iteration(
     assert (saved, saved_apart) == (STAGES - 1, (STAGES - 1) * MICRO_BATCHES)
     assert casts_apart - casts == STAGES * (MICRO_BATCHES - 1)
     assert all(map(torch.equal, weights, apart))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_stage_receives_is_not_kept(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    casts_kept, living, seen = engine.casts_kept, list[int](), list[weakref.ref[Any]]()
+
+    class Received(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            is_cast = func is torch.ops.aten._to_copy.default and result.dtype == torch.bfloat16
+            if is_cast and tuple(result.shape) == (2, WIDTH):
+                seen.append(weakref.ref(result.untyped_storage()))
+            return result
+
+    @contextmanager
+    def counting(*given: Any) -> Iterator[None]:
+        with casts_kept(*given), Received():
+            yield
+            living.append(sum(ref() is not None for ref in seen))
+
+    monkeypatch.setattr(engine, "casts_kept", counting)
+    steps(form)
+    assert len(seen) > MICRO_BATCHES
+    assert not any(living)
 
 
 @pytest.mark.parametrize("source", ["measured", "estimated"])

@@ -22,7 +22,7 @@ from penstock.capture.deferred_weights import (
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.torch_internals import own_parameters
 
-__all__ = ["ProgramCall", "StageCall", "casts_kept", "forwards_put"]
+__all__ = ["ProgramCall", "StageCall", "casts_kept", "entering", "forwards_put"]
 
 
 def casts_kept(
@@ -36,6 +36,14 @@ def casts_kept(
     if autocast is None:
         return nullcontext()
     return torch.autocast(device.type, autocast, enabled=False)
+
+
+def entering(tensor: torch.Tensor) -> torch.Tensor:
+    """A received tensor as a leaf of the graph, of which autocast keeps no copy.
+
+    It takes leaves that are no views for weights.
+    """
+    return tensor.detach().view_as(tensor).requires_grad_()
 
 
 class StageCall(Protocol):

@@ -30,7 +30,7 @@ from penstock.capture.record.absent import Absent
 from penstock.capture.record.outside_state import random_state
 from penstock.capture.record.recording import tensors_in
 from penstock.capture.record.units import is_torchs
-from penstock.capture.stage.call import ProgramCall, StageCall, forwards_put
+from penstock.capture.stage.call import ProgramCall, StageCall, entering, forwards_put
 from penstock.capture.stage.stage_tensors import RunContext, StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
@@ -103,7 +103,7 @@ class CompiledCall(StageCall):
                 return self._beside.run(leaves, inputs)
             recorded = [tensor.detach() for tensor in inputs]
             for i in self._grad_inputs:
-                recorded[i].requires_grad_()
+                recorded[i] = entering(recorded[i])
             with torch.enable_grad():
                 outputs = self._beside.run(leaves, recorded)
         return tuple(output.detach() for output in outputs)

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from penstock.capture.deferred_weights import DeferredGradients, run_backward
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.record.outside_state import RandomState, random_state
-from penstock.capture.stage.call import ProgramCall, StageCall
+from penstock.capture.stage.call import ProgramCall, StageCall, entering
 from penstock.capture.stage.stage_tensors import RunContext
 from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.runtime.stages.random_stream import replayed
@@ -261,7 +261,7 @@ class ModuleRunner:
         recording = torch.is_grad_enabled()
         if recording:
             for i in self._grad_inputs:
-                inputs[i].requires_grad_()
+                inputs[i] = entering(inputs[i])
         work = self._work
         if recording and micro_batch in work.halved and not self._whole:
             kept.deferred = DeferredGradients()
