@@ -20,6 +20,7 @@ from penstock.errors import INTERRUPTED, SIGNALLED, RunFailed
 __all__ = ["app_of", "main"]
 
 COMMANDS = {
+    "init": "init_command.init",
     "profile": "job_commands.profile",
     "plan": "planning_commands.plan",
     "simulate": "simulate_command.simulate",

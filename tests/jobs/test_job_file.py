@@ -41,7 +41,8 @@ def leave():
 def one():
     return 1
 
-dataset = [1, 2, 3]
+def doubled(batch):
+    return batch
 
 def doubles(split, seed, start_step, batch_size):
     yield torch.zeros(batch_size, 4).double(), torch.zeros(batch_size, dtype=torch.long)
@@ -187,10 +188,10 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
         ('base = "gpt-text"\n[optimizer]\nlr = 1.0\n', ["'lr'; did you mean 'learning_rate'?"]),
         ('base = "gpt-text"\nweights = 3\n', ["weights is 3; it must be a table"]),
         ('base = "gpt-text"\n[optimizer]\nbetas = 1.0\n', ["betas is 1.0", "a valid list"]),
-        (OWN.replace(":batches", ":dataset"), ["it is no function but a list", "data(split, "]),
+        (OWN.replace(":batches", ":torch"), ["it is no function but a module", "data(split, "]),
         (
-            OWN.replace(":batches", ":one"),
-            ["takes ()", "data(split, seed, start_step"],
+            OWN.replace(":batches", ":doubled"),
+            ["takes (batch)", "data(split, seed, start_step"],
         ),
         (OWN.replace("nn.functional:cross_entropy", "nn:CrossEntropyLoss"), ["loss", "a class"]),
         (OWN.replace(":build", ":batches"), ["called as model(): missing a required argument"]),

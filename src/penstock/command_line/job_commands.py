@@ -22,6 +22,7 @@ LOADING = "loading PyTorch"
 def profile(
     *,
     job: options.JobName,
+    changes: options.Changes = None,
     device: options.Device = "cpu",
     estimate: Annotated[
         str,
@@ -47,7 +48,7 @@ def profile(
 
     if not estimate:
         check_device(device)
-    found = find_job(job)
+    found = find_job(job, changes or ())
     terminal.note(f"costing the layers of '{job}'")
     costed = profile_job(found, device=device, estimate_for=estimate)
     if out:
@@ -69,6 +70,7 @@ def profile(
 def train(
     *,
     job: options.JobName = "gpt-text",
+    changes: options.Changes = None,
     workers: options.Workers = 4,
     steps: Annotated[
         int, Option(min=0, metavar="K", help="Number of optimizer steps (0: as the job says).")
@@ -130,12 +132,12 @@ def train(
         may_lose=may_lose,
         replan=replan,
     )
-    changes: dict[str, Any] = {"steps": steps} if steps else {}
+    own: dict[str, Any] = {"steps": steps} if steps else {}
     if save_weights:
-        changes["save_weights"] = Path(save_weights)
+        own["save_weights"] = Path(save_weights)
     if no_verify:
-        changes["verify"] = "off"
-    found = replace(find_job(job), **changes)
+        own["verify"] = "off"
+    found = replace(find_job(job, changes or ()), **own)
     result = (run_started_rank if started.ranks > 1 else train_job)(found, request)
     if result is not None:  # rank 0 has it
         show_run(result, terminal)
@@ -169,6 +171,7 @@ def left_out_text(steps: tuple[int, ...]) -> list[str]:
 def verify(
     *,
     job: options.JobName,
+    changes: options.Changes = None,
     workers: options.Workers = 4,
     plan: options.PlanToFollow = "",
     device: options.Device = "cpu",
@@ -187,7 +190,7 @@ def verify(
         from penstock.jobs.train import verify_job
 
     check_device(device, workers)
-    found, place = find_job(job), Path(plan) if plan else None
+    found, place = find_job(job, changes or ()), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
     result = verify_job(found, workers=workers, plan=place, device=device)
     values = {"equal": result.equal, **asdict(result)}

@@ -20,6 +20,7 @@ __all__ = [
     "AsJson",
     "AskedProblem",
     "Batch",
+    "Changes",
     "ClusterName",
     "Csv",
     "Device",
@@ -64,6 +65,14 @@ Out: TypeAlias = Annotated[
 JobName: TypeAlias = Annotated[
     str,
     Argument(metavar="JOB", help="Name of a built-in job (see 'penstock list'), or a TOML file."),
+]
+Changes: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Another value of a key of JOB; table.key for that of a table. Can be repeated.",
+    ),
 ]
 ProfilePath: TypeAlias = Annotated[
     str,

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 from torch import nn
+from torch.utils.data import DataLoader
 
 from penstock.capture.batch_layout import RowsOf
 from penstock.capture.batch_part import LeafKey
@@ -43,7 +44,15 @@ from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weights.pretrained import Weights
 from penstock.schedule.weight_rule import OptimizerSync
 
-__all__ = ["Data", "Job", "OptimizerSettings", "Split", "TensorSettings"]
+__all__ = [
+    "Data",
+    "Job",
+    "OptimizerSettings",
+    "Split",
+    "TensorSettings",
+    "check_call",
+    "member_at",
+]
 
 T = TypeVar("T")
 
@@ -263,8 +272,19 @@ def function_at(place: str, key: str) -> Any:
     """The function at ``module:function``; a loss may be a list of weighted functions.
 
     Raises:
-        ValueError: the place is malformed, the import fails, the module has no such function, or it
-            cannot be called with the arguments of ``key``.
+        ValueError: there is none, or it cannot be called with the arguments of ``key``.
+    """
+    function = member_at(place)
+    if not (key == "loss" and isinstance(function, list)):
+        check_call(function, key)
+    return function
+
+
+def member_at(place: str) -> Any:
+    """What a module holds, named as ``module:name``.
+
+    Raises:
+        ValueError: the place is malformed, the import fails, or the module has nothing so named.
     """
     module_name, colon, name = place.partition(":")
     if not (module_name and colon and name):
@@ -290,10 +310,7 @@ def function_at(place: str, key: str) -> Any:
         near = get_close_matches(name, dir(module), n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"define it in {module.__file__}"
         raise ValueError(f"'{module_name}' has no function '{name}'; {hint}")
-    function = getattr(module, name)
-    if not (key == "loss" and isinstance(function, list)):
-        check_call(function, key)
-    return function
+    return getattr(module, name)
 
 
 def check_call(function: Any, kind: str) -> None:
@@ -462,7 +479,17 @@ class Job:
         come within ``batch_limit_s``.
         """
         told = {"needs": needs} if self.reads_parts else {}
-        ask = partial(self.data, split, self.seed, start_step, self.batch_size, **told)
+
+        def ask() -> Iterator[Batch]:
+            found = self.data(split, self.seed, start_step, self.batch_size, **told)
+            if isinstance(found, DataLoader):
+                raise BadInput(
+                    f"job '{self.name}': its data returns a DataLoader, which begins anew and not "
+                    f"at step {start_step + 1}; name a function without arguments that returns "
+                    f"the loader, or the loader itself, and resuming is exact"
+                )
+            return found
+
         what = f"the data of job '{self.name}', split '{split}', from step {start_step + 1}"
         return HEARTBEAT.read(ask, what, self.batch_limit_s)
 

@@ -27,6 +27,18 @@ A job file names the functions that make the job:
     [metrics]
     accuracy = "my_package.model:accuracy"     # accuracy(output, target)
 
+A model may be a class, and data a dataset, a loader, or text (`penstock.jobs.samples`):
+
+    model = "transformers:LlamaForCausalLM"
+    model_arguments = { config = "config.json", num_hidden_layers = 4 }
+    data = "my_package.data:Pictures"
+    data_arguments = { folder = "pictures" }
+    held_out = 0.1                             # a share, or another dataset
+    collate = "my_package.data:pad"
+
+    text = "corpus.txt"                        # in place of data; bytes are the tokens, or
+    text = { path = "corpus", tokenizer = "tokenizer.json", length = 128 }
+
 A variation of a built-in job names that job, and what is different:
 
     base = "gpt-text"
@@ -40,21 +52,47 @@ import os
 import re
 import sys
 import sysconfig
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from penstock.document import parse_toml, read_text, unknown_key
+from pydantic import BeforeValidator
+
+from penstock.document import Entry, in_one_line, parse_toml, read_text, unknown_key
 from penstock.errors import BadInput
 from penstock.jobs import JOBS
 from penstock.jobs.job import Job, as_optimizer
+from penstock.jobs.samples import HELD_OUT, ModelOfArguments, TextData, data_named
 
 __all__ = ["KEYS", "REMOVED_KEYS", "find_job", "read_job"]
 
-KEYS = ("base", *(field.name for field in fields(Job)))
-"""The keys of a job file: the fields of a job, and a built-in job that the file changes."""
+
+class TextTable(Entry):
+    """Text as data: a file or directory, a tokenizer's file, and tokens in a window."""
+
+    path: str
+    tokenizer: str = ""
+    length: int = 128
+
+
+class MadeOf(Entry):
+    """The keys of a job file that say how the model and the data are made."""
+
+    model_arguments: dict[str, Any] | None = None
+    data_arguments: dict[str, Any] | None = None
+    held_out: float | str | None = None
+    collate: str | None = None
+    text: Annotated[
+        TextTable | None, BeforeValidator(lambda v: {"path": v} if isinstance(v, str) else v)
+    ] = None
+
+
+KEYS = ("base", *MadeOf.model_fields, *(field.name for field in fields(Job)))
+"""The keys of a job file: the fields of a job, those that make them, and a built-in job."""
 
 REMOVED_KEYS = {
     "gradient_noise": "leave it out; a callback can compare squared norms of gradients itself",
@@ -63,12 +101,18 @@ REMOVED_KEYS = {
 NUMBER = re.compile("[0-9]{1,9}")
 
 
-def find_job(name_or_path: str | Path) -> Job:
+def find_job(name_or_path: str | Path, changes: Sequence[str] = ()) -> Job:
     """The built-in job of this name, or the job in the TOML file at this path.
 
+    ``changes`` are keys of a job file with values of their own, each as ``key=value``; a key of a
+    table is ``table.key``, and text needs no quotes.
+
     Raises:
-        BadInput: neither, or the file does not describe a job.
+        BadInput: neither, or the file does not describe a job, or there is no such key.
     """
+    if str(name_or_path) in JOBS and changes:
+        table = changed({"base": str(name_or_path), "name": str(name_or_path)}, changes)
+        return job_of(table, Path(f"{name_or_path}.toml"))
     if place := JOBS.get(str(name_or_path)):
         module, _, function = place.partition(":")
         return getattr(import_module(module), function)()
@@ -80,11 +124,11 @@ def find_job(name_or_path: str | Path) -> Job:
             f"job '{name_or_path}' is neither built in ({', '.join(JOBS)}) nor an existing TOML "
             f"file; {hint}"
         )
-    return read_job(path)
+    return read_job(path, changes)
 
 
-def read_job(path: str | Path) -> Job:
-    """The job in a TOML file.
+def read_job(path: str | Path, changes: Sequence[str] = ()) -> Job:
+    """The job in a TOML file, with ``changes`` as in `find_job`.
 
     Raises:
         BadInput: a syntax error, an unknown key, a wrong value, or a function that is missing.
@@ -95,9 +139,35 @@ def read_job(path: str | Path) -> Job:
     table = parse_toml(read_text(path, "job file"), path, "job file")
     search_beside(path)
     try:
-        return job_of(table, path)
+        return job_of(changed(table, changes), path)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+
+
+def changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """The table of a job file with other values of some keys; see `find_job`."""
+    for change in changes:
+        key, equals, text = change.partition("=")
+        *tables, last = key.strip().split(".")
+        if not (equals and last and all(tables)):
+            raise BadInput(f"--set {change} is no key=value; write --set steps=40, for example")
+        if (top := (*tables, last)[0]) not in KEYS:
+            raise BadInput(f"--set {change}: {unknown_key(top, KEYS)}")
+        place = table
+        for name in tables:
+            inner = place.setdefault(name, {})
+            if not isinstance(inner, dict):
+                # A text or a number, which is short for a table.
+                raise BadInput(
+                    f"--set {change}: {name} is no table in the job, but {inner!r}; give all of "
+                    f"it, as --set '{name}={{ {last} = {text} }}'"
+                )
+            place = cast("dict[str, Any]", inner)
+        try:
+            place[last] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            place[last] = text
+    return table
 
 
 def search_beside(path: Path) -> None:
@@ -126,6 +196,7 @@ def job_of(table: dict[str, Any], path: Path) -> Job:
     if "dynamic" in table:
         table["dynamic"] = dynamic_of(table["dynamic"])
     table.setdefault("name", path.stem)
+    make_parts(table, path)
     if "base" in table:
         job = variation(table.pop("base"), table)
     else:
@@ -134,6 +205,7 @@ def job_of(table: dict[str, Any], path: Path) -> Job:
                 raise BadInput(
                     f"key '{key}' is missing; name a function as \"module:function\", or a "
                     f'built-in job as base = "{next(iter(JOBS))}"'
+                    + (', or write text = "FILE"' if key == "data" else "")
                 )
         job = Job(**table)
     # Directories lie beside the file.
@@ -143,6 +215,42 @@ def job_of(table: dict[str, Any], path: Path) -> Job:
     if job.save_weights is not None:
         job = replace(job, save_weights=path.parent / job.save_weights)
     return job
+
+
+def make_parts(table: dict[str, Any], path: Path) -> None:
+    """Put a model and data in the table where its keys only say how to make them.
+
+    Raises:
+        BadInput: a key lacks what it belongs to, or has a wrong value.
+    """
+    with in_one_line():
+        given = MadeOf(**{key: table.pop(key) for key in MadeOf.model_fields if key in table})
+    key = "model_arguments"
+    try:
+        if given.model_arguments is not None:
+            arguments = beside(given.model_arguments, "config", path)
+            table["model"] = ModelOfArguments(table.get("model", ""), arguments)
+        key = "text" if given.text is not None else "data"
+        if given.text is not None:
+            if "data" in table:
+                raise ValueError("it stands in place of data; leave one of them out")
+            text = beside(beside(vars(given.text), "path", path), "tokenizer", path)
+            held_out = HELD_OUT if given.held_out is None else given.held_out
+            own_loss = table.get("loss") is None and "base" not in table
+            table["data"] = TextData(
+                text["path"], {}, held_out, None, text["tokenizer"], text["length"], own_loss
+            )
+        elif isinstance(table.get("data"), str):
+            arguments = given.data_arguments or {}
+            table["data"] = data_named(table["data"], arguments, given.held_out, given.collate)
+    except ValueError as problem:
+        raise BadInput(f"{key}: {problem}") from None
+
+
+def beside(table: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
+    """The table with the file of ``key``, if it names one, beside the job's file."""
+    own = table.get(key)
+    return {**table, key: str(path.parent / own)} if isinstance(own, str) and own else {**table}
 
 
 def variation(name: object, table: dict[str, Any]) -> Job:

@@ -116,7 +116,19 @@ def built_model(job: Job) -> nn.Module:
             f"job '{job.name}': building the model returned {type(model).__name__}, not a "
             f"torch.nn.Module; return the module itself"
         )
+    check_vocabulary(job, model)
     return model
+
+
+def check_vocabulary(job: Job, model: nn.Module) -> None:
+    """Raise `BadInput` if the job's text has tokens that the model's embedding lacks."""
+    tokens = getattr(job.data, "vocabulary", 0)
+    room = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    if room and max(room) < tokens:
+        raise BadInput(
+            f"job '{job.name}': its text has {tokens} tokens, and the model's embedding has room "
+            f"for {max(room)}; give the model a vocabulary of {tokens}, or another tokenizer"
+        )
 
 
 def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGraph:
