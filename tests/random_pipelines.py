@@ -77,7 +77,10 @@ def random_pipeline(
     concurrent = random.random() < 0.3
     schedule = random_order(random, plan.shape(), concurrent, weights, 0.0 if divided else 0.4)
     iterations = 1 if without_flush else random.choice([1, 1, 2, 3])
-    return RandomPipeline(plan, profile, some_stream(random, cluster), schedule, iterations)
+    cluster = some_stream(random, cluster)
+    if not concurrent and not any(device.concurrent_passes for device in cluster.devices):
+        cluster = replace(cluster, messages_in_order=random.random() < 0.5)
+    return RandomPipeline(plan, profile, cluster, schedule, iterations)
 
 
 def random_profile(random: Random, layers: int, *, ties: bool) -> ModelProfile:

@@ -113,7 +113,8 @@ def clusters(draw: st.DrawFn, most_hosts: int = 3, most_devices: int = 4) -> Clu
     links: tuple[Link, ...] = ()
     if total > 1 and draw(st.booleans()):
         links = (Link(0, total - 1, 50.0, 0.01),)
-    return Cluster("cluster", tuple(hosts), links)
+    stream = any(device.concurrent_passes for host in hosts for device in host.devices)
+    return Cluster("cluster", tuple(hosts), links, not stream and draw(st.booleans()))
 
 
 @st.composite

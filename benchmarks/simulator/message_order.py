@@ -1,117 +1,84 @@
-"""What the planned order of messages would change in predictions, for the plans of rehearsals.
+"""How much longer plans take where messages go in order, as over NCCL, and whether others are best.
 
     python benchmarks/simulator/message_order.py
 
-The simulator starts the message that was ready first. Beside it here: the one that is planned first
-(`penstock.schedule.message_order`); and all messages of a device one after another in the planned
-order, as with one communicator of NCCL.
+First the plans of the rehearsals (`benchmarks/rehearsal`), each played both ways. Then models that
+are planned by `search` both ways: what the plan for messages as they are ready loses where they go
+in order, against the plan that knows it.
 """
 
 import sys
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks" / "rehearsal")]
+sys.path.insert(0, str(ROOT / "benchmarks" / "rehearsal"))
 
 import rehearse  # noqa: E402
-from reference import plain_simulator  # noqa: E402
-from reference.plain_workload import PlainWorkload  # noqa: E402
 
+from penstock import plan_pipeline  # noqa: E402
+from penstock.cluster.cluster import Cluster  # noqa: E402
 from penstock.cluster.toml_file import find_cluster  # noqa: E402
-from penstock.plan.ordering import order_of  # noqa: E402
+from penstock.plan.plan import Plan  # noqa: E402
 from penstock.profile.find import find_profile  # noqa: E402
-from penstock.schedule.action import Action  # noqa: E402
-from penstock.schedule.message_order import in_planned_order, unit_times  # noqa: E402
-from penstock.schedule.shape import PipelineShape  # noqa: E402
-from penstock.simulate.catalogue import workload_of  # noqa: E402
+from penstock.profile.model_profile import ModelProfile  # noqa: E402
+from penstock.simulate.simulation import simulate_plan  # noqa: E402
 
 MOST_RANKS = 16
 
-Item = tuple[int, int]
-"""A message of the workload, and a micro-batch."""
+BATCHES = {"bert-48": 64, "gnmt-16": 1024, "vgg-19": 2048, "xlnet-36": 128}
+CLUSTERS = ("dapple-a", "dapple-b", "dapple-c", "mixed-gpus", "slow-host", "h100-pod-16")
 
 
-class PlannedPlay(plain_simulator.Play):
-    """The plain simulator, in which waiting messages go in the planned order.
-
-    With ``one_stream`` a message also waits for all earlier ones of its sender and its receiver.
-    """
-
-    def __init__(self, workload: PlainWorkload, shape: PipelineShape, *, one_stream: bool) -> None:
-        super().__init__(workload)
-        self.one_stream = one_stream
-        times = unit_times([list(order) for order in workload.schedule.orders], shape)
-        sent: list[tuple[Action, int, Item]] = []
-        for action in times:
-            direction = "F" if action.kind == "F" else "B"
-            for index, message in enumerate(workload.messages):
-                sender = workload.replicas[message.sender]
-                if (
-                    action.kind in "FBI"
-                    and message.direction == direction
-                    and sender.instance == workload.instances.of(action)
-                ):
-                    device = workload.devices[sender.position].device
-                    sent.append((action, device, (index, action.micro_batch)))
-        planned = in_planned_order(sent, times)
-        self.places = {item: place for place, item in enumerate(planned)}
-        self.queues: dict[int, list[Item]] = {}
-        for item in planned:
-            if workload.messages[item[0]].seconds > 0:
-                for position in self.ends_of(item[0]):
-                    self.queues.setdefault(position, []).append(item)
-
-    def ends_of(self, index: int) -> tuple[int, int]:
-        """The devices between which a message goes."""
-        message, replicas = self.workload.messages[index], self.workload.replicas
-        return replicas[message.sender].position, replicas[message.receiver].position
-
-    def offer(self, index: int, item: int) -> None:
-        """See `plain_simulator.Play`; the age of a message is its place in the planned order."""
-        if index < self.first_reduction:
-            self.sequence = self.places[index, item]
-        super().offer(index, item)
-
-    def can_start(self, index: int) -> bool:
-        """See `plain_simulator.Play`."""
-        waiting = self.lanes[index].waiting
-        if index >= self.first_reduction or not self.one_stream or not waiting:
-            return super().can_start(index)
-        first = index, waiting[0][1]
-        alone = all(self.queues[position][0] == first for position in self.ends_of(index))
-        return alone and super().can_start(index)
-
-    def end_transfer(self, index: int) -> None:
-        """See `plain_simulator.Play`."""
-        if index < self.first_reduction and self.one_stream:
-            for position in self.ends_of(index):
-                self.queues[position].pop(0)
-        super().end_transfer(index)
-        if self.one_stream:
-            self.start_waiting(list(range(self.first_reduction)))
+def in_order(cluster: Cluster) -> Cluster:
+    """The cluster with one communicator of NCCL for all messages."""
+    return replace(cluster, messages_in_order=True)
 
 
-def main() -> None:
-    """Play all plans in three ways, and print by how much the iteration differs."""
-    found: dict[str, list[float]] = {"planned first": [], "one stream": []}
+def seconds(plan: Plan, profile: ModelProfile, cluster: Cluster) -> float:
+    """The predicted iteration."""
+    return simulate_plan(plan, profile, cluster, with_timeline=False).iteration_s
+
+
+def played() -> list[float]:
+    """By what share each plan of a rehearsal takes longer."""
+    longer: list[float] = []
     for case in rehearse.cases():
         if case.ranks > MOST_RANKS:
             continue
         profile, cluster = find_profile(case.model), find_cluster(case.cluster)
         plan = rehearse.plan_of(case, profile)
-        workload = PlainWorkload.of(workload_of(plan, profile, cluster, order_of(plan)))
-        usual_s = plain_simulator.play(workload).iteration_s
-        for what, errors in found.items():
-            play = PlannedPlay(workload, plan.shape(), one_stream=what == "one stream")
-            errors.append(play.run().iteration_s / usual_s - 1)
-        last = ", ".join(f"{what} {errors[-1]:+.1%}" for what, errors in found.items())
-        print(f"{case.model} on {case.cluster}, {case.ranks} ranks, {case.schedule}: {last}")
-    for what, errors in found.items():
-        moved = sum(abs(error) > 1e-9 for error in errors)
+        usual_s = seconds(plan, profile, cluster)
+        longer.append(seconds(plan, profile, in_order(cluster)) / usual_s - 1)
+        where = f"{case.cluster}, {case.ranks} ranks, {case.replicas} a stage"
+        print(f"{case.model} on {where}, {case.schedule}: {longer[-1]:+.1%}")
+    return longer
+
+
+def planned_anew() -> list[float]:
+    """By what share the plan for messages as they are ready is slower than the one in order."""
+    lost: list[float] = []
+    for (model, batch), name in product(BATCHES.items(), CLUSTERS):
+        profile, cluster = find_profile(model), find_cluster(name)
+        usual = plan_pipeline(profile, cluster, batch)
+        found = plan_pipeline(profile, in_order(cluster), batch)
+        usual_s, in_order_s = (seconds(one, profile, in_order(cluster)) for one in (usual, found))
+        lost.append(usual_s / in_order_s - 1)
+        longer = usual_s / seconds(usual, profile, cluster) - 1
+        stages = [f"{len(plan.stages)} stages by {plan.schedule}" for plan in (usual, found)]
+        print(f"{model} on {name}: {' -> '.join(stages)}, {longer:+.1%}, lost {lost[-1]:+.1%}")
+    return lost
+
+
+def main() -> None:
+    """Print both tables and their summaries."""
+    for what, shares in (("played", played()), ("planned anew", planned_anew())):
+        moved = sum(abs(share) > 1e-9 for share in shares)
         print(
-            f"{what}: {moved} of {len(errors)} plans move, median {median(errors):+.1%}, from "
-            f"{min(errors):+.1%} to {max(errors):+.1%}"
+            f"{what}: {moved} of {len(shares)} differ, median {median(shares):+.1%}, from "
+            f"{min(shares):+.1%} to {max(shares):+.1%}"
         )
 
 

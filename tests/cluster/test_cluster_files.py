@@ -1,5 +1,6 @@
 """Cluster files, presets, and what is said of wrong ones."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from planning_strategies import clusters
 from penstock.cluster import toml_file
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.collectives import best_ring
+from penstock.cluster.tensor_groups import grouped_cluster, one_each
 from penstock.cluster.toml_file import (
     CLUSTERS,
     cluster_from_toml,
@@ -145,6 +147,19 @@ def test_duplex_overlap_and_the_memory_on_a_chip_are_read_and_written_back(tmp_p
     assert all(device.concurrent_passes for device in both.devices)
     write_cluster(both, tmp_path / "both.toml")
     assert read_cluster(tmp_path / "both.toml") == both
+
+
+def test_whether_messages_go_in_order_is_read_and_written_back(tmp_path: Path):
+    usual = cluster_from_toml(TWO_HOSTS, "c.toml")
+    in_order = cluster_from_toml(f'messages = "in order"\n{TWO_HOSTS}', "c.toml")
+    assert in_order == replace(usual, messages_in_order=True) != usual
+    write_cluster(in_order, tmp_path / "c.toml")
+    assert read_cluster(tmp_path / "c.toml") == in_order
+    assert cluster_from_toml(f'messages = "as ready"\n{TWO_HOSTS}', "c.toml") == usual
+    assert in_order.first(1).messages_in_order
+    assert grouped_cluster(in_order, one_each(in_order)).messages_in_order
+    with pytest.raises(BadInput, match="messages"):
+        cluster_from_toml(f'messages = "sorted"\n{TWO_HOSTS}', "c.toml")
 
 
 def hosts_without_ports(devices: int) -> tuple[Host, ...]:

@@ -10,7 +10,9 @@ from typing import Literal, TypeAlias
 
 from reference.plain_workload import PlainWorkload, Segment
 
-from penstock.schedule.action import ActionKind
+from penstock.schedule.action import Action, ActionKind
+from penstock.schedule.message_order import in_planned_order, unit_times
+from penstock.schedule.shape import PipelineShape
 from penstock.simulate.instances import updating
 from penstock.simulate.stage_work import ReplicaWork
 from penstock.simulate.trace import Span, Trace
@@ -166,6 +168,7 @@ class Play:
         self.inputs = self.make_inputs()
         self.members_left = [self.working_members(b) for b in range(self.first_bucket[-1])]
         self.rounds_done = [0] * self.first_bucket[-1]
+        self.turns = self.make_turns() if workload.parts.in_order else {}
         self.next_s = [inf] * (len(self.streams) + len(self.lanes))
         self.heap: list[tuple[float, int]] = []
 
@@ -240,6 +243,32 @@ class Play:
                 for m in range(workload.micro_batches):
                     inputs[replica, "own", m] = 1
         return inputs
+
+    def make_turns(self) -> dict[int, list[int]]:
+        """The lanes of every device's messages, in the order that the runtime plans for NCCL."""
+        workload, turns = self.workload, dict[int, list[int]]()
+        shape = PipelineShape(len(workload.instances.copies), workload.micro_batches_per_iteration)
+        times = unit_times([list(order) for order in workload.schedule.orders], shape)
+        sent: list[tuple[Action, int, int]] = []
+        for index, message in enumerate(workload.messages):
+            sender, receiver = (workload.replicas[r] for r in (message.sender, message.receiver))
+            for action in times:
+                if (
+                    message.seconds > 0
+                    and action.kind in ("F" if message.direction == "F" else "BI")
+                    and workload.instances.of(action) == sender.instance
+                    and action.micro_batch in workload.works_on[receiver.instance]
+                ):
+                    sent.append((action, workload.devices[sender.position].device, index))
+        for index in in_planned_order(sent, times) * workload.iterations:
+            for position in self.ends_of(index):
+                turns.setdefault(position, []).append(index)
+        return turns
+
+    def ends_of(self, index: int) -> tuple[int, int]:
+        """The positions of the devices between which a message goes."""
+        message, replicas = self.workload.messages[index], self.workload.replicas
+        return replicas[message.sender].position, replicas[message.receiver].position
 
     def working_members(self, bucket: int) -> int:
         """How many members of a reduction have gradients; some mirrored stages have no work."""
@@ -467,7 +496,11 @@ class Play:
             self.start_transfer(index)
 
     def can_start(self, index: int) -> bool:
-        """Whether all resources of a lane are free."""
+        """Whether all resources of a lane are free, and both devices turn to it."""
+        if self.turns and index < self.first_reduction:
+            ends = self.ends_of(index)
+            if any(self.turns[position][0] != index for position in ends):
+                return False
         return not any(map(self.is_taken, self.lanes[index].resources))
 
     def is_taken(self, resource: int) -> bool:
@@ -505,6 +538,9 @@ class Play:
         done = lane.current  # The lane may start its next item below.
         for resource in lane.resources:
             self.busy[resource] -= 1
+        if self.turns and index < self.first_reduction:
+            for position in self.ends_of(index):
+                del self.turns[position][0]
         neighbours = {other for resource in lane.resources for other in self.lanes_of[resource]}
         self.start_waiting(sorted(neighbours))
         self.arrive(index, done)

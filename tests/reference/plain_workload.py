@@ -34,7 +34,8 @@ class PlainWorkload(Workload):
         D .. 2D-1         receive engine of d (half-duplex: the send engine serves both)
         2D .. 2D+H-1      outgoing port of host h
         2D+H .. 2D+2H-1   incoming port of h (half-duplex: the outgoing port serves both)
-        2D+2H ..          links of the hosts with separate links, host after host: with n devices
+        2D+2H ..          communicator of each device position, if messages go in order
+        then              links of the hosts with separate links, host after host: with n devices
                           n * i + j is the link from the i-th to the j-th (half-duplex: from the
                           lower to the higher)
         then              compute streams, device after device: occupied also by transfers if a
@@ -111,7 +112,9 @@ class PlainWorkload(Workload):
         ends = (self.replicas[sender].position, self.replicas[receiver].position)
         ports = self.port_numbers(Ports(*((self.hosts[end],) for end in ends))) if port else ()
         wires = self.links.get(ends) or (ends[0], self.receive_engine(ends[1]), *ports)
-        return tuple(dict.fromkeys((*wires, *self.blocked_streams(ends))))
+        first = self.first_link - len(self.devices)
+        turns = [first + end for end in ends] if self.parts.in_order else []
+        return tuple(dict.fromkeys((*wires, *turns, *self.blocked_streams(ends))))
 
     @cached_property
     def occupied_by_reductions(self) -> tuple[tuple[int, ...], ...]:
@@ -128,7 +131,7 @@ class PlainWorkload(Workload):
     def links(self) -> dict[tuple[int, int], tuple[int]]:
         """The resource number of each separate link, by the positions of sender and receiver."""
         made: dict[tuple[int, int], tuple[int]] = {}
-        first = 2 * self.group_starts[-1] + 2 * len(self.host_slots)
+        first = self.first_link
         for host, rules in enumerate(self.parts.hosts):
             if rules.separate_links:
                 held = [position for position, own in enumerate(self.hosts) if own == host]
@@ -162,9 +165,15 @@ class PlainWorkload(Workload):
         )
 
     @property
+    def first_link(self) -> int:
+        """The resource number of the first separate link."""
+        ports = 2 * len(self.host_slots)
+        return (2 + self.parts.in_order) * len(self.devices) + ports
+
+    @property
     def first_stream(self) -> int:
         """The resource number of the first compute stream."""
-        return 2 * len(self.devices) + 2 * len(self.host_slots) + len(self.links)
+        return self.first_link + len(self.links)
 
     @property
     def resources(self) -> int:

@@ -7,6 +7,7 @@ every device its own speed).
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 import simpy
@@ -18,6 +19,7 @@ from reference.simpy_wires import (
     REDUCTION,
     Process,
     Standstill,
+    Turn,
     Wires,
 )
 
@@ -99,6 +101,7 @@ class Model:
         self.awaited: dict[tuple[int, int], set[object]] = defaultdict(set)
         self.inputs: dict[tuple[int, int, int, str], list[tuple[object, ...]]] = defaultdict(list)
         self.outputs: dict[tuple[int, int, int, str], list[Output]] = defaultdict(list)
+        self.turns: dict[object, list[Turn]] = {}
         self.copies = {
             (s, 0): Copy(
                 s,
@@ -510,6 +513,7 @@ class Model:
         """One message."""
         key, needs, first, seconds = output
         if seconds:
+            needs = [*needs, *self.turns.get((*key, m), ())]
             yield from self.wires.carry(needs, seconds, MESSAGE, first)
         self.done[(*key, m)].succeed()
 
@@ -525,6 +529,48 @@ class Model:
                 key = (way, s, i, kind, t, j)
                 self.outputs[s, way, i, kind].append((key, needs, first, seconds))
                 self.inputs[t, way, j, kind].append(key)
+        if self.cluster.messages_in_order:
+            self.take_turns()
+
+    def take_turns(self) -> None:
+        """Plan the order of messages: by iteration, unit time, sender, and receiver."""
+        times = self.unit_times()
+        planned: list[tuple[tuple[int, ...], object, tuple[int, int]]] = []
+        for action in times:
+            copy, kind = self.copy_of(action), kind_way(action.kind)
+            for i, device in enumerate(copy.devices):
+                for key, _, _, seconds in self.outputs[copy.stage, copy.way, i, kind]:
+                    way, t, j = key[0], key[4], key[5]
+                    to = self.copies[t, way].devices[j]  # type: ignore[index]
+                    for iteration in range(self.iterations if seconds else 0):
+                        m = action.micro_batch + iteration * self.plan.micro_batches
+                        place = (iteration, times[action], device, t, j)
+                        planned.append((place, (*key, m), (device, to)))  # type: ignore[arg-type]
+        passed: dict[int, int] = defaultdict(int)
+        for _, name, ends in sorted(planned, key=lambda message: message[0]):
+            self.turns[name] = [Turn(device, passed[device]) for device in ends]
+            for device in ends:
+                passed[device] += 1
+
+    def unit_times(self) -> dict[Action, int]:
+        """When each action starts if all last one unit: moved back till nothing is too early."""
+        orders = [list(order) for order in self.schedule.orders]
+        times = {action: 0 for order in orders for action in order}
+        pairs = [pair for order in orders for pair in pairwise(order)]
+        for after in times:
+            s, m = after.stage, after.micro_batch
+            if after.kind == "F":
+                pairs.append((Action("F", s - 1, m), after))
+            elif after.kind in "BI":
+                pairs += [(Action("B", s + 1, m), after), (Action("I", s + 1, m), after)]
+        pairs = [pair for pair in pairs if pair[0] in times]
+        moved = True
+        while moved:
+            moved = False
+            for before, after in pairs:
+                if times[after] <= times[before]:
+                    times[after], moved = times[before] + 1, True
+        return times
 
     def message_sizes(self, way: int) -> dict[tuple[int, int, str, int, int], list[float]]:
         """Bytes of every tensor from one replica to another, by direction."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import simpy
 
-__all__ = ["COMPUTE", "MESSAGE", "REDUCTION", "Process", "Standstill", "Wires"]
+__all__ = ["COMPUTE", "MESSAGE", "REDUCTION", "Process", "Standstill", "Turn", "Wires"]
 
 MESSAGE, REDUCTION, COMPUTE = range(3)
 
@@ -20,6 +20,14 @@ class Standstill:
     of: object
 
 
+@dataclass(frozen=True)
+class Turn:
+    """That a device has passed so many messages."""
+
+    device: int
+    number: int
+
+
 class Wires:
     """Engines, ports, busy devices: who needs several takes all or waits; urgent and old first."""
 
@@ -27,6 +35,7 @@ class Wires:
         self.env = env
         self.taken: set[object] = set()
         self.standing: Counter[object] = Counter()
+        self.turns: Counter[int] = Counter()
         self.waiting: list[tuple[int, int, frozenset[object], set[object], simpy.Event]] = []
         self.asked = 0
 
@@ -52,6 +61,7 @@ class Wires:
     def give(self, wanted: frozenset[object]) -> None:
         """Free what was taken."""
         self.taken -= wanted
+        self.turns.update(need.device for need in wanted if isinstance(need, Turn))
         self.standing.subtract(standstills(wanted))
         self.grant()
 
@@ -72,6 +82,8 @@ class Wires:
         """Whether all that is wanted is free, and what is to stand still does not compute."""
         needs = {need.of if isinstance(need, Standstill) else need for need in wanted}
         alone = [need for need in wanted if not isinstance(need, Standstill)]
+        if any(self.turns[need.device] != need.number for need in wanted if isinstance(need, Turn)):
+            return False
         return not needs & self.taken and not any(self.standing[need] for need in alone)
 
 

@@ -112,3 +112,10 @@ def in_turn() -> Plan:
 def test_what_the_emulation_would_carry_out_otherwise_is_refused(plan: Plan, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         rehearse(emulation(plan, layered(8)))
+
+
+def test_a_cluster_whose_messages_go_in_order_is_refused() -> None:
+    usual = emulation(straight("1f1b"), layered(8))
+    in_order = replace(usual, cluster=replace(usual.cluster, messages_in_order=True))
+    with pytest.raises(BadInput, match=r'go in order, as over NCCL.*"as ready" into a copy'):
+        rehearse(in_order)

@@ -89,6 +89,10 @@ class Link:
 class Cluster:
     """Hosts with their devices, numbered throughout in order, and links that override host rates.
 
+    ``messages_in_order``: a device sends and receives one message at a time, in the planned order
+    (`penstock.schedule.message_order`), as ranks do that share one communicator of NCCL. Otherwise
+    messages start in the order in which they are ready.
+
     Raises:
         BadInput: no devices; a rate, speed, memory or latency out of range; or two devices that
             cannot reach each other.
@@ -97,6 +101,7 @@ class Cluster:
     name: str
     hosts: tuple[Host, ...]
     links: tuple[Link, ...] = ()
+    messages_in_order: bool = False
 
     def __post_init__(self) -> None:
         check_cluster(self)
@@ -172,7 +177,7 @@ class Cluster:
             if count > 0
         )
         links = tuple(link for link in self.links if max(link.source, link.target) < devices)
-        return Cluster(self.name, hosts, links)
+        return replace(self, hosts=hosts, links=links)
 
     def uses_port(self, source: int, target: int) -> bool:
         """Whether a message between the two devices uses the shared ports of their hosts."""
@@ -224,6 +229,12 @@ def check_cluster(cluster: Cluster) -> None:
         raise BadInput(f"cluster '{cluster.name}' has no devices; add a [[hosts]] entry")
     for host in cluster.hosts:
         check_host(cluster, host)
+    streaming = [device.kind for device in cluster.devices if device.concurrent_passes]
+    if cluster.messages_in_order and streaming:
+        raise BadInput(
+            f"cluster '{cluster.name}': device '{streaming[0]}' has concurrent_passes, but its "
+            f"messages go in order, which is for GPUs over NCCL; give one of them"
+        )
     known: set[tuple[int, int]] = set()
     for link in cluster.links:
         check_link(cluster, link)

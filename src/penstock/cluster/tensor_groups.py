@@ -59,7 +59,8 @@ def grouped_cluster(
             f"'{cluster.name}' once, host by host; a group needs devices of one host"
         )
     name = cluster.name if groups == one_each(cluster) else f"{cluster.name}, in groups"
-    return Cluster(name, tuple(hosts), tuple(links_between(cluster, groups)))
+    links = tuple(links_between(cluster, groups))
+    return replace(cluster, name=name, hosts=tuple(hosts), links=links)
 
 
 def groups_of_host(

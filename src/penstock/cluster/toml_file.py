@@ -142,12 +142,17 @@ class LinkEntry(Entry):
     latency: Seconds = 0.0
 
 
+Messages: TypeAlias = Literal["as ready", "in order"]
+"""Which message a device carries next: whatever was ready first, or the next one planned."""
+
+
 class ClusterEntry(Entry):
     """A whole cluster."""
 
     name: str
     hosts: list[HostEntry]
     links: list[LinkEntry] = Field(default_factory=list[LinkEntry])
+    messages: Messages = "as ready"
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -170,8 +175,9 @@ def cluster_from_toml(text: str, path: str | Path) -> Cluster:
     if devices > MOST_DEVICES:
         raise BadInput(f"{path}: the cluster has {devices} devices; at most {MOST_DEVICES} can be")
     links = tuple(Link(x.source, x.target, x.bandwidth, x.latency) for x in entry.links)
+    hosts = tuple(h for host in entry.hosts for h in hosts_of(host))
     try:
-        return Cluster(entry.name, tuple(h for host in entry.hosts for h in hosts_of(host)), links)
+        return Cluster(entry.name, hosts, links, entry.messages == "in order")
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
@@ -219,7 +225,8 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
     Raises:
         BadInput: the file cannot be written.
     """
-    blocks = [table("", {"name": cluster.name})]
+    messages = "in order" if cluster.messages_in_order else "as ready"
+    blocks = [table("", {"name": cluster.name, "messages": messages})]
     for host in cluster.hosts:
         values: dict[str, str | float] = {
             "name": host.name,

@@ -16,6 +16,8 @@ void Orders::check() const {
              start.back() != static_cast<std::int64_t>(actions.size()) ||
              (start.size() - 1) % streams_each != 0,
          "streams must cover all actions");
+  refuse(iterations < 1 || micro_batches % iterations != 0,
+         "iterations have equally many micro-batches");
   refuse(groups.size() != rounds.size(), "each instance has a group and its rounds");
   for (const int group : groups)
     refuse(group < 0 || group >= group_count(), "an instance is in no device group");
@@ -36,6 +38,7 @@ Play::Play(const Parts& parts, const Orders& orders, Spans* spans)
   make_messages();
   make_reductions();
   make_resources();
+  if (parts_.in_order) make_turns();
   lanes_.resize(messages_.size() + reductions_.size());
   events_ = Events(static_cast<int>(streams_.size() + lanes_.size()));
   if (spans_) make_spans();
@@ -110,7 +113,7 @@ void Play::make_messages() {
     const bool streams = from.times->streams_messages && seconds > 0;
     any_streams_ |= streams;
     made.push_back({seconds, from.device, receiver, sender, consumer, to.inputs[!forward],
-                    uses_port, streams});
+                    forward, uses_port, streams});
   };
   for (const auto& [producer, consumer, boundary] : parts_.connections) {
     for (const PairTimes& pair : boundary->pairs) {
@@ -200,11 +203,13 @@ int Play::incoming_port(int host) const {
   return first_port_ + host + incoming;
 }
 
-/// Number the send engines, receive engines, outgoing ports, incoming ports, links and streams; say
-/// which of them each lane occupies.
+/// Number the send engines, receive engines, outgoing ports, incoming ports, communicators, links
+/// and streams; say which of them each lane occupies.
 void Play::make_resources() {
-  first_port_ = 2 * static_cast<int>(devices_.size());
-  first_stream_ = first_port_ + 2 * static_cast<int>(hosts_.size());
+  const int devices = static_cast<int>(devices_.size());
+  first_port_ = 2 * devices;
+  first_communicator_ = first_port_ + 2 * static_cast<int>(hosts_.size());
+  first_stream_ = first_communicator_ + (parts_.in_order ? devices : 0);
   make_links();
   resources_.resize(first_stream_ + streams_.size());
   for (std::size_t s = 0; s < streams_.size(); ++s)
@@ -237,7 +242,7 @@ void Play::make_links() {
 }
 
 void Play::occupy_message(const Message& message) {
-  const int source = message.sender, target = streams_[message.receiver].device;
+  const int source = message.sender, target = receiving_device(message);
   const int here = devices_[source].host, there = devices_[target].host;
   if (links_[source] >= 0 && here == there) {
     const int link = links_[source] + place_in_host_[target];
@@ -250,6 +255,10 @@ void Play::occupy_message(const Message& message) {
       occupied_.add(first_port_ + here);
       occupied_.add(incoming_port(there));
     }
+  }
+  if (parts_.in_order) {
+    occupied_.add(first_communicator_ + source);
+    occupied_.add(first_communicator_ + target);
   }
   occupy_streams(source);
   occupy_streams(target);

@@ -14,21 +14,23 @@ using Hosts = std::vector<int>;
 using Connections = std::vector<std::tuple<int, int, const BoundaryTimes*>>;
 
 void make_orders(Orders* self, const Whole& start, const Whole& words, int streams_each,
-                 std::vector<int> groups, std::vector<int> rounds, int micro_batches) {
+                 std::vector<int> groups, std::vector<int> rounds, int micro_batches,
+                 int iterations) {
   new (self) Orders{{start.data(), start.data() + start.size()},
                     {},
                     streams_each,
                     std::move(groups),
                     std::move(rounds),
-                    micro_batches};
+                    micro_batches,
+                    iterations};
   self->actions.reserve(words.size());
   for (std::size_t k = 0; k < words.size(); ++k) self->actions.push_back({words.data()[k]});
   self->check();
 }
 
 void make_parts(Parts* self, std::vector<const StageTimes*> stages, const Connections& connections,
-                std::vector<const TieTimes*> ties, std::vector<HostRules> hosts) {
-  new (self) Parts{std::move(stages), {}, std::move(ties), std::move(hosts)};
+                std::vector<const TieTimes*> ties, std::vector<HostRules> hosts, bool in_order) {
+  new (self) Parts{std::move(stages), {}, std::move(ties), std::move(hosts), in_order};
   for (const auto& [producer, consumer, boundary] : connections)
     self->connections.push_back({producer, consumer, boundary});
 }
@@ -55,8 +57,8 @@ auto rows(const Spans& self) {
 
 void bind_work(nb::module_& module) {
   nb::class_<ReplicaTimes>(module, "ReplicaTimes")
-      .def(nb::init<int, bool, bool, std::array<double, kTimedKinds>, std::vector<double>>(),
-           "host"_a, "overlaps"_a, "streams_messages"_a, "seconds"_a, "segments_s"_a);
+      .def(nb::init<int, int, bool, bool, std::array<double, kTimedKinds>, std::vector<double>>(),
+           "device"_a, "host"_a, "overlaps"_a, "streams_messages"_a, "seconds"_a, "segments_s"_a);
   nb::class_<StageTimes>(module, "StageTimes")
       .def(nb::init<std::vector<ReplicaTimes>, std::vector<int>, std::vector<double>, Hosts,
                     Hosts>(),
@@ -79,10 +81,10 @@ void bind_work(nb::module_& module) {
   // It points to what its arguments hold.
   nb::class_<Parts>(module, "PartTimes")
       .def("__init__", make_parts, "stages"_a, "connections"_a, "ties"_a, "hosts"_a,
-           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
+           "in_order"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
   nb::class_<Orders>(module, "Orders")
       .def("__init__", make_orders, "start"_a, "words"_a, "streams_each"_a, "groups"_a, "rounds"_a,
-           "micro_batches"_a);
+           "micro_batches"_a, "iterations"_a);
 }
 
 void bind_play(nb::module_& module) {

@@ -16,6 +16,7 @@ class ReplicaTimes:
 
     def __init__(
         self,
+        device: int,
         host: int,
         overlaps: bool,
         streams_messages: bool,
@@ -89,6 +90,7 @@ class PartTimes:
         connections: tuple[tuple[int, int, BoundaryTimes], ...],
         ties: tuple[TieTimes, ...],
         hosts: tuple[HostRules, ...],
+        in_order: bool,
     ) -> None: ...
 
 class Orders:
@@ -105,6 +107,7 @@ class Orders:
         groups: Sequence[int],
         rounds: Sequence[int],
         micro_batches: int,
+        iterations: int,
     ) -> None:
         """Raises ValueError if an action has no instance or micro-batch that exists."""
 

@@ -271,6 +271,10 @@ void Play::start_transfer(int lane, int item) {
 void Play::end_transfer(int lane) {
   const int item = lanes_[lane].current;  // The lane may start another one now.
   set_busy(lane, false);
+  if (parts_.in_order && is_message(lane)) {
+    ++devices_[messages_[lane].sender].turn;
+    ++devices_[receiving_device(messages_[lane])].turn;
+  }
   start_waiting(occupied_[lane]);
   arrive(lane, item);
   if (!any_stands_still_) return;
@@ -293,7 +297,16 @@ void Play::arrive(int lane, int item) {
 }
 
 bool Play::can_start(int lane) const {
-  return std::ranges::none_of(occupied_[lane], [&](int r) { return resources_[r].busy & 1; });
+  return has_turn(lane) &&
+         std::ranges::none_of(occupied_[lane], [&](int r) { return resources_[r].busy & 1; });
+}
+
+/// Whether no other message comes before the next one of a lane at either end.
+bool Play::has_turn(int lane) const {
+  if (!parts_.in_order || !is_message(lane)) return true;
+  const auto next = [&](int device) { return turns_[device][devices_[device].turn]; };
+  const Message& message = messages_[lane];
+  return next(message.sender) == lane && next(receiving_device(message)) == lane;
 }
 
 void Play::set_busy(int lane, bool busy) {

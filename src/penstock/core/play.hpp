@@ -13,6 +13,8 @@
 //               that wait, the one that was ready first starts first; a blocked one does not block
 //               others; stages on one device exchange no messages; of instances that take
 //               micro-batches in turn, only those that work on one exchange its messages
+//   in order    if messages go in order, each device has one communicator: it sends or receives one
+//               message at a time, in the planned order (`penstock.schedule.message_order`)
 //   streaming   a device that streams its messages asks to send one when the action that makes it
 //               starts; it arrives once both the action and its transfer have ended
 //   reductions  a bucket occupies both engines of its members (and ports) once all of them have its
@@ -76,6 +78,7 @@ class Play {
     int buckets = 0, buckets_left = 0;  // sums that a step waits for
     int steps_done = 0;
     int unsent = 0;  // waiting messages, if it does not compute beside them
+    int turn = 0;    // the place in `turns_` of what its communicator carries next
   };
 
   struct Stream {
@@ -105,7 +108,7 @@ class Play {
     int sender, receiver;     // a device, and the stream that waits for it
     int from, to;             // instances; only what both work on is sent
     std::size_t input;        // the row of `inputs_` that it lowers
-    bool uses_port, streams;  // streams: passes beside the action that makes it
+    bool forward, uses_port, streams;  // streams: passes beside the action that makes it
   };
 
   struct Reduction {
@@ -150,6 +153,8 @@ class Play {
   void occupy_message(const Message& message);
   void occupy_reduction(const Reduction& reduction);
   void occupy_streams(int device);
+  void make_turns();
+  std::vector<std::vector<int>> unit_times() const;
   void make_spans();
   int receive_engine(int device) const;
   int incoming_port(int host) const;
@@ -185,6 +190,10 @@ class Play {
   void count_waiting(int lane, int change);
   void set_busy(int lane, bool busy);
   bool can_start(int lane) const;
+  bool has_turn(int lane) const;
+  int receiving_device(const Message& message) const {
+    return streams_[message.receiver].device;
+  }
   double seconds_of(int lane, int item) const;
   bool is_message(int lane) const { return lane < static_cast<int>(messages_.size()); }
   void record(int lane, int item, double end_s);
@@ -196,7 +205,7 @@ class Play {
   double now_s_ = 0;
   std::int64_t waited_ = 0;
   int waiting_ = 0, ending_ = -1;
-  int first_port_ = 0, first_stream_ = 0;
+  int first_port_ = 0, first_communicator_ = 0, first_stream_ = 0;
   bool any_stands_still_ = false;  // some device does not compute while it communicates
   bool any_streams_ = false;       // some device streams its messages
 
@@ -218,6 +227,7 @@ class Play {
   Lists completed_;  // by instance and segment: buckets
   Lists occupied_;   // by lane: resources
   Lists users_;      // by resource: lanes
+  Lists turns_;      // by device: the lanes of all messages in the planned order
   Events events_{0};
 };
 

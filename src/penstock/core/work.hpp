@@ -27,7 +27,7 @@ struct Action {
 /// One replica of a stage: seconds of each kind, and of the parts of its last backward, which is
 /// cut where the gradients of buckets are complete.
 struct ReplicaTimes {
-  int host;
+  int device, host;
   bool overlaps;          // computes while it communicates
   bool streams_messages;  // sends a message beside the action that makes it
   std::array<double, kTimedKinds> seconds;
@@ -77,6 +77,7 @@ struct Orders {
   std::vector<int> groups;  // of every instance
   std::vector<int> rounds;  // updates of every instance in all iterations; 0: it has no work
   int micro_batches;        // of all iterations
+  int iterations;
 
   int group_count() const { return (static_cast<int>(start.size()) - 1) / streams_each; }
 
@@ -95,6 +96,7 @@ struct Parts {
   std::vector<Connection> connections;
   std::vector<const TieTimes*> ties;
   std::vector<HostRules> hosts;
+  bool in_order;  // a device's messages pass one after another, in the planned order
 };
 
 }  // namespace penstock

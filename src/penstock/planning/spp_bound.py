@@ -57,11 +57,13 @@ def spp_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     first. For such plans the bound is not proven, but it was never exceeded (2,000 random instances
     in the tests). It does not hold for other schedules, nor for a plan with ``in_flight_limit``.
 
-    Infinite where a device stands still while a message of its own waits: then a wave may wait for
-    devices of all stages, one after the other, which ``C`` does not count.
+    Infinite where a device stands still while a message of its own waits, or where messages go in
+    order: then a wave may wait for devices of all stages, one after the other, which ``C`` does not
+    count.
     """
-    devices = problem.cluster.devices
-    if plan.stages[1:] and not all(devices[d].overlaps_communication for d in plan.devices):
+    cluster = problem.cluster
+    overlap = all(cluster.devices[device].overlaps_communication for device in plan.devices)
+    if plan.stages[1:] and (cluster.messages_in_order or not overlap):
         return inf
     works = works_of(problem, plan)
     waves = plan.micro_batches + 4 * len(plan.stages) - 4

@@ -118,8 +118,9 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
 
     Raises:
         BadInput: plan, profile and cluster do not fit together; devices take whole micro-batches
-            in turn, or do not overlap messages with compute; the schedule does two things at once,
-            or sums gradients without a flush; neighbouring stages share no tensor.
+            in turn, or do not overlap messages with compute; messages go in order; the schedule
+            does two things at once, or sums gradients without a flush; neighbouring stages share no
+            tensor.
     """
     check_plan_fits_inputs(plan, profile, cluster)
     schedule = order_of(plan)
@@ -127,6 +128,11 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
         raise BadInput(
             f"schedule '{plan.schedule}' runs a forward beside a backward on each device, and a "
             f"rank does one thing at a time; rehearse a plan with another schedule"
+        )
+    if cluster.messages_in_order:
+        raise BadInput(
+            f"messages of cluster '{cluster.name}' go in order, as over NCCL, and those of a "
+            f'rehearsal as they are ready; write messages = "as ready" into a copy of its file'
         )
     turns = [number for number, stage in enumerate(plan.stages) if stage.in_turn]
     if turns:

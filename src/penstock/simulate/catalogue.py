@@ -10,6 +10,7 @@ import numpy as np
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs
 from penstock.core.native import HostRules
+from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.schedule import Schedule
@@ -79,7 +80,7 @@ class Catalogue:
         if instances.in_turn:
             ends = sorted(pair for both in ends for pair in copies_joined(both, instances.copies))
         boundaries = tuple((p, c, self.boundary(stages[p], stages[c])) for p, c in ends)
-        return Parts(stages, boundaries, ties, self.hosts)
+        return Parts(stages, boundaries, ties, self.hosts, self.cluster.messages_in_order)
 
     def stage(self, stage: Stage, use: StageUse) -> StageWork:
         """The work of one instance of a stage."""
@@ -165,7 +166,17 @@ def workload_of(
     optimizer_bytes_per_parameter_byte: float = 2.0,
     iterations: int = 1,
 ) -> Workload:
-    """The workload of iterations of ``plan``; ``schedule`` must be valid for ``plan.shape()``."""
+    """The workload of iterations of ``plan``; ``schedule`` must be valid for ``plan.shape()``.
+
+    Raises:
+        BadInput: messages go in order, and forwards run beside backwards.
+    """
+    if schedule.concurrent and cluster.messages_in_order:
+        raise BadInput(
+            f"schedule '{plan.schedule}' runs forwards beside backwards, and messages of cluster "
+            f"'{cluster.name}' go in order, which such a schedule does not have; take another one, "
+            f'or write messages = "as ready"'
+        )
     schedule = dealt(schedule, plan)
     instances = instances_of(schedule, plan)
     catalogue = Catalogue(profile, cluster, optimizer_bytes_per_parameter_byte)

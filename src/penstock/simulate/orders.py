@@ -72,8 +72,10 @@ class FlatOrders:
         """The same for the core's engine."""
         instances = self.instances
         rounds = [rounds * self.iterations for rounds in instances.rounds]
-        each, micro_batches = self.streams_each, self.micro_batches
-        return Orders(self.start, self.words, each, instances.groups, rounds, micro_batches)
+        repeated = (self.micro_batches, self.iterations)
+        return Orders(
+            self.start, self.words, self.streams_each, instances.groups, rounds, *repeated
+        )
 
 
 def orders_of_plan(plan: Plan) -> FlatOrders:

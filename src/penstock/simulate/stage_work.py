@@ -104,7 +104,7 @@ class StageWork:
         buckets = [0] * len(self.segment_layers)
         for share in self.shares:
             buckets[share.segment] += share.buckets
-        rules = zip(self.hosts, self.overlaps, self.streams_messages, strict=True)
+        rules = zip(self.devices, self.hosts, self.overlaps, self.streams_messages, strict=True)
         replicas = [
             ReplicaTimes(*rule, [*map(work.seconds, ACTION_KINDS), work.step_s], work.segments_s)
             for rule, work in zip(rules, self.replicas, strict=True)

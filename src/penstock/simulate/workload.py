@@ -38,20 +38,22 @@ class Parts:
     """The work of a plan without its order.
 
     ``stages`` are instances. Each of ``boundaries`` has its producer and consumer instance first.
-    ``ties`` are sorted by their instances.
+    ``ties`` are sorted by their instances. ``in_order``: messages go in the planned order.
     """
 
     stages: tuple[StageWork, ...]
     boundaries: tuple[tuple[int, int, Boundary], ...]
     ties: tuple[TiedGroup, ...]
     hosts: tuple[HostRules, ...]
+    in_order: bool = False
 
     @property
     def times(self) -> PartTimes:
         """The same for the core's engine."""
         stages = tuple([stage.times for stage in self.stages])
         boundaries = tuple([(p, c, boundary.times) for p, c, boundary in self.boundaries])
-        return PartTimes(stages, boundaries, tuple([tie.times for tie in self.ties]), self.hosts)
+        ties = tuple([tie.times for tie in self.ties])
+        return PartTimes(stages, boundaries, ties, self.hosts, self.in_order)
 
 
 @dataclass(frozen=True, slots=True)
