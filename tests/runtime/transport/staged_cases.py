@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import stand_in_gpu
 import torch
 from runtime.matrix_cases import play
 from runtime.matrix_plans import Case
 
+from penstock.device import CopyStream
 from penstock.runtime.transport import transport
 from penstock.runtime.transport.shared_memory import staged
 from penstock.runtime.transport.shared_memory.rings import SharedMemoryTransport
@@ -94,3 +96,42 @@ def play_staged(
     stage(slot_limit)
     found = play(cases)
     return LateStream.launched, found
+
+
+class LateEvent(stand_in_gpu.Event):
+    """An event of the stand-in GPU that is over some time after it is recorded."""
+
+    due_s = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        super().record(stream)
+        self.due_s = time.perf_counter() + LATEST_S
+
+    def query(self) -> bool:
+        return time.perf_counter() >= self.due_s
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        time.sleep(max(0.0, self.due_s - time.perf_counter()))
+
+
+def play_on_one_gpu(cases: Sequence[Case]) -> tuple[int, dict[Case, list[str]], list[str]]:
+    """This rank's copies, what is wrong, and where the host waited, on a shared stand-in GPU.
+
+    Sums over Gloo make it wait, and so do models that go by values; copies must not.
+    """
+    stand_in_gpu.install(1)
+    patched: Any = torch.cuda
+    patched.Event = LateEvent
+    launched: list[int] = []
+    copy = CopyStream.copy
+
+    def counted(self: CopyStream, target: torch.Tensor, source: torch.Tensor) -> Any:
+        launched.append(target.nbytes)
+        return copy(self, target, source)
+
+    CopyStream.copy = counted
+    found = play(cases, "cuda:0")
+    waits = [wait for wait in stand_in_gpu.waits() if wait.within("execute")]
+    by_copies = {f"{wait.why} at {wait.calls[0]}" for wait in waits if "copy" in wait.why}
+    return len(launched), found, sorted(by_copies)

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.matrix_plans import Case, representative
-from runtime.transport.staged_cases import play_staged
+from runtime.transport.staged_cases import play_on_one_gpu, play_staged
 
 from penstock.runtime.processes.launch import launch_workers
+from penstock.schedule.registry import FAMILIES
 
 
 def wrong_in(cases: Sequence[Any], slot_limit: int | None = None) -> dict[str, list[str]]:
@@ -30,3 +31,18 @@ def test_full_rings_and_replicas_that_wait_for_one_another_in_a_forward() -> Non
         for model, replicas in (("resnet", (2, 2)), ("gpt2", (1, 2, 1)))
     ]
     assert not wrong_in(cases, 64)
+
+
+def test_on_stand_in_gpus_the_host_waits_for_no_copy() -> None:
+    options: dict[str, Any] = {"micro_batch_rows": 4}
+    cases = [
+        Case("1f1b", (1, 1), 5, model="gpt2", **options),
+        Case("zb-h1", (1, 1), 5, model="llama", **options),
+        Case("gpipe", (1, 1), 5, model="t5", recompute=True, **options),
+        Case("interleaved", (1, 1), 4, 2, FAMILIES["interleaved"].placement, **options),
+    ]
+    results = launch_workers(play_on_one_gpu, (tuple(cases),), workers=2, threads=1)
+    for launched, found, waits in results:
+        assert launched > 2 * 5 * len(cases)
+        assert {str(case): wrong[:3] for case, wrong in found.items() if wrong} == {}
+        assert waits == []
