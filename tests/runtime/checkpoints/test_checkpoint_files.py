@@ -11,7 +11,9 @@ from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
+from penstock.machine import FreeMemory
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.checkpoints import checkpoint
 from penstock.runtime.checkpoints.checkpoint import damage_of, latest_checkpoint, read_state
 from penstock.runtime.pipeline import Pipeline
 
@@ -118,6 +120,17 @@ def test_what_is_written_while_training_goes_on_is_that_of_its_step(tmp_path: Pa
     ]
     assert stored[0] == stored[1] != stored[2]
     assert not list((tmp_path / "background").glob(".*"))
+
+
+def test_without_room_for_a_copy_training_waits_for_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "free_host_memory", lambda: FreeMemory(100.0, "made up"))
+    with pipeline() as pipe:
+        pipe.step((X, Y))
+        with pytest.warns(UserWarning, match=r"before the training goes on: .* has 100 B free"):
+            pipe.save(tmp_path, wait=False)
+        assert latest_checkpoint(tmp_path).name == "step-00000001"
 
 
 def test_a_run_that_goes_on_from_an_earlier_step_abandons_the_later_ones(run: Path) -> None:

@@ -21,11 +21,14 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import ConfigDict, StringConstraints
 
+from penstock.device import pieces_on_host
 from penstock.document import Entry, check_document, write_text
 from penstock.errors import BadInput
+from penstock.machine import free_host_memory
 from penstock.runtime.checkpoints.folders import NewFolder, restore_replaced, synchronise
 from penstock.runtime.processes.world import World
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, write_tensors
+from penstock.words import size_text
 
 __all__ = [
     "CheckpointTarget",
@@ -247,13 +250,14 @@ class CheckpointWriter:
         """Write a checkpoint with this rank's ``tensors`` and rank 0's ``target.state``.
 
         With ``wait`` it is complete on return. Otherwise the tensors are copied to CPU memory and
-        written from there while training continues.
+        written from there while training continues; where that has no room for them, this waits.
 
         Raises:
             BadInput: the directory cannot be written, or writing the previous checkpoint failed.
         """
         self.wait()
         self._world.on_first(partial(begin, target))
+        wait = wait or not self._have_room(target, tensors)
         kept = tensors if wait else {name: held_apart(t) for name, t in tensors.items()}
         self._target, self._problem = target, ""
         self._stop_looking.clear()
@@ -261,6 +265,24 @@ class CheckpointWriter:
         self._thread.start()
         if wait:
             self.wait()
+
+    def _have_room(self, target: CheckpointTarget, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether every host has memory for the tensors of its ranks; all must call this."""
+        own = float(sum(tensor.nbytes for tensor in tensors.values()))
+        of_all = self._world.all_gather((own, free_host_memory().bytes))
+        for host in dict.fromkeys(self._world.hosts):
+            of_host = [of for of, at in zip(of_all, self._world.hosts, strict=True) if at == host]
+            wanted, free = sum(size for size, _ in of_host), min(free for _, free in of_host)
+            if wanted > free:
+                if self._world.rank == 0:
+                    warnings.warn(
+                        f"checkpoint '{target.folder.final}' is written before the training goes "
+                        f"on: a copy of its tensors takes {size_text(wanted)} on host {host}, "
+                        f"which has {size_text(free)} free",
+                        stacklevel=2,
+                    )
+                return False
+        return True
 
     def wait(self) -> None:
         """Wait until the checkpoint being written is complete; all ranks must call this.
@@ -315,8 +337,12 @@ class CheckpointWriter:
 
 def held_apart(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor in CPU memory, which training does not change."""
-    plain = tensor.detach()
-    return plain.clone() if plain.device.type == "cpu" else plain.cpu()
+    found = torch.empty(tensor.shape, dtype=tensor.dtype)
+    left = found.view(-1).view(torch.uint8)
+    for piece in pieces_on_host(tensor):
+        left[: len(piece)] = piece
+        left = left[len(piece) :]
+    return found
 
 
 def begin(target: CheckpointTarget) -> None:

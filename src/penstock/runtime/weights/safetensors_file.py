@@ -1,8 +1,11 @@
-"""Reads and writes files in the safetensors format, through the package of that name.
+"""Reads and writes files in the safetensors format.
 
-Files are read and not mapped, since a map of a whole file counts against a process's data limit.
+The package of that name reads them: not mapped, since a map of a whole file counts against a
+process's data limit. It would write tensors only if all of a file are in host memory. A file has
+the length of its header in 8 bytes, the header in JSON, and the tensors' bytes.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
+from safetensors import SafetensorError, safe_open
 
+from penstock.device import pieces_on_host
 from penstock.errors import BadInput
 
 __all__ = ["StoredTensor", "read_header", "read_into", "write_tensors"]
+
+ALIGNMENT_BYTES = 8
 
 DTYPES = {
     "F64": torch.float64,
@@ -93,33 +99,30 @@ def read_into(targets: Sequence[tuple[StoredTensor, torch.Tensor]]) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a file, without copying tensors that are contiguous and on the CPU.
+    """Write a file, piece by piece: of tensors on a GPU little is in host memory at once.
 
     Raises:
         OSError: the file cannot be written.
         BadInput: the format does not support the type of a tensor.
     """
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES.values():
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    # The widest types first, so that all are aligned.
+    ordered = sorted(tensors.items(), key=lambda named: (-named[1].dtype.itemsize, named[0]))
+    for name, tensor in ordered:
+        if tensor.dtype not in names:
             raise BadInput(
                 f"tensor '{name}' has type {tensor.dtype}, which is not saved; "
-                f"use one of {', '.join(str(dtype) for dtype in DTYPES.values())}"
+                f"use one of {', '.join(map(str, names))}"
             )
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    specs = {
-        name: TensorSpec(
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tensor.shape,
-            data_ptr=tensor.data_ptr(),
-            data_len=tensor.nbytes,
-        )
-        for name, tensor in held.items()
-    }
-    # The package writes a file that only its owner may read, and gives it the name of this one.
-    path.touch()
-    mode = path.stat().st_mode
-    try:
-        serialize_file(specs, path, {"format": "pt"})
-    except SafetensorError as cause:
-        raise OSError(str(cause)) from cause
-    path.chmod(mode)
+        start, end = end, end + tensor.nbytes
+        entry = {"dtype": names[tensor.dtype], "shape": tuple(tensor.shape)}
+        header[name] = {**entry, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % ALIGNMENT_BYTES)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            for piece in pieces_on_host(tensor):
+                file.write(piece.numpy().data)
