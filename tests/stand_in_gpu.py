@@ -96,17 +96,26 @@ HERE = State()
 
 @dataclass(frozen=True)
 class HostWait:
-    """Why the host waited, and where: calls in penstock as ``file:line function``, innermost first.
+    """Why the host waited, and where: calls outside torch, ``file:line function``, innermost first.
 
-    Without any the code under test did not make it wait.
+    A call of a model has its file, and one of penstock its place in the package.
     """
 
     why: str
     calls: tuple[str, ...]
 
+    @property
+    def is_of_penstock(self) -> bool:
+        """Whether penstock's own code made the host wait, and neither a model's nor a test's."""
+        return self.calls[0].startswith("penstock/")
+
     def within(self, function: str) -> bool:
-        """Whether a function of this name was running."""
-        return any(call.rpartition(" ")[2] == function for call in self.calls)
+        """Whether a function of penstock of this name was running."""
+        own = (call for call in self.calls if call.startswith("penstock/"))
+        return any(call.rpartition(" ")[2] == function for call in own)
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.calls[0]}"
 
 
 def waits() -> list[HostWait]:
@@ -129,9 +138,10 @@ def note_wait(why: str) -> None:
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if "/src/penstock/" in path or "/site-packages/penstock/" in path:
-            inside = path.rpartition("/penstock/")[2]
-            calls.append(f"{inside}:{frame.f_lineno} {frame.f_code.co_name}")
+        if path != __file__ and "/site-packages/torch/" not in path and path[0] != "<":
+            for root in ("/site-packages/", "/src/", "/tests/"):
+                path = path.rpartition(root)[2]
+            calls.append(f"{path}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
     HERE.waits.append(HostWait(why, tuple(calls)))
 
@@ -651,8 +661,6 @@ def install_groups() -> None:
             mixed = "gloo" in asked or asked == "undefined"
             found = Communicators(tuple(ranks), own is not None, mixed)
             NCCL_GROUPS[group.group_name] = found
-            if own is not None:
-                group.stand_in_device = own  # type: ignore[attr-defined]
         return group, store
 
     c10d._new_process_group_helper = made

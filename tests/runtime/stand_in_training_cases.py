@@ -75,7 +75,7 @@ class Run:
 class Trained:
     """What a rank has after a run: losses, its tensors as a digest, and how they went.
 
-    ``waits`` are places where the host waited for a GPU while it ran the steps of a program.
+    ``waits`` are places where the host waited for a GPU inside the last iteration.
     """
 
     losses: tuple[str, ...]
@@ -100,7 +100,6 @@ def trained(run: Run) -> Trained:
     subject, graph = matrix_cases.captured(case.model, not case.autocast)
     plan = run.plan(len(graph.layer_names))
     batch = matrix_cases.batch_of(subject, plan.global_batch, not case.autocast)
-    stand_in_gpu.clear_waits()
     with Pipeline(
         graph,
         plan,
@@ -117,16 +116,15 @@ def trained(run: Run) -> Trained:
     ) as pipe:
         # The graph's own tensors are trained: they must start anew in the next run.
         kept = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
-        losses = [metrics.loss.hex() for metrics in pipe.stream([batch] * STEPS)]
+        losses = [metrics.loss.hex() for metrics in pipe.stream([batch] * (STEPS - 1))]
+        stand_in_gpu.clear_waits()
+        losses += [metrics.loss.hex() for metrics in pipe.stream([batch])]
+        waits = stand_in_gpu.waits()
         held: dict[str, Any] = pipe._engine.held.named_tensors()
         digest = hashlib.sha256()
         for name in sorted(held):
             digest.update(name.encode() + held[name].detach().cpu().double().numpy().tobytes())
-        inside = {
-            f"{wait.why}: {wait.calls[0]}"
-            for wait in stand_in_gpu.waits()
-            if wait.within("execute") and not wait.within("prepare")
-        }
+        inside = {str(wait) for wait in waits if wait.within("execute")}
         with torch.no_grad():
             for name, tensor in held.items():
                 tensor.copy_(kept[name])
