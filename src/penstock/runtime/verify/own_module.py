@@ -17,6 +17,7 @@ of the loss by rows.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -26,7 +27,7 @@ from torch.nn import functional
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.outside_state import kept_random_state, random_state
-from penstock.capture.restored import kept_attributes
+from penstock.capture.restored import kept_attributes, kept_buffers
 from penstock.capture.torch_calls import TorchCalls, backward_seen
 from penstock.capture.user_lines import line_in_words, line_of_user
 from penstock.errors import BadInput
@@ -161,26 +162,38 @@ def slope(value: torch.Tensor, by: torch.Tensor) -> float | None:
     return None if found is None else float(found)
 
 
-def accumulate(parts: Sequence[MeasuredLoss], scale: float = 1.0) -> float:
-    """Run the backwards of all micro-batches; returns the loss of all of them together.
+def accumulate(
+    module: nn.Module, measured: Sequence[Callable[[], MeasuredLoss]], scale: float = 1.0
+) -> float:
+    """Run all micro-batches, one at a time; returns the loss of all of them together.
 
-    Gradients are those of ``scale`` times the loss.
+    Gradients are those of ``scale`` times the loss. Each runs forward twice: how much one counts is
+    known when the terms of all are counted, and only one at a time is in memory.
     """
-    rows = sum(part.rows for part in parts)
-    totals = [sum(counts) for counts in zip(*(part.counts for part in parts), strict=True)]
-    value = 0.0
-    for part in parts:
-        share = part.rows / rows
-        roots, seeds = [part.loss], [share]
-        value += share * part.rest
-        terms = zip(part.means, part.counts, part.factors, totals, strict=True)
-        for mean, count, factor, total in terms:
-            roots.append(mean)
-            seeds.append((count / total - share) * factor)
-            value += factor * count / total * float(mean.detach()) if count else 0.0
-        starts = [root.new_tensor(scale * seed) for root, seed in zip(roots, seeds, strict=True)]
-        if part.loss.requires_grad:
-            backward_seen(roots, starts)
+    with kept_attributes(module), kept_buffers(module.buffers()):
+        sizes = [size_of(measure()) for measure in measured]
+    rows = sum(own for own, _ in sizes)
+    totals = [sum(counts) for counts in zip(*(own for _, own in sizes), strict=True)]
+    return sum(backward_of(measure(), rows, totals, scale) for measure in measured)
+
+
+def size_of(part: MeasuredLoss) -> tuple[int, tuple[float, ...]]:
+    return part.rows, part.counts
+
+
+def backward_of(part: MeasuredLoss, rows: int, totals: Sequence[float], scale: float) -> float:
+    """Run the backward of a part of ``rows`` rows; returns its part of the loss of all."""
+    share = part.rows / rows
+    roots, seeds = [part.loss], [share]
+    value = share * part.rest
+    terms = zip(part.means, part.counts, part.factors, totals, strict=True)
+    for mean, count, factor, total in terms:
+        roots.append(mean)
+        seeds.append((count / total - share) * factor)
+        value += factor * count / total * float(mean.detach()) if count else 0.0
+    starts = [root.new_tensor(scale * seed) for root, seed in zip(roots, seeds, strict=True)]
+    if part.loss.requires_grad:
+        backward_seen(roots, starts)
     return value
 
 
@@ -218,7 +231,6 @@ def run_own_module(
     device: torch.device,
     autocast: torch.dtype | None,
     double: bool = False,
-    name: str = "",
 ) -> Reference:
     """Run forward and backward of the user's module and loss, with ``values`` as its tensors.
 
@@ -237,8 +249,8 @@ def run_own_module(
         precision = torch.autocast(device.type, autocast) if autocast else nullcontext()
         with seen, off:
             if len(micro_batches) > 1:
-                parts = [measured_loss(module, placed, rows, precision) for rows in micro_batches]
-                return accumulate(parts, scale)
+                measured = partial(measured_loss, module, placed, precision)
+                return accumulate(module, [partial(measured, own) for own in micro_batches], scale)
             with precision:
                 loss = module(*placed)[0]
             if loss.requires_grad:
@@ -264,7 +276,7 @@ def run_own_module(
             found = watch.found or "a call that torch's functions do not show"
     types = tuple(seen.types | {gradient.dtype for gradient in gradients.values()})
     why = f"random operators, which are not dropout: {found}" if found else ""
-    return Reference(name, off.dropped, why, Values(loss, gradients, buffers), types)
+    return Reference("", off.dropped, why, Values(loss, gradients, buffers), types)
 
 
 class TrainedTypes(TorchCalls):
@@ -282,7 +294,7 @@ class TrainedTypes(TorchCalls):
 
 
 def measured_loss(
-    module: nn.Module, leaves: Sequence[torch.Tensor], rows: range, precision: Any
+    module: nn.Module, leaves: Sequence[torch.Tensor], precision: Any, rows: range
 ) -> MeasuredLoss:
     terms = LossTerms()
     with precision, terms:

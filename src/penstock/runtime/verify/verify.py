@@ -18,7 +18,7 @@ of the largest gradient.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
@@ -62,6 +62,7 @@ __all__ = [
 
 WHOLE = "your module on the whole batch"
 IN_PARTS = "your module, micro-batch by micro-batch"
+NO_ROOM = "the memory of rank 0 is too small for the whole batch"
 
 
 @without_tf32()
@@ -126,9 +127,9 @@ def reference_of(
 ) -> Reference:
     """Run the user's module on rank 0 on the rows of all batches; all ranks must call this.
 
-    It runs on the whole batch or, if samples affect one another, on each micro-batch. ``before``
-    are values of this rank's buffers before they were updated. With a ``draw`` it runs in
-    float64, on `moved` numbers.
+    It runs on the whole batch or, if samples affect one another or memory is too small for that,
+    on each micro-batch. ``before`` are values of this rank's buffers before they were updated. With
+    a ``draw`` it runs in float64, on `moved` numbers.
     """
     world, graph, held = engine.world, engine.graph, engine.held
     double = draw is not None
@@ -140,27 +141,36 @@ def reference_of(
     others.update({n: t for n, t in (before or {}).items() if n in others})
     own = {**whole, **(before or {})} if world.rank == 0 else {}
     values = {**world.gather_tensors(others), **own}
-    reason = graph.mixing
-    name = f"{IN_PARTS}, because {reason}" if reason else WHOLE
+    name = ""
     found: Reference | None = None
     if world.rank == 0:
+        no_room = lacking(engine, batches, samples_of(batches), double=double)
+        reason = graph.mixing or (NO_ROOM if no_room else "")
         try:
             leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
-            rows = micro_batch_rows(engine, batches) if reason else [range(leaves[0].shape[0])]
             if draw is not None:
                 values = dict(zip(values, moved([*values.values()], draw), strict=True))
                 leaves = moved(leaves, draw)
-            found = run_own_module(
+            run = partial(
+                run_own_module,
                 graph,
                 values,
                 leaves,
-                rows,
                 device=world.device,
                 autocast=None if double else engine.autocast_dtype,
                 double=double,
-                name=name + " in float64, up to rounding" * double,
             )
-            found = replace(found, skipped=not_finite(found, reason) or found.skipped)
+            if not reason:
+                name = WHOLE
+                with suppress(torch.OutOfMemoryError):
+                    found = run([range(leaves[0].shape[0])])
+            if found is None:
+                reason = reason or NO_ROOM
+                name = f"{IN_PARTS}, because {reason}"
+                found = run(micro_batch_rows(engine, batches))
+            rounded = " in float64, up to rounding" * double
+            skipped = not_finite(found, reason) or found.skipped
+            found = replace(found, name=name + rounded, skipped=skipped)
         except Exception as error:
             text = str(error).partition("\n")[0]
             why = f"{graph.name} does not run by itself on rank 0: {type(error).__name__}: {text}"
@@ -266,34 +276,47 @@ def compared(
 def memory_for_reference(
     engine: Engine, batches: Sequence[Sequence[torch.Tensor]], *, double: bool = False
 ) -> str:
-    """Why the reference does not fit on rank 0; empty if it may. All ranks must call this.
+    """Why no micro-batch fits on rank 0; empty if one may. All ranks must call this."""
+    why = ""
+    if engine.world.rank == 0:
+        most = max(map(len, micro_batch_rows(engine, batches)))
+        why = lacking(engine, batches[:1], most, double=double)
+    return engine.world.broadcast(why)
+
+
+def samples_of(batches: Sequence[Sequence[torch.Tensor]]) -> int:
+    return sum(leaves[0].shape[0] for leaves in batches)
+
+
+def lacking(
+    engine: Engine, batches: Sequence[Sequence[torch.Tensor]], rows: int, *, double: bool = False
+) -> str:
+    """Why the reference does not fit on this rank, ``rows`` rows at once; empty if it may.
 
     The estimate is a lower bound: operators inside a layer may keep more than their results. A
     ``double`` reference is in float64, taken to be twice as large.
     """
-    why = ""
-    if engine.world.rank == 0:
-        uses = engine.graph.parameter_uses
-        others = sum(use.bytes for use in uses if 0 not in engine.held.holders.get(use.name, (0,)))
-        divided = sum(use.bytes for use in uses if engine.shards.dim_of(use.name) is not None)
-        others += divided * (1 - 1 / len(engine.shards.ranks))
-        gradients = sum(use.bytes for use in uses if use.requires_grad and not use.is_buffer)
-        kept = sum(activation_bytes(engine, leaves) for leaves in batches)
-        to_run = {"weights of other ranks": others, "gradients": gradients, "activations": kept}
-        to_compare = {"gradients": gradients, "gradients of the pipeline": gradients}
-        for parts, device in ((to_run, engine.world.device), (to_compare, torch.device("cpu"))):
-            free, wanted = free_memory(device), sum(parts.values())
-            if wanted * (2 if double else 1) > free.bytes and not why:
-                listed = ", ".join(f"{name} {size_text(size)}" for name, size in parts.items())
-                why = (
-                    f"your module left whole needs at least {size_text(wanted)} more on rank 0 "
-                    f"({listed}), where {size_text(free.bytes)} can be had ({free.limit}); compare "
-                    f"a smaller model of its kind, or give rank 0 more memory"
-                )
-    return engine.world.broadcast(why)
+    uses = engine.graph.parameter_uses
+    others = sum(use.bytes for use in uses if 0 not in engine.held.holders.get(use.name, (0,)))
+    divided = sum(use.bytes for use in uses if engine.shards.dim_of(use.name) is not None)
+    others += divided * (1 - 1 / len(engine.shards.ranks))
+    gradients = sum(use.bytes for use in uses if use.requires_grad and not use.is_buffer)
+    kept = activation_bytes(engine, batches[0], rows)
+    to_run = {"weights of other ranks": others, "gradients": gradients, "activations": kept}
+    to_compare = {"gradients": gradients, "gradients of the pipeline": gradients}
+    for parts, device in ((to_run, engine.world.device), (to_compare, torch.device("cpu"))):
+        free, wanted = free_memory(device), sum(parts.values())
+        if wanted * (2 if double else 1) > free.bytes:
+            listed = ", ".join(f"{name} {size_text(size)}" for name, size in parts.items())
+            return (
+                f"your module left whole needs at least {size_text(wanted)} more on rank 0 "
+                f"({listed}), where {size_text(free.bytes)} can be had ({free.limit}); compare "
+                f"a smaller model of its kind, or give rank 0 more memory"
+            )
+    return ""
 
 
-def activation_bytes(engine: Engine, leaves: Sequence[torch.Tensor]) -> float:
+def activation_bytes(engine: Engine, leaves: Sequence[torch.Tensor], rows: int) -> float:
     """The bytes kept for the backward: the tensors between layers that require gradients."""
     graph, autocast = engine.graph, engine.autocast_dtype
     lengths = graph.lengths_of(dict(enumerate(leaves)))
@@ -303,7 +326,7 @@ def activation_bytes(engine: Engine, leaves: Sequence[torch.Tensor]) -> float:
             spec = crossing.at(lengths)
             size = spec.dtype.itemsize
             share = min(size, autocast.itemsize) / size if autocast is not None else 1.0
-            total += share * spec.bytes_for(leaves[0].shape[0])
+            total += share * spec.bytes_for(rows)
     return total
 
 
