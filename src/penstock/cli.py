@@ -35,6 +35,7 @@ COMMANDS = {
     "import": "bridge_commands.import_layout",
     "report": "job_commands.report",
     "list": "job_commands.catalogue",
+    "doctor": "doctor_command.doctor",
 }
 """Values are paths of functions, relative to `penstock.command_line`."""
 

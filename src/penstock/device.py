@@ -41,6 +41,7 @@ __all__ = [
     "pinned",
     "put_generator_state",
     "seeded_generator_state",
+    "seen_gpus",
     "timing_mark",
     "unpinned",
     "wait_checking",
@@ -79,6 +80,12 @@ def check_gpu_is_here(asked: str) -> None:
         )
 
 
+def seen_gpus() -> list[torch.device]:
+    """The GPUs that this process is shown."""
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device(GPU, number) for number in range(seen)]
+
+
 def own_device(asked: torch.device | str | None) -> torch.device:
     """The device of this rank, which becomes the current one.
 
@@ -91,7 +98,7 @@ def own_device(asked: torch.device | str | None) -> torch.device:
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    seen = len(seen_gpus())
     if asked is None:
         # A process that sees one GPU of several has it to itself.
         enough = seen >= local_ranks or (seen == 1 and "CUDA_VISIBLE_DEVICES" in os.environ)

@@ -19,6 +19,7 @@ from typing import ClassVar
 __all__ = [
     "INTERRUPTED",
     "SIGNALLED",
+    "TRAINING_PACKAGES",
     "BadInput",
     "CaptureFailed",
     "Infeasible",

@@ -9,6 +9,7 @@ from penstock.command_line import (
     choose_command,
     cluster_commands,
     compare_command,
+    doctor_command,
     init_command,
     job_commands,
     planning_commands,
@@ -88,6 +89,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
             simulate_command,
             compare_command,
             choose_command,
+            doctor_command,
             init_command,
         )
         for name in module.__all__
@@ -97,7 +99,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
     assert set(sections) == set(commands)
     shared = {"as_json", "quiet", "out", "return"}
     arguments = {"job", "run_directory", "layout"}
-    words = {"target": "to", "source": "from", "config": "from", "changes": "set"}
+    words = {"target": "to", "source": "from", "config": "from", "changes": "set", "dtype": "type"}
     for name, function in commands.items():
         positional = arguments | ({"profile"} if name in ("plan", "compare", "choose") else set())
         positional |= {"plan"} if name in ("simulate", "rehearse", "export") else set()
