@@ -1,246 +1,164 @@
-"""One GPU: predictions of seconds and memory against a run, and the roofline against measurements.
+"""The proof of a GPU day: does what is shown without a GPU hold on one?
 
-    python benchmarks/gpu.py [--out FILE] [--only NAME ...]
+    python benchmarks/gpu.py --part 1 [--out DIR]    # facts, models, no waits, ranks, the hazard
+    python benchmarks/gpu.py --part 2 [--out DIR]    # each rank alone, estimates, overhead, copies
+    python benchmarks/gpu.py --only 1.2 2.3          # some of it
+    python benchmarks/gpu.py --ranks                 # on a host with several GPUs: NCCL itself
+    python benchmarks/gpu.py --stand-in --small      # a little of all, without a GPU
+    python benchmarks/gpu.py --write-plans           # renew plans.json; needs the compiled core
 
-Each model is captured, measured layer by layer, and trained on one device as two stages. Its row
-says how far the prediction is from the run: seconds of a step (the median of nine) and the peak of
-allocated memory; and how far the estimate from the data sheet is from what was measured, for the
-median layer, the worst of those that take a twentieth of the whole, and all layers together.
-On another device than an H100 the estimate is not judged.
+Either part takes at most nine minutes on one H100. Each of its parts runs in a process of its own
+and may fail or run out of time without ending the others. At the end there are one table and one
+JSON; the exit code is the number of rows that fail. On the stand-in what only a device can judge
+runs, and its rows are not judged.
+
+It plans nothing and downloads nothing. A machine without the compiled core or pydantic will do (see
+`gpu/bare_machine.py`): plans, orders and predictions come from `gpu/plans.json`.
 """
 
 import argparse
-import gc
-import json
-import statistics
+import os
+import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from json import dumps
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from time import perf_counter, strftime
+from traceback import extract_tb
 
-import torch
-from torch.optim import AdamW
+HERE = Path(__file__).parent / "gpu"
+ROOT = HERE.parent.parent
+# Without this folder, which has a module of the name of a package of the tests.
+sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HERE.parent]
+for place in (HERE, HERE.parent / "models", ROOT / "tests", ROOT / "src"):
+    if str(place) not in sys.path:
+        sys.path.append(str(place))
 
-from penstock.capture.capture import capture_model
-from penstock.capture.layer_graph import LayerGraph
-from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.measure.layer_times import measure_profile
-from penstock.measure.roofline import estimate_profile
-from penstock.plan.plan import Plan, Stage
-from penstock.profile.model_profile import ModelProfile
-from penstock.runtime.pipeline import Pipeline
-from penstock.simulate.simulation import simulate_plan
+import bare_machine  # noqa: E402
+import torch  # noqa: E402
+from rows import Row, Setting, failing, read_rows, table, write_rows  # noqa: E402
 
 __all__ = ["main"]
 
-OUT = Path(__file__).parent / "gpu" / "results.json"
-MICRO_BATCHES, STEPS = 4, 9
-IS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", 0) if IS_GPU else torch.device("cpu")
-
 
 @dataclass(frozen=True)
-class Subject:
-    """A model with ``rows`` samples of a micro-batch; ``make(True)`` is a small one of its kind."""
+class Part:
+    """A part by its module's function, which yields rows; ``limit_s`` is all it may take."""
 
-    make: Callable[[bool], tuple[torch.nn.Module, Callable[[int], Any]]]
-    rows: int
-    autocast: torch.dtype | None = None
+    name: str
+    module: str
+    function: str
+    limit_s: float
 
-
-def text(make: Callable[[bool], Any], words: int) -> Any:
-    """A language model and batches of ``words`` tokens."""
-
-    def made(small: bool) -> tuple[torch.nn.Module, Callable[[int], Any]]:
-        model, length = make(small), 32 if small else words
-
-        def batch(rows: int) -> Any:
-            tokens = torch.randint(2, 1000, (rows, length), device=DEVICE)
-            return {"input_ids": tokens, "labels": tokens.clone()}
-
-        return model, batch
-
-    return made
+    def rows(self, setting: Setting) -> Iterator[Row]:
+        """Its rows; an error is the last of them."""
+        setting = replace(setting, ends_s=perf_counter() + 0.9 * self.limit_s)
+        try:
+            yield from vars(import_module(self.module))[self.function](setting)
+        except Exception as error:
+            frame = extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}:{frame.lineno}"
+            text = f"{type(error).__name__}: {error} ({where})"
+            yield Row(self.name, self.function.replace("_", " "), text[:500], "failed")
 
 
-def gpt2(small: bool) -> torch.nn.Module:
-    """The widths of GPT-2 large, twelve blocks."""
-    import transformers
-
-    width, blocks, heads = (64, 2, 2) if small else (1280, 12, 20)
-    quiet = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_layer=blocks, n_embd=width, n_head=heads, **quiet)
-    )
-
-
-def llama(small: bool) -> torch.nn.Module:
-    """The widths of Llama 3.2 1B, eight blocks."""
-    import transformers
-
-    width, blocks, heads = (64, 2, 2) if small else (2048, 8, 32)
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            hidden_size=width,
-            intermediate_size=4 * width,
-            num_hidden_layers=blocks,
-            num_attention_heads=heads,
-            num_key_value_heads=heads // 4 or 1,
-            vocab_size=32000,
-        )
-    )
+PARTS = (
+    Part("1.1", "facts", "facts", 100),
+    Part("1.2", "judged_stages", "models_in_stages", 160),
+    Part("1.3", "judged_stages", "no_host_waits", 40),
+    Part("1.4", "judged_ranks", "ranks_of_one_gpu", 180),
+    Part("1.5", "hazard", "receives_before_first_launches", 60),
+    Part("2.1", "lonely_rank", "each_rank_alone", 180),
+    Part("2.2", "judged_estimates", "estimates_and_predictions", 260),
+    Part("2.4", "overhead", "overhead_and_copies", 60),
+)
+SEVERAL = Part("3", "several_gpus", "several_gpus", 600)
 
 
-def bert(small: bool) -> torch.nn.Module:
-    """The widths of BERT large, twelve blocks."""
-    import transformers
-
-    width, blocks, heads = (64, 2, 2) if small else (1024, 12, 16)
-    quiet = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-    return transformers.BertForMaskedLM(
-        transformers.BertConfig(
-            hidden_size=width,
-            intermediate_size=4 * width,
-            num_hidden_layers=blocks,
-            num_attention_heads=heads,
-            **quiet,
-        )
-    )
-
-
-def resnet(small: bool) -> tuple[torch.nn.Module, Callable[[int], Any]]:
-    """ResNet-50."""
-    import transformers
-
-    side = 64 if small else 224
-    sizes: dict[str, Any] = {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1]}
-    model = transformers.ResNetForImageClassification(
-        transformers.ResNetConfig(num_labels=1000, **(sizes if small else {}))
-    )
-
-    def batch(rows: int) -> Any:
-        pictures = torch.randn(rows, 3, side, side, device=DEVICE)
-        return {
-            "pixel_values": pictures,
-            "labels": torch.randint(1000, (rows,), device=DEVICE),
-        }
-
-    return model, batch
+def in_own_process(part: Part, setting: Setting) -> list[Row]:
+    """The rows of a part that another process runs: it may hang or be killed."""
+    path = setting.out / f"rows-{part.name}.jsonl"
+    path.unlink(missing_ok=True)
+    command = [sys.executable, __file__, "--only", part.name, "--out", str(setting.out), "--child"]
+    command += ["--small"] * setting.small + ["--stand-in"] * setting.stand_in
+    try:
+        code = subprocess.run(command, timeout=part.limit_s).returncode
+        ending = "" if code == 0 else f"its process ended with code {code}"
+    except subprocess.TimeoutExpired:
+        ending = f"not done after {part.limit_s:g} s"
+    rows = read_rows(path)
+    if ending or not rows:
+        rows.append(Row(part.name, part.function.replace("_", " "), ending or "no row", "failed"))
+    return rows
 
 
-SUBJECTS = {
-    "GPT-2, float32": Subject(text(gpt2, 1024), 2),
-    "GPT-2, bfloat16": Subject(text(gpt2, 1024), 4, torch.bfloat16),
-    "Llama, bfloat16": Subject(text(llama, 2048), 2, torch.bfloat16),
-    "BERT, bfloat16": Subject(text(bert, 512), 16, torch.bfloat16),
-    "ResNet-50, float32": Subject(resnet, 32),
-    "GPT-2 of short rows, bfloat16": Subject(text(gpt2, 128), 1, torch.bfloat16),
-}
+def told_as_they_come(part: Part, setting: Setting) -> list[Row]:
+    """The rows of a part that runs here, printed and written one by one."""
+    rows: list[Row] = []
+    for row in part.rows(setting):
+        rows.append(row)
+        print(table([row]).splitlines()[0], flush=True)
+        write_rows(rows, setting.out / f"rows-{part.name}.jsonl")
+    return rows
 
 
-def judge(subject: Subject) -> dict[str, Any]:
-    """The row of a model."""
-    gc.collect()  # what the model before has left on the device
-    torch.manual_seed(0)
-    model, make_batch = subject.make(not IS_GPU)
-    batch = make_batch(subject.rows * MICRO_BATCHES)
-    graph = capture_model(model.train().to(DEVICE), batch)
-    few, sizes = make_batch(subject.rows), (max(1, subject.rows // 2), subject.rows)
-    start_s = perf_counter()
-    precision: dict[str, Any] = {"autocast": subject.autocast}
-    estimated = estimate_profile(graph, few, "H100-80GB", batch_sizes=sizes, **precision)
-    step_s = {"step_s_per_byte": estimated.step_s_per_byte}
-    measured = measure_profile(graph, few, batch_sizes=sizes, device=DEVICE, **precision, **step_s)
-    row = {"profile_s": perf_counter() - start_s}
-    row |= of_run(graph, batch, measured, subject)
-    return row | of_estimate(estimated, measured, subject)
-
-
-def of_run(
-    graph: LayerGraph, batch: Any, profile: ModelProfile, subject: Subject
-) -> dict[str, float]:
-    """Predicted and measured seconds and bytes of a step."""
-    layers = len(graph.layer_names)
-    stages = tuple(
-        Stage(range(layers * n // 2, layers * (n + 1) // 2), (0,), (subject.rows,))
-        for n in range(2)
-    )
-    plan = Plan(stages, MICRO_BATCHES, subject.rows, "interleaved")
-    cluster = Cluster("here", (Host("here", (Device("gpu", 1e12),), inf),))
-    prediction = simulate_plan(plan, profile, cluster)
-    options: dict[str, Any] = {"autocast": subject.autocast, "device": DEVICE}
-    optimizer = lambda parameters: AdamW(parameters, lr=1e-5, fused=True)  # noqa: E731
-    spans: list[float] = []
-    with Pipeline(graph, plan, batch, optimizer=optimizer, verify="off", **options) as pipe:
-        for _ in range(3):
-            pipe.step(batch)
-        for _ in range(STEPS):
-            wait()
-            start_s = perf_counter()
-            pipe.step(batch)
-            wait()
-            spans.append(perf_counter() - start_s)
-        with pipe.measuring_memory() as memory:
-            pipe.step(batch)
-        pipe.close(gather=True)
-    return {
-        "step_s": statistics.median(spans),
-        "predicted_s": prediction.iteration_s,
-        "peak_bytes": memory.peak_bytes,
-        "predicted_bytes": prediction.peak_memory_bytes[0],
+def run_parts(parts: Sequence[Part], setting: Setting, run: Callable[..., list[Row]]) -> int:
+    """Run parts one after another; print and write what they found; how many rows fail."""
+    rows: list[Row] = []
+    seconds: dict[str, float] = {}
+    for part in parts:
+        start_s = perf_counter()
+        rows += run(part, setting)
+        seconds[part.name] = round(perf_counter() - start_s, 1)
+    where = "stand-in" if setting.stand_in else torch.cuda.get_device_name()
+    found = {
+        "device": where,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "date": strftime("%Y-%m-%d"),
+        "load": os.getloadavg()[0],
+        "compiled core": bare_machine.CORE_IS_HERE,
+        "seconds": seconds,
+        "rows": [vars(row) for row in rows],
     }
-
-
-def of_estimate(
-    estimated: ModelProfile, measured: ModelProfile, subject: Subject
-) -> dict[str, float]:
-    """Estimated over measured seconds of layers, forward and backward together."""
-
-    def seconds(profile: ModelProfile) -> list[float]:
-        return [
-            layer.forward_s.at(subject.rows) + layer.backward_s.at(subject.rows)
-            for layer in profile.layers
-        ]
-
-    own, other = seconds(measured), seconds(estimated)
-    ratios = [b / a for a, b in zip(own, other, strict=True) if a > 0.05 * sum(own)]
-    return {
-        "layers_s": sum(own),
-        "estimate_all": sum(other) / sum(own),
-        "estimate_median": statistics.median(ratios) if ratios else inf,
-        "estimate_worst": max(ratios, key=lambda ratio: abs(ratio - 1)) if ratios else inf,
-    }
-
-
-def wait() -> None:
-    """Until the device has done what it was given."""
-    if IS_GPU:
-        torch.cuda.synchronize()
+    (setting.out / "results.json").write_text(dumps(found, indent=1) + "\n")
+    print(f"\n{where}, torch {torch.__version__}\n{table(rows)}")
+    return len(failing(rows))
 
 
 def main() -> int:
-    """Judge what is asked for, row by row; write the results."""
+    """Run what is asked for; the number of rows that fail."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--part", choices=["1", "2"], help="one half (default: both)")
+    parser.add_argument("--only", nargs="*", default=[], metavar="PART")
+    parser.add_argument("--ranks", action="store_true", help="NCCL, on all GPUs of this host")
+    parser.add_argument("--out", type=Path, default=Path("gpu-day"))
+    parser.add_argument("--stand-in", action="store_true")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--write-plans", action="store_true")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    rows: dict[str, Any] = {}
-    for name, subject in SUBJECTS.items():
-        if arguments.only and name not in arguments.only:
-            continue
-        try:
-            rows[name] = judge(subject)
-        except Exception as error:  # one model's failure does not end the others
-            rows[name] = {"failure": f"{type(error).__name__}: {error}"[:400]}
-        print(name, {k: v if isinstance(v, str) else round(v, 4) for k, v in rows[name].items()})
-        device = torch.cuda.get_device_name() if IS_GPU else "cpu"
-        found = {"device": device, "torch": torch.__version__, "rows": rows}
-        arguments.out.parent.mkdir(exist_ok=True)
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    return any("failure" in row for row in rows.values())
+    if arguments.write_plans:
+        import_module("written_plans").write_plans()
+        return 0
+    setting = Setting(arguments.stand_in, arguments.small, arguments.out)
+    if setting.stand_in:
+        import_module("stand_in_gpu").install(devices=4)
+    elif not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} finds no CUDA device; try --stand-in --small")
+    setting.out.mkdir(parents=True, exist_ok=True)
+    parts = [part for part in PARTS if part.name.startswith(arguments.part or "")]
+    if arguments.only:
+        parts = [part for part in PARTS if part.name in arguments.only]
+    if arguments.ranks:
+        parts = [SEVERAL]
+    if arguments.child:
+        told_as_they_come(parts[0], setting)
+        return 0
+    together = setting.small or arguments.ranks
+    return min(run_parts(parts, setting, told_as_they_come if together else in_own_process), 100)
 
 
 if __name__ == "__main__":

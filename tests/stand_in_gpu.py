@@ -41,6 +41,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils._device
 from torch.distributed import distributed_c10d as c10d
 from torch.overrides import has_torch_function
 from torch.utils import _python_dispatch as python_dispatch
@@ -428,6 +429,9 @@ class OnGpus(python_dispatch.TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            # A mode of users comes before that of fake tensors, and nothing is computed there.
+            return func(*args, **(kwargs or {}))
         if any(kind.__torch_dispatch__ is not default_dispatch for kind in types):
             return NotImplemented  # a class of tensors has its own way, and calls again
         kwargs = kwargs or {}

@@ -1,0 +1,108 @@
+"""The proof of a GPU day runs without a GPU, and on a machine without core and pydantic."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import script_at
+from system.gpu_benchmark_fault import FAULTS
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = ROOT / "benchmarks" / "gpu.py"
+FAULTY = Path(__file__).parent / "gpu_benchmark_fault.py"
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def run(out: Path, *arguments: str, script: Path = SCRIPT) -> tuple[int, list[dict[str, Any]], str]:
+    """The exit code, the rows and what was printed, of a run on the stand-in."""
+    command = [sys.executable, str(script), *arguments, "--stand-in", "--small", "--out", str(out)]
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    results = out / "results.json"
+    assert results.exists(), done.stderr[-2000:]
+    rows = json.loads(results.read_text())["rows"]
+    return done.returncode, rows, done.stdout
+
+
+def red(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["outcome"] in ("wrong", "failed")]
+
+
+def test_no_row_fails_and_what_only_a_device_can_judge_is_listed(tmp_path: Path) -> None:
+    code, rows, printed = run(tmp_path)
+    assert (code, red(rows)) == (0, [])
+    outcomes = {(row["part"], row["outcome"]) for row in rows}
+    judged_here = {(part, "right") for part in ("1.1", "1.2", "1.3", "1.4", "2.1")}
+    by_a_device = {(part, "not judged") for part in ("1.5", "2.1", "2.2", "2.3", "2.4")}
+    assert judged_here | by_a_device <= outcomes
+    assert printed.count("\nnot judged ") >= sum(row["outcome"] == "not judged" for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", FAULTS)
+def test_a_planted_fault_makes_a_row_red(part: str, tmp_path: Path) -> None:
+    code, rows, _ = run(tmp_path, part, "--only", part, script=FAULTY)
+    wrong = red(rows)
+    assert code == len(wrong) > 0
+    assert {row["part"] for row in wrong} == {part}
+    assert any(row["outcome"] == "wrong" for row in wrong)
+
+
+BLOCKED = """
+import importlib.abc, sys
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        absent = ("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "simpy")
+        if name.split(".")[0] in absent or name.startswith("penstock.core"):
+            raise ImportError(f"{name} is not on a bare machine")
+sys.meta_path.insert(0, Blocked())
+"""
+
+ON_A_BARE_MACHINE = """
+if __name__ == "__main__":
+    import sys
+    from importlib import import_module
+    import gpu
+    import bare_machine
+    assert not bare_machine.CORE_IS_HERE and not bare_machine.PYDANTIC_IS_HERE
+    for part in (*gpu.PARTS, gpu.SEVERAL):
+        assert callable(vars(import_module(part.module))[part.function])
+    import judged_ranks
+    from runtime.matrix_plans import torchrun_cases
+    names = {"1f1b", "list", "zb-v"}
+    cases = [case for case in torchrun_cases(2, "auto") if case.schedule in names]
+    assert {case.schedule for case in cases} == names
+    for found in judged_ranks.launched(judged_ranks.as_one_process, (cases, "cpu", False), 2):
+        assert len(found) == len(cases) and not any(found.values()), found
+    files = [str(getattr(module, "__file__", "")) for module in list(sys.modules.values())]
+    assert not [name for name in files if "pydantic" in name or "penstock/core/" in name]
+"""
+
+
+def test_it_needs_neither_core_nor_pydantic(tmp_path: Path) -> None:
+    """Nor do the ranks that it starts: none of these can be imported in their interpreters."""
+    (tmp_path / "sitecustomize.py").write_text(BLOCKED)
+    (tmp_path / "bare.py").write_text(ON_A_BARE_MACHINE)
+    path = [str(tmp_path), str(ROOT / "benchmarks"), str(ROOT / "src")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(tmp_path / "bare.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_row_is_right_up_to_its_bar() -> None:
+    rows = script_at("benchmarks/gpu/rows.py", "gpu_rows")
+    found = [rows.under("2.3", "a", value, 0.05).outcome for value in (0.05, 0.06, float("nan"))]
+    assert found == ["right", "wrong", "wrong"]
+    on_stand_in = rows.Setting(stand_in=True)
+    row = rows.under("2.3", "a", 0.06, 0.05)
+    assert on_stand_in.by_device(row).outcome == "not judged"
+    assert rows.Setting().by_device(row).outcome == "wrong"
+    failed = rows.Row("2.3", "a", "", "failed")
+    assert on_stand_in.by_device(failed).outcome == "failed"
