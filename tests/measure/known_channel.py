@@ -31,6 +31,7 @@ class KnownChannel:
     ranks_of_a_host: int = 1
     crowded: float = 1.0
     quiet_rounds: int = 1000
+    backend: str = "gloo"
     now_s: float = 0.0
     worked_s: float = 0.0
     exchanging_s: float = 0.0
@@ -58,6 +59,10 @@ class KnownChannel:
     def barrier(self) -> None:
         """All ranks are here at once."""
         self.quiet_rounds -= 1
+
+    def get_backend(self) -> str:
+        """What carries the messages."""
+        return self.backend
 
     def all_gather(self, rows: list[torch.Tensor], sent: torch.Tensor) -> None:
         """The other ranks tell the same of themselves, but for the name of the other host."""

@@ -127,6 +127,7 @@ class SlowStart(KnownChannel):
 
 def measured_between_gpus(monkeypatch: pytest.MonkeyPatch, channel: KnownChannel) -> Cluster:
     monkeypatch.setattr("penstock.measure.links.distributed", channel)
+    channel.backend = "nccl"
     monkeypatch.setattr("penstock.measure.links.is_gpu", lambda device: True)
     monkeypatch.setattr("penstock.measure.links.kind_of", lambda device: "H100")
     for module in ("links", "clock"):
@@ -145,6 +146,7 @@ def test_a_link_of_gpus_is_what_large_messages_see(
         seconds = channel.one_way_s(torch.empty(size, dtype=torch.uint8, device="meta"))
         assert cluster.transfer_s(0, 1, size) == pytest.approx(seconds, rel=0.1)
     assert host.half_duplex == half_duplex
+    assert cluster.messages_in_order
     assert (device.kind, device.message_s, device.message_bytes_per_s) == ("H100", 0.0, 0.0)
 
 

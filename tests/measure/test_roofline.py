@@ -150,6 +150,31 @@ def test_unknown_hardware_lists_what_there_is(batch: tuple[torch.Tensor, torch.T
     assert hardware_named("rtx 4090") is HARDWARE["RTX4090-24GB"]
 
 
+def test_the_name_that_a_driver_gives_a_device_is_known() -> None:
+    names = {
+        "Tesla V100-SXM2-16GB": "V100-16GB",
+        "NVIDIA A100-SXM4-40GB": "A100-40GB",
+        "NVIDIA A100-SXM4-80GB": "A100-80GB",
+        "NVIDIA H100 80GB HBM3": "H100-80GB",
+        "NVIDIA H200": "H200-141GB",
+        "NVIDIA H20": "H20-96GB",
+        "NVIDIA B200": "B200-180GB",
+        "Tesla T4": "T4-16GB",
+        "NVIDIA A10": "A10-24GB",
+        "NVIDIA L4": "L4-24GB",
+        "NVIDIA L40S": "L40S-48GB",
+        "NVIDIA GeForce RTX 3090": "RTX3090-24GB",
+        "NVIDIA GeForce RTX 4090": "RTX4090-24GB",
+        "AMD Instinct MI300X": "MI300X-192GB",
+    }
+    assert set(names.values()) == set(HARDWARE) - {"cpu"}
+    for name, known in names.items():
+        assert hardware_named(name) is HARDWARE[known], name
+    for other in ("NVIDIA H100 PCIe", "Tesla V100-SXM2-32GB", "NVIDIA A10G", "NVIDIA L40"):
+        with pytest.raises(BadInput, match="not in the table"):
+            hardware_named(other)
+
+
 def test_hardware_of_a_file_has_its_rates_and_the_shares_of_a_device_like_it(
     tmp_path: Path, batch: tuple[torch.Tensor, torch.Tensor]
 ) -> None:

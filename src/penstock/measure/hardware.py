@@ -33,6 +33,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from penstock.cluster.device_kinds import model_and_memory, same_memory
 from penstock.document import Entry, read_document
 from penstock.errors import BadInput
 
@@ -157,7 +158,8 @@ class HardwareFile(Entry):
 def hardware_named(name: str) -> Hardware:
     """The device of that name in `HARDWARE`, or that of a TOML file.
 
-    The beginning of a name will do where no other begins so.
+    The beginning of a name will do where no other begins so, and so will the name that a driver
+    gives the device.
 
     Raises:
         BadInput: there is none, or there are several; the message says which was probably meant.
@@ -165,6 +167,7 @@ def hardware_named(name: str) -> Hardware:
     if name.endswith(".toml"):
         return hardware_of(read_document(HardwareFile, name, "hardware").hardware)
     meant = [known for known in HARDWARE if name and simple(known).startswith(simple(name))]
+    meant = meant or [known for known in HARDWARE if is_called(known, name)]
     if len(meant) == 1 or name in HARDWARE:
         return HARDWARE[name if name in HARDWARE else meant[0]]
     hint = f"did you mean {' or '.join(meant)}?" if meant else f"use one of {', '.join(HARDWARE)}"
@@ -178,6 +181,12 @@ def hardware_of(entry: HardwareEntry) -> Hardware:
         asdict(hardware_named(entry.like)) if entry.like else {"launch_s": LAUNCH_S}
     )
     return Hardware(**like | given)
+
+
+def is_called(known: str, name: str) -> bool:
+    """Whether a driver may mean a known device by a name."""
+    (model, memory), (own_model, own_memory) = map(model_and_memory, (known, name))
+    return model == own_model and same_memory(memory, own_memory)
 
 
 def simple(name: str) -> str:

@@ -79,7 +79,8 @@ class Member:
     """What a rank reports about itself.
 
     ``node`` is the number that torchrun or srun has given its host; empty without them. It tells
-    hosts with the same name apart.
+    hosts with the same name apart. ``by_nccl``: its messages go by NCCL, which carries them in
+    order (`penstock.cluster.cluster.Cluster`).
     """
 
     host: str
@@ -87,6 +88,7 @@ class Member:
     memory_bytes: float
     cores: int
     node: str = ""
+    by_nccl: bool = False
 
 
 def measure_links(device: torch.device | str = "cpu") -> Cluster:
@@ -211,7 +213,8 @@ def this_member(device: torch.device) -> Member:
     """This rank's host, device and memory."""
     host, node = socket.gethostname(), os.environ.get("GROUP_RANK", "")
     cores = 0 if is_gpu(device) else usable_cores()
-    return Member(host, kind_of(device), memory_bytes_of(device), cores, node)
+    by_nccl = distributed.get_backend() == "nccl"
+    return Member(host, kind_of(device), memory_bytes_of(device), cores, node, by_nccl)
 
 
 def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink | None:
@@ -348,7 +351,8 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
                 half_duplex=median([f.both_ways for f in both_ways] or [1.0]) >= TAKE_TURNS,
             )
         )
-    cluster = Cluster("measured", tuple(hosts))
+    in_order = all(member.by_nccl for member in members)
+    cluster = Cluster("measured", tuple(hosts), messages_in_order=in_order)
     between = {pair: f for pair, f in measured.items() if cluster.uses_port(*pair)}
     crowded = [f.crowded for f in between.values() if f.crowded]
     if crowded and median(crowded) < CROWDED:

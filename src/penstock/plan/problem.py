@@ -1,6 +1,5 @@
 """A planning problem: a profile, a cluster, a batch, and what plans may use."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,6 +7,7 @@ from math import inf
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from penstock.cluster.cluster import Cluster, with_memory_reserve
+from penstock.cluster.device_kinds import model_and_memory, same_memory
 from penstock.errors import BadInput
 from penstock.plan.choices import choice_refusal
 from penstock.plan.ordering import blocks_refusal
@@ -275,12 +275,14 @@ def check_speeds(profile: ModelProfile, cluster: Cluster) -> None:
 def other_kinds_words(profile: ModelProfile, cluster: Cluster) -> str:
     """That devices of another kind count as fast as the profile's own; empty where none do."""
 
-    def words_of(kind: str) -> set[str]:
-        return set(re.findall(r"\w+", kind.lower()))
+    own, own_memory = model_and_memory(profile.device)
 
-    own = words_of(profile.device)
+    def may_be_own(kind: str) -> bool:
+        model, memory = model_and_memory(kind)
+        return (own <= model or model <= own) and same_memory(memory, own_memory)
+
     kinds = dict.fromkeys(device.kind for device in cluster.devices if device.speed == 1.0)
-    other = [kind for kind in kinds if not (own <= words_of(kind) or words_of(kind) <= own)]
+    other = [kind for kind in kinds if not may_be_own(kind)]
     if not own or not other:
         return ""
     return (

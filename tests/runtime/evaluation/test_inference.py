@@ -1,11 +1,16 @@
 """Predictions, metrics and callbacks see what one device would give, whatever the plan."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from runtime.evaluation.inference_cases import follow_events, metrics_of_plans, predict_everything
+from runtime.pipeline_cases import plan_of
+from torch import nn
+from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.metrics import END
@@ -93,3 +98,25 @@ def test_stages_leave_the_scripts_random_numbers_alone() -> None:
             assert torch.equal(torch.rand(3), expected)
     assert losses[0] == losses[1] != losses[2]
     assert losses[0][0] != losses[0][1]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        functional.mse_loss,
+        functional.l1_loss,
+        functional.smooth_l1_loss,
+        functional.huber_loss,
+        functional.binary_cross_entropy_with_logits,
+    ],
+)
+def test_a_prediction_needs_no_target_where_the_loss_broadcasts_it(loss: Any) -> None:
+    """Such losses first make the result and the target one size, so both come from one operator."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    x = torch.randn(8, 4)
+    batch = x, torch.rand(8, 3)
+    expected = model(x)
+    plan = plan_of(len(capture_model(model, batch, loss=loss).layer_names), (1,))
+    with Pipeline(model, plan, batch, loss=loss, optimizer=torch.optim.SGD) as pipe:
+        for given in (x, (x,), batch):
+            assert torch.equal(pipe.predict(given), expected)
