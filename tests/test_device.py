@@ -211,3 +211,29 @@ def test_a_tensor_is_read_in_pieces_through_a_small_buffer(
         found += bytes(piece.tolist())
     assert found == tensor.contiguous().numpy().tobytes()
     assert sum(rooms) <= 32 and "waiting" not in " ".join(said)
+
+
+def test_a_gpu_without_room_is_named_with_host_rank_bytes_and_remedy(
+    gpus: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    gpu = torch.device("cuda", 1)
+    device.check_room(gpu, 13 * GIGABYTE, "the plan")
+    device.check_room(torch.device("cpu"), 1e30, "the plan")
+    told = (
+        r"^rank 3 on host \S+: the plan takes 15.0 GB of cuda:1, which has 14.0 GB of 85.9 GB "
+        r"free; end other processes on it \('nvidia-smi' lists them\), or give another GPU in "
+        r"CUDA_VISIBLE_DEVICES$"
+    )
+    with pytest.raises(BadInput, match=told):
+        device.check_room(gpu, 15e9, "the plan")
+
+
+def test_memory_is_that_of_tensors_of_torch_and_of_all_processes(
+    gpus: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 6 * GIGABYTE)
+    gpu, cpu = torch.device("cuda", 1), torch.device("cpu")
+    assert device.reserved_peak_bytes(gpu) == 6 * GIGABYTE
+    assert device.bytes_of_all_processes(gpu) == 70 * GIGABYTE
+    assert device.reserved_peak_bytes(cpu) == device.bytes_of_all_processes(cpu) == 0

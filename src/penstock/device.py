@@ -16,6 +16,7 @@ import torch
 from penstock.errors import BadInput
 from penstock.machine import FreeMemory, free_host_memory, usable_memory_bytes
 from penstock.torch_internals import GPU_SLEEP
+from penstock.words import size_text
 
 __all__ = [
     "DEVICE_NAMES",
@@ -24,7 +25,9 @@ __all__ = [
     "Mark",
     "allocated_bytes",
     "begin_peak",
+    "bytes_of_all_processes",
     "check_gpu_is_here",
+    "check_room",
     "copied_to",
     "device_in_use",
     "flush_cache",
@@ -40,6 +43,8 @@ __all__ = [
     "pieces_on_host",
     "pinned",
     "put_generator_state",
+    "release_unused",
+    "reserved_peak_bytes",
     "seeded_generator_state",
     "seen_gpus",
     "timing_mark",
@@ -274,13 +279,33 @@ def free_memory(device: torch.device) -> FreeMemory:
     return FreeMemory(float(free + kept), f"free memory of {device}")
 
 
+def release_unused(device: torch.device) -> None:
+    """Give memory of a GPU that torch keeps for later tensors to other processes."""
+    if is_gpu(device):
+        torch.cuda.empty_cache()
+
+
+def check_room(device: torch.device, wanted_bytes: float, what: str) -> None:
+    """Raise `BadInput` if a GPU has less free memory than ``what`` takes; nothing on the CPU."""
+    if not is_gpu(device):
+        return
+    free, whole = free_memory(device).bytes, memory_bytes_of(device)
+    if wanted_bytes > free:
+        raise BadInput(
+            f"rank {os.environ.get('RANK', '0')} on host {socket.gethostname()}: {what} takes "
+            f"{size_text(wanted_bytes)} of {device}, which has {size_text(free)} of "
+            f"{size_text(whole)} free; end other processes on it ('nvidia-smi' lists them), or "
+            f"give another GPU in CUDA_VISIBLE_DEVICES"
+        )
+
+
 def allocated_bytes(device: torch.device) -> int:
     """The bytes of a GPU's tensors now; 0 on the CPU, where torch does not count."""
     return torch.cuda.memory_allocated(device) if is_gpu(device) else 0
 
 
 def begin_peak(device: torch.device) -> None:
-    """Count `peak_bytes` from now on."""
+    """Count `peak_bytes` and `reserved_peak_bytes` from now on."""
     if is_gpu(device):
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -288,6 +313,19 @@ def begin_peak(device: torch.device) -> None:
 def peak_bytes(device: torch.device) -> int:
     """The most bytes of a GPU's tensors since `begin_peak`; 0 on the CPU."""
     return torch.cuda.max_memory_allocated(device) if is_gpu(device) else 0
+
+
+def reserved_peak_bytes(device: torch.device) -> int:
+    """The most bytes that torch took of a GPU since `begin_peak`, used or not; 0 on the CPU."""
+    return torch.cuda.max_memory_reserved(device) if is_gpu(device) else 0
+
+
+def bytes_of_all_processes(device: torch.device) -> int:
+    """What all processes hold of a GPU now, by its driver: contexts, libraries, tensors."""
+    if not is_gpu(device):
+        return 0
+    free, whole = torch.cuda.mem_get_info(device)
+    return whole - free
 
 
 def generator_state(device: torch.device) -> torch.Tensor | None:

@@ -27,7 +27,7 @@ from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import local_cluster
-from penstock.device import check_gpu_is_here, is_gpu
+from penstock.device import check_gpu_is_here, check_room, is_gpu
 from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
 from penstock.jobs import SEVERAL_GPUS
 from penstock.jobs.data_lengths import data_lengths, mean_profile
@@ -202,6 +202,8 @@ def with_tensor_costs(
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
     """The profile that this process measures, alone or beside other processes."""
     graph = build_and_capture(job)
+    least = 2 * max(parameters for parameters, _ in parameters_of(graph)[0])
+    check_room(torch.device(device), least, "to measure the model's largest layer")
     step_s = step_s_per_byte(job, graph, torch.device(device), shares_cores)
 
     def measured(batch: Batch) -> ModelProfile:

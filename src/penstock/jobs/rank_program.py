@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from penstock.device import check_room, release_unused
 from penstock.errors import (
     BadInput,
     PenstockError,
@@ -72,6 +73,7 @@ from penstock.report.page import write_report
 from penstock.report.record import read_rows
 from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
+from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.processes.heartbeat import HEARTBEAT, LIMIT_S, say_and_end
 from penstock.runtime.processes.launch import LINGER_S, long_slices_if_crowded
 from penstock.runtime.processes.store import met_at
@@ -216,8 +218,15 @@ def run_parts(
     costs = costs_of(run)
     while True:
         planned = by_first(world, partial(planned_part, run, costs, given, history))
-        report = train_part(part_of(run, planned, pauses), termination, run.say)
-        peaks = world.all_gather(report.peak_memory_bytes)
+        part = part_of(run, planned, pauses)
+        if not history.steps:
+            check_rooms(world, part.plan, planned)
+        report = train_part(part, termination, run.say)
+        memory = world.all_gather(report.memory, MeasuredMemory)
+        for rank, found in enumerate(memory):
+            if found.reserved_bytes:
+                run.say(f"memory of rank {rank}: {found}")
+        peaks = [found.peak_bytes for found in memory]
         if any(world.all_gather(termination.asked)) and report.steps < run.job.steps:
             run.say(f"stopped by SIGTERM after step {report.steps}")
             raise SystemExit(128 + signal.SIGTERM)
@@ -488,6 +497,21 @@ def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart
         timeout_s=max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * told["step_s"]),
         pauses=pauses,
     )
+
+
+def check_rooms(world: World, plan: Plan, planned: PlannedPart | None) -> None:
+    """Check that the plan's ranks fit into what is free of their GPUs; all must call this.
+
+    Raises:
+        BadInput: another process holds the memory.
+    """
+    peaks = world.broadcast(list(planned.prediction.peak_memory_bytes) if planned else [])
+    places = list(zip(world.hosts, world.devices, strict=True))
+    own = [plan.device_of(r) for r, at in enumerate(places) if at == places[world.rank]]
+    wanted = sum(peaks[device] for device in own if device >= 0)
+    # Ranks that share a GPU have measured on it, too.
+    world.all_succeed(lambda: release_unused(world.device))
+    world.all_succeed(lambda: check_room(world.device, wanted, "the plan"))
 
 
 def after_part(history: History, report: PartReport) -> History:

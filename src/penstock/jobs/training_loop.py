@@ -151,7 +151,7 @@ class PartReport:
     measured_s: float
     samples_per_s: float
     timeline: Timeline
-    peak_memory_bytes: float
+    memory: MeasuredMemory
     verified: str
     start: int = 0
     left_out: tuple[int, ...] = ()
@@ -311,7 +311,7 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
         drifts=drifts_at_pause or watch.drifts,
         paused=paused,
         data_ended=step < job.steps and not pipe.stopping,
-        peak_memory_bytes=(memory or [MeasuredMemory()])[-1].peak_bytes,
+        memory=(memory or [MeasuredMemory()])[-1],
     )
 
 

@@ -15,10 +15,17 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from penstock.device import begin_peak, is_gpu, peak_bytes
+from penstock.device import (
+    begin_peak,
+    bytes_of_all_processes,
+    is_gpu,
+    peak_bytes,
+    reserved_peak_bytes,
+)
 from penstock.runtime.engine import Engine
 from penstock.runtime.steps.training import Training
 from penstock.torch_internals import allocation_event
+from penstock.words import size_text
 
 __all__ = ["MeasuredMemory", "lasting_tensors", "measured_memory", "storage_bytes"]
 
@@ -29,10 +36,23 @@ class MeasuredMemory:
 
     ``peak_bytes`` is the most bytes at once. ``held_bytes`` is what stays from step to step:
     parameters, gradients, buffers, the optimizer's state. Both are 0 if nothing could be measured.
+    On a GPU ``reserved_bytes`` is the most that torch took for tensors, with what they left unused,
+    and ``in_use_bytes`` what all processes held at the end, by the driver: contexts and libraries
+    count there alone.
     """
 
     peak_bytes: float = 0.0
     held_bytes: float = 0.0
+    reserved_bytes: float = 0.0
+    in_use_bytes: float = 0.0
+
+    def __str__(self) -> str:
+        """What a GPU's memory held."""
+        return (
+            f"tensors {size_text(self.peak_bytes)}, taken by torch "
+            f"{size_text(self.reserved_bytes)}, by all processes on the GPU "
+            f"{size_text(self.in_use_bytes)}"
+        )
 
 
 @contextmanager
@@ -51,6 +71,8 @@ def measured_memory(
         yield found
         found.held_bytes = float(storage_bytes(held()))
         found.peak_bytes = float(peak_bytes(device))
+        found.reserved_bytes = float(reserved_peak_bytes(device))
+        found.in_use_bytes = float(bytes_of_all_processes(device))
         return
     before = storage_bytes(held())
     # The profiler logs a line at each start and stop unless this is set.
