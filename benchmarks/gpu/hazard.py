@@ -58,13 +58,17 @@ def receives_before_first_launches(setting: Setting) -> Iterator[Row]:
                 yield Row("1.5", order, last[:300], "failed")
                 continue
             taken_s = float(last)
-        if order == ORDERS[0]:
-            # What Penstock does not do: this says whether the hazard is real here.
-            seen = "stuck" if taken_s > STUCK_S else "not stuck"
-            row = told("1.5", f"{order}, which nothing does", seen, seconds=taken_s)
-        else:
-            row = under("1.5", f"{order}: seconds of a forward", taken_s, STUCK_S, "s")
-        yield setting.by_device(row)
+        yield judged(order, taken_s, setting)
+
+
+def judged(order: str, taken_s: float, setting: Setting) -> Row:
+    """Whether an order was stuck; the first is not one of Penstock's, and says if they can be."""
+    if order == ORDERS[0]:
+        seen = "stuck" if taken_s > STUCK_S else "not stuck"
+        row = told("1.5", f"{order}, which nothing does", seen, seconds=taken_s)
+    else:
+        row = under("1.5", f"{order}: seconds of a forward", taken_s, STUCK_S, "s")
+    return setting.by_device(row)
 
 
 def play(order: str, *, stand_in: bool) -> float:

@@ -229,6 +229,14 @@ def rank_alone(name: str, rank: int, plan: Plan, written: Any, setting: Setting)
     moved = sum(a != b for a, b in zip(ours, expected, strict=False))
     yield under("2.1", f"{of}: actions out of order", moved + abs(len(ours) - len(expected)), 0)
     predicted = written["peak_bytes"][rank]
+    yield from memory_of(of, predicted, allocated, reserved, taken, setting)
+    yield from seconds_of(of, records, written["stage_s"], setting)
+
+
+def memory_of(
+    of: str, predicted: float, allocated: int, reserved: int, taken: int, setting: Setting
+) -> Iterator[Row]:
+    """Bytes of tensors and of torch's allocator against the prediction, and of the process."""
     numbers = {"predicted": predicted, "allocated": allocated, "reserved": reserved}
     numbers |= {"whole process": taken}
     error = abs(allocated / predicted - 1)
@@ -240,7 +248,6 @@ def rank_alone(name: str, rank: int, plan: Plan, written: Any, setting: Setting)
     row = under("2.1", f"{of}: reserved beyond predicted bytes", over, RESERVE_SHARE, **numbers)
     yield setting.by_device(row)
     yield told("2.1", f"{of}: the whole process", f"{taken / 1e9:.2f} GB", **numbers)
-    yield from seconds_of(of, records, written["stage_s"], setting)
 
 
 def seconds_of(

@@ -4,28 +4,42 @@ python gpu_benchmark_fault.py FAULT [arguments of benchmarks/gpu.py]
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
 ROOT = Path(__file__).parent.parent.parent
 
 
+@contextmanager
+def a_failing_test() -> Iterator[None]:
+    """The tests of a GPU are one that fails."""
+    import facts
+
+    text = "import pytest\n@pytest.mark.cuda\ndef test_memory():\n    assert 1 == 2\n"
+    with TemporaryDirectory() as place, patch.object(facts, "TESTS", Path(place)):
+        (Path(place) / "cuda").mkdir()
+        (Path(place) / "cuda" / "test_device_on_cuda.py").write_text(text)
+        yield
+
+
 def a_wrong_gradient() -> Any:
     """Every gradient is a little too large."""
-    from penstock.runtime.steps.training import Training
+    from penstock.runtime.pipeline import Pipeline
 
-    step = Training.step
+    step = Pipeline.step
 
-    def wrong(self: Any, *given: Any, **named: Any) -> Any:
-        found = step(self, *given, **named)
-        for group in [self]:
-            for parameter in group.parameters:
+    def wrong(self: Any, *batches: Any) -> Any:
+        found = step(self, *batches)
+        for parameter in self.parameters():
+            if parameter.grad is not None:
                 parameter.grad.mul_(1.01)
         return found
 
-    return patch.object(Training, "step", wrong)
+    return patch.object(Pipeline, "step", wrong)
 
 
 def a_host_wait() -> Any:
@@ -37,7 +51,7 @@ def a_host_wait() -> Any:
     def waiting(self: Any, *given: Any, **named: Any) -> Any:
         found = forward(self, *given, **named)
         for tensor in found or ():
-            float(tensor.sum())
+            float(tensor.detach().sum())
         return found
 
     return patch.object(ModuleRunner, "forward", waiting)
@@ -80,6 +94,7 @@ def another_order() -> Any:
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
+    "1.1": a_failing_test,
     "1.2": a_wrong_gradient,
     "1.3": a_host_wait,
     "1.4": ranks_that_learn_too_fast,
