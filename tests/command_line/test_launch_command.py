@@ -10,6 +10,7 @@ import yaml
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import write_cluster
+from penstock.jobs import SEVERAL_GPUS
 
 Penstock = Callable[..., Any]
 
@@ -51,10 +52,7 @@ def test_the_clusters_devices_say_where_ranks_run(penstock: Penstock, tmp_path: 
     asked = ["launch", "job.toml", "--slurm", "--cluster"]
     gpus = penstock(*asked, on("A100-80GB", tmp_path))
     assert "--device cuda" in gpus.output and "#SBATCH --gpus-per-node=2" in gpus.output
-    assert gpus.errors == (
-        "no run on several GPUs works yet: 'penstock train' will refuse --device cuda on these "
-        "ranks\n"
-    )
+    assert gpus.errors == f"{SEVERAL_GPUS}\n"
     assert "cuda" not in penstock(*asked, on("cpu", tmp_path)).output
     assert penstock(*asked, on("A100-80GB", tmp_path, devices=1)).errors == ""
     other = penstock(*asked, on("A100-80GB", tmp_path), "--device", "cpu")

@@ -56,15 +56,15 @@ class KnownChannel:
         """There are two hosts."""
         return 2 * self.ranks_of_a_host
 
-    def barrier(self) -> None:
+    def barrier(self, group: None) -> None:
         """All ranks are here at once."""
         self.quiet_rounds -= 1
 
-    def get_backend(self) -> str:
+    def get_backend(self, group: None) -> str:
         """What carries the messages."""
         return self.backend
 
-    def all_gather(self, rows: list[torch.Tensor], sent: torch.Tensor) -> None:
+    def all_gather(self, rows: list[torch.Tensor], sent: torch.Tensor, group: None) -> None:
         """The other ranks tell the same of themselves, but for the name of the other host."""
         other = {**json.loads(bytes(sent.tolist())), "host": "other"}
         text = json.dumps(other).encode().ljust(len(sent))
@@ -72,7 +72,7 @@ class KnownChannel:
             here = rank < self.ranks_of_a_host
             row.copy_(sent if here else torch.frombuffer(bytearray(text), dtype=torch.uint8))
 
-    def all_reduce(self, figures: torch.Tensor) -> None:
+    def all_reduce(self, figures: torch.Tensor, group: None) -> None:
         """The others add what they have measured, which is the same as this rank's."""
         for row in range(1, len(figures)):
             if not figures[row].any():
@@ -83,7 +83,7 @@ class KnownChannel:
         seconds = self.latency_s + message.numel() / self.bytes_per_s
         return seconds * (self.crowded if self.quiet_rounds < 0 else 1.0)
 
-    def pass_on(self, message: torch.Tensor, peer: int) -> None:
+    def pass_on(self, message: torch.Tensor, peer: int, group: None) -> None:
         """A message goes to another rank, or comes from it."""
         assert peer
         self.now_s += self.one_way_s(message)
@@ -107,7 +107,9 @@ class KnownChannel:
 
     isend = irecv = begin
 
-    def P2POp(self, begin: Callable[..., Any], message: torch.Tensor, peer: int) -> Any:
+    def P2POp(
+        self, begin: Callable[..., Any], message: torch.Tensor, peer: int, group: None
+    ) -> Any:
         """A message of several that begin as one."""
         return begin, message, peer
 

@@ -45,7 +45,8 @@ def cluster(
     from penstock.report.tables import cluster_table
 
     terminal.check_places(out)
-    check_device(device, started.ranks)
+    if note := check_device(device, started.ranks):
+        terminal.note(note)
     saved = read_cluster(check) if check else None
     terminal.note(f"measuring {started.ranks} rank(s) and the links between them")
     found = measure_cluster(device, getattr(torch, dtype))
@@ -131,7 +132,7 @@ def launch(
 def runs_on_gpus(device: str, cluster: "Cluster", terminal: Terminal) -> bool:
     """Whether ranks run on GPUs: as asked, and with ``auto`` where the cluster's devices are some.
 
-    Notes what the cluster does not say, and what `penstock train` refuses.
+    Notes what the cluster does not say, and what has been tried on several GPUs.
     """
     from penstock.jobs import SEVERAL_GPUS
 
@@ -141,7 +142,7 @@ def runs_on_gpus(device: str, cluster: "Cluster", terminal: Terminal) -> bool:
     if on_gpus != has_gpus:
         terminal.note(f"the devices of cluster '{cluster.name}' are {kinds}, not {device}")
     if on_gpus and len(cluster.devices) > 1:
-        terminal.note(f"{SEVERAL_GPUS}: 'penstock train' will refuse --device cuda on these ranks")
+        terminal.note(SEVERAL_GPUS)
     return on_gpus
 
 

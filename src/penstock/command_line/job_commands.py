@@ -189,7 +189,8 @@ def verify(
         from penstock.jobs.profile_job import check_device
         from penstock.jobs.train import verify_job
 
-    check_device(device, workers)
+    if note := check_device(device, workers):
+        terminal.note(note)
     found, place = find_job(job, changes or ()), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
     result = verify_job(found, workers=workers, plan=place, device=device)

@@ -150,7 +150,7 @@ ScheduleNames: TypeAlias = Annotated[
     ),
 ]
 Device: TypeAlias = Annotated[
-    Literal["cpu", "cuda"], Option(help="Where the layers run (cuda: one GPU).")
+    Literal["cpu", "cuda"], Option(help="Where the layers run (cuda: a GPU for each rank, if any).")
 ]
 MayLose: TypeAlias = Annotated[
     int,

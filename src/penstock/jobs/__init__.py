@@ -10,4 +10,8 @@ JOBS: dict[str, str] = {
 
 DEFAULT_JOB = "gpt-text"
 
-SEVERAL_GPUS = "no run on several GPUs works yet"
+SEVERAL_GPUS = (
+    "several ranks on one GPU were tried on an H100; a GPU for each rank was tried on a stand-in "
+    "for GPUs only, and NCCL itself never"
+)
+"""What to say before several ranks run on GPUs."""

@@ -3,29 +3,30 @@
 The ranks of all hosts take part, started by torchrun or srun; one process alone is a host of one.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 
 import torch
-from torch import distributed
 
 from penstock.cluster.cluster import Cluster, Link
-from penstock.device import is_gpu, own_device
+from penstock.device import is_gpu
 from penstock.measure.clock import warm_up, work_s
 from penstock.measure.links import (
+    Carrier,
     MeasuredLink,
+    Member,
     cluster_alone,
     cluster_of,
     measure_pairs,
 )
 from penstock.measure.workers import CLEARLY_LESS, usual_kind, with_speeds
-from penstock.runtime.processes.world import make_default_group
+from penstock.runtime.processes.heartbeat import LIMIT_S
+from penstock.runtime.processes.world import World, join_world
 from penstock.words import rate_text
 
-__all__ = ["LiveCluster", "differences_from", "measure_cluster", "slow_parts"]
+__all__ = ["LiveCluster", "differences_from", "measure_cluster", "measured_pairs", "slow_parts"]
 
 Pairs = Mapping[tuple[int, int], MeasuredLink]
 
@@ -55,19 +56,30 @@ def measure_cluster(device: str = "cpu", dtype: torch.dtype = torch.float32) -> 
     a device is that of products of matrices of type ``dtype``, relative to the usual device of the
     most common kind; of that kind it is 1 where it does not clearly differ.
     """
-    own = own_device(device)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return LiveCluster(cluster_alone(own), ())
-    make_default_group("nccl" if is_gpu(own) else "gloo")
+    world = join_world(device, LIMIT_S)
     try:
-        members, pairs = measure_pairs(own)
-        seconds = torch.zeros(len(members), dtype=torch.float64, device=own)
-        distributed.barrier()
-        seconds[distributed.get_rank()] = product_s(own, dtype)
-        distributed.all_reduce(seconds)
+        if world.size == 1:
+            return LiveCluster(cluster_alone(world.device), ())
+        members, pairs = measured_pairs(world)
+        world.barrier()
+        seconds = world.all_gather(product_s(world.device, dtype))
     finally:
-        distributed.destroy_process_group()
-    return slow_parts(cluster_of(members, dict(pairs)), pairs, seconds.tolist())
+        world.leave()
+    return slow_parts(cluster_of(members, dict(pairs)), pairs, seconds)
+
+
+def measured_pairs(world: World) -> tuple[list[Member], dict[tuple[int, int], MeasuredLink]]:
+    """The ranks of a world and the links between them, by what will carry their messages.
+
+    Messages of ranks that share a GPU go through the host's memory, and others of GPUs by NCCL.
+    """
+    if world.backend == "gloo":
+        return measure_pairs(world.device, Carrier(torch.device("cpu")))
+    group = world.new_group(range(world.size))
+    assert group is not None
+    found = measure_pairs(world.device, Carrier(world.device, group))
+    world.abandon(group)
+    return found
 
 
 def product_s(device: torch.device, dtype: torch.dtype) -> float:

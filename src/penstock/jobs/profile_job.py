@@ -32,10 +32,11 @@ from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
 from penstock.jobs import SEVERAL_GPUS
 from penstock.jobs.data_lengths import data_lengths, mean_profile
 from penstock.jobs.job import Job
+from penstock.jobs.live_cluster import measured_pairs
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
-from penstock.measure.links import cluster_alone, measure_links
+from penstock.measure.links import cluster_alone, cluster_of
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.same_work import parameters_of
 from penstock.measure.tensor_parallel import with_tensor_parallel
@@ -75,16 +76,16 @@ class CostedJob:
     cluster: Cluster
 
 
-def check_device(device: str, workers: int = 1) -> None:
-    """Raise `BadInput` unless ``workers`` workers can run on ``device`` here."""
+def check_device(device: str, workers: int = 1) -> str:
+    """What to say of ``workers`` workers on ``device``, if anything.
+
+    Raises:
+        BadInput: they cannot run on it here.
+    """
     if device == "cpu":
-        return
-    if workers > 1:
-        raise BadInput(
-            f"--device {device} with {workers} workers: {SEVERAL_GPUS}; use one GPU (--workers 1), "
-            f"or leave --device out and run on CPUs"
-        )
+        return ""
     check_gpu_is_here(f"--device {device}")
+    return SEVERAL_GPUS if workers > 1 else ""
 
 
 def built_model(job: Job) -> nn.Module:
@@ -308,7 +309,7 @@ def cost_job(world: World, job: Job, device: str) -> CostedJob | None:
     """
     if world.size == 1:
         return CostedJob(measure_job(job, device), cluster_alone(world.device))
-    cluster = measure_links(device)
+    cluster = cluster_of(*measured_pairs(world))
     world.barrier()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
     profile = measure_job(job, device, shares_cores=device == "cpu" and here > usable_cores())

@@ -275,7 +275,8 @@ def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
     Raises:
         BadInput: the request or the job cannot be carried out.
     """
-    check_device(request.device, request.workers)
+    if note := check_device(request.device, request.workers):
+        say(note)
     if job.save_weights is not None:
         check_free(job.save_weights)
     if request.plan:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import combinations, permutations, zip_longest
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import distributed
@@ -22,6 +23,7 @@ from penstock.measure.affine_fit import fit_affine
 from penstock.measure.clock import Stopwatch, work_s
 
 __all__ = [
+    "Carrier",
     "MeasuredLink",
     "Member",
     "cluster_alone",
@@ -91,6 +93,13 @@ class Member:
     by_nccl: bool = False
 
 
+class Carrier(NamedTuple):
+    """What carries measured messages: a process group (None: the default one), and from where."""
+
+    memory: torch.device
+    group: distributed.ProcessGroup | None = None
+
+
 def measure_links(device: torch.device | str = "cpu") -> Cluster:
     """The cluster of the running process group: its hosts, devices, and measured links.
 
@@ -104,12 +113,13 @@ def measure_links(device: torch.device | str = "cpu") -> Cluster:
 
 
 def measure_pairs(
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "cpu", carrier: Carrier | None = None
 ) -> tuple[list[Member], dict[tuple[int, int], MeasuredLink]]:
     """The ranks of the running process group, and the links between pairs of them.
 
     Every rank must call this, and all get the same result. The two ranks of a pair send messages of
-    several sizes back and forth. `rounds_of` says which pairs do so at the same time.
+    several sizes back and forth. `rounds_of` says which pairs do so at the same time. Without a
+    ``carrier`` the default group carries them from the memory of ``device``.
 
     Raises:
         BadInput: no process group was initialised.
@@ -119,8 +129,12 @@ def measure_pairs(
             "measuring links needs a process group; "
             "call torch.distributed.init_process_group first, under torchrun"
         )
-    where = torch.device(device)
-    members = gathered_members(this_member(where), where)
+    own_device = torch.device(device)
+    carrier = carrier or Carrier(own_device)
+    where, group = carrier
+    by_nccl = distributed.get_backend(group) == "nccl"
+    member = replace(this_member(own_device), by_nccl=by_nccl)
+    members = gathered_members(member, carrier)
     rounds = rounds_of(places_of(members))
     pairs = [pair for together in rounds for pair in together]
     # The lower rank of a pair measures it, all others add zeros.
@@ -128,21 +142,21 @@ def measure_pairs(
     rank = distributed.get_rank()
     own: dict[tuple[int, int], MeasuredLink] = {}
     for together in rounds:
-        distributed.barrier()
+        distributed.barrier(group)
         for pair in together:
-            if rank in pair and (link := measured_pair(*pair, where)):
+            if rank in pair and (link := measured_pair(*pair, carrier)):
                 own[pair] = link
     for crowd in crowds_of(places_of(members)) if is_gpu(where) else ():
-        distributed.barrier()
+        distributed.barrier(group)
         for pair in crowd:
             if rank in pair:
-                one_way_s = largest_one_way_s(*pair, where)
+                one_way_s = largest_one_way_s(*pair, carrier)
                 if link := own.get(pair):
                     own[pair] = replace(link, crowded=one_way_s / link.seconds(GPU_SIZES_BYTES[-1]))
     for pair, link in own.items():
         figures[pairs.index(pair)] = torch.tensor(astuple(link), dtype=torch.float64)
     if pairs:
-        distributed.all_reduce(figures)
+        distributed.all_reduce(figures, group=group)
     links = (MeasuredLink(*row) for row in figures.tolist())
     return members, dict(zip(pairs, links, strict=True))
 
@@ -198,14 +212,14 @@ def places_of(members: Sequence[Member]) -> list[list[int]]:
     return list(hosts.values())
 
 
-def gathered_members(own: Member, device: torch.device) -> list[Member]:
+def gathered_members(own: Member, carrier: Carrier) -> list[Member]:
     """The members of all ranks, by rank; they are sent as JSON, padded with spaces."""
     text = json.dumps(asdict(own)).encode().ljust(MEMBER_BYTES)
     if len(text) > MEMBER_BYTES:
         raise BadInput(f"host name and device name '{own.kind}' are too long to be sent")
-    sent = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    sent = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(carrier.memory)
     rows = [torch.empty_like(sent) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(rows, sent)
+    distributed.all_gather(rows, sent, group=carrier.group)
     return [Member(**json.loads(bytes(row.tolist()))) for row in rows]
 
 
@@ -213,12 +227,12 @@ def this_member(device: torch.device) -> Member:
     """This rank's host, device and memory."""
     host, node = socket.gethostname(), os.environ.get("GROUP_RANK", "")
     cores = 0 if is_gpu(device) else usable_cores()
-    by_nccl = distributed.get_backend() == "nccl"
-    return Member(host, kind_of(device), memory_bytes_of(device), cores, node, by_nccl)
+    return Member(host, kind_of(device), memory_bytes_of(device), cores, node)
 
 
-def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink | None:
+def measured_pair(lower: int, upper: int, carrier: Carrier) -> MeasuredLink | None:
     """What the lower rank of a pair measured; None on the upper one."""
+    device, group = carrier
     starts, on_cpu = distributed.get_rank() == lower, not is_gpu(device)
     peer = upper if starts else lower
     sizes = SIZES_BYTES if on_cpu else GPU_SIZES_BYTES
@@ -226,10 +240,10 @@ def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink 
     seconds_of = work_s(device, ahead=True, launches=False)
     # Every round has all sizes, so that a temporary disturbance affects all of them alike.
     rounds = [
-        [there_and_back_s(starts, peer, largest[:size], seconds_of) for size in sizes]
+        [there_and_back_s(starts, peer, largest[:size], seconds_of, group) for size in sizes]
         for _ in range(ROUND_TRIPS + 1)
     ]
-    exchanged = [exchanged_s(peer, largest, other, seconds_of) for _ in rounds][1:]
+    exchanged = [exchanged_s(peer, largest, other, seconds_of, group) for _ in rounds][1:]
     if not starts:
         return None
     link = measured_link([[wall / 2 for wall, _ in together] for together in rounds[1:]], sizes)
@@ -242,27 +256,32 @@ def measured_pair(lower: int, upper: int, device: torch.device) -> MeasuredLink 
     return replace(link, message_s=fit.fixed, message_bytes_per_s=rate)
 
 
-def largest_one_way_s(lower: int, upper: int, device: torch.device) -> float:
+def largest_one_way_s(lower: int, upper: int, carrier: Carrier) -> float:
     """Seconds of the largest message between two GPUs, one way."""
+    device, group = carrier
     starts = distributed.get_rank() == lower
     message = torch.zeros(GPU_SIZES_BYTES[-1], dtype=torch.uint8, device=device)
     seconds_of = work_s(device, ahead=True, launches=False)
     trips = [
-        there_and_back_s(starts, upper if starts else lower, message, seconds_of)
+        there_and_back_s(starts, upper if starts else lower, message, seconds_of, group)
         for _ in range(ROUND_TRIPS + 1)
     ]
     return median(seconds for seconds, _ in trips[1:]) / 2
 
 
 def exchanged_s(
-    peer: int, message: torch.Tensor, other: torch.Tensor, seconds_of: Stopwatch
+    peer: int,
+    message: torch.Tensor,
+    other: torch.Tensor,
+    seconds_of: Stopwatch,
+    group: distributed.ProcessGroup | None,
 ) -> float:
     """Seconds until two messages, one in each direction, have arrived."""
 
     def exchange() -> None:
         # As one: NCCL would not begin the second before the first has ended.
-        coming = distributed.P2POp(distributed.irecv, other, peer)
-        going = distributed.P2POp(distributed.isend, message, peer)
+        coming = distributed.P2POp(distributed.irecv, other, peer, group)
+        going = distributed.P2POp(distributed.isend, message, peer, group)
         for work in distributed.batch_isend_irecv([coming, going]):
             work.wait()
 
@@ -275,7 +294,11 @@ def work_of(rounds: Sequence[Sequence[tuple[float, float]]]) -> list[list[float]
 
 
 def there_and_back_s(
-    starts: bool, peer: int, message: torch.Tensor, seconds_of: Stopwatch
+    starts: bool,
+    peer: int,
+    message: torch.Tensor,
+    seconds_of: Stopwatch,
+    group: distributed.ProcessGroup | None,
 ) -> tuple[float, float]:
     """Seconds of a message to a peer and back: those that pass, and those that this process works.
 
@@ -284,11 +307,11 @@ def there_and_back_s(
 
     def round_trip() -> None:
         if starts:
-            distributed.send(message, peer)
-            distributed.recv(message, peer)
+            distributed.send(message, peer, group)
+            distributed.recv(message, peer, group)
         else:
-            distributed.recv(message, peer)
-            distributed.send(message, peer)
+            distributed.recv(message, peer, group)
+            distributed.send(message, peer, group)
 
     before_s = time.process_time()
     return seconds_of(round_trip), time.process_time() - before_s

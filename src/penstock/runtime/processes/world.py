@@ -45,7 +45,6 @@ __all__ = [
     "failure_of",
     "has_timed_out",
     "join_world",
-    "make_default_group",
 ]
 
 T = TypeVar("T")
@@ -446,7 +445,7 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     return here
 
 
-def make_default_group(backend: str = "gloo") -> None:
+def make_default_group() -> None:
     """Join all ranks in torch's default group, which `World.leave` destroys.
 
     Each default group of a process uses its own keys in the store. Otherwise ranks would find the
@@ -456,7 +455,7 @@ def make_default_group(backend: str = "gloo") -> None:
     store, rank, size = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
     prefix = f"penstock/{next(DEFAULT_GROUPS)}"
     own = dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
 
 
 def check_environment() -> None:
