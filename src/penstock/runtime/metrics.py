@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import isfinite, sqrt
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -35,6 +35,12 @@ __all__ = [
 FINGERPRINT_VALUES = 1024
 SPREAD = 2_654_435_761
 """A prime; its multiples modulo a leaf's size repeat no place, and fall into no row's rhythm."""
+
+
+Number: TypeAlias = torch.Tensor | float
+"""On a device, or on the host."""
+
+Norm = TypeVar("Norm", float, torch.Tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,21 +217,25 @@ class RankNumbers:
         Their gradients are ``summed`` over their holders, or this rank's alone.
         """
         self._clock.settle()
-        loss_sum = weight = 0.0
+        loss_sum: Number = 0.0
+        weight: Number = 0.0
         if terms and self._counts:
             losses = torch.stack([term.loss for term in terms]).double()
             weights = torch.stack([term.weight for term in terms]).to(losses)
-            weight = float(weights.sum())
-            loss_sum = float(torch.where(weights > 0, losses * weights, 0.0).sum())
+            weight = weights.sum()
+            loss_sum = torch.where(weights > 0, losses * weights, 0.0).sum()
+        square = buckets.square_sum(summed=summed) if buckets is not None else 0.0
+        prints = [n * fingerprint(x) for n, leaves in enumerate(batches, 1) for x in leaves]
+        loss_sum, weight, square, *prints = on_the_host([loss_sum, weight, square, *prints])
         totals = RankTotals(
             loss_sum,
             weight,
-            buckets.square_sum(summed=summed) if buckets is not None else 0.0,
+            square,
             self._clock.busy_s,
             self._clock.now() - self._clock.start_s,
             self.optimizer_s,
             float(sum(leaves[0].shape[0] for leaves in batches)),
-            sum(n * fingerprint(leaf) for n, leaves in enumerate(batches, 1) for leaf in leaves),
+            sum(prints),
         )
         measured = metrics.totals() if metrics is not None else ()
         return [*totals.values(), float(self.wants_stop), *measured]
@@ -284,14 +294,25 @@ def check_same_batch(ranks: list[RankTotals]) -> None:
             )
 
 
-def clip_factor(norm: float, clip_norm: float | None) -> float:
+def on_the_host(numbers: Sequence[Number]) -> list[float]:
+    """The values of numbers; those on one device are read at once, since the host waits for it."""
+    found = [0.0 if isinstance(number, torch.Tensor) else number for number in numbers]
+    tensors = {n: t for n, t in enumerate(numbers) if isinstance(t, torch.Tensor)}
+    for device in {tensor.device for tensor in tensors.values()}:
+        places = [place for place, tensor in tensors.items() if tensor.device == device]
+        values = torch.stack([tensors[place].double() for place in places]).tolist()
+        for place, value in zip(places, values, strict=True):
+            found[place] = value
+    return found
+
+
+def clip_factor(norm: Norm, clip_norm: float) -> Norm:
     """The factor that clips gradients of global norm ``norm``, as in `clip_grad_norm_`."""
-    if clip_norm is None:
-        return 1.0
-    return min(1.0, clip_norm / (norm + 1e-6))
+    limit = clip_norm / (norm + 1e-6)
+    return limit.clamp(max=1.0) if isinstance(limit, torch.Tensor) else min(1.0, limit)
 
 
-def fingerprint(leaf: Leaf) -> float:
+def fingerprint(leaf: Leaf) -> Number:
     """A number that differs between batches, computed from values all over a leaf.
 
     Each counts by its place, so that samples in another order give another number. A leaf of which
@@ -300,7 +321,7 @@ def fingerprint(leaf: Leaf) -> float:
     if isinstance(leaf, PartialLeaf):
         return leaf.number
     places, weights = places_in(leaf.numel(), leaf.device)
-    return float((leaf.reshape(-1)[places].double() * weights).sum())
+    return (leaf.reshape(-1)[places].double() * weights).sum()
 
 
 @lru_cache(maxsize=64)

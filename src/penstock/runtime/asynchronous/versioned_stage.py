@@ -46,7 +46,7 @@ class VersionedStage:
         )
         self.versions.log.measure_every = measure_every
         self._buckets = [b for b in engine.buckets.buckets if b.stage == place.stage]
-        self._gradient_norm = 0.0
+        self._gradient_square = torch.zeros((), dtype=torch.float64, device=engine.world.device)
         self._forwarded = self._ended = 0
         self._fed = StageInputs((), ())
         self._samples: Sequence[int] = ()
@@ -108,16 +108,15 @@ class VersionedStage:
     def _weigh(self, micro_batch: int) -> None:
         """Weight a micro-batch in its update by its share of the update's samples."""
         engine, whole = self._engine, self._samples
-        weight = 0.0
+        # Read on the device: the host would wait for it in every micro-batch.
+        weight = torch.zeros((), dtype=torch.float64, device=engine.world.device)
         if self._fed.rows[micro_batch]:
-            weight = float(self.runner.loss_terms[-1].weight)
+            weight += self.runner.loss_terms[-1].weight
         replicas = engine.groups.get(engine.plan.device_groups[self.place.group])
         if replicas is not None:
-            total = torch.tensor([weight], dtype=torch.float64, device=engine.world.device)
-            dist.all_reduce(total, group=replicas)
-            weight = float(total)
+            dist.all_reduce(weight, group=replicas)
         share = whole[micro_batch] / sum(whole[n] for n in self._order.update_with(micro_batch))
-        self.runner.reseed(micro_batch, share / weight if weight else 0.0)
+        self.runner.reseed(micro_batch, torch.where(weight != 0, share / weight, 0.0))
 
     def update(self, _: int, nothing: Tensors) -> Tensors:
         """Update the weights, in the form of a `PreparedAction`'s work."""
@@ -128,9 +127,10 @@ class VersionedStage:
         """Sum the gradients over the replicas, clip, step, and zero the gradients."""
         # Several stages of a rank have no replicas, so all sums are those of this stage.
         self._engine.buckets.finish()
-        self._gradient_norm = sqrt(float(sum(bucket.square() for bucket in self._buckets)))
-        factor = clip_factor(self._gradient_norm, self._clip_norm)
-        if factor < 1.0:
+        if self._buckets:
+            self._gradient_square = torch.stack([b.square() for b in self._buckets]).sum()
+        if self._clip_norm is not None:
+            factor = clip_factor(self._gradient_square.sqrt(), self._clip_norm)
             for bucket in self._buckets:
                 bucket.flat.mul_(factor)
         self._stepper.step()
@@ -143,7 +143,7 @@ class VersionedStage:
         of weight versions, the error of predictions, and the error without prediction.
         """
         passes, errors = self.versions.log.take_new()
-        square = self._gradient_norm**2 if self.place.replica == 0 else 0.0
+        square = float(self._gradient_square) if self.place.replica == 0 else 0.0
         late = sum(p.difference for p in passes) / len(passes) if passes else nan
         missed = [sqrt(sum(e.predicted**2 for e in errors)), sqrt(sum(e.stale**2 for e in errors))]
         return [square, float(self.versions.most_copies), late, *(missed if errors else (nan, nan))]

@@ -333,12 +333,12 @@ class GradientBuckets:
                 if bucket.values is None or bucket.owner == self._world.rank:
                     bucket.flat.mul_(factor)
 
-    def square_sum(self, *, summed: bool = True) -> float:
+    def square_sum(self, *, summed: bool = True) -> torch.Tensor | float:
         """The sum of squares of the gradients that this rank owns; of all, unless ``summed``."""
         rank = self._world.rank
         own = [bucket for bucket in self.buckets if not summed or bucket.owner == rank]
         squares = [bucket.square(self.not_counted) for bucket in own]
-        return float(torch.stack(squares).sum()) if own else 0.0
+        return torch.stack(squares).sum() if own else 0.0
 
     def share_values(self) -> None:
         """Broadcast the parameters that this rank has stepped, if optimizer state is sharded."""

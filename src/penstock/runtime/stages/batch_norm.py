@@ -61,8 +61,13 @@ class SynchronisedBatchNorm(TorchCalls):
         assert isinstance(result, torch.Tensor)
         return result
 
-    def _statistics(self, x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Mean, biased variance and number of values of each channel over all replicas."""
+    def _statistics(
+        self, x: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mean, biased variance and number of values of each channel over all replicas.
+
+        The number stays on the device: the host would wait for it in every layer.
+        """
         channels = x.shape[1]
         table = x.new_zeros(len(self._ranks), 2 * channels + 1, dtype=statistics_type(x.dtype))
         if count:
@@ -75,7 +80,7 @@ class SynchronisedBatchNorm(TorchCalls):
         shares = counts.T / total
         mean = (shares @ means)[0]
         variance = (shares @ (means - mean).square_().add_(variances))[0]
-        return mean, variance, float(total)
+        return mean, variance, total
 
     def sum_over_replicas(self, table: torch.Tensor) -> None:
         """Sum ``table`` over the replicas in place; all get the same bits."""
@@ -128,14 +133,14 @@ class Normalise(torch.autograd.Function):
         bias: torch.Tensor | None,
         mean: torch.Tensor,
         variance: torch.Tensor,
-        total: float,
+        total: torch.Tensor,
         count: int,
         eps: float,
         mode: SynchronisedBatchNorm,
     ) -> torch.Tensor:
         """Normalise this rank's rows."""
-        ctx.save_for_backward(x, weight, mean, variance)
-        ctx.total, ctx.count, ctx.eps, ctx.mode = total, count, eps, mode
+        ctx.save_for_backward(x, weight, mean, variance, total)
+        ctx.count, ctx.eps, ctx.mode = count, eps, mode
         wide, scale, shift = (None if t is None else t.to(mean.dtype) for t in (x, weight, bias))
         assert wide is not None
         y, _, _ = torch.native_batch_norm(wide, scale, shift, mean, variance, False, 0.0, eps)
@@ -144,7 +149,7 @@ class Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """The gradients; sums over the replicas what flows back through the statistics."""
-        x, weight, mean, variance = ctx.saved_tensors
+        x, weight, mean, variance, total = ctx.saved_tensors
         wide = x.to(mean.dtype)
         factor = scale = (variance + ctx.eps).rsqrt()
         if weight is not None:
@@ -157,7 +162,7 @@ class Normalise(torch.autograd.Function):
         sums = torch.stack([bias_gradient, weight_gradient])
         ctx.mode.sum_over_replicas(sums)
         if ctx.count:
-            means = sums.mul_(factor / ctx.total)
+            means = sums.mul_(factor / total)
             slope = means[1] * scale
             constant = means[0] - slope * mean
             x_gradient.sub_(along_channels(constant, x)).addcmul_(
@@ -174,14 +179,14 @@ class Normalise(torch.autograd.Function):
 
 
 def update_running(
-    call: BatchNormCall, mean: torch.Tensor, variance: torch.Tensor, total: float
+    call: BatchNormCall, mean: torch.Tensor, variance: torch.Tensor, total: torch.Tensor
 ) -> None:
     """Update the running statistics as torch does, with the unbiased variance."""
     if call.running_mean is not None:
         new = mean.to(call.running_mean.dtype)
         written(call.running_mean).mul_(1 - call.momentum).add_(new, alpha=call.momentum)
     if call.running_var is not None:
-        new = (variance * (total / max(total - 1, 1))).to(call.running_var.dtype)
+        new = (variance * (total / (total - 1).clamp(min=1))).to(call.running_var.dtype)
         written(call.running_var).mul_(1 - call.momentum).add_(new, alpha=call.momentum)
 
 

@@ -185,11 +185,11 @@ class ModuleRunner:
             losses, weights = room[0].unbind(), room[1].unbind()
             self._loss_places = list(map(LossTerm, losses, weights))
 
-    def reseed(self, micro_batch: int, factor: float) -> None:
+    def reseed(self, micro_batch: int, factor: torch.Tensor) -> None:
         """Multiply the gradient from which the backward of a forwarded micro-batch will start."""
         kept = self._kept.get(micro_batch)
         if kept is not None and kept.seed is not None:
-            kept.seed = kept.seed * factor
+            kept.seed = (kept.seed * factor).to(kept.seed.dtype)
 
     def forward(self, micro_batch: int, received: Tensors) -> Tensors:
         """Run the stage on this rank's rows of ``micro_batch``."""

@@ -134,7 +134,8 @@ class OverlappedSteps(StreamedSteps):
         if not self._expects_no_clipping:
             yield from steps[forwards:]
             return
-        own = sum(float(term.weight) for term in engine.stages.loss_terms)
+        weights = [term.weight for term in engine.stages.loss_terms]
+        own = float(torch.stack(weights).sum()) if weights else 0.0
         of_all = engine.numbers.announce([own], "the number of terms in the loss")
         yield from steps[forwards:]
         self._terms = sum(row[0] for row in of_all())

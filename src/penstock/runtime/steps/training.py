@@ -202,7 +202,7 @@ class Training:
 
     def clip_factor(self, totals: Totals) -> float:
         """The factor that clips the gradients of the mean loss."""
-        return clip_factor(totals.gradient_norm, self.clip_norm)
+        return 1.0 if self.clip_norm is None else clip_factor(totals.gradient_norm, self.clip_norm)
 
     def step(self, buckets: GradientBuckets | None, factor: float = 1.0) -> None:
         """Multiply gradients by ``factor``, update the weights, then the learning rate."""
