@@ -21,7 +21,7 @@ def losses(job: Job, steps: int) -> list[float]:
     """Plain training of the job on one device."""
     torch.manual_seed(job.seed)
     model = job.model()
-    optimizer = optimizer_factory(job.optimizer)(model.parameters())
+    optimizer = optimizer_factory(job.optimizer)(model.named_parameters())
     schedule = learning_rate_schedule(job.optimizer, job.steps)(optimizer)
     found: list[float] = []
     assert job.loss is not None
@@ -106,7 +106,7 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
 
 def test_the_rate_warms_up_and_then_falls_to_a_tenth() -> None:
     settings = find_job("gpt-text").optimizer
-    optimizer = optimizer_factory(settings)([torch.nn.Parameter(torch.zeros(1))])
+    optimizer = optimizer_factory(settings)([("weight", torch.nn.Parameter(torch.zeros(1)))])
     schedule = learning_rate_schedule(settings, 100)(optimizer)
     rates: list[float] = []
     for _ in range(100):

@@ -171,7 +171,7 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
         ('base = "gpt-text"\naccumulate = 0\n', ["accumulate is 0", ">= 1"]),
         (
             'base = "gpt-text"\n[optimizer]\nname = "lion"\n',
-            ["optimizer.name is 'lion'", "adamw", "muon"],
+            ["optimizer.name is 'lion'", "adamw", "muon", "torch.optim:NAdam"],
         ),
         (
             'base = "gpt-text"\n[optimizer]\nfused = true\nforeach = true\n',

@@ -1,5 +1,6 @@
 """The table of what excludes what: its rows can be met, and jobs and `Pipeline` refuse alike."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,13 @@ from penstock.errors import BadInput
 from penstock.jobs.job import Job, OptimizerSettings, TensorSettings
 from penstock.plan.choices import CHOICES
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.conflicts import CONFLICTS, SETTINGS, check_conflicts, uses_of
+from penstock.runtime.conflicts import (
+    CONFLICTS,
+    SETTINGS,
+    check_conflicts,
+    uses_of,
+    uses_of_optimizer,
+)
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
 
@@ -29,7 +36,7 @@ ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
 def test_every_use_of_the_table_has_words_somewhere() -> None:
     """A misspelt use would never be met."""
     own = {*SETTINGS, *uses_of(PLAN), "lengths", "kinds", "newer weights"}
-    own |= {"tied stages", "tied", "thawed", *CHOICES}
+    own |= {"tied stages", "tied", "thawed", *CHOICES, *uses_of_optimizer(None)}
     assert {use for rule in CONFLICTS for use in (rule.this, rule.that)} == own
 
 
@@ -78,3 +85,62 @@ def test_copies_of_the_forwards_weights_are_refused_only_where_backwards_use_new
     check_conflicts(uses_of(PLAN) | {"compile": "compile=True"})
     with pytest.raises(BadInput, match=r"compile=True does not work with schedule 'spectrain'"):
         check_conflicts(uses_of(newest) | {"compile": "compile=True"})
+
+
+class Normed(torch.optim.SGD):
+    """Divides every step by the norm of all gradients."""
+
+    def step(self, closure: Any = None) -> Any:
+        own = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in own]).norm() if own else torch.ones(())
+        for parameter in own:
+            parameter.grad /= norm
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        name
+        for name in dir(torch.optim)
+        if isinstance(kind := getattr(torch.optim, name), type)
+        and issubclass(kind, torch.optim.Optimizer)
+        and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
+    ],
+)
+def test_a_trial_tells_rules_that_look_at_all_parameters_from_torchs(kind: str) -> None:
+    made = getattr(torch.optim, kind)([nn.Parameter(torch.ones(3, 3))], lr=0.01)
+    assert uses_of_optimizer(made)["all parameters"] == ""
+    normed = uses_of_optimizer(Normed([nn.Parameter(torch.ones(2))], lr=0.01))
+    assert normed["all parameters"] == "optimizer Normed"
+    check_conflicts(normed | uses_of(replace(PLAN, stages=PLAN.stages[:1])))
+    two = Plan((Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,))), 4, 1, "1f1b")
+    with pytest.raises(BadInput, match=r"optimizer Normed.*a trial on two small ones"):
+        check_conflicts(normed | uses_of(two))
+
+
+def test_a_factory_is_given_names_if_it_asks_for_them() -> None:
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)).double()
+    theirs = copy.deepcopy(ours)
+    batch = torch.randn(8, 4, dtype=torch.float64), torch.randint(2, (8,))
+
+    def by_name(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        plain = [p for name, p in named if name.endswith("bias") or name.startswith("1.")]
+        rest = [p for name, p in named if not (name.endswith("bias") or name.startswith("1."))]
+        groups = [{"params": rest, "weight_decay": 0.5}, {"params": plain, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=0.1)
+
+    plan = Plan((Stage(range(2), (0,), (4,)), Stage(range(2, 3), (0,), (4,))), 2, 4, "interleaved")
+    loss = nn.functional.cross_entropy
+    with Pipeline(ours, plan, batch, loss=loss, optimizer=by_name) as pipe:
+        for _ in range(3):
+            pipe.step(batch)
+        pipe.close(gather=True)
+    reference = by_name(list(theirs.named_parameters()))
+    for _ in range(3):
+        reference.zero_grad()
+        loss(theirs(batch[0]), batch[1]).backward()
+        reference.step()
+    for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)

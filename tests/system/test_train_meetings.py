@@ -35,7 +35,7 @@ def test_the_final_weights_are_those_of_a_plain_loop_after_a_last_meeting(tmp_pa
         TrainRequest(workers=2, plan=tmp_path / "plan.json", out=tmp_path / "run", shown=False),
     )
     models = [copy.deepcopy(model) for _ in ROWS]
-    optimizers = [optimizer_factory(job.optimizer)(list(m.parameters())) for m in models]
+    optimizers = [optimizer_factory(job.optimizer)(m.named_parameters()) for m in models]
     outer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5, nesterov=True)
     for step, (x, y) in zip(range(1, 7), job.batches("train"), strict=False):
         for one, optimizer, rows in zip(models, optimizers, ROWS, strict=True):

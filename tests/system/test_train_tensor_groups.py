@@ -66,7 +66,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 def on_one_device(job: Job) -> tuple[list[float], float]:
     """The losses of plain training, and the loss on held-out data after it."""
     model = built_model(job)
-    optimizer = optimizer_factory(job.optimizer)(model.parameters())
+    optimizer = optimizer_factory(job.optimizer)(model.named_parameters())
     schedule = learning_rate_schedule(job.optimizer, job.steps)(optimizer)
     losses: list[float] = []
     for x, y in islice(job.batches("train"), job.steps):

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from penstock.capture.batch_layout import RowsOf
@@ -88,6 +89,68 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 GroupSize = Annotated[int, Field(ge=2, le=MOST_RANKS)]
 
 
+MALFORMED = 'write it as "module:function", for example "my_model:build"'
+
+OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
+"""The optimizers that have keys of their own in a job."""
+
+TRIED_SIDE = 256
+
+
+def member_at(place: str) -> Any:
+    """What a module holds, named as ``module:name``.
+
+    Raises:
+        ValueError: the place is malformed, the import fails, or the module has nothing so named.
+    """
+    module_name, colon, name = place.partition(":")
+    if not (module_name and colon and name):
+        raise ValueError(MALFORMED)
+    if module_name.startswith("."):
+        raise ValueError(
+            "a job file belongs to no package, so '.' means nothing; write the module's whole name"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"importing '{module_name}' failed: {error}; put the module beside the job file or "
+            f"install it"
+        ) from error
+    except (Exception, SystemExit) as error:
+        kind = type(error).__name__
+        raise ValueError(
+            f"importing '{module_name}' ended with {kind}: {error}; a module of a job only "
+            f"defines, it runs nothing while it is imported"
+        ) from error
+    if not hasattr(module, name):
+        near = get_close_matches(name, dir(module), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"define it in {module.__file__}"
+        raise ValueError(f"'{module_name}' has no function '{name}'; {hint}")
+    return getattr(module, name)
+
+
+def optimizer_name(name: str) -> str:
+    """The name of an optimizer, or the place of a class; raises ValueError for any other text."""
+    if name in OPTIMIZERS:
+        return name
+    if ":" not in name:
+        near = get_close_matches(name.lower(), OPTIMIZERS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(OPTIMIZERS)}"
+        raise ValueError(f'{hint}; any other is a class, as "torch.optim:NAdam"')
+    kind = member_at(name)
+    if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
+        raise ValueError("it is no class of optimizers of torch")
+    try:
+        inspect.signature(kind.step).bind(None)
+    except TypeError:
+        raise ValueError(
+            "its step() needs a function that computes the loss again, which a pipeline does not "
+            "do; use one that steps by gradients, such as AdamW"
+        ) from None
+    return name
+
+
 def refusing(kind: type[T]) -> type[T]:
     """Lets a pydantic dataclass raise `BadInput`, in one line, for a value that is not allowed."""
     check = kind.__init__
@@ -112,11 +175,16 @@ class OptimizerSettings:
     ``fused`` and ``foreach`` are PyTorch's options: one kernel for all parameters, or one kernel
     for each kind of operation. With neither, parameters are stepped one by one.
 
+    ``name`` may also be a class of any module, ``"torch.optim:Adafactor"``, which is given the
+    parameters, the learning rate as ``lr``, and ``arguments``. ``no_decay`` are patterns of names
+    of parameters without weight decay. ``groups`` have parameters by patterns, with settings of
+    their own; the first that fits counts.
+
     Raises:
         BadInput: both ``fused`` and ``foreach``, or a number out of range.
     """
 
-    name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
+    name: Annotated[str, AfterValidator(optimizer_name)] = "adamw"
     learning_rate: Amount = 1e-3
     weight_decay: Amount = 0.0
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)
@@ -125,8 +193,22 @@ class OptimizerSettings:
     warm_up_steps: Interval = 10
     fused: bool = True
     foreach: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    no_decay: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    groups: Annotated[tuple[Mapping[str, Any], ...], Field(strict=False)] = ()
 
     def __post_init__(self) -> None:
+        for group in self.groups:
+            if not isinstance(group.get("parameters"), str | list | tuple):
+                raise BadInput(
+                    f"a group of the optimizer has no parameters but {', '.join(group)}; write "
+                    f'{{ parameters = "*.bias", weight_decay = 0.0 }}'
+                )
+        if self.arguments and self.name in OPTIMIZERS:
+            raise BadInput(
+                f'optimizer.arguments are for a class, as name = "torch.optim:NAdam", and not for '
+                f"'{self.name}', whose keys stand in [optimizer]"
+            )
         if self.fused and self.foreach:
             raise BadInput(
                 "the optimizer is to be both fused and foreach; set one of them, or fused = false"
@@ -136,7 +218,8 @@ class OptimizerSettings:
     def state_bytes_per_parameter_byte(self) -> float:
         """Bytes of optimizer state for each byte of parameters: two moments, one, or none.
 
-        For Muon, that of matrices; biases and norms have two moments but few bytes.
+        For Muon, that of matrices; biases and norms have two moments but few bytes. A class is
+        tried on a small matrix.
         """
         match self.name:
             case "adamw" | "adam":
@@ -145,6 +228,13 @@ class OptimizerSettings:
                 return 1.0
             case "sgd":
                 return 1.0 if self.momentum else 0.0
+            case _:
+                tried = nn.Parameter(torch.ones(TRIED_SIDE, TRIED_SIDE))
+                tried.grad = torch.ones_like(tried)
+                made = member_at(self.name)([tried], lr=self.learning_rate, **self.arguments)
+                made.step()
+                kept = [one for one in made.state[tried].values() if isinstance(one, torch.Tensor)]
+                return sum(one.nbytes for one in kept if one.numel() > 1) / tried.nbytes
 
 
 @refusing
@@ -265,9 +355,6 @@ def as_function(key: str, value: object) -> object:
     return value
 
 
-MALFORMED = 'write it as "module:function", for example "my_model:build"'
-
-
 def function_at(place: str, key: str) -> Any:
     """The function at ``module:function``; a loss may be a list of weighted functions.
 
@@ -278,39 +365,6 @@ def function_at(place: str, key: str) -> Any:
     if not (key == "loss" and isinstance(function, list)):
         check_call(function, key)
     return function
-
-
-def member_at(place: str) -> Any:
-    """What a module holds, named as ``module:name``.
-
-    Raises:
-        ValueError: the place is malformed, the import fails, or the module has nothing so named.
-    """
-    module_name, colon, name = place.partition(":")
-    if not (module_name and colon and name):
-        raise ValueError(MALFORMED)
-    if module_name.startswith("."):
-        raise ValueError(
-            "a job file belongs to no package, so '.' means nothing; write the module's whole name"
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(
-            f"importing '{module_name}' failed: {error}; put the module beside the job file or "
-            f"install it"
-        ) from error
-    except (Exception, SystemExit) as error:
-        kind = type(error).__name__
-        raise ValueError(
-            f"importing '{module_name}' ended with {kind}: {error}; a module of a job only "
-            f"defines, it runs nothing while it is imported"
-        ) from error
-    if not hasattr(module, name):
-        near = get_close_matches(name, dir(module), n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"define it in {module.__file__}"
-        raise ValueError(f"'{module_name}' has no function '{name}'; {hint}")
-    return getattr(module, name)
 
 
 def check_call(function: Any, kind: str) -> None:

@@ -2,47 +2,97 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from fnmatch import fnmatchcase
+from inspect import signature
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from penstock.jobs.job import OptimizerSettings
+from penstock.errors import BadInput
+from penstock.jobs.job import OptimizerSettings, member_at
 
 __all__ = ["MuonWithAdamW", "learning_rate_schedule", "optimizer_factory"]
+
+Named: TypeAlias = Iterable[tuple[str, nn.Parameter]]
+"""Parameters with their names in the model."""
 
 LEAST_SHARE = 0.1
 """The fraction of the learning rate at the end of a cosine schedule."""
 
 
-def optimizer_factory(
-    settings: OptimizerSettings,
-) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """A function that makes the optimizer; each rank calls it with its own parameters."""
+def optimizer_factory(settings: OptimizerSettings) -> Callable[[Named], Optimizer]:
+    """A function that makes the optimizer of named parameters; each rank calls it with its own.
 
+    All ranks make the same groups, some of them empty, since a checkpoint numbers them.
+    """
+    fixed = {"fused": settings.fused, "foreach": settings.foreach}
     usual: dict[str, Any] = {
         "lr": settings.learning_rate,
         "weight_decay": settings.weight_decay,
-        "fused": settings.fused,
-        "foreach": settings.foreach,
+        **fixed,
     }
 
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def make(named: Named) -> Optimizer:
+        groups: Any = groups_of(settings, named)
         match settings.name:
             case "adamw":
-                return AdamW(parameters, betas=settings.betas, **usual)
+                return AdamW(groups, betas=settings.betas, **usual)
             case "adam":
-                return torch.optim.Adam(parameters, betas=settings.betas, **usual)
+                return torch.optim.Adam(groups, betas=settings.betas, **usual)
             case "sgd":
-                return torch.optim.SGD(parameters, momentum=settings.momentum, **usual)
+                return torch.optim.SGD(groups, momentum=settings.momentum, **usual)
             case "muon":
                 return MuonWithAdamW(
-                    parameters, momentum=settings.momentum, betas=settings.betas, **usual
+                    groups, momentum=settings.momentum, betas=settings.betas, **usual
                 )
+            case _:
+                kind, given = member_at(settings.name), dict(settings.arguments)
+                if "weight_decay" in signature(kind).parameters:
+                    given.setdefault("weight_decay", settings.weight_decay)
+                try:
+                    return kind(groups, lr=settings.learning_rate, **given)
+                except (TypeError, ValueError) as problem:
+                    raise BadInput(
+                        f"optimizer '{settings.name}' cannot be made: {problem}; see its "
+                        f"documentation, and write arguments = {{ ... }}"
+                    ) from None
 
     return make
+
+
+def groups_of(settings: OptimizerSettings, named: Named) -> list[Any]:
+    """Parameters as an optimizer takes them: as they are, or in groups by patterns of names.
+
+    Raises:
+        BadInput: Muon, which makes groups itself, is to have others.
+    """
+    chosen = [dict(group) for group in settings.groups]
+    if settings.no_decay:
+        chosen.append({"parameters": settings.no_decay, "weight_decay": 0.0})
+    if not chosen:
+        return [parameter for _, parameter in named]
+    if settings.name == "muon":
+        raise BadInput(
+            "optimizer.name is 'muon', which has groups of its own (matrices and the rest); leave "
+            "groups and no_decay out"
+        )
+    rest: dict[str, Any] = {"params": []}
+    groups: list[dict[str, Any]] = []
+    for group in chosen:
+        given = group.pop("parameters")
+        if "learning_rate" in group:
+            group["lr"] = group.pop("learning_rate")
+        patterns = (given,) if isinstance(given, str) else tuple(given)
+        groups.append({**group, "params": [], "patterns": patterns})
+    for name, parameter in named:
+        fits = (g for g in groups if any(fnmatchcase(name, one) for one in g["patterns"]))
+        next(fits, rest)["params"].append(parameter)
+    for group in groups:
+        del group["patterns"]
+    return [rest, *groups]
 
 
 def learning_rate_schedule(

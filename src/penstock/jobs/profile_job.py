@@ -289,7 +289,11 @@ def step_s_per_byte(job: Job, graph: LayerGraph, device: torch.device, shares_co
         layer = min(large or [max(layers, key=own.__getitem__)], key=own.__getitem__)
         layers = range(layer, layer + 1)
     module = graph.stage(layers).module
-    make = optimizer_factory(job.optimizer)
+    own_make = optimizer_factory(job.optimizer)
+
+    def make(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        return own_make(("", parameter) for parameter in parameters)
+
     with with_values([module], device):
         return measure_step_s_per_byte(module, make, shares_cores=shares_cores)
 

@@ -5,10 +5,11 @@ it is none.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from penstock.capture.layer_graph import LayerGraph
@@ -39,6 +40,9 @@ class Conflict:
 
 WHOLE_PARAMETERS = ("Adafactor", "LBFGS", "Muon")
 """Optimizers of torch whose step on a shard differs from that on the whole parameter."""
+
+TRIED_STEPS = 5
+"""Rules that look at all parameters, such as Prodigy's, show it after a few steps."""
 
 NOT_IN_GROUPS = "leave it out, or plan without tensor groups"
 ONE_UPDATE = "it needs one update of all stages, and here each has its own"
@@ -79,6 +83,13 @@ CONFLICTS = (
         "whole parameters",
         "it computes a parameter's step from all of it, of which a group's ranks hold shards",
         "use one that treats every element alone, as AdamW or SGD, or plan without tensor groups",
+    ),
+    Conflict(
+        "all parameters",
+        "several stages",
+        "it steps a parameter otherwise beside others, as a trial on two small ones shows, and a "
+        "rank has those of its stages only",
+        "use one that steps each parameter by its own gradient, as AdamW, or plan one stage",
     ),
     Conflict("no flush", "no optimizer", "that needs an optimizer", "give it one"),
     Conflict("no flush", "loss_scaling", ONE_UPDATE, "use bfloat16"),
@@ -152,7 +163,10 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "optimizer": ("shard_optimizer", bool),
     "compile": ("compile", bool),
     "undoing": ("optimizer_sync", lambda when: when == "after"),
-    "whole parameters": ("optimizer.name", lambda name: name == "muon"),
+    "whole parameters": (
+        "optimizer.name",
+        lambda name: name == "muon" or name.rpartition(":")[2] in WHOLE_PARAMETERS,
+    ),
     "no optimizer": ("optimizer", lambda make: make is None),
     "accumulate": ("accumulate", lambda batches: batches > 1),
     "skip": ("on_non_finite", lambda policy: policy == "skip"),
@@ -203,7 +217,39 @@ def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
 def uses_of_optimizer(optimizer: Optimizer | None) -> dict[str, str]:
     """The uses of an optimizer."""
     kind = type(optimizer).__name__
-    return {"whole parameters": f"optimizer {kind}" * (kind in WHOLE_PARAMETERS)}
+    return {
+        "whole parameters": f"optimizer {kind}" * (kind in WHOLE_PARAMETERS),
+        "all parameters": f"optimizer {kind}" * looks_at_all(optimizer),
+    }
+
+
+def looks_at_all(optimizer: Optimizer | None) -> bool:
+    """Whether an optimizer steps two small parameters otherwise together than each alone.
+
+    One that cannot be made again of its class and defaults is not tried.
+    """
+    if optimizer is None or not optimizer.defaults:
+        return False
+
+    def stepped(*groups: Sequence[int]) -> dict[int, torch.Tensor]:
+        found: dict[int, torch.Tensor] = {}
+        for own in groups:
+            parameters = [nn.Parameter(torch.full((4, 4), 1.0 + n)) for n in own]
+            made: Optimizer = type(optimizer)(parameters, **optimizer.defaults)
+            for step in range(TRIED_STEPS):
+                for n, parameter in zip(own, parameters, strict=True):
+                    slope = torch.linspace(-1, 2, 16).reshape(4, 4)
+                    parameter.grad = (slope + 0.1 * step) * 10.0**n
+                made.step()
+            found |= {n: p.detach() for n, p in zip(own, parameters, strict=True)}
+        return found
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            together, apart = stepped((0, 1)), stepped((0,), (1,))
+    except Exception:
+        return False
+    return any(not torch.allclose(together[n], apart[n]) for n in together)
 
 
 def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
@@ -211,6 +257,8 @@ def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
     name, kinds = f"schedule '{plan.schedule}'", kinds_of_schedule(plan.schedule)
     refusal = schedule_refusal(plan.schedule, tensor_groups=bool(plan.tensor_groups))
     uses = {
+        "several stages": f"{whose} of several stages"
+        * (len({s.devices for s in plan.stages}) > 1),
         "tensor groups": f"the tensor groups of {whose}" * bool(plan.tensor_groups),
         "not in groups": f"{name} (it {refusal})" * bool(refusal),
         **{kind: f"{name} (it {words})" * (kind in kinds) for kind, words in SCHEDULES.items()},

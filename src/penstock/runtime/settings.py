@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -34,7 +33,10 @@ __all__ = [
     "Verification",
 ]
 
-MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
+MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
+"""Makes the optimizer of a list of parameters; of pairs with their names, if its argument is called
+``named``.
+"""
 MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 
 Verification: TypeAlias = Literal["first-step", "off"]

@@ -80,6 +80,15 @@ def check_steps_alone(stepped: Optimizer | LRScheduler | None) -> None:
         ) from None
 
 
+def made_of(make: MakeOptimizer, parameters: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
+    """The optimizer of these parameters; ``make`` gets their names if its argument is ``named``."""
+    try:
+        takes_names = next(iter(signature(make).parameters), "") == "named"
+    except ValueError:  # a function of C++ without a signature
+        takes_names = False
+    return make(list(parameters) if takes_names else [parameter for _, parameter in parameters])
+
+
 @dataclass(frozen=True, slots=True)
 class Stepper:
     """An optimizer, and its learning-rate schedule."""
@@ -131,7 +140,7 @@ class Training:
         if optimizer is not None:
             # A stage without parameters must also follow the learning-rate schedule.
             nothing = nn.Parameter(torch.zeros(0, device=device))
-            made = [optimizer([p for _, p in own] or [nothing]) for own in parameters]
+            made = [made_of(optimizer, own or [("", nothing)]) for own in parameters]
             self.steppers = [Stepper(each, schedule(each) if schedule else None) for each in made]
         for stepper in self.steppers:
             check_steps_alone(stepper.optimizer)
