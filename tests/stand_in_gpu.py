@@ -43,7 +43,7 @@ import torch
 import torch.distributed as dist
 import torch.utils._device
 from torch.distributed import distributed_c10d as c10d
-from torch.overrides import has_torch_function
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._pytree import tree_leaves
 
@@ -386,7 +386,8 @@ def made_of_values(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     @wraps(make)
     def made(*args: Any, **kwargs: Any) -> torch.Tensor:
         if torch._C._is_torch_function_mode_enabled():
-            return make(*args, **kwargs)
+            # C++ would give the mode its own function, and not this one.
+            return handle_torch_function(made, args[:1], *args, **kwargs)
         where, pinned = kwargs.pop("device", None), kwargs.pop("pin_memory", False)
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if where is None:
@@ -461,7 +462,7 @@ class OnGpus(python_dispatch.TorchDispatchMode):
             check_devices(func, given, numbers, gpu)
         note_what_waits(func, args, kwargs, numbers)
         with drawing(func, gpu, kwargs):
-            result = func(*args, **kwargs)
+            result = counted(*args) if func is aten.histc.default else func(*args, **kwargs)
         if func is aten.copy_.default or func.namespace == "c10d":
             return result
         for tensor in tree_leaves(result):
@@ -473,6 +474,11 @@ class OnGpus(python_dispatch.TorchDispatchMode):
                 elif device_of_cpp(tensor).type == "cpu":
                     put(tensor, gpu)
         return result
+
+
+def counted(values: torch.Tensor, *bins: Any) -> torch.Tensor:
+    """A histogram; the CPU has none of integers."""
+    return aten.histc.default(values.double(), *bins).to(values.dtype)
 
 
 def check_devices(func: Any, given: list[torch.Tensor], numbers: list[int], gpu: int) -> None:
