@@ -26,6 +26,7 @@ from penstock.errors import BadInput
 from penstock.jobs.job import CALLS, Data, Split, check_call, member_at
 
 __all__ = [
+    "HELD_OUT",
     "ModelOfArguments",
     "SampleData",
     "TextData",
