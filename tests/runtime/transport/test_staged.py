@@ -1,12 +1,17 @@
 """Ranks of one GPU by the staged transport, in real processes, with copies that are late."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
 from runtime.matrix_plans import Case, representative
 from runtime.transport.staged_cases import play_on_one_gpu, play_staged
 
+from penstock.errors import RunFailed
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.transport.shared_memory.staged import Copy, CopyThread
 from penstock.schedule.registry import FAMILIES
 
 
@@ -46,3 +51,22 @@ def test_on_stand_in_gpus_the_host_waits_for_no_copy() -> None:
         assert launched > 2 * 5 * len(cases)
         assert {str(case): wrong[:3] for case, wrong in found.items() if wrong} == {}
         assert waits == []
+
+
+def test_the_error_of_a_copy_is_raised_where_the_rank_waits() -> None:
+    """The thread ends, and what it had not published stays so."""
+
+    def fails() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    published: list[int] = []
+    mark: Any = SimpleNamespace(synchronize=fails, query=lambda: True)
+    own: Any = SimpleNamespace(words=[0] * 8)
+    copies = CopyThread("test", own, lambda: False)
+    with copies.changed:
+        copies.under_way.append(Copy(mark, lambda: published.append(1), torch.zeros(1)))
+        copies.changed.notify()
+    assert copies.close(10.0)
+    with pytest.raises(RunFailed, match="a message could not be copied: CUDA error: an illegal"):
+        copies.has_work()
+    assert not published
