@@ -89,10 +89,12 @@ def test_a_device_says_who_it_is_and_what_it_has(gpus: list[int]) -> None:
     assert (free.bytes, free.limit) == (13 * GIGABYTE, "free memory of cuda:1")
 
 
-def test_the_cluster_of_one_gpu_is_that_gpu(gpus: list[int]) -> None:
+def test_the_cluster_of_one_gpu_is_that_gpu_with_what_no_other_process_holds(
+    gpus: list[int],
+) -> None:
     gpu = torch.device("cuda", 1)
     (alone,) = cluster_alone(gpu).devices
-    assert (alone.kind, alone.memory_bytes) == ("Stand-in", 80 * GIGABYTE)
+    assert (alone.kind, alone.memory_bytes) == ("Stand-in", 13 * GIGABYTE)
     assert this_member(gpu).cores == 0
     (on_cpu,) = cluster_alone(torch.device("cpu")).devices
     assert on_cpu.kind == "cpu" and this_member(torch.device("cpu")).cores > 0

@@ -1,5 +1,7 @@
 """Links of a live process group are measured, and every rank learns the same."""
 
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,14 @@ from penstock.measure.links import (
 )
 from penstock.runtime.processes.launch import launch_workers
 
+GPU_NUMBERS = count()
 PAIRS_OF_FOUR = [(i, j) for i in range(4) for j in range(i + 1, 4)]
 
 
 def member(host: str, kind: str = "cpu") -> Member:
-    return Member(host, kind, 8e9, 2 if kind == "cpu" else 0)
+    if kind == "cpu":
+        return Member(host, kind, 8e9, 2)
+    return Member(host, kind, 8e9, 0, identity=f"GPU-{next(GPU_NUMBERS)}")
 
 
 def test_a_live_group_measures_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +91,16 @@ def test_processes_that_share_a_processor_share_its_memory_and_cores() -> None:
     assert [device.memory_bytes for device in host.devices] == [2e9] * 4
 
 
+def test_ranks_that_share_a_gpu_share_its_memory() -> None:
+    own, shared = member("a", "T4"), member("a", "T4")
+    figures = {pair: MeasuredLink(1e-5, 1e9, both_ways=2.0) for pair in ((0, 1), (0, 2), (1, 2))}
+    (host,) = cluster_of([own, shared, shared], figures).hosts
+    assert [device.memory_bytes for device in host.devices] == [8e9, 4e9, 4e9]
+    assert not host.half_duplex
+    (apart,) = cluster_of([replace(own, identity=name) for name in "abc"], figures).hosts
+    assert apart.half_duplex
+
+
 def test_between_hosts_messages_cost_the_processor_and_may_take_turns() -> None:
     inside, port = MeasuredLink(1e-5, 1e9, 1e-4, 2e9), MeasuredLink(1e-4, 3e8, 3e-4, 5e8, 2.5)
     figures = {(i, j): inside if (i, j) in ((0, 1), (2, 3)) else port for i, j in PAIRS_OF_FOUR}
@@ -130,6 +145,8 @@ def measured_between_gpus(monkeypatch: pytest.MonkeyPatch, channel: KnownChannel
     channel.backend = "nccl"
     monkeypatch.setattr("penstock.measure.links.is_gpu", lambda device: True)
     monkeypatch.setattr("penstock.measure.links.kind_of", lambda device: "H100")
+    monkeypatch.setattr("penstock.measure.links.identity_of", lambda device: "GPU-0")
+    monkeypatch.setattr("penstock.measure.links.usable_bytes", lambda device: 8e10)
     for module in ("links", "clock"):
         monkeypatch.setattr(f"penstock.measure.{module}.time", channel)
     return measure_links()
@@ -167,7 +184,7 @@ def test_gpus_with_ports_of_their_own_do_not_wait_for_one_another(
 
 
 def test_links_inside_a_host_are_as_fast_as_they_are_together() -> None:
-    gpus = [member("a", "T4")] * 4
+    gpus = [member("a", "T4") for _ in range(4)]
     for crowded, rate in ((1.1, 8e9), (2.0, 4e9)):
         quiet, busy = MeasuredLink(1e-5, 8e9), MeasuredLink(1e-5, 8e9, crowded=crowded)
         figures = {pair: busy if pair in ((0, 1), (2, 3)) else quiet for pair in PAIRS_OF_FOUR}

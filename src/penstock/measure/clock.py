@@ -103,7 +103,7 @@ def wall_s(work: Callable[[], object]) -> float:
 
 
 WARM_UP_S = 0.5
-WARM_UP_SIDE = 4096
+WARM_UP_SIDE = 2048
 
 
 def warm_up(device: torch.device) -> None:

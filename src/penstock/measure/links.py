@@ -16,7 +16,7 @@ from torch import distributed
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.toml_file import local_cluster
-from penstock.device import is_gpu, kind_of, memory_bytes_of
+from penstock.device import free_memory, identity_of, is_gpu, kind_of, memory_bytes_of
 from penstock.errors import BadInput
 from penstock.machine import usable_cores
 from penstock.measure.affine_fit import fit_affine
@@ -81,8 +81,8 @@ class Member:
     """What a rank reports about itself.
 
     ``node`` is the number that torchrun or srun has given its host; empty without them. It tells
-    hosts with the same name apart. ``by_nccl``: its messages go by NCCL, which carries them in
-    order (`penstock.cluster.cluster.Cluster`).
+    hosts with the same name apart, and ``identity`` devices of a host. ``by_nccl``: its messages go
+    by NCCL, which carries them in order (`penstock.cluster.cluster.Cluster`).
     """
 
     host: str
@@ -90,6 +90,7 @@ class Member:
     memory_bytes: float
     cores: int
     node: str = ""
+    identity: str = "cpu"
     by_nccl: bool = False
 
 
@@ -227,7 +228,15 @@ def this_member(device: torch.device) -> Member:
     """This rank's host, device and memory."""
     host, node = socket.gethostname(), os.environ.get("GROUP_RANK", "")
     cores = 0 if is_gpu(device) else usable_cores()
-    return Member(host, kind_of(device), memory_bytes_of(device), cores, node)
+    memory_bytes, identity = usable_bytes(device), identity_of(device)
+    return Member(host, kind_of(device), memory_bytes, cores, node, identity)
+
+
+def usable_bytes(device: torch.device) -> float:
+    """The memory that plans may use: of a GPU what no other process holds."""
+    if is_gpu(device):
+        return min(memory_bytes_of(device), free_memory(device).bytes)
+    return memory_bytes_of(device)
 
 
 def measured_pair(lower: int, upper: int, carrier: Carrier) -> MeasuredLink | None:
@@ -339,7 +348,7 @@ def measured_link(
 def cluster_alone(device: torch.device) -> Cluster:
     """A rank without others, which computes on ``device``."""
     if is_gpu(device):
-        own = Device(kind_of(device), memory_bytes_of(device))
+        own = Device(kind_of(device), usable_bytes(device))
         return Cluster("local-1", (Host("localhost", (own,), 0.0),))
     return local_cluster(1, usable_cores(), memory_bytes_of(device))
 
@@ -360,12 +369,16 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
     for name, group in ranks.items():
         inside = [f for (i, j), f in measured.items() if i in group and j in group]
         port = [f for (i, j), f in measured.items() if (i in group) != (j in group)]
-        # Between CPUs of a host messages go through memory.
-        both_ways = port or (inside if members[group[0]].kind != "cpu" else [])
+        sharing = Counter(members[rank].identity for rank in group)
+        # Between ranks that share a CPU or a GPU messages go through memory.
+        both_ways = port or (inside if max(sharing.values()) == 1 else [])
         hosts.append(
             Host(
                 name=name,
-                devices=tuple(device_of(members[rank], len(group), port) for rank in group),
+                devices=tuple(
+                    device_of(members[rank], sharing[members[rank].identity], port)
+                    for rank in group
+                ),
                 link_bytes_per_s=crowded_rate(inside),
                 link_latency_s=median(f.latency_s for f in inside) if inside else 0.0,
                 port_bytes_per_s=median(f.bytes_per_s for f in port) if port else 0.0,
@@ -403,18 +416,16 @@ def with_own_ports(cluster: Cluster) -> Cluster:
 
 
 def device_of(member: Member, sharing: int, port: Sequence[MeasuredLink]) -> Device:
-    """A rank's device; CPU workers of one host share its memory equally.
+    """A rank's device; ranks that compute on the same one share its memory equally.
 
-    Where there is a ``port``, all messages go through sockets, which take the CPU's time. Ranks of
-    a single host pass messages through shared memory, in hardly any.
+    Where CPUs have a ``port``, all messages go through sockets, which take their time. Ranks of a
+    single host pass messages through shared memory, in hardly any.
     """
-    if member.kind != "cpu":
-        return Device(member.kind, member.memory_bytes)
-    if not port:
-        return Device(member.kind, member.memory_bytes / sharing)
-    return Device(
-        member.kind,
-        member.memory_bytes / sharing,
+    own = Device(member.kind, member.memory_bytes / sharing)
+    if member.kind != "cpu" or not port:
+        return own
+    return replace(
+        own,
         message_s=median(link.message_s for link in port),
         message_bytes_per_s=median(link.message_bytes_per_s for link in port),
     )
