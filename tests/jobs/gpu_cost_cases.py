@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.cluster.cluster import Cluster
-from penstock.jobs import live_cluster
+from penstock.jobs import live_cluster, profile_job
 from penstock.jobs.job import Job
 from penstock.jobs.live_cluster import LiveCluster, measure_cluster
 from penstock.jobs.profile_job import CostedJob, cost_job
-from penstock.measure import clock, layer_times, links
+from penstock.measure import clock, links
 from penstock.measure.layer_times import measure_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.world import join_world
@@ -78,7 +78,8 @@ def with_gpus(devices: int) -> None:
     clock_of_layers = SimpleNamespace(**{**vars(time), "perf_counter": Later.perf_counter})
     stand_in_gpu.time = clock.time = clock_of_layers  # type: ignore[assignment]
     links.GPU_SIZES_BYTES = (4_096, 65_536, 1_048_576)  # type: ignore[assignment]
-    layer_times.IN_FLIGHT = 1
+    links.ROUND_TRIPS = profile_job.REPEATS = 1
+    clock.WARM_UP_SIDE = 64
 
 
 def costed() -> CostedJob | None:
