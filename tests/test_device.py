@@ -239,3 +239,21 @@ def test_memory_is_that_of_tensors_of_torch_and_of_all_processes(
     assert device.reserved_peak_bytes(gpu) == 6 * GIGABYTE
     assert device.bytes_of_all_processes(gpu) == 70 * GIGABYTE
     assert device.reserved_peak_bytes(cpu) == device.bytes_of_all_processes(cpu) == 0
+
+
+@pytest.mark.parametrize("own", ["tf32", "ieee"])
+def test_without_tf32_models_may_switch_cudnn_off_and_all_is_put_back(own: str) -> None:
+    """As the CTC loss of transformers does; the user's precisions may differ among themselves."""
+    cudnn: Any = torch.backends.cudnn
+    first = cudnn.allow_tf32, cudnn.rnn.fp32_precision
+    cudnn.conv.fp32_precision = own
+    try:
+        with device.without_tf32():
+            assert cudnn.conv.fp32_precision == cudnn.rnn.fp32_precision == "ieee"
+            with cudnn.flags(enabled=False):
+                pass
+            assert not cudnn.allow_tf32
+        assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == (own, first[1])
+    finally:
+        cudnn.allow_tf32 = first[0]
+    assert (cudnn.allow_tf32, cudnn.rnn.fp32_precision) == first

@@ -355,9 +355,16 @@ def without_tf32() -> Iterator[None]:
     backends: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul)
     before = [backend.fp32_precision for backend in backends]
     try:
+        flag = cudnn.allow_tf32
+    except RuntimeError:  # the user's settings differ, and then torch does not say
+        flag = True
+    try:
+        # The older flag agrees with the rest, or what reads it raises, such as `cudnn.flags`.
+        cudnn.allow_tf32 = False
         for backend in backends:
             backend.fp32_precision = "ieee"
         yield
     finally:
+        cudnn.allow_tf32 = flag
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
