@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     """The guide's files, and some English text."""
     (tmp_path / "config.json").write_text(blocks("json")[0])
     (tmp_path / "text.txt").write_text("\n\n".join(topics[name] for name in sorted(topics)[:9]))
-    (tmp_path / "pictures.py").write_text(blocks("python")[0])
+    (tmp_path / "my_pictures.py").write_text(blocks("python")[0])
     return tmp_path
 
 

@@ -20,7 +20,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import TensorSpec
-from penstock.errors import PenstockError
+from penstock.errors import BadInput, PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.callbacks import Closing, Event
 from penstock.runtime.evaluation.inference import RankOutputs
@@ -97,7 +97,7 @@ def threads_of_gloo() -> int:
     """How many threads of this process work for process groups."""
     found = 0
     for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):  # it has ended meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             found += (task / "comm").read_text() == "pt_gloo_runloop\n"
     return found
 
@@ -423,3 +423,16 @@ def failed(transport: str, count: int) -> dict[str, Any]:
     """Only the failed pipelines."""
     two_at_once("shared-memory")
     return failed_pipelines(transport, count)
+
+
+def all_stages_in_one_process() -> str:
+    """What is said of a pipeline whose stages are all to be in one process of two."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    plan = Plan((Stage(range(1), (0,), (4,)), Stage(range(1, 2), (1,), (4,))), 3, 4, "gpipe")
+    try:
+        Pipeline(
+            model, plan, BATCH, loss=functional.mse_loss, safety=Safety(transport="in-process")
+        )
+    except BadInput as problem:
+        return str(problem)
+    return ""

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from runtime.pipeline_life_cases import all_stages_in_one_process
 from torch import nn
 from torch.nn import functional
 from torch.optim import AdamW
 
 from penstock.capture.chain import Chain
-from penstock.errors import BadInput
 from penstock.plan.in_one_process import in_one_process
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
@@ -109,14 +109,6 @@ def test_a_checkpoint_of_stages_that_update_apart_goes_on_exactly(
             assert torch.equal(tensor, weights[name]), name
 
 
-def refused() -> str:
-    try:
-        pipeline(plan_for("gpipe"))
-    except BadInput as problem:
-        return str(problem)
-    return ""
-
-
 def test_several_processes_are_refused_in_a_line() -> None:
-    for line in launch_workers(refused, (), workers=2, threads=1):
+    for line in launch_workers(all_stages_in_one_process, (), workers=2, threads=1):
         assert line.startswith("transport 'in-process' holds all stages in one process, and 2 run")

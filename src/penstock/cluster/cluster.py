@@ -1,5 +1,6 @@
 """Devices, hosts and the links between them."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +10,16 @@ from math import isclose
 from penstock.core.native import ChipMemory
 from penstock.errors import BadInput
 
-__all__ = ["Cluster", "Device", "Host", "Link", "with_boundless_memory", "with_memory_reserve"]
+__all__ = [
+    "Cluster",
+    "Device",
+    "Host",
+    "Link",
+    "model_and_memory",
+    "same_memory",
+    "with_boundless_memory",
+    "with_memory_reserve",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,3 +388,26 @@ def with_devices(cluster: Cluster, changed: Callable[[Device], Device]) -> Clust
     """The cluster with ``changed`` applied to every device."""
     hosts = tuple(replace(h, devices=tuple(map(changed, h.devices))) for h in cluster.hosts)
     return replace(cluster, hosts=hosts)
+
+
+SAY_NOTHING = re.compile(r"nvidia|tesla|geforce|amd|instinct|oam|sxm\d?|hbm\de?")
+"""Words that tell no two models apart; a device whose name lacks them counts as on a module."""
+
+
+def model_and_memory(kind: str) -> tuple[frozenset[str], str]:
+    """The words that name a model, and its memory, empty where the name does not say it.
+
+    >>> model_and_memory("NVIDIA A100-SXM4-80GB") == model_and_memory("A100-80GB")
+    True
+    >>> model_and_memory("NVIDIA GeForce RTX 4090")
+    (frozenset({'rtx4090'}), '')
+    """
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\brtx (?=\d)", "rtx", kind.lower()))
+    memory = next((word for word in words if re.fullmatch(r"\d+gb", word)), "")
+    model = frozenset(word for word in words if not SAY_NOTHING.fullmatch(word))
+    return model - {memory}, memory
+
+
+def same_memory(one: str, other: str) -> bool:
+    """Whether two names do not say different memories."""
+    return not (one and other) or one == other

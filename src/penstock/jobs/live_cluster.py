@@ -12,21 +12,15 @@ import torch
 
 from penstock.cluster.cluster import Cluster, Link
 from penstock.device import is_gpu
+from penstock.jobs.profile_job import measured_pairs
 from penstock.measure.clock import warm_up, work_s
-from penstock.measure.links import (
-    Carrier,
-    MeasuredLink,
-    Member,
-    cluster_alone,
-    cluster_of,
-    measure_pairs,
-)
+from penstock.measure.links import MeasuredLink, cluster_alone, cluster_of
 from penstock.measure.workers import CLEARLY_LESS, usual_kind, with_speeds
 from penstock.runtime.processes.heartbeat import LIMIT_S
-from penstock.runtime.processes.world import World, join_world
+from penstock.runtime.processes.world import join_world
 from penstock.words import rate_text
 
-__all__ = ["LiveCluster", "differences_from", "measure_cluster", "measured_pairs", "slow_parts"]
+__all__ = ["LiveCluster", "differences_from", "measure_cluster", "slow_parts"]
 
 Pairs = Mapping[tuple[int, int], MeasuredLink]
 
@@ -66,20 +60,6 @@ def measure_cluster(device: str = "cpu", dtype: torch.dtype = torch.float32) -> 
     finally:
         world.leave()
     return slow_parts(cluster_of(members, dict(pairs)), pairs, seconds)
-
-
-def measured_pairs(world: World) -> tuple[list[Member], dict[tuple[int, int], MeasuredLink]]:
-    """The ranks of a world and the links between them, by what will carry their messages.
-
-    Messages of ranks that share a GPU go through the host's memory, and others of GPUs by NCCL.
-    """
-    if world.backend == "gloo":
-        return measure_pairs(world.device, Carrier(torch.device("cpu")))
-    group = world.new_group(range(world.size))
-    assert group is not None
-    found = measure_pairs(world.device, Carrier(world.device, group))
-    world.abandon(group)
-    return found
 
 
 def product_s(device: torch.device, dtype: torch.dtype) -> float:

@@ -32,11 +32,17 @@ from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
 from penstock.jobs import SEVERAL_GPUS
 from penstock.jobs.data_lengths import data_lengths, mean_profile
 from penstock.jobs.job import Job
-from penstock.jobs.live_cluster import measured_pairs
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
-from penstock.measure.links import cluster_alone, cluster_of
+from penstock.measure.links import (
+    Carrier,
+    MeasuredLink,
+    Member,
+    cluster_alone,
+    cluster_of,
+    measure_pairs,
+)
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.same_work import parameters_of
 from penstock.measure.tensor_parallel import with_tensor_parallel
@@ -59,6 +65,7 @@ __all__ = [
     "cluster_for",
     "cost_job",
     "has_tensor_costs",
+    "measured_pairs",
     "profile_job",
 ]
 
@@ -303,6 +310,20 @@ def sizes_to_measure(job: Job) -> tuple[int, ...]:
     choices = job.micro_batch_choices()
     largest, smallest = max(choices), max(1, min(choices) // 2)
     return tuple(sorted({smallest, max(1, largest // 4), max(1, largest // 2), largest}))
+
+
+def measured_pairs(world: World) -> tuple[list[Member], dict[tuple[int, int], MeasuredLink]]:
+    """The ranks of a world and the links between them, by what will carry their messages.
+
+    Messages of ranks that share a GPU go through the host's memory, and others of GPUs by NCCL.
+    """
+    if world.backend == "gloo":
+        return measure_pairs(world.device, Carrier(torch.device("cpu")))
+    group = world.new_group(range(world.size))
+    assert group is not None
+    found = measure_pairs(world.device, Carrier(world.device, group))
+    world.abandon(group)
+    return found
 
 
 def cost_job(world: World, job: Job, device: str) -> CostedJob | None:

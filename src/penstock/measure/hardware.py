@@ -33,7 +33,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from penstock.cluster.device_kinds import model_and_memory, same_memory
+from penstock.cluster.cluster import model_and_memory, same_memory
 from penstock.document import Entry, read_document
 from penstock.errors import BadInput
 

@@ -6,8 +6,7 @@ from functools import cached_property
 from math import inf
 from typing import Literal, TypeAlias, TypeVar, cast
 
-from penstock.cluster.cluster import Cluster, with_memory_reserve
-from penstock.cluster.device_kinds import model_and_memory, same_memory
+from penstock.cluster.cluster import Cluster, model_and_memory, same_memory, with_memory_reserve
 from penstock.errors import BadInput
 from penstock.plan.choices import choice_refusal
 from penstock.plan.ordering import blocks_refusal

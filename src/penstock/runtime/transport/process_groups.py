@@ -177,7 +177,9 @@ class GroupTransport:
             self._post(first)
         buffer = packed(message, tensors)
         try:
-            work = dist.isend(as_bytes(buffer), message.receiver, group=self._group_of(message))
+            work = dist.isend(
+                self._as_sent(buffer), message.receiver, group=self._group_of(message)
+            )
         except RuntimeError as cause:
             raise self._failure(cause, str(message), message.receiver) from cause
         sending.append(Sent(message, buffer, work, self._before.get(id(message), 0)))
@@ -279,13 +281,17 @@ class GroupTransport:
         assert peer != self._world.rank, f"{message} is to be sent before what is waited for"
         buffer = empty_buffer(message, self._world.device)
         try:
-            work = dist.irecv(as_bytes(buffer), peer, group=self._group_of(message))
+            work = dist.irecv(self._as_sent(buffer), peer, group=self._group_of(message))
         except RuntimeError as cause:
             # The sender has ended since the last message.
             raise self._failure(cause, str(message), peer) from cause
         self._asked_for += 1
         self._posted_bytes += message.bytes
         self._posted[peer].append(Posted(message, buffer, work))
+
+    def _as_sent(self, buffer: torch.Tensor) -> torch.Tensor:
+        """A buffer as the backend takes it: NCCL knows fewer types than torch, but bytes."""
+        return buffer if self._by_gloo else as_bytes(buffer)
 
     def _group_of(self, message: Message) -> dist.ProcessGroup:
         group = self._up if message.sender < message.receiver else self._down
