@@ -428,7 +428,7 @@ def failed(transport: str, count: int) -> dict[str, Any]:
 def all_stages_in_one_process() -> str:
     """What is said of a pipeline whose stages are all to be in one process of two."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    plan = Plan((Stage(range(1), (0,), (4,)), Stage(range(1, 2), (1,), (4,))), 3, 4, "gpipe")
+    plan = Plan((Stage(range(1), (0,), (4,)), Stage(range(1, 3), (1,), (4,))), 3, 4, "gpipe")
     try:
         Pipeline(
             model, plan, BATCH, loss=functional.mse_loss, safety=Safety(transport="in-process")
