@@ -1,5 +1,3 @@
-import os
-import signal
 import time
 
 import pytest
@@ -27,18 +25,3 @@ def test_nothing_is_told_of_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> 
         raise ZeroDivisionError
     time.sleep(0.1)
     assert heard == []
-
-
-def test_ctrl_c_ends_a_block_whose_imports_catch_everything() -> None:
-    def swallows() -> None:
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-        except:  # noqa: E722 (as some packages do)
-            pass
-
-    before = signal.getsignal(signal.SIGINT)
-    assert before is signal.default_int_handler
-    with pytest.raises(KeyboardInterrupt), notice_if_long(print, "importing"):
-        swallows()
-    assert signal.getsignal(signal.SIGINT) is before

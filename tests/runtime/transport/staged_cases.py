@@ -28,8 +28,9 @@ class LateMark:
         self.stream, self.due_s = stream, due_s
 
     def query(self) -> bool:
-        self.stream.advance(time.perf_counter())
-        return time.perf_counter() >= self.due_s
+        now_s = time.perf_counter()
+        self.stream.advance(now_s)
+        return now_s >= self.due_s
 
     def synchronize(self) -> None:
         time.sleep(max(0.0, self.due_s - time.perf_counter()))

@@ -92,7 +92,7 @@ class CopyThread:
                         self.under_way.popleft().publish()
                 if self._own.words[ASLEEP] and not self.under_way:
                     self._own.wake()
-        except (RuntimeError, OSError) as cause:
+        except Exception as cause:  # the rank raises it where it waits
             self._failure = cause
 
     def _first(self) -> Copy | None:
