@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, resource_tracker, util
 from typing import Any
 
 from penstock.errors import BadInput, shortened
@@ -30,14 +30,17 @@ SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
 def begin_fork_server(imports: Sequence[str]) -> None:
     """Start the server of a command, before the command has imported what it needs itself.
 
-    Ctrl-C is for the command alone: the server and its forks ignore it. The server ends with the
-    command, also where it has not yet imported everything.
+    Ctrl-C is for the command alone: the server and its forks do not see it. One that comes
+    meanwhile is kept for the command. The server ends with the command, also where it has not yet
+    imported everything.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where it does not run, the server would start it, which lets Ctrl-C through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         ensure_fork_server(imports)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     atexit.register(end_fork_server)
 
 
