@@ -35,6 +35,7 @@ __all__ = [
     "json_text",
     "parse_json",
     "parse_toml",
+    "read_config",
     "read_document",
     "read_text",
     "unknown_key",
@@ -187,6 +188,19 @@ def integer(text: str) -> int:
     if len(text) > LONGEST_INTEGER or not -(2**63) <= int(text) < 2**63:
         raise ValueError(f"the number {shorter(text)}, which has more than 64 bits")
     return int(text)
+
+
+def read_config(place: str | Path) -> dict[str, Json]:
+    """The table of a configuration of transformers: a file, or a directory with its config.json.
+
+    Raises:
+        BadInput: there is no such file, or it is no table.
+    """
+    file = Path(place) / "config.json" if Path(place).is_dir() else Path(place)
+    found = parse_json(read_text(file, "config"), file, "config")
+    if not isinstance(found, dict):
+        raise BadInput(f"config '{file}' is no table; name a config.json of transformers")
+    return found
 
 
 def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:

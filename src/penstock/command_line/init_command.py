@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 from typer import Option
 
 from penstock.command_line import options
 from penstock.command_line.terminal import Terminal
-from penstock.document import check_place, parse_json, read_text, write_text
+from penstock.document import check_place, read_config, write_text
 from penstock.errors import BadInput
 
 __all__ = ["init"]
@@ -47,7 +47,10 @@ def init(
     check_place(out)
     lines = [f"# Train it: penstock train {out}", ""]
     if not (config or model or data):
-        lines += ["# A built-in job (see 'penstock list'); keys below change it.", *base_lines()]
+        lines += [
+            "# A built-in job (see 'penstock list'); keys below change it.",
+            'base = "gpt-text"',
+        ]
     else:
         lines += [*model_lines(config, model, out), "", *data_lines(config, model, data, out)]
     write_text(out, "\n".join([*lines, "", *TRAINING]) + "\n")
@@ -75,11 +78,6 @@ TRAINING = (
     "# The rate rises over so many steps, and then falls as a cosine to a tenth.",
     "warm_up_steps = 10",
 )
-
-
-def base_lines() -> list[str]:
-    """A built-in job."""
-    return ['base = "gpt-text"']
 
 
 def model_lines(config: str, model: str, out: str) -> list[str]:
@@ -126,7 +124,7 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
     length = LONGEST_WINDOW
     tokenizer = ""
     if config:
-        longest = table_of(config).get("max_position_embeddings", length)
+        longest = read_config(config).get("max_position_embeddings", length)
         length = min(length, longest) if isinstance(longest, int) else length
         beside_it = Path(config).parent / "tokenizer.json"
         if beside_it.exists():
@@ -139,18 +137,9 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
     return [*lines, "# The share of samples that the training does not see.", "held_out = 0.1"]
 
 
-def table_of(config: str) -> dict[str, Any]:
-    """The table of a configuration."""
-    place = Path(config) / "config.json" if Path(config).is_dir() else Path(config)
-    found = parse_json(read_text(place, "config"), place, "config")
-    if not isinstance(found, dict):
-        raise BadInput(f"config '{place}' is no table; name a config.json of transformers")
-    return found
-
-
 def class_of(config: str) -> str:
     """The class of transformers that a configuration names; else that of language models."""
-    named = table_of(config).get("architectures")
+    named = read_config(config).get("architectures")
     names = cast("list[str]", named) if isinstance(named, list) else []
     return f"transformers:{names[0] if names else 'AutoModelForCausalLM'}"
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from penstock.capture.stage_program import Batch
-from penstock.document import parse_json, read_text
+from penstock.document import read_config
 from penstock.errors import BadInput
 from penstock.jobs.job import CALLS, Data, Split, check_call, member_at
 
@@ -102,10 +102,7 @@ def configuration(kind: Any, arguments: Mapping[str, Any]) -> Any:
     place, name = keys.pop("config", None), keys.pop("model_type", None)
     own: dict[str, Any] = {}
     if place is not None:
-        file = Path(place) / "config.json" if Path(place).is_dir() else Path(place)
-        own = cast("dict[str, Any]", parse_json(read_text(file, "config"), file, "config"))
-        if not isinstance(own, dict):
-            raise BadInput(f"config '{file}' is no table; name a config.json of transformers")
+        own = dict(read_config(place))
         name = name or own.get("model_type")
     if kind is None:
         if not isinstance(name, str):
