@@ -43,7 +43,7 @@ def test_a_name_of_the_package(name: str) -> None:
 
 @pytest.mark.parametrize("group", [Update, Safety])
 def test_every_option_of_a_group_but_the_new_ones_was_an_argument(group: type) -> None:
-    new = {"meet_every", "outer_learning_rate", "outer_momentum"}
+    new = {"meet_every", "outer_learning_rate", "outer_momentum", "schedule_follows"}
     options = (option.name for option in fields(group))
     assert IN_GROUPS[group.__name__] == tuple(name for name in options if name not in new)
 

@@ -178,6 +178,24 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
             ["both fused and foreach", "set one of them"],
         ),
         (
+            'base = "gpt-text"\n[optimizer]\nschedule = "plateau"\n',
+            ["no warm-up", "warm_up_steps = 0"],
+        ),
+        (
+            'base = "gpt-text"\n[optimizer]\nfollows = "loss"\n',
+            ['are for schedule = "plateau"', 'schedule is "cosine"'],
+        ),
+        (
+            'base = "gpt-text"\n[optimizer]\nschedule = "plateau"\nwarm_up_steps = 0\n'
+            "plateau = { factr = 0.5 }\n",
+            ["optimizer.plateau", "factr", "factor = 0.5"],
+        ),
+        (
+            'base = "gpt-text"\n[optimizer]\nschedule = "plateau"\nwarm_up_steps = 0\n'
+            'follows = "evaluation_acuracy"\n',
+            ["'evaluation_acuracy'", "'evaluation_loss'"],
+        ),
+        (
             'base = "gpt-text"\n[loss_scaling]\nbackoff = 2.0\n',
             ["backoff of the loss scaling is 2.0", "between 0 and 1"],
         ),

@@ -17,7 +17,7 @@ from penstock.runtime.conflicts import (
     SETTINGS,
     check_conflicts,
     uses_of,
-    uses_of_optimizer,
+    uses_of_training,
 )
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
@@ -36,7 +36,7 @@ ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
 def test_every_use_of_the_table_has_words_somewhere() -> None:
     """A misspelt use would never be met."""
     own = {*SETTINGS, *uses_of(PLAN), "lengths", "kinds", "newer weights"}
-    own |= {"tied stages", "tied", "thawed", *CHOICES, *uses_of_optimizer(None)}
+    own |= {"tied stages", "tied", "thawed", *CHOICES, *uses_of_training(None)}
     assert {use for rule in CONFLICTS for use in (rule.this, rule.that)} == own
 
 
@@ -110,8 +110,8 @@ class Normed(torch.optim.SGD):
 )
 def test_a_trial_tells_rules_that_look_at_all_parameters_from_torchs(kind: str) -> None:
     made = getattr(torch.optim, kind)([nn.Parameter(torch.ones(3, 3))], lr=0.01)
-    assert uses_of_optimizer(made)["all parameters"] == ""
-    normed = uses_of_optimizer(Normed([nn.Parameter(torch.ones(2))], lr=0.01))
+    assert uses_of_training(made)["all parameters"] == ""
+    normed = uses_of_training(Normed([nn.Parameter(torch.ones(2))], lr=0.01))
     assert normed["all parameters"] == "optimizer Normed"
     check_conflicts(normed | uses_of(replace(PLAN, stages=PLAN.stages[:1])))
     two = Plan((Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,))), 4, 1, "1f1b")

@@ -21,7 +21,8 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from penstock.capture.batch_layout import RowsOf
@@ -170,10 +171,12 @@ class OptimizerSettings:
     """Which optimizer to use, and how its learning rate changes over the steps.
 
     The rate rises linearly to ``learning_rate`` over ``warm_up_steps``. Then ``"cosine"`` lowers it
-    to a tenth at the last step, and ``"constant"`` keeps it. ``betas`` are for Adam and AdamW,
-    ``momentum`` is for SGD and Muon. ``"muon"`` uses Muon for matrices and AdamW for the rest.
-    ``fused`` and ``foreach`` are PyTorch's options: one kernel for all parameters, or one kernel
-    for each kind of operation. With neither, parameters are stepped one by one.
+    to a tenth at the last step, and ``"constant"`` keeps it. ``"plateau"`` is torch's
+    ``ReduceLROnPlateau`` with the arguments ``plateau`` and no warm-up; it ``follows`` the loss of
+    steps, ``"loss"``, or a result of evaluations by its name in a run's records. ``betas`` are for
+    Adam and AdamW, ``momentum`` is for SGD and Muon. ``"muon"`` uses Muon for matrices and AdamW
+    for the rest. ``fused`` and ``foreach`` are PyTorch's options: one kernel for all parameters, or
+    one kernel for each kind of operation. With neither, parameters are stepped one by one.
 
     ``name`` may also be a class of any module, ``"torch.optim:Adafactor"``, which is given the
     parameters, the learning rate as ``lr``, and ``arguments``. ``no_decay`` are patterns of names
@@ -189,7 +192,9 @@ class OptimizerSettings:
     weight_decay: Amount = 0.0
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)
     momentum: float = 0.9
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "constant", "plateau"] = "cosine"
+    plateau: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    follows: str = "evaluation_loss"
     warm_up_steps: Interval = 10
     fused: bool = True
     foreach: bool = False
@@ -209,6 +214,24 @@ class OptimizerSettings:
                 f'optimizer.arguments are for a class, as name = "torch.optim:NAdam", and not for '
                 f"'{self.name}', whose keys stand in [optimizer]"
             )
+        if self.schedule != "plateau":
+            if self.plateau or self.follows != "evaluation_loss":
+                raise BadInput(
+                    f'optimizer.plateau and optimizer.follows are for schedule = "plateau", and '
+                    f'schedule is "{self.schedule}"; leave them out'
+                )
+        elif self.warm_up_steps:
+            raise BadInput(
+                'optimizer.schedule = "plateau" has no warm-up; set optimizer.warm_up_steps = 0'
+            )
+        else:
+            try:
+                ReduceLROnPlateau(SGD([torch.zeros(1)]), **self.plateau)
+            except (TypeError, ValueError) as problem:
+                raise BadInput(
+                    f"optimizer.plateau: {problem}; give arguments of ReduceLROnPlateau, such as "
+                    f"{{ factor = 0.5, patience = 2 }}"
+                ) from None
         if self.fused and self.foreach:
             raise BadInput(
                 "the optimizer is to be both fused and foreach; set one of them, or fused = false"
@@ -499,6 +522,14 @@ class Job:
                     f"{whose}: micro-batch size {size} does not divide the batch size "
                     f"{self.batch_size}; use one of {list(sizes[::-1][:12])}"
                 )
+        if self.follows_evaluations:
+            known = [f"evaluation_{name}" for name in ("loss", *self.metrics)]
+            if self.optimizer.follows not in known or not self.evaluate_every:
+                raise BadInput(
+                    f"{whose}: optimizer.follows is '{self.optimizer.follows}', and evaluate_every "
+                    f"{self.evaluate_every}; let it follow 'loss', or with evaluate_every above 0 "
+                    f"one of {known}"
+                )
         _ = self.meetings
         check_conflicts(self.uses, f"{whose}: ")
 
@@ -518,6 +549,11 @@ class Job:
         own = {name: getattr(self, name) for name in names}
         Update(**own)
         return own
+
+    @property
+    def follows_evaluations(self) -> bool:
+        """Whether the learning-rate schedule is stepped with a result of evaluations."""
+        return self.optimizer.schedule == "plateau" and self.optimizer.follows != "loss"
 
     @property
     def reads_parts(self) -> bool:

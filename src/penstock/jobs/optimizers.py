@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from penstock.errors import BadInput
 from penstock.jobs.job import OptimizerSettings, member_at
@@ -97,10 +97,11 @@ def groups_of(settings: OptimizerSettings, named: Named) -> list[Any]:
 
 def learning_rate_schedule(
     settings: OptimizerSettings, steps: int, updates_per_step: int = 1
-) -> Callable[[torch.optim.Optimizer], LambdaLR]:
+) -> Callable[[torch.optim.Optimizer], LRScheduler]:
     """A function that makes the learning-rate schedule over ``steps`` steps.
 
-    If weights are updated several times in a step, all its updates have the same rate.
+    "plateau" is torch's ``ReduceLROnPlateau``, which follows a metric. If weights are updated
+    several times in a step, all its updates have the same rate.
 
     share(k) = min(1, (k + 1) / warm_up_steps) * decay(k),
     decay(k) = 0.1 + 0.45 (1 + cos(pi * k / steps))    or 1 if the rate is constant
@@ -113,6 +114,8 @@ def learning_rate_schedule(
         wave = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
         return warm_up * (LEAST_SHARE + (1 - LEAST_SHARE) * wave)
 
+    if settings.schedule == "plateau":
+        return lambda optimizer: ReduceLROnPlateau(optimizer, **settings.plateau)
     return lambda optimizer: LambdaLR(optimizer, lambda update: share(update // updates_per_step))
 
 

@@ -26,7 +26,7 @@ from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.measured_memory import MeasuredMemory
-from penstock.runtime.metrics import PAUSE, StepMetrics
+from penstock.runtime.metrics import PAUSE, StepMetrics, evaluation_row
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.settings import Safety, Update
@@ -209,6 +209,7 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
             seed=job.seed,
             loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
             optimizer_sync=job.optimizer_sync,
+            schedule_follows="evaluation" if job.follows_evaluations else "loss",
             **job.meetings,
             # A run that rolls back does so where the pipeline stops.
             on_non_finite="skip" if job.on_non_finite == "skip" else "stop",
@@ -273,6 +274,8 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
                 evaluation = evaluate(pipe, job)
                 records.evaluation(step, evaluation)
                 display.note(f"step {step}: {in_words(evaluation)}")
+                if job.follows_evaluations:
+                    pipe.step_schedule(evaluation_row(step, evaluation)[job.optimizer.follows])
             if job.checkpoint_every and step % job.checkpoint_every == 0:
                 # On the CPU, saving in the background would copy all state, which is not planned.
                 pipe.save(directory.checkpoints, wait=part.device == "cpu")

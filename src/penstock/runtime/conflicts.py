@@ -23,8 +23,8 @@ __all__ = [
     "check_conflicts",
     "uses_of",
     "uses_of_graph",
-    "uses_of_optimizer",
     "uses_of_settings",
+    "uses_of_training",
 ]
 
 
@@ -50,6 +50,9 @@ KEEPS_COPIES = "it keeps copies of the forward's weights, and the backward uses 
 ALONE = "each pipeline has its own gradients, of which no other rank has a part"
 TWO_AT_ONCE = "two batches are in the pipeline at once, and all must be of one kind there"
 SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weights, as 'pipedream'"
+BY_EVALUATION = (
+    'let it follow an evaluation: update=Update(schedule_follows="evaluation"), step_schedule()'
+)
 MEETS_AFTER = "use a schedule with a flush, such as '1f1b', and optimizer_sync=\"before\""
 
 THAWED = "call save(), make a new Pipeline from the model, and load()"
@@ -103,6 +106,10 @@ CONFLICTS = (
     Conflict("no flush", "undoing", "no stage waits for others", 'leave it "before"'),
     Conflict("newer weights", "autocast", KEEPS_COPIES, SAME_WEIGHTS),
     Conflict("newer weights", "compile", KEEPS_COPIES, SAME_WEIGHTS),
+    *(
+        Conflict(when, "by loss", "the loss is known after the next step has begun", BY_EVALUATION)
+        for when in ("no flush", "undoing")
+    ),
     Conflict("no flush", "kinds", TWO_AT_ONCE, "use a schedule with a flush"),
     Conflict("undoing", "kinds", TWO_AT_ONCE, 'leave it "before"'),
     Conflict("undoing", "no optimizer", "that needs an optimizer", "give it one"),
@@ -214,12 +221,13 @@ def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
     }
 
 
-def uses_of_optimizer(optimizer: Optimizer | None) -> dict[str, str]:
-    """The uses of an optimizer."""
+def uses_of_training(optimizer: Optimizer | None, by_loss: str = "") -> dict[str, str]:
+    """The uses of an optimizer, and of a schedule of class ``by_loss`` that follows the loss."""
     kind = type(optimizer).__name__
     return {
         "whole parameters": f"optimizer {kind}" * (kind in WHOLE_PARAMETERS),
         "all parameters": f"optimizer {kind}" * looks_at_all(optimizer),
+        "by loss": by_loss and f"{by_loss}, which follows the loss of every step,",
     }
 
 

@@ -35,7 +35,7 @@ from penstock.runtime.checkpoints.weight_saving import (
     whole_state_dict,
 )
 from penstock.runtime.clock import gather_timeline
-from penstock.runtime.conflicts import check_conflicts, uses_of, uses_of_graph, uses_of_optimizer
+from penstock.runtime.conflicts import check_conflicts, uses_of, uses_of_graph, uses_of_training
 from penstock.runtime.engine import Engine
 from penstock.runtime.evaluation.inference import Inference, PredictionView
 from penstock.runtime.gradients.loss_scaling import check_parameter_types
@@ -200,7 +200,9 @@ class Pipeline:
                     on_non_finite=options.update.on_non_finite,
                     meetings=meetings_of(engine, options.update),
                 )
-                check_conflicts(self._uses | uses_of_optimizer(training.optimizer))
+                training.by_loss = options.update.schedule_follows == "loss"
+                uses = uses_of_training(training.optimizer, training.by_loss * training.follows)
+                check_conflicts(self._uses | uses)
                 made = partial(way_to_train, engine, training, options.update)
                 steps = self._steps = world.all_succeed(made)
                 compared = options.verify, options.safety.verify_every
@@ -362,6 +364,31 @@ class Pipeline:
         """
         self._steps.drain()
         return self._inference.predict(batch, everywhere=everywhere)
+
+    def step_schedule(self, metric: float) -> None:
+        """Step a learning-rate schedule that follows a metric, such as ``ReduceLROnPlateau``.
+
+        It needs ``update=Update(schedule_follows="evaluation")``; all ranks must call this with the
+        same value, as an evaluation's loss is.
+
+        Raises:
+            BadInput: there is no such schedule, it follows the loss, or the values differ.
+        """
+        self._steps.drain()
+        training = self._training
+        if not training.follows or training.by_loss:
+            kind = training.follows or type(training.schedule).__name__
+            raise BadInput(
+                f"step() steps the learning-rate schedule ({kind}) by itself; leave step_schedule "
+                f'out, or use ReduceLROnPlateau with update=Update(schedule_follows="evaluation")'
+            )
+        given = self._world.all_gather(float(metric))
+        if len({repr(value) for value in given}) > 1:
+            raise BadInput(
+                f"step_schedule() was given {given} on the ranks; give each the same value, such "
+                f"as evaluate(batch).loss"
+            )
+        training.follow(given[0])
 
     def skip_step(self) -> None:
         """Count a step without taking it; a checkpoint then continues behind its batch."""

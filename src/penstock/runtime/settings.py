@@ -42,6 +42,9 @@ MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 Verification: TypeAlias = Literal["first-step", "off"]
 """When training is compared with the whole model."""
 
+Follows: TypeAlias = Literal["loss", "evaluation"]
+"""Which metric a schedule such as ReduceLROnPlateau follows."""
+
 OnNonFinite: TypeAlias = Literal["stop", "skip"]
 """Whether a step with NaN or infinity raises an error, or is left out on all ranks."""
 
@@ -74,6 +77,10 @@ class Update:
     ranks, without an error. ``prediction_error_every``: under a schedule that predicts weights,
     measure the error of the prediction every that many updates (0: never).
 
+    A learning-rate schedule whose ``step`` needs a metric, as torch's ``ReduceLROnPlateau`` does,
+    follows the loss of every step; with ``schedule_follows="evaluation"`` it follows what is given
+    to `Pipeline.step_schedule`.
+
     With ``meet_every`` the replicas of all stages are pipelines side by side: each trains alone on
     its rows of every batch, and its weights meet the others' every so many steps (0: gradients are
     summed in every step). Then all go on from the mean of their weights, or, as in DiLoCo, from an
@@ -90,6 +97,7 @@ class Update:
     optimizer_sync: OptimizerSync = "before"
     on_non_finite: OnNonFinite = "stop"
     prediction_error_every: int = 0
+    schedule_follows: Follows = "loss"
     meet_every: int = 0
     outer_learning_rate: float = 1.0
     outer_momentum: float = 0.0
@@ -97,6 +105,7 @@ class Update:
     def __post_init__(self) -> None:
         check_choice("optimizer_sync", self.optimizer_sync, get_args(OptimizerSync))
         check_choice("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
+        check_choice("schedule_follows", self.schedule_follows, get_args(Follows))
         check_intervals("updates", prediction_error_every=self.prediction_error_every)
         check_intervals("steps", meet_every=self.meet_every)
         if not 0 < self.outer_learning_rate < inf:

@@ -1,4 +1,4 @@
-"""Optimizers and schedules whose step needs an argument are refused before a step."""
+"""Optimizers and schedules whose step needs more than it gets are refused before a step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,18 +13,25 @@ from penstock.errors import BadInput
 from penstock.runtime.steps.training import Training
 
 
+class OfTwo:
+    def __init__(self, optimizer: Optimizer) -> None: ...
+
+    def step(self, one: float, other: float) -> None: ...
+
+
 def training(make: Callable[..., Optimizer], schedule: Callable[..., Any]) -> Training:
     own = [("weight", nn.Parameter(torch.ones(2)))]
     return Training([own], torch.device("cpu"), lambda p: make(p, lr=0.1), schedule)
 
 
-def test_a_step_that_needs_an_argument_is_refused() -> None:
+def test_a_step_that_needs_more_is_refused() -> None:
     with pytest.raises(BadInput, match=r"LBFGS.step\(\) is called without arguments .*'closure'"):
         training(LBFGS, lambda optimizer: None)
-    with pytest.raises(BadInput, match=r"ReduceLROnPlateau.step\(\) is called .*'metrics'"):
-        training(SGD, ReduceLROnPlateau)
+    with pytest.raises(BadInput, match=r"OfTwo.step\(\) .*'other'.* one metric"):
+        training(SGD, OfTwo)
 
 
 def test_other_optimizers_and_schedules_are_made() -> None:
     made = training(AdamW, lambda optimizer: OneCycleLR(optimizer, 1.0, 10))
-    assert isinstance(made.schedule, OneCycleLR)
+    assert isinstance(made.schedule, OneCycleLR) and not made.follows
+    assert training(SGD, ReduceLROnPlateau).follows == "ReduceLROnPlateau"

@@ -65,18 +65,16 @@ class Updated:
     non_finite: str = ""
 
 
-def check_steps_alone(stepped: Optimizer | LRScheduler | None) -> None:
-    """Raise `BadInput` for an optimizer or schedule whose ``step()`` needs an argument."""
-    if stepped is None:
-        return
+def check_steps(stepped: Optimizer | LRScheduler, *given: float) -> None:
+    """Raise `BadInput` for an optimizer or schedule whose ``step`` needs other arguments."""
     try:
         # A schedule puts a function of its own in place of the optimizer's bound method.
-        signature(type(stepped).step).bind(stepped)
+        signature(type(stepped).step).bind(stepped, *given)
     except TypeError as problem:
         kind = type(stepped).__name__
         raise BadInput(
             f"{kind}.step() is called without arguments and needs them ({problem}); use one that "
-            f"needs none, such as AdamW or LambdaLR"
+            f"needs none, such as AdamW or LambdaLR, or a schedule that needs one metric"
         ) from None
 
 
@@ -91,15 +89,34 @@ def made_of(make: MakeOptimizer, parameters: Sequence[tuple[str, nn.Parameter]])
 
 @dataclass(frozen=True, slots=True)
 class Stepper:
-    """An optimizer, and its learning-rate schedule."""
+    """An optimizer, and its learning-rate schedule; ``follows``: that is stepped with a metric."""
 
     optimizer: Optimizer
     schedule: LRScheduler | None
+    follows: bool
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, make: MakeSchedule | None) -> "Stepper":
+        """An optimizer with the schedule that is made for it.
+
+        Raises:
+            BadInput: one needs more arguments in ``step`` than it gets.
+        """
+        check_steps(optimizer)
+        schedule = make(optimizer) if make is not None else None
+        if schedule is None:
+            return cls(optimizer, None, follows=False)
+        try:
+            check_steps(schedule)
+        except BadInput:
+            check_steps(schedule, 0.0)
+            return cls(optimizer, schedule, follows=True)
+        return cls(optimizer, schedule, follows=False)
 
     def step(self) -> None:
-        """Update the weights, then the learning rate."""
+        """Update the weights, then the learning rate unless it follows a metric."""
         self.optimizer.step()
-        if self.schedule is not None:
+        if self.schedule is not None and not self.follows:
             self.schedule.step()
 
 
@@ -114,7 +131,8 @@ class Training:
     schedule counts only steps that were taken. ``on_non_finite`` says what follows a step whose
     loss or gradients are not finite. ``left_out`` is the number of latest steps that were left out
     one after another. ``resting`` has states of parameters that were trained before. ``meetings``
-    are those of pipelines side by side that train alone.
+    are those of pipelines side by side that train alone. A schedule that follows a metric follows
+    the loss of every step, if ``by_loss``.
     """
 
     def __init__(
@@ -130,6 +148,7 @@ class Training:
         meetings: "Meetings | None" = None,
     ) -> None:
         self.steps = self.left_out = 0
+        self.by_loss = True
         self.meetings = meetings
         self.resting: tuple[dict[str, torch.Tensor], dict[str, Any]] = {}, {}
         self.on_non_finite: OnNonFinite = on_non_finite
@@ -141,10 +160,7 @@ class Training:
             # A stage without parameters must also follow the learning-rate schedule.
             nothing = nn.Parameter(torch.zeros(0, device=device))
             made = [made_of(optimizer, own or [("", nothing)]) for own in parameters]
-            self.steppers = [Stepper(each, schedule(each) if schedule else None) for each in made]
-        for stepper in self.steppers:
-            check_steps_alone(stepper.optimizer)
-            check_steps_alone(stepper.schedule)
+            self.steppers = [Stepper.of(each, schedule) for each in made]
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -219,6 +235,19 @@ class Training:
             buckets.scale(factor)
         for stepper in self.steppers:
             stepper.step()
+
+    @property
+    def follows(self) -> str:
+        """The class of the learning-rate schedule that is stepped with a metric; or empty."""
+        found = (type(s.schedule).__name__ for s in self.steppers if s.follows)
+        return next(found, "")
+
+    def follow(self, metric: float) -> None:
+        """Step the learning-rate schedules that follow a metric."""
+        for stepper in self.steppers:
+            if stepper.follows:
+                step: Any = stepper.schedule
+                step.step(metric)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The optimizer's tensors, by name."""
@@ -333,6 +362,8 @@ def flushed_step(
             update = after_bad_step(engine, training, begin, batches, seed, failure)
         if not update.skipped:
             engine.share_values()
+            if training.by_loss:
+                training.follow(totals.loss)
     if meetings is not None:
         meetings.after(training.steps)
     return metrics_of(training.steps, totals, update, samples)

@@ -1,0 +1,73 @@
+"""`penstock train` with rules of update that look beyond a step, as on one device."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from training_jobs import job_file
+
+from penstock.jobs.job import Job
+from penstock.jobs.job_file import find_job
+from penstock.jobs.optimizers import optimizer_factory
+from penstock.jobs.profile_job import built_model
+from penstock.jobs.train import TrainRequest, train_job
+from penstock.plan.json_file import write_plan
+from penstock.plan.plan import Plan, Stage
+
+pytestmark = pytest.mark.timeout(280)
+
+PLAN = Plan((Stage(range(2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
+
+
+def trained(job: Path, folder: Path, *, resume: bool = False) -> list[dict[str, Any]]:
+    """The records of a run, which goes on if it was there."""
+    write_plan(PLAN, folder / "plan.json")
+    plan = None if resume else folder / "plan.json"
+    run = folder / "run"
+    request = TrainRequest(workers=2, plan=plan, out=run, resume=resume, shown=False)
+    train_job(find_job(job), request)
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def alone(job: Job, arguments: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """The rates of the steps and the losses on held-out data, of torch's own loop."""
+    model = built_model(job)
+    optimizer = optimizer_factory(job.optimizer)(model.named_parameters())
+    schedule = ReduceLROnPlateau(optimizer, **arguments)
+    rates, held_out = list[float](), list[float]()
+    for step, (x, y) in enumerate(islice(job.batches("train"), job.steps), 1):
+        optimizer.zero_grad()
+        functional.mse_loss(model(x), y).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if step % job.evaluate_every == 0:
+            with torch.no_grad():
+                batches = islice(job.batches("held-out"), job.evaluation_batches)
+                losses = [functional.mse_loss(model(x), y).item() for x, y in batches]
+            held_out.append(sum(losses) / len(losses))
+            schedule.step(held_out[-1])
+    return rates, held_out
+
+
+def test_a_plateau_of_held_out_loss_lowers_the_rate_also_after_a_resume(tmp_path: Path) -> None:
+    path = job_file(tmp_path, steps=7, evaluate_every=1, seed=3)
+    # No loss is better than the one before by so much.
+    table = {"factor": 0.5, "patience": 1, "threshold": 0.9}
+    written = ", ".join(f"{key} = {value}" for key, value in table.items())
+    text = path.read_text().replace('schedule = "constant"', 'schedule = "plateau"')
+    whole = f"{text}\nwarm_up_steps = 0\nplateau = {{ {written} }}\n"
+    path.write_text(whole.replace("steps = 7", "steps = 5", 1))
+    trained(path, tmp_path)
+    path.write_text(whole)
+    rows = trained(path, tmp_path, resume=True)
+    rates, held_out = alone(find_job(path), table)
+    assert len(set(rates)) > 2
+    assert [row["learning_rate"] for row in rows if "learning_rate" in row] == rates
+    found = [row["evaluation_loss"] for row in rows if "evaluation_loss" in row]
+    torch.testing.assert_close(found, held_out, rtol=1e-5, atol=0)
