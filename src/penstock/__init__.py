@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from penstock.runtime.settings import Safety, Update
     from penstock.runtime.trackers import track
     from penstock.runtime.user_metrics import Evaluation
+    from penstock.runtime.weight_average import ExponentialAverage
     from penstock.runtime.weights.pretrained import Weights
     from penstock.simulate.simulation import simulate_plan
 
@@ -67,6 +68,7 @@ __all__ = [
     "Device",
     "Edge",
     "Evaluation",
+    "ExponentialAverage",
     "Host",
     "Infeasible",
     "LayerCost",
@@ -157,6 +159,7 @@ PLACES = {
     "penstock.runtime.plan_for_ranks": ("plan_for_ranks",),
     "penstock.runtime.processes.launch": ("launch_workers",),
     "penstock.runtime.settings": ("Safety", "Update"),
+    "penstock.runtime.weight_average": ("ExponentialAverage",),
     "penstock.runtime.weights.pretrained": ("Weights",),
     "penstock.simulate.simulation": ("simulate_plan",),
 }

@@ -55,6 +55,7 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     "skip": ({"on_non_finite": "skip"}, 'on_non_finite = "skip"'),
     "roll-back": ({"on_non_finite": "roll-back"}, 'on_non_finite = "roll-back"'),
     "meetings": ({"meet_every": 5}, "meet_every = 5"),
+    "average": ({"average_decay": 0.9}, "average_decay = 0.9"),
     "no checkpoints": ({"checkpoint_every": 0}, "checkpoint_every = 0"),
 }
 

@@ -1,4 +1,4 @@
-"""The examples of a large batch and of divided parameters run, and learn."""
+"""Examples of large batches, divided parameters, rates and averages run, and learn."""
 
 import re
 from pathlib import Path
@@ -17,6 +17,15 @@ def test_the_example_trains_in_workers_that_torchrun_could_have_started() -> Non
     match = re.fullmatch(r"step 30: loss (\d\.\d+) on 64 samples\nloss scale 65536\n", printed)
     assert match, printed
     assert float(match.group(1)) < 1.0
+
+
+def test_the_rate_falls_and_averaged_weights_are_evaluated() -> None:
+    script = str(EXAMPLES / "plateau_and_average.py")
+    printed, _ = launch_workers(run_script, (script, []), workers=2, threads=1)
+    match = re.fullmatch(r"rate (\S+), loss (\d\.\d+), (\d\.\d+) averaged\n", printed)
+    assert match, printed
+    assert float(match[1]) < 0.05
+    assert float(match[2]) < 0.5 and float(match[3]) < 0.5 and match[2] != match[3]
 
 
 def test_a_rank_keeps_half_of_the_parameters_while_it_trains() -> None:

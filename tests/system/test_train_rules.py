@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training_jobs import job_file
 
 from penstock.jobs.job import Job
@@ -34,9 +36,12 @@ def trained(job: Path, folder: Path, *, resume: bool = False) -> list[dict[str, 
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def alone(job: Job, arguments: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """The rates of the steps and the losses on held-out data, of torch's own loop."""
+def alone(
+    job: Job, arguments: dict[str, Any], decay: float
+) -> tuple[Any, list[float], list[float]]:
+    """The averaged model, the rates of steps, its losses on held-out data, of torch's own loop."""
     model = built_model(job)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     optimizer = optimizer_factory(job.optimizer)(model.named_parameters())
     schedule = ReduceLROnPlateau(optimizer, **arguments)
     rates, held_out = list[float](), list[float]()
@@ -46,17 +51,20 @@ def alone(job: Job, arguments: dict[str, Any]) -> tuple[list[float], list[float]
         torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
+        average.update_parameters(model)
         if step % job.evaluate_every == 0:
             with torch.no_grad():
                 batches = islice(job.batches("held-out"), job.evaluation_batches)
-                losses = [functional.mse_loss(model(x), y).item() for x, y in batches]
+                losses = [functional.mse_loss(average(x), y).item() for x, y in batches]
             held_out.append(sum(losses) / len(losses))
             schedule.step(held_out[-1])
-    return rates, held_out
+    return average.module, rates, held_out
 
 
-def test_a_plateau_of_held_out_loss_lowers_the_rate_also_after_a_resume(tmp_path: Path) -> None:
-    path = job_file(tmp_path, steps=7, evaluate_every=1, seed=3)
+def test_a_plateau_and_an_average_go_on_after_a_resume(tmp_path: Path) -> None:
+    path = job_file(
+        tmp_path, steps=7, evaluate_every=1, seed=3, average_decay=0.6, save_weights='"saved"'
+    )
     # No loss is better than the one before by so much.
     table = {"factor": 0.5, "patience": 1, "threshold": 0.9}
     written = ", ".join(f"{key} = {value}" for key, value in table.items())
@@ -64,10 +72,14 @@ def test_a_plateau_of_held_out_loss_lowers_the_rate_also_after_a_resume(tmp_path
     whole = f"{text}\nwarm_up_steps = 0\nplateau = {{ {written} }}\n"
     path.write_text(whole.replace("steps = 7", "steps = 5", 1))
     trained(path, tmp_path)
+    (tmp_path / "saved").rename(tmp_path / "before")
     path.write_text(whole)
     rows = trained(path, tmp_path, resume=True)
-    rates, held_out = alone(find_job(path), table)
+    model, rates, held_out = alone(find_job(path), table, 0.6)
     assert len(set(rates)) > 2
     assert [row["learning_rate"] for row in rows if "learning_rate" in row] == rates
     found = [row["evaluation_loss"] for row in rows if "evaluation_loss" in row]
     torch.testing.assert_close(found, held_out, rtol=1e-5, atol=0)
+    saved = [load_file(file) for file in (tmp_path / "saved").glob("*.safetensors")]
+    found = {name: value for file in saved for name, value in file.items()}
+    torch.testing.assert_close(found, dict(model.state_dict()), rtol=1e-4, atol=1e-6)

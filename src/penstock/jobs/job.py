@@ -43,6 +43,7 @@ from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.settings import Update, Verification
 from penstock.runtime.trackers import check_trackers
 from penstock.runtime.user_metrics import Metric
+from penstock.runtime.weight_average import ExponentialAverage
 from penstock.runtime.weights.pretrained import Weights
 from penstock.schedule.weight_rule import OptimizerSync
 
@@ -449,6 +450,7 @@ class Job:
     that calls ``pipe.stop()`` ends the run after the next step. ``model``, ``data``, ``loss``,
     metrics and callbacks must be importable functions, because each worker process imports them.
 
+    With ``average_decay`` evaluations and the final weights are those of an `ExponentialAverage`.
     ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
     gradients are not finite, train again from the last checkpoint, and leave out its batch.
     ``batch_limit_s`` is how long the data may take for a batch (0: no limit). ``trackers`` show a
@@ -493,6 +495,7 @@ class Job:
     meet_every: Interval = 0
     outer_learning_rate: Amount = 1.0
     outer_momentum: Amount = 0.0
+    average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     on_non_finite: Literal["stop", "skip", "roll-back"] = "stop"
     batch_limit_s: Amount = 600.0
     weights: Annotated[Weights | None, settings(Weights, as_weights)] = None
@@ -554,6 +557,16 @@ class Job:
     def follows_evaluations(self) -> bool:
         """Whether the learning-rate schedule is stepped with a result of evaluations."""
         return self.optimizer.schedule == "plateau" and self.optimizer.follows != "loss"
+
+    @property
+    def average(self) -> ExponentialAverage | None:
+        """The average of the weights that is evaluated and saved, if there is one."""
+        return ExponentialAverage(self.average_decay) if self.average_decay else None
+
+    @property
+    def state_bytes_per_parameter_byte(self) -> float:
+        """Bytes of optimizer state and averages for each byte of parameters."""
+        return self.optimizer.state_bytes_per_parameter_byte + bool(self.average_decay)
 
     @property
     def reads_parts(self) -> bool:

@@ -44,7 +44,7 @@ STEADY_ITERATIONS = 6
 
 def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
     """The planning problem of a job."""
-    state = job.optimizer.state_bytes_per_parameter_byte
+    state = job.state_bytes_per_parameter_byte
     if job.optimizer_sync == "after":
         _, state = with_undoable_step(profile, state)
     return PlanningProblem(
@@ -142,7 +142,7 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
         with_sharding(whole, "optimizer") if job.shard_optimizer else whole,
         own.profile,
         own.cluster,
-        optimizer_bytes_per_parameter_byte=job.optimizer.state_bytes_per_parameter_byte,
+        optimizer_bytes_per_parameter_byte=job.state_bytes_per_parameter_byte,
         optimizer_sync=job.optimizer_sync,
     )
     prediction = on_ranks(ask(), grouped, len(cluster.devices))

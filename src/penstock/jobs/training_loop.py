@@ -5,7 +5,7 @@ import signal
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -216,7 +216,7 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
         ),
         safety=Safety(compare_replicas_every=job.compare_replicas_every),
     )
-    pipe.notify(*job.callbacks)
+    pipe.notify(*filter(None, (job.average,)), *job.callbacks)
     return pipe
 
 
@@ -298,7 +298,8 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
         paused = pipe.stopping == PAUSE
         if job.save_weights is not None and not paused:
             pipe.meet()
-            pipe.save_pretrained(job.save_weights)
+            with averaged(pipe, job):
+                pipe.save_pretrained(job.save_weights)
         if not measured.timelines:
             measured.timelines.append((measured.seconds[-1], pipe.timeline()))
     typical_s, timeline = measured.typical()
@@ -458,7 +459,13 @@ def is_sampled(step: int, start: int, steps: int) -> bool:
 def evaluate(pipe: Pipeline, job: Job) -> Evaluation:
     """Loss and metrics on the job's held-out batches, as means weighted by their terms."""
     batches = islice(job.batches("held-out", needs=pipe.needs), job.evaluation_batches)
-    return Evaluation.combined([pipe.evaluate(batch) for batch in batches])
+    with averaged(pipe, job):
+        return Evaluation.combined([pipe.evaluate(batch) for batch in batches])
+
+
+def averaged(pipe: Pipeline, job: Job) -> AbstractContextManager[None]:
+    """Within, the pipeline has averaged weights, if the job keeps them."""
+    return job.average.weights(pipe) if job.average is not None else nullcontext()
 
 
 def in_words(evaluation: Evaluation) -> str:

@@ -53,7 +53,7 @@ SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weight
 BY_EVALUATION = (
     'let it follow an evaluation: update=Update(schedule_follows="evaluation"), step_schedule()'
 )
-MEETS_AFTER = "use a schedule with a flush, such as '1f1b', and optimizer_sync=\"before\""
+FLUSHED = "use a schedule with a flush, such as '1f1b', and optimizer_sync=\"before\""
 
 THAWED = "call save(), make a new Pipeline from the model, and load()"
 
@@ -110,6 +110,11 @@ CONFLICTS = (
         Conflict(when, "by loss", "the loss is known after the next step has begun", BY_EVALUATION)
         for when in ("no flush", "undoing")
     ),
+    *(
+        Conflict(when, "average", "weights change before the callback of a step is called", FLUSHED)
+        for when in ("no flush", "undoing")
+    ),
+    Conflict("meetings", "average", "pipelines have weights of their own between meetings"),
     Conflict("no flush", "kinds", TWO_AT_ONCE, "use a schedule with a flush"),
     Conflict("undoing", "kinds", TWO_AT_ONCE, 'leave it "before"'),
     Conflict("undoing", "no optimizer", "that needs an optimizer", "give it one"),
@@ -122,9 +127,9 @@ CONFLICTS = (
     ),
     *(Conflict("meetings", choice, ALONE) for choice in ("optimizer", "parameters")),
     Conflict("meetings", "no optimizer", "that needs an optimizer", "give it one"),
-    Conflict("meetings", "no flush", "pipelines meet after a step of all stages", MEETS_AFTER),
-    Conflict("meetings", "undoing", "pipelines meet after a step that is certain", MEETS_AFTER),
-    Conflict("meetings", "mirrored", "a stage's two copies have other rows", MEETS_AFTER),
+    Conflict("meetings", "no flush", "pipelines meet after a step of all stages", FLUSHED),
+    Conflict("meetings", "undoing", "pipelines meet after a step that is certain", FLUSHED),
+    Conflict("meetings", "mirrored", "a stage's two copies have other rows", FLUSHED),
     Conflict(
         "meetings", "loss_scaling", "pipelines would have scales of their own", "use bfloat16"
     ),
@@ -180,6 +185,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "roll-back": ("on_non_finite", lambda policy: policy == "roll-back"),
     "no checkpoints": ("checkpoint_every", lambda steps: steps == 0),
     "meetings": ("meet_every", bool),
+    "average": ("average_decay", bool),
     "verified later": ("verify_every", bool),
     "one process": ("transport", lambda transport: transport == "in-process"),
 }

@@ -69,6 +69,7 @@ from penstock.runtime.steps.training import (
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
 from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify
+from penstock.runtime.weight_average import ExponentialAverage
 from penstock.runtime.weights.pretrained import Weights
 from penstock.timeline.timeline import Timeline
 
@@ -226,9 +227,14 @@ class Pipeline:
         with equal events, in the order in which they were given.
 
         Raises:
-            BadInput: one cannot be called.
+            BadInput: one cannot be called; or it averages weights, which this pipeline cannot.
         """
         check_callbacks(callbacks)
+        if any(isinstance(callback, ExponentialAverage) for callback in callbacks):
+            if self._training.averages is not None:
+                raise BadInput("weights are averaged already; give one ExponentialAverage")
+            check_conflicts(self._uses | {"average": "ExponentialAverage"})
+            self._training.averages = {}
         self._callbacks.extend(callbacks)
 
     def print_with(self, say: Callable[[str], None]) -> None:
@@ -522,6 +528,7 @@ class Pipeline:
             BadInput: it cannot be written, writing the previous one failed, or ``keep`` is below 1.
         """
         self._steps.drain()
+        self._check_own_weights("save or load a checkpoint")
         engine, training = self._engine, self._training
         state = saved_state(engine, training, extra, loader)
         target = CheckpointTarget(Path(directory), training.steps, state, keep)
@@ -540,6 +547,7 @@ class Pipeline:
             BadInput: there is no undamaged checkpoint, it is of another model, or has no loader.
         """
         self._steps.drain()
+        self._check_own_weights("save or load a checkpoint")
         self._checkpoints.wait()
         load_state(self._engine, self._training, Path(directory), loader)
         return self.steps
@@ -583,6 +591,7 @@ class Pipeline:
 
         Messages, sums of gradients and the optimizer are made for what is trained.
         """
+        self._check_own_weights("train")
         changed = self._graph.changed_flags
         if not changed:
             return
@@ -607,6 +616,14 @@ class Pipeline:
         if needs_one_model and self._training.meetings is not None:
             self._training.meetings.check_met(needs_one_model)
         self._steps.drain()
+
+    def _check_own_weights(self, to: str) -> None:
+        """Raise `BadInput` while the pipeline has averaged weights."""
+        if self._training.averaged:
+            raise BadInput(
+                f"the pipeline has averaged weights and cannot {to}; leave "
+                f"ExponentialAverage.weights(pipe) first"
+            )
 
     def _tell(self, event: Event) -> None:
         for callback in self._callbacks:

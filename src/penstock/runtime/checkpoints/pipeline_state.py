@@ -120,9 +120,9 @@ def parameters_of(tensors: Iterable[str]) -> dict[str, str]:
     """
     found = {name: name.partition(".") for name in tensors}
     return {
-        name: rest if kind == "model" else rest.rpartition(".")[0]
+        name: rest.rpartition(".")[0] if kind == "optimizer" else rest
         for name, (kind, _, rest) in found.items()
-        if kind in ("model", "optimizer")
+        if kind in ("model", "average", "optimizer")
     }
 
 
@@ -201,9 +201,12 @@ def wanted_tensors(
     kinds = ("optimizer", "outer") if training.meetings is not None else ("optimizer",)
     wanted = tuple(f"{kind}.{name}." for kind in kinds for name in training.names.values())
     random = f"random.{engine.world.rank}"
+    averages = set[str]()
+    if training.averages is not None:
+        averages = {f"average.{name}" for name in training.names.values()}
     for name, found in stored.items():
         is_random = name == random or name.startswith(f"{random}.")
-        if is_random or (wanted and name.startswith(wanted)):
+        if is_random or name in averages or (wanted and name.startswith(wanted)):
             tensors[name] = torch.empty(found.shape, dtype=found.dtype)
     return tensors
 

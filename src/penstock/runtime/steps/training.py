@@ -132,7 +132,8 @@ class Training:
     loss or gradients are not finite. ``left_out`` is the number of latest steps that were left out
     one after another. ``resting`` has states of parameters that were trained before. ``meetings``
     are those of pipelines side by side that train alone. A schedule that follows a metric follows
-    the loss of every step, if ``by_loss``.
+    the loss of every step, if ``by_loss``. ``averages`` are those of the weights by name, if any
+    are kept, and ``averaged``: the parameters have their values for now.
     """
 
     def __init__(
@@ -149,6 +150,8 @@ class Training:
     ) -> None:
         self.steps = self.left_out = 0
         self.by_loss = True
+        self.averages: dict[str, torch.Tensor] | None = None
+        self.averaged = False
         self.meetings = meetings
         self.resting: tuple[dict[str, torch.Tensor], dict[str, Any]] = {}, {}
         self.on_non_finite: OnNonFinite = on_non_finite
@@ -253,7 +256,8 @@ class Training:
         """The optimizer's tensors, by name."""
         every = (optimizer_tensors(stepper.optimizer, self.names) for stepper in self.steppers)
         outer = self.meetings.tensors if self.meetings is not None else {}
-        return {name: tensor for own in every for name, tensor in own.items()} | outer
+        averages = {f"average.{name}": own for name, own in (self.averages or {}).items()}
+        return {name: tensor for own in every for name, tensor in own.items()} | outer | averages
 
     def state(self) -> dict[str, Any]:
         """The rest of the state as JSON values."""
@@ -281,6 +285,14 @@ class Training:
             self.scaler.restore(state["loss_scaling"])
         if self.meetings is not None:
             self.meetings.restore(tensors, state.get("meetings"))
+        if self.averages is not None:
+            found = {p: tensors.get(f"average.{name}") for p, name in self.names.items()}
+            self.averages.clear()
+            self.averages |= {
+                self.names[p]: value.to(p.device, copy=True)
+                for p, value in found.items()
+                if value is not None
+            }
         self.steps = state["steps"]
 
     def go_on_from(self, before: "Training") -> None:
@@ -292,6 +304,8 @@ class Training:
         Raises:
             BadInput: the optimizer has another number of groups.
         """
+        if before.averages is not None:
+            self.averages = {}
         state, (tensors, entries) = before.state(), before.resting
         groups = sum(len(stepper.optimizer.param_groups) for stepper in self.steppers)
         if self.steppers and groups != len(state["groups"]):
