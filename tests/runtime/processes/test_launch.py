@@ -268,3 +268,56 @@ def test_an_import_and_a_launch_leave_hooks_and_the_users_fork_server_as_they_ar
     variables = os.environ | {"PENSTOCK_SOCKET_FOLDER": str(kept)}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200, env=variables)
     assert kept.is_dir()
+
+
+AT_A_PROMPT = """
+import torch, penstock
+from torch import nn
+from penstock.plan.plan import Plan, Stage
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+    def forward(self, x):
+        return self.second(self.first(x))
+
+class Losses(list):
+    pass
+
+def train(steps, workers):
+    torch.manual_seed(0)
+    net, batch = Net(), (torch.randn(8, 4), torch.randn(8, 2))
+    last = (workers - 1,)
+    plan = Plan((Stage(range(1), (0,), (4,)), Stage(range(1, 3), last, (4,))), 2, 4, "1f1b")
+    one = Plan((Stage(range(3), (0,), (4,)),), 2, 4, "1f1b")
+    with penstock.Pipeline(net, plan if workers > 1 else one, batch, loss=nn.functional.mse_loss,
+                           optimizer=lambda p: torch.optim.SGD(p, lr=0.1)) as pipe:
+        return Losses(pipe.step(batch).loss for _ in range(steps))
+
+two = penstock.launch_workers(train, (3, 2), workers=2)
+assert type(two[1]) is Losses and len(two[1]) == 3
+assert all(abs(a - b) < 1e-6 for a, b in zip(two[1], train(3, 1)))
+"""
+
+
+def at_a_prompt(code: str) -> subprocess.CompletedProcess[str]:
+    """What a notebook's kernel does: ``__main__`` is no file."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+def test_what_a_notebook_defines_runs_in_workers() -> None:
+    result = at_a_prompt(AT_A_PROMPT)
+    assert result.returncode == 0, result.stderr
+
+
+def test_without_cloudpickle_a_function_of_a_notebook_is_refused_in_one_line() -> None:
+    without = "import sys; sys.modules['cloudpickle'] = None; import penstock, os\n"
+    result = at_a_prompt(without + "print(penstock.launch_workers(os.getcwd, workers=1))")
+    assert result.stdout == f"{(os.getcwd(),)}\n", result.stderr
+    result = at_a_prompt(without + "def train(): pass\npenstock.launch_workers(train, workers=1)")
+    assert result.stderr.splitlines()[-1] == (
+        "penstock.errors.BadInput: 'train' is defined in a notebook or at a prompt, from which "
+        "workers cannot import it: 'pip install cloudpickle', or define it in a module"
+    )

@@ -132,16 +132,17 @@ def launch_workers(
     """Run ``function(*arguments)`` in ``workers`` processes and return their results by rank.
 
     Each worker has RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, so that
-    ``torch.distributed.init_process_group("gloo")`` works. ``function`` must be importable.
-    ``threads`` is the number of compute threads of each worker (0: the cores divided evenly). When
-    one worker fails, or this process is interrupted, all are stopped within ``shutdown_s`` seconds.
-    When this process dies, the kernel stops them. With ``drains`` the first SIGTERM is passed on to
-    the workers, which end by themselves. Tracebacks go to ``log_directory``. On Linux workers are
-    forked from a server that has imported torch, and ``imports`` if this launch starts it; they get
-    the current environment.
+    ``torch.distributed.init_process_group("gloo")`` works. ``function`` must be importable, or come
+    from a notebook or a prompt: then it goes to the workers with its code. ``threads`` is the
+    number of compute threads of each worker (0: the cores divided evenly). When one worker fails,
+    or this process is interrupted, all are stopped within ``shutdown_s`` seconds. When this process
+    dies, the kernel stops them. With ``drains`` the first SIGTERM is passed on to the workers,
+    which end by themselves. Tracebacks go to ``log_directory``. On Linux workers are forked from a
+    server that has imported torch, and ``imports`` if this launch starts it; they get the current
+    environment.
 
     Raises:
-        BadInput: fewer than one worker.
+        BadInput: fewer than one worker; the function is of a notebook, and cloudpickle is missing.
         PenstockError: a worker raised this error.
         WorkerLost: a worker was killed.
         Stalled: a worker has been stopped by a signal for two minutes.
@@ -151,6 +152,7 @@ def launch_workers(
     if workers < 1:
         raise BadInput(f"workers is {workers}; at least 1 is needed")
     threads = threads or threads_per_worker(workers)
+    function, arguments = with_code(function, arguments)
     store = serve_store(LOOPBACK)
     started: list[WorkerProcess] = []
     with log_files(log_directory) as directory, signals_raised():
@@ -166,6 +168,46 @@ def launch_workers(
         if any(worker.exit_code != 0 for worker in started):
             raise root_cause(started)
     return tuple(worker.result for worker in started)
+
+
+def with_code(
+    function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The call; with the code of what workers cannot import, where ``__main__`` is not a file.
+
+    Raises:
+        BadInput: that needs cloudpickle, which is missing.
+    """
+    if hasattr(sys.modules["__main__"], "__file__"):
+        return function, arguments
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        if function.__module__ != "__main__":
+            return function, arguments
+        raise BadInput(
+            f"'{function.__name__}' is defined in a notebook or at a prompt, from which workers "
+            f"cannot import it: 'pip install cloudpickle', or define it in a module"
+        ) from None
+    return call_with_code, (cloudpickle.dumps((function, arguments)),)
+
+
+def call_with_code(call: bytes) -> Any:
+    """Run in a worker what `with_code` was given."""
+    function, arguments = pickle.loads(call)
+    return WithCode(function(*arguments))
+
+
+@dataclass(slots=True)
+class WithCode:
+    """A result that is unpickled as ``value``, which may be of a notebook's class."""
+
+    value: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import cloudpickle
+
+        return pickle.loads, (cloudpickle.dumps(self.value),)
 
 
 @contextmanager
