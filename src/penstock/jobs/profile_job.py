@@ -12,9 +12,11 @@ size of groups one factor says how many times as long as computed it takes.
 import json
 import os
 import traceback
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from statistics import median
 
 import torch
@@ -27,7 +29,7 @@ from penstock.capture.stand_ins import is_on_meta, with_values
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import local_cluster
-from penstock.device import check_gpu_is_here, check_room, is_gpu
+from penstock.device import check_gpu_is_here, check_room
 from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
 from penstock.jobs import SEVERAL_GPUS
 from penstock.jobs.data_lengths import data_lengths, mean_profile
@@ -284,18 +286,11 @@ def profile_by(job: Job, profile_of: Callable[[Batch], ModelProfile]) -> ModelPr
 
 
 def step_s_per_byte(job: Job, graph: LayerGraph, device: torch.device, shares_cores: bool) -> float:
-    """Seconds of a step per byte of parameters, for the whole model.
+    """Seconds of a step per byte of parameters.
 
-    One layer is measured instead, the smallest that exceeds all caches, if the model is on meta, or
-    on a GPU: the step alone takes six times the bytes of its parameters.
+    Some layers are measured, not the whole model: a step takes six times the bytes of parameters.
     """
-    layers = range(len(graph.layer_names))
-    own = [parameters for parameters, _ in parameters_of(graph)[0]]
-    large = [layer for layer in layers if own[layer] >= STEPPED_BYTES]
-    if is_on_meta(graph.model) or (large and is_gpu(device)):
-        layer = min(large or [max(layers, key=own.__getitem__)], key=own.__getitem__)
-        layers = range(layer, layer + 1)
-    module = graph.stage(layers).module
+    module = graph.stage(stepped_layers(parameters_of(graph)[0])).module
     own_make = optimizer_factory(job.optimizer)
 
     def make(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -303,6 +298,15 @@ def step_s_per_byte(job: Job, graph: LayerGraph, device: torch.device, shares_co
 
     with with_values([module], device):
         return measure_step_s_per_byte(module, make, shares_cores=shares_cores)
+
+
+def stepped_layers(parameters: Sequence[tuple[int, int]]) -> range:
+    """The run of layers with the fewest bytes that exceeds all caches; all layers if none does."""
+    ends = list(accumulate((own for own, _ in parameters), initial=0))
+    runs = [range(lo, bisect_left(ends, ends[lo] + STEPPED_BYTES)) for lo in range(len(parameters))]
+    large = [run for run in runs if run.stop < len(ends)]
+    every = range(len(parameters))
+    return min(large, key=lambda run: ends[run.stop] - ends[run.start], default=every)
 
 
 def sizes_to_measure(job: Job) -> tuple[int, ...]:
