@@ -287,6 +287,8 @@ def test_metrics_and_callbacks_are_named_like_the_other_functions(folder: Path) 
     job = read_job(written(folder, text))
     assert [callback.__name__ for callback in job.callbacks] == ["note"]
     assert {name: metric.__name__ for name, metric in job.metrics.items()} == {"accuracy": "hits"}
+    part = read_job(written(folder, text.replace("job_under_test:hits", "losses.words")))
+    assert part.metrics == {"accuracy": "losses.words"}
     for wrong, message in (
         (text.replace(":hits", ":hit"), "metrics.accuracy is 'job_under_test:hit'"),
         (text.replace(":note", ":nose"), r"callbacks\[0\] is 'job_under_test:nose'"),

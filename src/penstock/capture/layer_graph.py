@@ -411,6 +411,31 @@ class LayerGraph:
             )
         return found
 
+    def part_at(self, path: str) -> int:
+        """The number of the output at ``path``, as in ``"losses.words"``; it must be exact.
+
+        Raises:
+            BadInput: nothing is there, or slices of a batch do not tell what it is of the whole.
+        """
+        specs: Any = self.outputs.specs  # in place of the tensors, so that each is found again
+        found: Any = self.outputs.rebuild(specs)
+        for name in path.split("."):
+            inner: Any = found
+            found = inner.get(name) if isinstance(inner, Mapping) else getattr(inner, name, None)
+        number = next((i for i, spec in enumerate(self.outputs.specs) if spec is found), None)
+        if number is None:
+            raise BadInput(
+                f"'{path}' names no tensor in what {self.name} returns beside its loss; name one "
+                f"by its keys or attributes, as in 'losses.words'"
+            )
+        if self.recorded.output_counting[number] not in ("loss", "rows"):
+            raise BadInput(
+                f"'{path}' is no part of the loss of {self.name} and no mean over samples, so it "
+                f"cannot be put together from slices of a batch; return its mean as a part of the "
+                f"loss, or give a function that returns (mean, weight)"
+            )
+        return number
+
     def for_costs(self, costs: Costs) -> "LayerGraph":
         """A copy with the loss of each micro-batch alone, and with state of its own."""
         recorded = replace(self.recorded, parts=LossParts())

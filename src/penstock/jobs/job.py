@@ -369,7 +369,12 @@ def named_function(key: str) -> PlainValidator:
 
 
 def as_function(key: str, value: object) -> object:
-    """A function, or that which a text names; raises ValueError for anything else."""
+    """A function, or that which a text names; raises ValueError for anything else.
+
+    As a metric, a text without a colon is the place of a part of the loss.
+    """
+    if key == "metrics" and isinstance(value, str) and ":" not in value:
+        return value
     if isinstance(value, str):
         return function_at(value, key)
     if not (

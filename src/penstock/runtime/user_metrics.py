@@ -14,8 +14,9 @@ from penstock.errors import BadInput
 
 __all__ = ["Evaluation", "Means", "Metric", "MetricSums", "check_metrics"]
 
-Metric: TypeAlias = Callable[[Any, Any], Any]
-"""``metric(output, target)`` returns the mean over the given samples, or ``(mean, weight)``.
+Metric: TypeAlias = Callable[[Any, Any], Any] | str
+"""``metric(output, target)`` returns the mean over the given samples, or ``(mean, weight)``. Or
+``"losses.words"`` is a part of the loss, by its place in the model's output: its mean is exact.
 
 It gets the same arguments as a loss function: ``target`` is the last entry of a tuple batch, or the
 whole batch if that is a dict or the model returns its loss itself. ``weight`` is the number of
@@ -77,9 +78,18 @@ class MetricSums:
     """This rank's sums for each metric of an iteration: of value times weight, and of weight.
 
     ``graph`` is that of the kind of batch that runs.
+
+    Raises:
+        BadInput: a part of the loss is not in the model's output, or not exact.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], graph: LayerGraph) -> None:
+        self._parts = {
+            (id(kind), path): kind.part_at(path)
+            for kind in graph.kinds
+            for path in metrics.values()
+            if isinstance(path, str)
+        }
         self.names = tuple(metrics)
         self._metrics = tuple(metrics.values())
         self.graph = graph
@@ -95,8 +105,10 @@ class MetricSums:
         """Set the batch of later outputs; ``rows[m]`` are this rank's rows of micro-batch ``m``."""
         self._leaves, self._rows = leaves, rows
 
-    def take_outputs(self, micro_batch: int, outputs: Mapping[int, torch.Tensor]) -> None:
-        """Compute the metrics of one slice from its outputs, given by number.
+    def take_outputs(
+        self, micro_batch: int, outputs: Mapping[int, torch.Tensor], weight: torch.Tensor | None
+    ) -> None:
+        """Compute the metrics of one slice from its outputs, by number, and its loss's weight.
 
         Raises:
             BadInput: a metric returned something other than a number or a pair of numbers.
@@ -112,7 +124,12 @@ class MetricSums:
             target = self.graph.targets({i: copied_to(device, leaf) for i, leaf in leaves.items()})
             output = self.graph.outputs.rebuild(tensors)
             for name, metric, sums in zip(self.names, self._metrics, self._sums, strict=True):
-                sums.append(value_and_weight(name, metric(output, target), len(rows)))
+                if isinstance(metric, str):
+                    number = self._parts[id(self.graph), metric]
+                    counts = self.graph.recorded.output_counting[number] == "loss"
+                    sums.append((outputs[number].detach(), weight if counts else len(rows)))
+                else:
+                    sums.append(value_and_weight(name, metric(output, target), len(rows)))
 
     def totals(self) -> list[float]:
         """For each metric the sum of value times weight, then that of weight."""
@@ -154,8 +171,8 @@ def describe(value: object) -> str:
 def check_metrics(metrics: Mapping[str, Metric]) -> None:
     """Raise `BadInput` for metrics that cannot be called."""
     for name, metric in metrics.items():
-        if not callable(metric):
+        if not callable(metric) and not isinstance(metric, str):
             raise BadInput(
                 f"metric '{name}' is a {type(metric).__name__}; give a function "
-                f"metric(output, target)"
+                f"metric(output, target), or the place of a part of the loss, as 'losses.words'"
             )

@@ -20,7 +20,7 @@ activations (a mean over samples that is not simply added up) cannot be taken ov
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -37,9 +37,11 @@ from penstock.torch_internals import NoFunctionCalls, pytree
 
 __all__ = [
     "ARITHMETIC",
+    "Counting",
     "LossAction",
     "LossParts",
     "MustOpen",
+    "counting_of",
     "loss_parts",
     "measured",
     "target_count",
@@ -92,6 +94,12 @@ REMEDY = (
     "the terms of the loss, as in loss=[(1.0, first), (0.5, second)], and such a term is averaged "
     "over micro-batches"
 )
+
+
+Counting: TypeAlias = Literal["loss", "rows", "lost", ""]
+"""How a number in an output is put together from those of slices: as the loss, of which it is a
+part; by samples; not at all, since it is computed from weighed parts; or by samples, inexactly.
+"""
 
 
 @dataclass(frozen=True)
@@ -169,6 +177,36 @@ def loss_parts(
     walk.values_asked_for()
     actions = {number: found for number, found in walk.found.items() if found}
     return LossParts(actions, walk.mixing, walk.has_sums)
+
+
+def counting_of(
+    record: ProgramRecording,
+    others: Sequence[ProgramRecording],
+    sizes: ValueSizes,
+    value: int | None,
+    parts: LossParts,
+) -> Counting:
+    """How a number beside the loss counts, which is made of ``parts``."""
+    if value is None or sizes.has_samples(value) or value not in record.dependent:
+        return ""
+    own = _Walk(record, others, sizes)
+    try:
+        own.back(value)
+        is_linear = not own.mixing
+    except (BadInput, MustOpen):
+        is_linear = False
+    if is_linear and own.has_sums <= parts.has_sums:
+        if all(set(found) <= {*parts.actions.get(n, ())} for n, found in own.found.items()):
+            return "loss"
+        if parts.actions.keys().isdisjoint(own.found) and not own.has_sums:
+            kinds = {action.kind for found in own.found.values() for action in found}
+            return "rows" if kinds <= {"rows"} else ""
+    scaled = {
+        number
+        for number, found in parts.actions.items()
+        if any(action.kind != "result" for action in found)
+    }
+    return "lost" if scaled & record.behind([record.values[value].maker]) else ""
 
 
 class _Walk:

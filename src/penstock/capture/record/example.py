@@ -21,7 +21,13 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from penstock.capture.loss.loss_parts import LossParts, MustOpen, loss_parts
+from penstock.capture.loss.loss_parts import (
+    Counting,
+    LossParts,
+    MustOpen,
+    counting_of,
+    loss_parts,
+)
 from penstock.capture.loss.mixing import mixing_call
 from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent, NeedsValues
@@ -96,6 +102,7 @@ class Recorded:
     draws_python: bool = False
     outputs: Flattened = field(default_factory=Flattened)
     output_values: tuple[int | None, ...] = ()
+    output_counting: tuple[Counting, ...] = ()
     terms: tuple[int, ...] = ()
     calls: tuple[dict[str, int], ...] = ()
     counts: dict[str, tuple[str, int | None]] = field(
@@ -266,6 +273,9 @@ class _Recorder:
             given = first.record, by_samples, first.sizes, first.loss
             first.parts = loss_parts(*given, first.terms)
             first.parts.mixing = mixing_call(*given) or first.parts.mixing
+            first.output_counting = tuple(
+                counting_of(*given[:3], value, first.parts) for value in first.output_values
+            )
         except MustOpen as unit:
             self._open(unit.unit, "it makes a part of the loss")
         return first

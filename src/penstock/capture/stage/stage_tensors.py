@@ -213,6 +213,12 @@ class StageModule(nn.Module):
             found = [loss, weight]
         if self.outputs:
             tensors = self.graph.outputs_in(output, made)
+            counting = self.graph.recorded.output_counting if self.mode == "step" else ()
+            for index, how in enumerate(counting):
+                if how == "loss":  # its parts are those of the whole step's
+                    tensors[index] = tensors[index] / run.share
+                elif how == "lost":
+                    tensors[index] = torch.full_like(tensors[index], torch.nan)
             found += [tensors[index] for index in self.outputs]
         return found
 

@@ -139,7 +139,9 @@ class RankOutputs:
         """Forget everything."""
         self._found.clear()
 
-    def take(self, micro_batch: int, outputs: Mapping[int, torch.Tensor]) -> None:
+    def take(
+        self, micro_batch: int, outputs: Mapping[int, torch.Tensor], _: torch.Tensor | None
+    ) -> None:
         """Keep outputs of one micro-batch, given by number."""
         for number, tensor in outputs.items():
             self._found[number, micro_batch] = tensor.detach()

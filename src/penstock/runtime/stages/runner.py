@@ -69,6 +69,10 @@ class StageInputs:
     names: tuple[tuple[int, ...], ...] = ()
 
 
+TakeOutputs: TypeAlias = Callable[[int, Mapping[int, torch.Tensor], torch.Tensor | None], None]
+"""Takes a micro-batch, the model's outputs of it by number, and the weight of its loss, if any."""
+
+
 @dataclass(slots=True)
 class LossTerm:
     """The mean loss of one slice and the number of terms in the mean."""
@@ -102,8 +106,7 @@ class ModuleRunner:
     that does not count; in evaluation it does so only if its call gathers parameters. Every forward
     runs inside ``around_forward``, which gets this replica's number of rows. ``seed`` multiplies
     the gradient from which every backward of the loss starts. ``call`` is used to call the module
-    (``None``: a `ProgramCall`). ``take_outputs`` gets the micro-batch and the model's outputs of
-    each forward that has any.
+    (``None``: a `ProgramCall`). ``take_outputs`` gets the outputs of each forward that has any.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class ModuleRunner:
         around_forward: Callable[[int], AbstractContextManager[object]] | None = None,
         around_last_backward: Callable[[], AbstractContextManager[object]] = nullcontext,
         call: StageCall | None = None,
-        take_outputs: Callable[[int, Mapping[int, torch.Tensor]], None] | None = None,
+        take_outputs: TakeOutputs | None = None,
     ) -> None:
         self.program = program
         self._take_outputs = take_outputs if program.outputs else None
@@ -285,7 +288,8 @@ class ModuleRunner:
         if self._take_outputs is not None and not (recording and kept.before is not None):
             numbers = self.program.outputs
             found = outputs[-len(numbers) :]
-            self._take_outputs(micro_batch, dict(zip(numbers, found, strict=True)))
+            weight = outputs[len(sent) + 1] if self.program.is_last else None
+            self._take_outputs(micro_batch, dict(zip(numbers, found, strict=True)), weight)
         return sent
 
     def _take_loss(
