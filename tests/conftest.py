@@ -131,6 +131,18 @@ def run_directory(
         "measured_peak_memory_bytes": [
             1.05 * predicted.peak_memory_bytes[device] for device in small_plan.devices
         ],
+        "circumstances": {
+            "began": "2026-11-27 10:48 UTC",
+            "command": "penstock train small --workers 4",
+            "host": "host-7",
+            "hosts": 2,
+            "processor": "a <processor>",
+            "cores": 4,
+            "memory_bytes": 8e9,
+            "load_before": 0.25,
+            "load_during": 4.5,
+            "versions": {"penstock": "1.0", "torch": "2.13.0"},
+        },
     }
     (place / "summary.json").write_text(json.dumps(summary))
     return place

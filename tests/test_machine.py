@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from penstock import machine as subject
-from penstock.machine import FreeMemory, free_host_memory, usable_cores, usable_memory_bytes
+from penstock.machine import (
+    FreeMemory,
+    free_host_memory,
+    processor_name,
+    usable_cores,
+    usable_memory_bytes,
+)
 
 
 @pytest.fixture
@@ -24,6 +30,12 @@ def write(file: Path, text: str) -> None:
 
 def test_of_the_host_what_is_available(root: Path) -> None:
     assert free_host_memory(root) == FreeMemory(8_192_000.0, "free memory of the host")
+
+
+def test_a_processor_has_the_name_that_its_maker_gives_it(root: Path) -> None:
+    assert processor_name(root)  # the architecture: there is no file
+    write(root / "proc/cpuinfo", "processor : 0\nmodel name\t: Some   CPU @ 2 GHz\nflags : a\n")
+    assert processor_name(root) == "Some CPU @ 2 GHz"
 
 
 def test_where_the_system_says_nothing_there_is_no_limit(

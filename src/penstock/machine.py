@@ -6,6 +6,7 @@ those of the environment.
 """
 
 import os
+import platform
 import re
 import resource
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ __all__ = [
     "FreeMemory",
     "free_host_memory",
     "granted_cores",
+    "processor_name",
     "usable_cores",
     "usable_memory_bytes",
 ]
@@ -63,6 +65,12 @@ def usable_cores(root: Path = ROOT, variables: Mapping[str, str] = os.environ) -
     """The cores on which processes like this one compute at the same time; at least 1."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, int(min(bound or 1, granted_cores(root, variables))))
+
+
+def processor_name(root: Path = ROOT) -> str:
+    """What the processor's maker calls it, or else its architecture, such as ``aarch64``."""
+    told = re.search(r"^model name\s*: (.+)$", text_of(root / "proc" / "cpuinfo"), re.MULTILINE)
+    return " ".join(told[1].split()) if told else platform.machine()
 
 
 def granted_cores(root: Path = ROOT, variables: Mapping[str, str] = os.environ) -> float:

@@ -66,7 +66,40 @@ def test_memory_loss_and_throughput_are_drawn(opened: OpenedPage) -> None:
         assert page.locator(f"#memory-{device} .level.measured-peak").count() == 1
 
 
-@pytest.mark.parametrize("width", [800, 1280])
+def test_the_page_says_where_when_and_how_it_ran(
+    open_page: Callable[..., OpenedPage], run_directory: Path
+) -> None:
+    rows = open_page(write_report(run_directory)).page.locator(".run tr").all_inner_texts()
+    assert dict(row.split("\t") for row in rows) == {
+        "Plan": "by planner search, schedule 1f1b",
+        "Devices": "4 x cpu",
+        "Machine": "host-7, first of 2 hosts: a <processor>, 4 cores, 8.00 GB",
+        "Load": "0.2 before, 4.5 at the end, on average over a minute",
+        "Versions": "penstock 1.0, torch 2.13.0",
+        "Command": "penstock train small --workers 4",
+        "Begun": "2026-11-27 10:48 UTC",
+    }
+
+
+def test_a_run_of_an_older_version_has_a_report_too(run_directory: Path) -> None:
+    place = run_directory / "summary.json"
+    summary = json.loads(place.read_text())
+    del summary["circumstances"]
+    place.write_text(json.dumps(summary))
+    page = page_html(read_run(run_directory))
+    assert "4 x cpu" in page and "Versions" not in page
+
+
+def test_throughput_is_in_tokens_where_they_are_known(run_directory: Path) -> None:
+    record = read_run(run_directory)
+    assert "samples per second" in page_html(record) and "tokens per second" not in page_html(
+        record
+    )
+    of_text = replace(record, profile=replace(record.profile, tokens_per_sample=64.0))
+    assert '6.53 k</div><div class="more">tokens per second, 102 samples' in page_html(of_text)
+
+
+@pytest.mark.parametrize("width", [420, 800, 1280])
 def test_nothing_is_cut_off_at_the_side(opened: OpenedPage, width: int) -> None:
     opened.page.set_viewport_size({"width": width, "height": 900})
     opened.settle()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from training_jobs import job_file
 
 from penstock.cluster.cluster import Device
@@ -24,6 +25,7 @@ from penstock.jobs.job_file import find_job
 from penstock.jobs.rank_program import last_checkpoint_said
 from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.train import TrainRequest, TrainResult, train_job
+from penstock.machine import usable_cores
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
@@ -111,6 +113,9 @@ def test_a_run_plans_trains_and_leaves_a_whole_directory(tmp_path: Path) -> None
     assert 0 < summary["predicted_s"] < 10
     assert read_plan(result.plan).global_batch == 16
     assert len(summary["measured_peak_memory_bytes"]) == len(read_plan(result.plan).devices)
+    ran = summary["circumstances"]
+    assert ran["versions"]["torch"] == torch.__version__ and ran["cores"] == usable_cores()
+    assert ran["load_during"] > 0 and ran["hosts"] == 1
     assert any(event.kind == "F" for event in read_timeline(run / "measured.json").events)
     assert result.report.read_text().startswith("<!")
     assert list((run / "tensorboard").iterdir())

@@ -1,5 +1,7 @@
 """``penstock profile``, ``train``, ``verify``, ``report`` and ``list``: jobs and their runs."""
 
+import shlex
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,6 +133,7 @@ def train(
         shown=not terminal.quiet,
         may_lose=may_lose,
         replan=replan,
+        command=shlex.join(["penstock", *sys.argv[1:]]),
     )
     own: dict[str, Any] = {"steps": steps} if steps else {}
     if save_weights:

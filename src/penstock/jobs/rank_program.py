@@ -63,14 +63,14 @@ from penstock.jobs.training_loop import (
     show_cursor,
     train_part,
 )
-from penstock.machine import usable_cores
+from penstock.machine import processor_name, usable_cores, usable_memory_bytes
 from penstock.measure.machine_load import busy_beside
 from penstock.plan.in_words import plan_words
 from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.planning.answers import TimeLimit
 from penstock.report.page import write_report
-from penstock.report.record import read_rows
+from penstock.report.record import Circumstances, read_rows
 from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
 from penstock.runtime.measured_memory import MeasuredMemory
@@ -120,6 +120,7 @@ class JobRun:
     job: Job
     request: TrainRequest
     say: Log
+    circumstances: Circumstances
 
 
 @dataclass(frozen=True)
@@ -197,9 +198,10 @@ def run_rank(
     with ExitStack() as held:
         by_first(world, lambda: held.enter_context(directory.held()))
         given = by_first(world, lambda: read_plan(request.plan) if request.plan else None)
-        if told := world.broadcast(json.dumps(plan_to_json(given)) if given else ""):
-            job = with_groups_of(plan_from_json(json.loads(told), "rank 0's plan"), job)
-        run = JobRun(world, directory, job, request, say if shown else ignore)
+        if text := world.broadcast(json.dumps(plan_to_json(given)) if given else ""):
+            job = with_groups_of(plan_from_json(json.loads(text), "rank 0's plan"), job)
+        told = say if shown else ignore
+        run = JobRun(world, directory, job, request, told, circumstances_of(world, request))
         check_seen(world, directory.path)
         result = run_parts(run, termination, given, history, pause_after)
     # A rank that fails does not leave: others would see that before it has said why.
@@ -332,13 +334,31 @@ class RankFacts:
 
 
 def facts_of(job: Job) -> RankFacts:
-    alike = {
+    what = f"'{job.name}' with {job.steps} steps of {job.batch_size} samples"
+    return RankFacts(socket.gethostname(), versions() | {"the job": what})
+
+
+def versions() -> dict[str, str]:
+    return {
         "penstock": version("penstock"),
         "torch": str(torch.__version__),
         "Python": platform.python_version(),
-        "the job": f"'{job.name}' with {job.steps} steps of {job.batch_size} samples",
     }
-    return RankFacts(socket.gethostname(), alike)
+
+
+def circumstances_of(world: World, request: TrainRequest) -> Circumstances:
+    """What the report says of the machine and of this start of the run."""
+    return Circumstances(
+        began=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        command=request.command,
+        host=socket.gethostname(),
+        hosts=len(set(world.hosts)),
+        processor=processor_name(),
+        cores=usable_cores(),
+        memory_bytes=usable_memory_bytes(),
+        load_before=os.getloadavg()[0],
+        versions=versions(),
+    )
 
 
 def check_alike(facts: Sequence[RankFacts]) -> None:
@@ -582,8 +602,9 @@ def finish(
     if report.drifts:
         hint = hint_of_new_plan(run, plan, report)
         drift = (*drift, *map(str, report.drifts), hint)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size))
-    busy = busy_beside(here, usable_cores(), os.getloadavg()[0])
+    here, load = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size)), os.getloadavg()[0]
+    summary["circumstances"] = asdict(replace(run.circumstances, load_during=load))
+    busy = busy_beside(here, usable_cores(), load)
     if busy:
         run.say(busy)
         summary["busy"] = busy

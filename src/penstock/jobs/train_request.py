@@ -22,7 +22,7 @@ class TrainRequest:
     a new one under ``runs`` or, with ``resume``, the newest there). ``shown`` false: display
     nothing. The run goes on while no more than ``may_lose`` workers are missing, which were killed
     or stopped answering. With ``replan`` it gets a new plan at the next checkpoint when ranks or
-    links are slower than planned.
+    links are slower than planned. The report shows the ``command`` that asked for it.
     """
 
     workers: int = 4
@@ -37,6 +37,7 @@ class TrainRequest:
     shown: bool = True
     may_lose: int = 0
     replan: bool = False
+    command: str = ""
 
 
 @dataclass(frozen=True)

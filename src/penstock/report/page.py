@@ -1,5 +1,6 @@
 """The report of a run: one HTML file that needs only a browser."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from math import inf
@@ -9,7 +10,7 @@ from string import Template
 from penstock.document import Json, write_text
 from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Stage
-from penstock.plan.throughput import throughput_of
+from penstock.plan.throughput import rate_words, throughput_of
 from penstock.report.device_rows import gantt_rows
 from penstock.report.perfetto import write_trace
 from penstock.report.record import RunRecord, read_run
@@ -19,6 +20,7 @@ from penstock.report.timelines_html import (
     TimelinePanel,
     asset,
     html_page,
+    table,
     timelines_data,
     timelines_html,
 )
@@ -62,6 +64,7 @@ def page_html(record: RunRecord) -> str:
         plan_table=plan_table(record),
         time_table=time_table(record),
         length_section=length_section(record) + drift_section(record),
+        run_table=run_table(record),
         memory_note="parameters, gradients, optimizer state, saved activations, workspace",
         memory_legend=strokes(
             {"predicted over the iteration": "F"}
@@ -116,24 +119,41 @@ CLOSE_ENOUGH = 0.15
 
 
 def facts(record: RunRecord) -> str:
-    """The line under the title: what ran, and how it was planned."""
-    plan = record.plan
-    parts = [
-        f"<b>{escape(plan_words(plan, 'worker'))}</b>",
-        f"planner <b>{escape(plan.planner)}</b>",
-        f"schedule <b>{escape(plan.schedule)}</b>",
-        counted(record.summary.workers, "worker"),
-        counted(record.summary.steps, "step"),
-    ]
-    if record.verified:
-        parts.append(f"the first step: {escape(record.verified)}")
-    return " · ".join([*parts, *map(escape, record.profile.notes)])
+    """The line under the title: what ran."""
+    parts = [counted(record.summary.workers, "worker"), counted(record.summary.steps, "step")]
+    return " · ".join([f"<b>{escape(plan_words(record.plan, 'worker'))}</b>", *parts])
+
+
+def run_table(record: RunRecord) -> str:
+    """How the run was planned and checked, where, when and with what it ran."""
+    plan, ran = record.plan, record.summary.circumstances
+    kinds = Counter(record.cluster.devices[rank].kind for rank in plan.ranks)
+    rows = [["Plan", f"by planner {plan.planner}, schedule {plan.schedule}"]]
+    rows += [["First step", record.verified]] if record.verified else []
+    rows.append(["Devices", ", ".join(f"{count} x {kind}" for kind, count in kinds.items())])
+    if ran:
+        size = f"{counted(ran.cores, 'core')}, {size_text(ran.memory_bytes)}"
+        others = f", first of {ran.hosts} hosts" if ran.hosts > 1 else ""
+        load = f"{ran.load_before:.1f} before, {ran.load_during:.1f} at the end"
+        rows += [
+            ["Machine", f"{ran.host}{others}: {ran.processor}, {size}"],
+            ["Load", f"{load}, on average over a minute"],
+            ["Versions", ", ".join(f"{name} {version}" for name, version in ran.versions.items())],
+            *([["Command", ran.command]] if ran.command else []),
+            ["Begun", ran.began],
+        ]
+    rows += [["Measuring", note] for note in record.profile.notes]
+    return table(("", ""), (), [list(map(escape, row)) for row in rows])
 
 
 def tiles(record: RunRecord) -> str:
     summary, error = record.summary, record.error
     of_one = 1 / summary.samples_per_s if summary.samples_per_s else inf
     rates = throughput_of(record.profile, record.cluster, record.plan.ranks, 1, of_one)
+    rate, unit, others = rates.samples_per_s, "samples", rates.more_words
+    if rates.tokens_per_s:
+        others = [f"{rate_words(rate)} samples per second", *others[1:]]
+        rate, unit = rates.tokens_per_s, "tokens"
     side = "slower" if error < 0 else "faster"
     verdict = "good" if abs(error) <= CLOSE_ENOUGH else "warn"
     evaluation = (
@@ -162,8 +182,8 @@ def tiles(record: RunRecord) -> str:
             ),
             tile(
                 "Throughput",
-                f"{summary.samples_per_s:.1f}",
-                ", ".join(["samples per second", *rates.more_words]),
+                rate_words(rate),
+                ", ".join([f"{unit} per second", *others]),
             ),
             tile("Training loss", f"{summary.loss:.3f}", evaluation),
         ]
@@ -309,18 +329,6 @@ def memory_charts(record: RunRecord) -> str:
             f'aria-label="Memory of device {device} over one iteration"></svg></div>'
         )
     return "\n".join(parts)
-
-
-def table(names: Sequence[str], numbers: Sequence[str], rows: list[list[str]]) -> str:
-    """A table with these heads, at the left of names and the right of numbers; cells are HTML."""
-    kinds = [*("" for _ in names), *(' class="number"' for _ in numbers)]
-
-    def row(tag: str, cells: Sequence[str]) -> str:
-        pairs = zip(kinds, cells, strict=True)
-        return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for kind, cell in pairs)}</tr>"
-
-    head, body = row("th", (*names, *numbers)), "\n".join(row("td", cells) for cells in rows)
-    return f"<table><thead>{head}</thead><tbody>\n{body}\n</tbody></table>"
 
 
 def lines(texts: Iterable[str]) -> str:

@@ -24,6 +24,7 @@ from penstock.timeline.metrics import peak_memory_bytes
 from penstock.timeline.timeline import Timeline
 
 __all__ = [
+    "Circumstances",
     "EvaluationRecord",
     "MeasuredLength",
     "RunRecord",
@@ -87,6 +88,26 @@ class MeasuredLength:
         return f"{predicted}, {measured} ({error:+.1f} %)"
 
 
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """Where, when and with what a run was last started, as rank 0 sees it.
+
+    ``load_before`` and ``load_during`` are the machine's averages over a minute, at the start and
+    at the end. ``versions`` are those of packages.
+    """
+
+    began: str
+    command: str
+    host: str
+    hosts: int
+    processor: str
+    cores: int
+    memory_bytes: float
+    load_before: float
+    versions: Mapping[str, str]
+    load_during: float = 0.0
+
+
 class RunSummary(Entry):
     """The main numbers of a run; peaks are in the order of the plan's ranks."""
 
@@ -104,6 +125,7 @@ class RunSummary(Entry):
     by_length: tuple[MeasuredLength, ...] = ()
     drift: tuple[str, ...] = ()
     busy: str = ""
+    circumstances: Circumstances | None = None
 
 
 @dataclass(frozen=True)

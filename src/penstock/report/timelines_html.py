@@ -16,6 +16,7 @@ __all__ = [
     "TimelinePanel",
     "asset",
     "html_page",
+    "table",
     "timelines_data",
     "timelines_html",
     "timelines_page",
@@ -134,6 +135,26 @@ def timelines_page(panels: Sequence[TimelinePanel], title: str, note: str = "") 
     )
     style = asset("page.css") + asset("timelines.css")
     return html_page(title, body, style, TIMELINE_SCRIPTS, timelines_data(panels))
+
+
+def table(names: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with these heads, at the left of names and the right of numbers; cells are HTML.
+
+    On a narrow screen each row becomes lines, of a head and its cell.
+    """
+    heads = [(head, "") for head in names] + [(head, ' class="number"') for head in numbers]
+    top = "".join(f"<th{kind}>{head}</th>" for head, kind in heads)
+    body = "\n".join(
+        "<tr>"
+        + "".join(
+            f'<td{kind} data-head="{head}">{cell}</td>'
+            for (head, kind), cell in zip(heads, cells, strict=True)
+        )
+        + "</tr>"
+        for cells in rows
+    )
+    shown = f"<thead><tr>{top}</tr></thead>" if any(names) else ""
+    return f"<table>{shown}<tbody>\n{body}\n</tbody></table>"
 
 
 def html_page(
