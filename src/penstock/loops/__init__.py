@@ -1,0 +1,1 @@
+"""Other libraries' training loops, in which a pipeline takes the steps."""
