@@ -165,18 +165,16 @@ PLACES = {
 }
 """The module of each exported name; a test holds it equal to the imports above."""
 
-REMOVED_NAMES = {
-    "InProcessPipeline": 'use Pipeline(..., safety=Safety(transport="in-process")), and its '
-    "stream() for batches that follow one another without a flush",
-}
+RENAMED = {"InProcessPipeline": 'Pipeline(..., safety=Safety(transport="in-process"))'}
+"""Names of 0.1 that go on to work, and warn."""
 
 MODULE_OF = {name: module for module, names in PLACES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     if name not in MODULE_OF:
-        if name in REMOVED_NAMES:
-            raise ImportError(f"penstock.{name} is gone: {REMOVED_NAMES[name]}")
+        if name in RENAMED:
+            return renamed(name)
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
     try:
         value = getattr(import_module(MODULE_OF[name]), name)
@@ -186,6 +184,16 @@ def __getattr__(name: str) -> object:
         raise ModuleNotFoundError(missing_for_training(error) or error, name=error.name) from error
     globals()[name] = value
     return value
+
+
+def renamed(name: str) -> object:
+    """What a name of 0.1 stands for now."""
+    from functools import partial
+    from warnings import warn
+
+    pipeline, safety = (vars(import_module(MODULE_OF[n]))[n] for n in ("Pipeline", "Safety"))
+    warn(f"penstock.{name} is an old name: write {RENAMED[name]}", FutureWarning, stacklevel=3)
+    return partial(pipeline, safety=safety(transport="in-process"))
 
 
 def __dir__() -> list[str]:

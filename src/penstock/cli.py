@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 wrong usage or bad input, 3 no feasible plan, 4 run failed
 Commands import what they need when they run, so that planning never loads torch.
 """
 
+import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -39,6 +40,11 @@ COMMANDS = {
 }
 """Values are paths of functions, relative to `penstock.command_line`."""
 
+COMPLETING = "_PENSTOCK_COMPLETE"
+"""The variable with which a shell asks typer to complete a line."""
+
+SHELL_OPTIONS = ("--install-completion", "--show-completion")
+
 SHORT_HELP = {"rehearse": "Carry out PLAN with processes that wait, not compute."}
 
 
@@ -62,7 +68,6 @@ def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
     """The command line with these commands; the modules of others are not imported."""
     app = typer.Typer(
         name="penstock",
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -86,8 +91,12 @@ def main() -> None:
 
 def run() -> int:
     """Run the command; returns its exit code and prints at most one line of error."""
+    arguments = sys.argv[1:] or ["--help"]
+    if COMPLETING in os.environ or arguments[0] in SHELL_OPTIONS:
+        words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
+        app = app_of([word for word in words[1:2] if word in COMMANDS] or COMMANDS)
+        app(arguments, prog_name="penstock")
     try:
-        arguments = sys.argv[1:] or ["--help"]
         check_removed_options(arguments)
         app = app_of(arguments[:1] if arguments[0] in COMMANDS else COMMANDS)
         code: object = app(arguments, standalone_mode=False)

@@ -30,7 +30,9 @@ def test_a_rank_that_sleeps_in_its_layers_is_named(
     first, *_, again = result.drift
     assert first.startswith("stage 1 on rank 1 is a straggler: "), result.drift
     assert again.startswith("planning again with these times would")
-    assert first in said and again in said
+    # On a busy machine the prediction may be wrong by more than a new plan gains.
+    notes = [f"{first}; {again}"] if " would take a step from " in again else []
+    assert [line for line in said if "straggler" in line] == notes
     summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["drift"] == list(result.drift)
     assert "stage 1 on rank 1 is a straggler" in result.report.read_text()
@@ -58,7 +60,10 @@ def test_a_run_plans_again_at_a_checkpoint_and_follows_the_plan(
     result = train_job(find_job(job), request)
     said = capfd.readouterr().err.splitlines()
     planned = [line for line in result.drift if ": planning again" in line]
-    assert planned and planned[0] in said
+    assert planned
+    followed = [line for line in planned if line.endswith("; the run follows the new plan")]
+    notes = [line.partition("; step ")[2] for line in said if "straggler" in line]
+    assert [f"step {note}" for note in notes] == followed
     assert all(int(line.split(":")[0].removeprefix("step ")) % 5 == 0 for line in planned)
     assert said.count("starting 2 workers") == 1
     assert sum(line.startswith("plan: ") for line in said) == 1 + len(planned)

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,7 +16,6 @@ from penstock.profile.model_profile import LayerCost, ModelProfile
 from penstock.timeline.drift import (
     Compared,
     Drift,
-    Part,
     common_factor,
     compared,
     own_factors,
@@ -34,27 +33,18 @@ STEADY_SAMPLES = 4
 
 @dataclass
 class DriftWatch:
-    """Compares measured iterations of ``batches`` batches with the planned one.
-
-    ``say`` is called once for each drift, when it is steady.
-    """
+    """Compares measured iterations of ``batches`` batches with the planned one."""
 
     planned: Timeline
     batches: int
-    say: Callable[[str], None]
     samples: deque[Compared] = field(
         default_factory=partial(deque[Compared], maxlen=STEADY_SAMPLES)
     )
-    _said: set[Part] = field(default_factory=set[Part])
 
-    def add(self, step: int, measured: Timeline) -> dict[str, float]:
-        """Add the iteration of a step; returns how many times as long as planned each part took."""
+    def add(self, measured: Timeline) -> dict[str, float]:
+        """Add an iteration; returns how many times as long as planned each part took."""
         times = compared(self.planned, measured, self.batches)
         self.samples.append(times)
-        for drift in self.drifts:
-            if drift.part not in self._said:
-                self._said.add(drift.part)
-                self.say(f"step {step}: {drift}")
         factors = {str(part): factor for part, factor in own_factors(times).items()}
         return {"all_ranks": common_factor(times)} | factors
 
@@ -79,17 +69,24 @@ Costs = tuple[ModelProfile, Cluster]
 class Replanned:
     """A plan made with the times of a run, and seconds of a step under the old plan and under it.
 
-    Both are predicted, from the same times.
+    Both are predicted, from the same times; ``measured_s`` is what a step took.
     """
 
     plan: Plan
     now_s: float
     then_s: float
+    measured_s: float
 
     @property
     def gain(self) -> float:
         """The share of the step's time that would be saved."""
         return 1 - self.then_s / self.now_s
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether it would save more than `LEAST_GAIN`, and more than predictions are wrong by."""
+        error = abs(self.now_s / self.measured_s - 1)
+        return self.gain >= max(LEAST_GAIN, error)
 
     def __str__(self) -> str:
         return (
@@ -99,13 +96,18 @@ class Replanned:
 
 
 def replan(
-    job: Job, request: TrainRequest, plan: Plan, costs: Costs, drifts: Sequence[Drift]
+    job: Job,
+    request: TrainRequest,
+    plan: Plan,
+    costs: Costs,
+    drifts: Sequence[Drift],
+    measured_s: float,
 ) -> tuple[Replanned, Costs]:
     """What planning again would bring, and profile and cluster with the times found."""
     profile, cluster = as_found(plan, *costs, drifts)
     found = new_plan(job, request, profile, cluster, LIMIT)
     now_s, then_s = (predict(job, each, profile, cluster).iteration_s for each in (plan, found))
-    return Replanned(found, now_s, then_s), (profile, cluster)
+    return Replanned(found, now_s, then_s, measured_s), (profile, cluster)
 
 
 def as_found(plan: Plan, profile: ModelProfile, cluster: Cluster, drifts: Sequence[Drift]) -> Costs:

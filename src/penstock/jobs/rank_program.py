@@ -36,7 +36,7 @@ from penstock.errors import (
     exit_code_of,
 )
 from penstock.jobs.data_lengths import mean_s, measured_lengths
-from penstock.jobs.drift_watch import LEAST_GAIN, replan
+from penstock.jobs.drift_watch import replan
 from penstock.jobs.job import Job
 from penstock.jobs.plan_job import (
     check_layers,
@@ -554,16 +554,17 @@ def followed_drift(
     assert costs is not None
     before = costs.profile, costs.cluster
     with notice_if_long(run.say, "planning again, since ranks or links were slower than planned"):
-        replanned, found = replan(run.job, run.request, plan, before, report.drifts)
+        replanned, found = replan(
+            run.job, run.request, plan, before, report.drifts, report.measured_s
+        )
     # Plans for other numbers of ranks were made with the old times.
     run.directory.write_costs(*found)
-    text = f"step {report.steps}: {replanned}; the run follows the new plan"
-    if replanned.gain < LEAST_GAIN:
-        text = f"step {report.steps}: planning again would bring nothing; the plan stays"
-    run.directory.write_plan(
-        replanned.plan if replanned.gain >= LEAST_GAIN else plan, run.world.size
-    )
-    run.say(text)
+    text = f"step {report.steps}: planning again would bring nothing; the plan stays"
+    if replanned.is_worth_it:
+        plan = replanned.plan
+        text = f"step {report.steps}: {replanned}; the run follows the new plan"
+        run.say(f"{report.drifts[0]}; {text}")
+    run.directory.write_plan(plan, run.world.size)
     drift = (*history.drift, *map(str, report.drifts), text)
     return CostedJob(*found), replace(history, drift=drift)
 
@@ -600,8 +601,7 @@ def finish(
         )
     drift = history.drift
     if report.drifts:
-        hint = hint_of_new_plan(run, plan, report)
-        drift = (*drift, *map(str, report.drifts), hint)
+        drift = (*drift, *map(str, report.drifts), hint_of_new_plan(run, plan, report))
     here, load = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size)), os.getloadavg()[0]
     summary["circumstances"] = asdict(replace(run.circumstances, load_during=load))
     busy = busy_beside(here, usable_cores(), load)
@@ -610,8 +610,6 @@ def finish(
         summary["busy"] = busy
     if drift:
         summary["drift"] = list(drift)
-    for text in drift[len(history.drift) :]:
-        run.say(text)
     if history.left_out:
         summary["left_out_steps"] = list(history.left_out)
     if lengths:
@@ -637,15 +635,17 @@ def finish(
 
 
 def hint_of_new_plan(run: JobRun, plan: Plan, report: PartReport) -> str:
-    """What planning again would bring; a plan that gains enough is written beside the old one."""
+    """What planning again would bring; a plan that gains enough is written, and said."""
     directory, costs = run.directory, run.directory.read_costs()
     with notice_if_long(run.say, "planning again, since ranks or links were slower than planned"):
-        replanned, _ = replan(run.job, run.request, plan, costs, report.drifts)
-    if replanned.gain < LEAST_GAIN:
+        replanned, _ = replan(run.job, run.request, plan, costs, report.drifts, report.measured_s)
+    if not replanned.is_worth_it:
         return "planning again with these times would bring nothing"
     place = directory.path / "replanned.json"
     write_plan(replanned.plan, place)
-    return f"{replanned}; to do so: --resume --out {directory.path} --plan {place}"
+    hint = f"{replanned}; to do so: --resume --out {directory.path} --plan {place}"
+    run.say(f"{report.drifts[0]}; {hint}")
+    return hint
 
 
 @contextmanager

@@ -253,7 +253,7 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
             records.go_back(to)
             display.note(why)
 
-        watch = DriftWatch(part.planned or Timeline((), 0), job.accumulate, display.note)
+        watch = DriftWatch(part.planned or Timeline((), 0), job.accumulate)
         back = RollBack(pipe, directory.checkpoints, gone_back)
         steps = trained(pipe, job, start, memory, lengths, back)
         drifts_at_pause: tuple[Drift, ...] = ()
@@ -266,7 +266,7 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
             timeline = pipe.timeline() if is_sampled(step, start, job.steps) else None
             measured.add(metrics.seconds, timeline)
             if timeline is not None and first and not job.dynamic:
-                records.drift(step, watch.add(step, timeline))
+                records.drift(step, watch.add(timeline))
             verified = str(pipe.verified) if pipe.verified is not None and step == 1 else ""
             records.step(metrics, verified, lengths.popleft())
             display.step(step, metrics)
