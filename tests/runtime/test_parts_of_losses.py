@@ -109,3 +109,34 @@ def test_what_slices_do_not_tell_is_refused_by_name_and_nan_in_functions() -> No
     for words in (masked, mean_entropy):
         with pipeline(built(words, 0.5), given) as pipe:
             assert math.isnan(pipe.step(batch(1)).metrics["perplexity"])
+
+
+class Balanced(nn.Module):
+    """A router's loss that multiplies two means over samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.router, self.after = nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = torch.tanh(self.inner(x))
+        chances = self.router(hidden.mean(1)).softmax(1)
+        chosen = nn.functional.one_hot(chances.argmax(1), 4).double().mean(0)
+        balance = 4 * (chosen * chances.mean(0)).sum()
+        return {
+            "loss": masked(self.after(hidden).flatten(0, 1), y.flatten()) + balance,
+            "b": balance,
+        }
+
+
+def test_a_balance_loss_is_that_of_micro_batches_in_the_loss_and_as_a_metric() -> None:
+    torch.manual_seed(0)
+    model, whole = Balanced().double(), batch(1)
+    with torch.no_grad():
+        parts = [model(*(whole[key][i : i + 2] for key in "xy"))["b"] for i in range(0, 8, 2)]
+        expected = sum(map(float, parts)) / len(parts)
+        assert abs(expected - float(model(**whole)["b"])) > 1e-3
+    with pipeline(model, {"by_name": "b", "given": lambda output, _: output["b"]}) as pipe:
+        found = pipe.step(whole).metrics
+        assert "micro-batch by micro-batch" in str(pipe.verified)
+    assert found == {name: pytest.approx(expected, rel=1e-12) for name in ("by_name", "given")}

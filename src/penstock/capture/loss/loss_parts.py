@@ -190,15 +190,16 @@ def counting_of(
     if value is None or sizes.has_samples(value) or value not in record.dependent:
         return ""
     own = _Walk(record, others, sizes)
+    is_linear = True
     try:
         own.back(value)
-        is_linear = not own.mixing
     except (BadInput, MustOpen):
         is_linear = False
     if is_linear and own.has_sums <= parts.has_sums:
         if all(set(found) <= {*parts.actions.get(n, ())} for n, found in own.found.items()):
             return "loss"
-        if parts.actions.keys().isdisjoint(own.found) and not own.has_sums:
+        is_mean = not own.mixing and not own.has_sums
+        if is_mean and parts.actions.keys().isdisjoint(own.found):
             kinds = {action.kind for found in own.found.values() for action in found}
             return "rows" if kinds <= {"rows"} else ""
     scaled = {
