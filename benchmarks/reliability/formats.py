@@ -43,9 +43,9 @@ def profile(path: Path) -> object:
 
 def pipedream(path: Path) -> object:
     """PipeDream's graph text."""
-    from penstock.profile.pipedream_text import read_pipedream
+    from penstock.profile.find import read_any_profile
 
-    return read_pipedream(path, 64)
+    return read_any_profile(path, 64)
 
 
 def table(path: Path) -> object:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from penstock.document import read_text
 from penstock.errors import BadInput
 from penstock.profile.model_profile import (
     Affine,
@@ -23,7 +22,7 @@ from penstock.profile.model_profile import (
     without_batch_inputs,
 )
 
-__all__ = ["chain_order", "parse_pipedream", "read_pipedream"]
+__all__ = ["chain_order", "parse_pipedream"]
 
 FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 
@@ -38,15 +37,6 @@ class Node:
     backward_s: float
     activation_bytes: float
     parameter_bytes: float
-
-
-def read_pipedream(path: str | Path, profile_batch: int) -> ModelProfile:
-    """The chain in a PipeDream graph text, profiled with ``profile_batch`` samples.
-
-    Raises:
-        BadInput: no such file, or a line that is neither node nor edge; names file and line.
-    """
-    return parse_pipedream(read_text(path, "profile"), path, profile_batch)
 
 
 def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelProfile:
