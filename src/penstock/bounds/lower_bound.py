@@ -115,7 +115,8 @@ def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound
     """
     costs = [layer.forward_s + layer.backward_s for layer in problem.profile.layers]
     all_speeds = sorted(chain.from_iterable(map(host_speeds, problem.cluster.hosts)), reverse=True)
-    holders = (1 + may_be_mirrored(problem)) * micro_batch_size
+    mirrored = any(FAMILIES[name].placement == "mirrored" for name in problem.schedules)
+    holders = (1 + mirrored) * micro_batch_size
     speeds = all_speeds[:holders]
     work_s = [problem.global_batch * least_per_sample(cost, micro_batch_size) for cost in costs]
     most = max(range(len(work_s)), key=work_s.__getitem__)
@@ -140,11 +141,6 @@ def has_whole_backwards(problem: PlanningProblem) -> bool:
     return all(FAMILIES[name].is_planned for name in problem.schedules)
 
 
-def may_be_mirrored(problem: PlanningProblem) -> bool:
-    """Whether a schedule allowed holds every stage twice."""
-    return any(FAMILIES[name].placement == "mirrored" for name in problem.schedules)
-
-
 def gap(iteration_s: float, bound_s: float) -> float:
     """By which share a plan is slower than a bound: 0.25 for a quarter more.
 
@@ -161,17 +157,13 @@ class Prepared:
     ``sums``: prefix sums over the layers of the forward (fixed, per sample), the backward (fixed,
     per sample) and the parameter bytes. ``near``: for each cut the tensors made right before it,
     each with its nearest reader. ``receive_rates``: the best link into each device.
-    ``any_streams``: some device sends a message beside the pass that makes it. ``bucket_s``,
-    ``stages`` and ``messages`` keep answers.
+    ``any_streams``: some device sends a message beside the pass that makes it.
     """
 
     sums: tuple[tuple[float, ...], ...]
     near: tuple[tuple[Edge, ...], ...]
     receive_rates: tuple[float, ...]
     any_streams: bool
-    bucket_s: dict[tuple[int, ...], float]
-    stages: dict[tuple[object, ...], tuple[float, ...]]
-    messages: dict[tuple[object, ...], tuple[float, ...]]
 
 
 @remembered
@@ -192,9 +184,6 @@ def prepare(problem: PlanningProblem) -> Prepared:
         near=near_edges(problem.profile),
         receive_rates=tuple(rates.max(axis=0).tolist()),
         any_streams=any(device.concurrent_passes for device in problem.cluster.devices),
-        bucket_s={},
-        stages={},
-        messages={},
     )
 
 
@@ -267,7 +256,7 @@ def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tupl
             gradient_tail_s(known, problem, stage, slow) - slow.backward_s,
         )
 
-    return recalled(known.stages, key, computed)
+    return recalled(problem, stage_times, key, computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +304,7 @@ def messages(
     rows = sum(stage.slices)
     key = (stage.layers.start, stage.layers.stop, before.devices, stage.devices, rows)
     return recalled(
-        known.messages, key, lambda: messages_of_cut(known, problem, before, stage, rows)
+        problem, messages, key, lambda: messages_of_cut(known, problem, before, stage, rows)
     )
 
 
@@ -365,15 +354,15 @@ def gradient_tail_s(
     while full < hi - 1 and parameters[full + 1] == parameters[full]:
         full += 1
     ready_s = max(0.0, fixed[hi] - fixed[full] + (per_row[hi] - per_row[full]) * slow.rows)
-    reduce_s = size_bytes / BUCKET_BYTES * bucket_s(known, problem, stage)
+    reduce_s = size_bytes / BUCKET_BYTES * bucket_s(problem, stage)
     return max(slow.backward_s, ready_s / slow.speed + reduce_s) + step_s
 
 
-def bucket_s(known: Prepared, problem: PlanningProblem, stage: Stage) -> float:
+def bucket_s(problem: PlanningProblem, stage: Stage) -> float:
     """Seconds to reduce one full bucket; smaller ones take more for each byte."""
 
     def computed() -> float:
         costs = all_reduce_costs(problem.cluster, stage.devices)
         return min(cost.of(BUCKET_BYTES) for cost in costs)
 
-    return recalled(known.bucket_s, stage.devices, computed)
+    return recalled(problem, bucket_s, stage.devices, computed)

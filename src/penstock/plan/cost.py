@@ -130,7 +130,7 @@ def run_costs(
             workspace_bytes=max(layer.workspace_bytes.at(rows) for layer in run),
         )
 
-    return recalled(known_runs(problem), (layers.start, layers.stop, rows, by_block), computed)
+    return recalled(problem, run_costs, (layers.start, layers.stop, rows, by_block), computed)
 
 
 def state_bytes(problem: PlanningProblem, stage: Stage) -> float:
@@ -149,19 +149,7 @@ def state_bytes(problem: PlanningProblem, stage: Stage) -> float:
         return held + sum(profile.layers[layer].held_besides for layer in layers)
 
     key = (layers.start, layers.stop, sharding, sharding and stage.replicas)
-    return recalled(known_states(problem), key, computed)
-
-
-@remembered
-def known_states(_: PlanningProblem) -> dict[tuple[object, ...], float]:
-    """The bytes of `state_bytes` that were computed before."""
-    return {}
-
-
-@remembered
-def known_runs(_: PlanningProblem) -> dict[tuple[int, int, int, bool], RunCosts]:
-    """The costs of runs that were computed before, by their ends, rows, and whether by block."""
-    return {}
+    return recalled(problem, state_bytes, key, computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +213,7 @@ def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
 
     layers = stage.layers
     key = (layers.start, layers.stop, stage.devices, stage.slices, stage.by_block, sharding)
-    return recalled(known_stages(problem), key, computed)
-
-
-@remembered
-def known_stages(_: PlanningProblem) -> dict[tuple[object, ...], StageSeconds]:
-    """The seconds of stages that were computed before, by layers, devices and rows."""
-    return {}
+    return recalled(problem, stage_seconds, key, computed)
 
 
 def norms_s(problem: PlanningProblem, stage: Stage) -> tuple[float, float]:
@@ -267,7 +249,7 @@ def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transf
             backward_s=split_concat_s(cluster, *up, gradients.at),
         )
 
-    return recalled(known_transfers(problem), (cut, *down), computed)
+    return recalled(problem, transfer, (cut, *down), computed)
 
 
 @remembered
@@ -281,12 +263,6 @@ def known_crossings(problem: PlanningProblem) -> list[tuple[Affine, Affine]]:
         )
         for cut in range(len(profile.layers) + 1)
     ]
-
-
-@remembered
-def known_transfers(_: PlanningProblem) -> dict[tuple[object, ...], Transfer]:
-    """The transfers of a problem that were computed before, by cut, devices and rows."""
-    return {}
 
 
 def device_memory_bytes(problem: PlanningProblem, stage: Stage, rows: int, in_flight: int) -> float:

@@ -322,7 +322,6 @@ Planner: TypeAlias = Callable[[PlanningProblem, Score], Plan]
 MOST_ANSWERS = 100_000
 """So many answers of each kind are kept."""
 
-Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
 
@@ -348,17 +347,19 @@ def remembered_by_schedules(
     """As `remembered`, with a result for the schedules of each `PlanningProblem.under`."""
 
     def answer(problem: PlanningProblem) -> Answer:
-        known = cast("dict[object, Answer]", problem.known_answers)
-        return recalled(known, (find, problem.schedules), lambda: find(problem))
+        return recalled(problem, find, problem.schedules, lambda: find(problem))
 
     return answer
 
 
-def recalled(known: dict[Key, Answer], key: Key, find: Callable[[], Answer]) -> Answer:
-    """The answer kept under ``key``, or the one found now, which is kept.
+def recalled(
+    problem: PlanningProblem, kind: object, key: object, find: Callable[[], Answer]
+) -> Answer:
+    """The answer of a kind that the problem keeps under ``key``, or the one found now.
 
-    All others are forgotten where there are too many.
+    All others of the kind are forgotten where there are too many.
     """
+    known = cast("dict[object, Answer]", problem.known_answers.setdefault(kind, {}))
     answer = known.get(key)
     if answer is None:
         answer = find()
