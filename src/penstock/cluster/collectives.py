@@ -103,7 +103,8 @@ def all_reduce_costs(cluster: Cluster, devices: Sequence[int]) -> tuple[AllReduc
         if len(known) >= MOST_ANSWERS:
             known.clear()
         ring = host_order(cluster, devices)
-        known[key] = costs_over_links(cluster, ring) if linked else costs_in_order(cluster, ring)
+        costs = costs_in_order(cluster, ring)
+        known[key] = (ring_cost(cluster, best_ring(cluster, ring)), *costs) if linked else costs
     return known[key]
 
 
@@ -112,11 +113,6 @@ def host_shares(cluster: Cluster, devices: Sequence[int]) -> tuple[object, ...]:
     counts = Counter(map(cluster.host_index.__getitem__, devices))
     kinds = frozenset((cluster.host_kinds[host], count) for host, count in counts.items())
     return len(devices), len(counts), kinds
-
-
-def costs_over_links(cluster: Cluster, ring: list[int]) -> tuple[AllReduceCost, ...]:
-    """The best ring, and the algorithms in the order of the hosts."""
-    return (ring_cost(cluster, best_ring(cluster, ring)), *costs_in_order(cluster, ring))
 
 
 def costs_in_order(cluster: Cluster, ring: list[int]) -> tuple[AllReduceCost, ...]:
@@ -274,7 +270,8 @@ def best_ring(cluster: Cluster, devices: Sequence[int]) -> list[int]:
     else:
         starts = ([first, *rest], nearest_neighbours(table), fastest_links_first(table))
         found = [improve(table, ring) for ring in starts]
-    best = max(found, key=lambda ring: without_count(quality_in(table, ring)))
+    # Complete rings are not compared by the number of their slowest hops.
+    best = max(found, key=lambda ring: quality_in(table, ring)[::2])
     begin = best.index(first)
     return [start[position] for position in [*best[begin:], *best[:begin]]]
 
@@ -299,11 +296,6 @@ def duplex_share(cluster: Cluster, hop: tuple[int, int]) -> float:
     """The fraction of a hop's rate that is left when both devices send and receive at once."""
     turning = cluster.half_duplex_devices
     return 0.5 if hop[0] in turning or hop[1] in turning else 1.0
-
-
-def without_count(quality: RingQuality) -> tuple[float, float]:
-    """What complete rings are compared by."""
-    return quality.bytes_per_s, quality.less_latency_s
 
 
 def hops_of(ring: Sequence[int]) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 from penstock.bounds.lower_bound import lower_bound
@@ -141,7 +142,7 @@ def compare_plans(
         for planner in sorted(planners, key=lambda name: name == "search"):
             narrowed = replace(problem, schedules=allowed[planner, schedule])
             start_s = clock()
-            report = None if on_step is None else with_planner(on_step, planner)
+            report = None if on_step is None else partial(on_step, planner)
             limit = TimeLimit(limit_s, clock) if limit_s < inf else None
             found = answer_of(narrowed, planner, score, limit, report)
             planning_s = clock() - start_s
@@ -174,13 +175,6 @@ def answer_of(
         return refusal
     except Exception as error:  # one planner must not take the others down
         return NoAnswer(f"{type(error).__name__}: {' '.join(str(error).split())}")
-
-
-def with_planner(
-    on_step: Callable[[str, SearchStep], None], planner: str
-) -> Callable[[SearchStep], None]:
-    """``on_step`` with the planner's name filled in."""
-    return lambda step: on_step(planner, step)
 
 
 def best_first(comparisons: Sequence[Comparison], planners: Sequence[str]) -> list[Comparison]:

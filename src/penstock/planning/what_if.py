@@ -7,7 +7,7 @@ from functools import cached_property
 from math import isfinite
 from typing import Literal
 
-from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import Dimension, parse_quantity
 from penstock.document import Json
@@ -191,17 +191,14 @@ def with_device_change(cluster: Cluster, change: DeviceChange) -> Cluster:
     first = 0
     for host in cluster.hosts:
         devices = tuple(
-            faster(device, change.speed_factor) if first + i == change.device else device
+            replace(device, speed=device.speed * change.speed_factor)
+            if first + i == change.device
+            else device
             for i, device in enumerate(host.devices)
         )
         hosts.append(replace(host, devices=devices))
         first += len(devices)
     return replace(cluster, hosts=tuple(hosts))
-
-
-def faster(device: Device, factor: float) -> Device:
-    """The device with its speed multiplied."""
-    return replace(device, speed=device.speed * factor)
 
 
 def with_hosts(cluster: Cluster, change: Callable[[Host], Host]) -> Cluster:

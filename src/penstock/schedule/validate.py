@@ -203,9 +203,10 @@ def in_flight_peaks(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]
 
 def explain_deadlock(left: Sequence[Order], shape: PipelineShape) -> str:
     """A sentence that names a cycle among ``left``, the actions that cannot be played."""
-    waits_for = wait_graph(left, shape)
+    cycle = cycle_of(wait_graph(left, shape))
+    words = " waits for ".join(map(str, [*cycle, cycle[0]]))
     return (
-        f"the schedule deadlocks: {describe_cycle(cycle_of(waits_for))}; reorder these actions "
+        f"the schedule deadlocks: {words}; reorder these actions "
         f"(warm-up depths must not grow from one stage to the next)"
     )
 
@@ -231,11 +232,6 @@ def cycle_of(stuck: dict[Action, list[Action]]) -> list[Action]:
     cycle = path[path.index(path[-1]) : -1]
     start = cycle.index(min(cycle))
     return cycle[start:] + cycle[:start]
-
-
-def describe_cycle(cycle: list[Action]) -> str:
-    """The cycle as a sentence that starts and ends at the same action."""
-    return " waits for ".join(str(action) for action in [*cycle, cycle[0]])
 
 
 FORWARDS = np.array([kind == "F" for kind in ACTION_KINDS])
