@@ -53,7 +53,8 @@ def test_an_old_name_of_the_package_works_and_warns(name: str) -> None:
 
 @pytest.mark.parametrize("group", [Update, Safety])
 def test_every_option_of_a_group_but_the_new_ones_was_an_argument(group: type) -> None:
-    new = {"meet_every", "outer_learning_rate", "outer_momentum", "schedule_follows"}
+    new = {"meet_every", "outer_learning_rate", "outer_momentum"}
+    new |= {"schedule_follows", "gradient_dtype"}
     options = (option.name for option in fields(group))
     assert IN_GROUPS[group.__name__] == tuple(name for name in options if name not in new)
 

@@ -54,6 +54,7 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     "accumulate": ({"accumulate": 2}, "accumulate = 2"),
     "skip": ({"on_non_finite": "skip"}, 'on_non_finite = "skip"'),
     "roll-back": ({"on_non_finite": "roll-back"}, 'on_non_finite = "roll-back"'),
+    "wide": ({"gradient_dtype": "float32"}, 'gradient_dtype = "float32"'),
     "meetings": ({"meet_every": 5}, "meet_every = 5"),
     "average": ({"average_decay": 0.9}, "average_decay = 0.9"),
     "no checkpoints": ({"checkpoint_every": 0}, "checkpoint_every = 0"),

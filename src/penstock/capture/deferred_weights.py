@@ -154,8 +154,9 @@ def finish(
 
 
 def adds_directly(parameter: nn.Parameter) -> bool:
-    """Whether a gradient may be added to the parameter's without autograd."""
-    return parameter.grad is not None and not any(gradient_hooks(parameter))
+    """Whether a product may be added to the parameter's gradient without autograd."""
+    alike = parameter.grad is not None and parameter.grad.dtype == parameter.dtype
+    return alike and not any(gradient_hooks(parameter))
 
 
 def deferred_linear(

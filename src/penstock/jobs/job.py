@@ -444,8 +444,9 @@ class Job:
     ``micro_batch_sizes`` (empty: every divisor). ``loss`` is None if the model returns its loss.
     ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are disabled by 0. ``accumulate`` is
     the number of batches in a step; each is a flush of the pipeline, so a step has
-    ``accumulate * batch_size`` samples. ``loss_scaling`` is used only with float16. ``weights`` are
-    the first weights, as in `Pipeline`; ``save_weights`` is a directory for the final weights.
+    ``accumulate * batch_size`` samples. ``loss_scaling`` is used only with float16;
+    ``gradient_dtype`` is that of `Update`, or ``""``. ``weights`` are the first weights, as in
+    `Pipeline`; ``save_weights`` is a directory for the final weights.
 
     ``compile``, ``metrics``, ``callbacks``, ``verify``, ``optimizer_sync``, ``dynamic`` and
     ``compare_replicas_every`` are those of `Pipeline`, as are ``meet_every``,
@@ -488,6 +489,7 @@ class Job:
     compile: bool = False
     optimizer_sync: OptimizerSync = "before"
     loss_scaling: Annotated[LossScaling, settings(LossScaling)] = LossScaling()
+    gradient_dtype: Literal["", "float32"] = ""
     metrics: Mapping[str, Annotated[Metric, named_function("metrics")]] = field(
         default_factory=dict[str, Metric]
     )
@@ -613,6 +615,10 @@ class Job:
             f"job '{self.name}': data('train', {self.seed}, 0, {self.batch_size}) yields no batch; "
             f"it must yield one for each step"
         )
+
+    def gradients_in(self) -> torch.dtype | None:
+        """The element type in which gradients are summed (None: that of the weights)."""
+        return torch.float32 if self.gradient_dtype else None
 
     def autocast_dtype(self) -> torch.dtype | None:
         """The type of matrix products; None stands for the parameters' own type."""

@@ -208,6 +208,7 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
             weights=job.weights,
             seed=job.seed,
             loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
+            gradient_dtype=job.gradients_in(),
             optimizer_sync=job.optimizer_sync,
             schedule_follows="evaluation" if job.follows_evaluations else "loss",
             **job.meetings,

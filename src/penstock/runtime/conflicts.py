@@ -116,6 +116,9 @@ CONFLICTS = (
     ),
     Conflict("meetings", "average", "pipelines have weights of their own between meetings"),
     Conflict("no flush", "kinds", TWO_AT_ONCE, "use a schedule with a flush"),
+    Conflict(
+        "undoing", "wide", "a step is undone after its sums were rounded", 'leave it "before"'
+    ),
     Conflict("undoing", "kinds", TWO_AT_ONCE, 'leave it "before"'),
     Conflict("undoing", "no optimizer", "that needs an optimizer", "give it one"),
     Conflict("undoing", "accumulate", "a step is checked in the forwards of the next batch"),
@@ -184,6 +187,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "skip": ("on_non_finite", lambda policy: policy == "skip"),
     "roll-back": ("on_non_finite", lambda policy: policy == "roll-back"),
     "no checkpoints": ("checkpoint_every", lambda steps: steps == 0),
+    "wide": ("gradient_dtype", bool),
     "meetings": ("meet_every", bool),
     "average": ("average_decay", bool),
     "verified later": ("verify_every", bool),

@@ -92,6 +92,7 @@ class Engine:
         self.pipeline = self.places[0].replica if self.pipelines and self.places else 0
         self.metrics = metrics
         self.autocast_dtype = options.autocast
+        self._gradient_dtype = options.update.gradient_dtype
         place = max(plan.device_of(world.rank), 0)
         self.random = RandomStream(world.device, options.update.seed, place)
         self._closed = self._released = False
@@ -206,6 +207,8 @@ class Engine:
         buckets = GradientBuckets(
             self.world, trained, stages, held.copies, self.groups, self.clock, held.owners
         )
+        if self._gradient_dtype is not None:
+            buckets.sum_in(self._gradient_dtype)
         if held.place:
             named = held.named_parameters()
             whole = (p for name, p in named if self.shards.dim_of(name) is None)

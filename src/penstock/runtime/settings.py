@@ -69,7 +69,10 @@ class Update:
 
     ``weights`` is a directory of safetensors, or `Weights`; every rank reads its own stages from
     it. Without it they are the model's. ``seed`` is used for weights of a model on the meta device,
-    and for dropout. ``loss_scaling`` is used with ``autocast=torch.float16``.
+    and for dropout. ``loss_scaling`` is used with ``autocast=torch.float16``. With
+    ``gradient_dtype=torch.float32`` the gradients of bfloat16 weights are summed in float32, over
+    micro-batches and replicas; the optimizer gets each sum rounded once (None: in the weights'
+    type).
 
     With ``optimizer_sync="after"``, `Pipeline.stream` may take an optimizer step before all ranks
     have agreed whether to clip or skip it; a wrong step is undone exactly. With
@@ -94,6 +97,7 @@ class Update:
     weights: Weights | Path | str | None = None
     seed: int = 0
     loss_scaling: LossScaling | None = None
+    gradient_dtype: torch.dtype | None = None
     optimizer_sync: OptimizerSync = "before"
     on_non_finite: OnNonFinite = "stop"
     prediction_error_every: int = 0
@@ -106,6 +110,11 @@ class Update:
         check_choice("optimizer_sync", self.optimizer_sync, get_args(OptimizerSync))
         check_choice("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
         check_choice("schedule_follows", self.schedule_follows, get_args(Follows))
+        if self.gradient_dtype not in (None, torch.float32):
+            raise BadInput(
+                f"gradient_dtype is {self.gradient_dtype}; it must be torch.float32, or None for "
+                f"the type of the weights"
+            )
         check_intervals("updates", prediction_error_every=self.prediction_error_every)
         check_intervals("steps", meet_every=self.meet_every)
         if not 0 < self.outer_learning_rate < inf:
@@ -191,7 +200,7 @@ class Options:
     def uses(self) -> dict[str, str]:
         """What these options use, for `check_conflicts`."""
         names = ("autocast", "shard_optimizer", "optimizer")
-        of_update = ("optimizer_sync", "on_non_finite", "meet_every")
+        of_update = ("optimizer_sync", "on_non_finite", "meet_every", "gradient_dtype")
         of_safety = ("verify_every", "transport")
         return uses_of_settings(
             {name: getattr(self, name) for name in names}

@@ -133,6 +133,8 @@ class VersionedStage:
             factor = clip_factor(self._gradient_square.sqrt(), self._clip_norm)
             for bucket in self._buckets:
                 bucket.flat.mul_(factor)
+        for bucket in self._buckets:
+            bucket.narrow()
         self._stepper.step()
         self._engine.buckets.zero(self.place.stage)
 

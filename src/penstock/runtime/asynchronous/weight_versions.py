@@ -86,6 +86,7 @@ def leaf_of(memory: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     It is a parameter itself, since some layers add to gradients directly for parameters only.
     """
     leaf = nn.Parameter(memory)
+    leaf.grad_dtype = parameter.grad_dtype
     leaf.grad = parameter.grad
     return leaf
 

@@ -58,12 +58,13 @@ class GradientSum(Protocol):
 class GradientBucket:
     """Parameters of one element type that the same ranks hold for the same stages.
 
-    ``flat`` holds their gradients. ``expected`` is the number of gradients that arrive in an
-    iteration, one for each stage of this rank that uses a parameter; ``missing`` of them have not
-    arrived yet. ``owner`` is the holder that counts the gradients in norms. With sharded optimizer
-    state only the owner gets the sums, and ``values`` holds the parameters' values. ``sum`` adds
-    ``flat`` over the holders if there are several. ``stage`` is the first stage of this rank that
-    uses the parameters.
+    ``flat`` holds their gradients, in a wider type than theirs if that is wished. ``narrowed``: its
+    first half holds them in the parameters' own type, for a step. ``expected`` is the number of
+    gradients that arrive in an iteration, one for each stage of this rank that uses a parameter;
+    ``missing`` of them have not arrived yet. ``owner`` is the holder that counts the gradients in
+    norms. With sharded optimizer state only the owner gets the sums, and ``values`` holds the
+    parameters' values. ``sum`` adds ``flat`` over the holders if there are several. ``stage`` is
+    the first stage of this rank that uses the parameters.
     """
 
     holders: tuple[int, ...]
@@ -77,6 +78,23 @@ class GradientBucket:
     missing: int = 0
     sum: GradientSum | None = None
     started_s: float = 0.0
+    narrowed: bool = False
+
+    def narrow(self) -> None:
+        """Give a step gradients of the parameters' type, in a part of the memory of wider ones."""
+        dtype = self.parameters[0].dtype
+        if dtype != self.flat.dtype and not self.narrowed:
+            self.narrowed = True
+            found = self.gradients.copy_(self.flat.to(dtype))
+            for parameter, view in views_of(found, self.parameters):
+                if parameter.grad is not None:
+                    parameter.grad = view
+
+    @property
+    def gradients(self) -> torch.Tensor:
+        """The flat gradients: ``flat``, or its part."""
+        whole, dtype = self.flat, self.parameters[0].dtype
+        return whole.view(dtype)[: len(whole)] if self.narrowed else whole
 
     def square(self, not_counted: Collection[torch.Tensor] = ()) -> torch.Tensor:
         """The sum of the squares of its gradients, in float64; without some parameters'."""
@@ -124,7 +142,7 @@ def make_bucket(
 def place_gradients(bucket: GradientBucket, flat: torch.Tensor) -> None:
     """Make ``flat`` the bucket's memory, and the gradients of its parameters views into it."""
     bucket.flat = flat
-    for parameter, view in views_of(flat, bucket.parameters):
+    for parameter, view in views_of(bucket.gradients, bucket.parameters):
         parameter.grad = view
 
 
@@ -279,12 +297,24 @@ class GradientBuckets:
         self._launched = 0
         self.starts_early = world.backend != "nccl"
 
+    def sum_in(self, dtype: torch.dtype) -> None:
+        """Sum the gradients of narrower parameters in ``dtype``; before any are shared."""
+        for bucket in self.buckets:
+            if bucket.flat.is_floating_point() and bucket.flat.dtype.itemsize < dtype.itemsize:
+                for parameter in bucket.parameters:
+                    parameter.grad = None
+                    parameter.grad_dtype = None  # of any type
+                place_gradients(bucket, bucket.flat.to(dtype))
+
     def zero(self, stage: int | None = None) -> None:
         """Start an iteration with all gradients zero, or those of one stage."""
         self._launched = 0
         for bucket in self.buckets:
             if stage is None or bucket.stage == stage:
                 bucket.flat.zero_()
+                if bucket.narrowed:
+                    bucket.narrowed = False
+                    place_gradients(bucket, bucket.flat)
                 bucket.missing = bucket.expected
 
     @contextmanager
@@ -332,6 +362,12 @@ class GradientBuckets:
             for bucket in self.buckets:
                 if bucket.values is None or bucket.owner == self._world.rank:
                     bucket.flat.mul_(factor)
+
+    def narrow(self) -> None:
+        """Give the gradients that this rank steps the parameters' type, until they are zeroed."""
+        for bucket in self.buckets:
+            if bucket.values is None or bucket.owner == self._world.rank:
+                bucket.narrow()
 
     def square_sum(self, *, summed: bool = True) -> torch.Tensor | float:
         """The sum of squares of the gradients that this rank owns; of all, unless ``summed``."""

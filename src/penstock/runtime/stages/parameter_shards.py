@@ -158,7 +158,10 @@ class Unit:
         widths = [each.shape[1] for each in given]
         joined = torch.cat(given, 1) if len(given) > 1 else given[0]
         given.clear()
-        found = self._own.new_empty(sum(widths))
+        held = trained[0].parameter.grad
+        assert held is not None  # a view of a bucket, maybe of a wider type
+        joined = joined.to(held.dtype)
+        found = joined.new_empty(sum(widths))
         group = self._shards.group
         work = reduce_into(found, joined.reshape(-1), group=group, async_op=True)
         self._await(work, found, "gradients")

@@ -70,16 +70,16 @@ class Meetings:
     def meet(self) -> None:
         """Meet now; all ranks must call this. The memory of gradients holds what is summed."""
         engine, begun = self._engine, time.perf_counter()
-        sums = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
         with engine.failures.shared():
             engine.buckets.zero()
+            sums = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
             for name, own in sums.items():
                 parameter, last = self._trained[name], self.last_met.get(name)
                 own.copy_(parameter if last is None else last - parameter).mul_(self._share)
             engine.buckets.finish()
         if self._outer is not None:
             for name, last in self.last_met.items():
-                last.grad = sums[name]
+                last.grad = sums[name].to(last.dtype)
             self._outer.step()
         for name, mean in sums.items():
             self._trained[name].copy_(self.last_met.get(name, mean))

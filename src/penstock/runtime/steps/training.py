@@ -236,6 +236,7 @@ class Training:
         """Multiply gradients by ``factor``, update the weights, then the learning rate."""
         if buckets is not None:
             buckets.scale(factor)
+            buckets.narrow()
         for stepper in self.steppers:
             stepper.step()
 
