@@ -1,7 +1,9 @@
 """The one place that names CUDA, on a stand-in for `torch.cuda`: this machine may have no GPU."""
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -257,3 +259,18 @@ def test_without_tf32_models_may_switch_cudnn_off_and_all_is_put_back(own: str) 
     finally:
         cudnn.allow_tf32 = first[0]
     assert (cudnn.allow_tf32, cudnn.rnn.fp32_precision) == first
+
+
+def test_freed_memory_of_the_host_goes_back_also_from_below_what_is_in_use() -> None:
+    pieces = [bytearray(100_000) for _ in range(600)]
+    above = bytearray(100_000)
+    full = resident_bytes()
+    del pieces
+    device.release_unused(torch.device("cpu"))
+    assert full - resident_bytes() > 50_000_000
+    assert len(above) == 100_000
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

@@ -4,6 +4,7 @@ Work on a GPU runs behind the host, which only launches it. So what is timed wai
 (`wait_for`), or leaves marks on its stream (`timing_mark`), which wait for nothing.
 """
 
+import ctypes
 import os
 import socket
 import time
@@ -280,9 +281,15 @@ def free_memory(device: torch.device) -> FreeMemory:
 
 
 def release_unused(device: torch.device) -> None:
-    """Give memory of a GPU that torch keeps for later tensors to other processes."""
+    """Give memory that is kept for later tensors to other processes: of a GPU, and of the host.
+
+    The C library keeps what was freed below something that is still in use.
+    """
     if is_gpu(device):
         torch.cuda.empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # in glibc only
+    if trim is not None:
+        trim(0)
 
 
 def check_room(device: torch.device, wanted_bytes: float, what: str) -> None:
