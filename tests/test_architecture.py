@@ -72,8 +72,9 @@ PRIVATE_OF_OTHERS = {
     *("_exit", "_getframe", "_fields"),
     *("_forkserver", "_forkserver_pid", "_preload_modules"),
     "_init_weights",
+    *("_accelerator_connector", "_should_accumulate"),
 }
-"""Names in the source that are private and not torch's: Python's, a user's model's."""
+"""Names in the source that are private and not torch's: Python's, a user's model's, Lightning's."""
 
 NAMES_THAT_SAY_NOTHING = {"base", "common", "core", "helpers", "misc", "tools", "util", "utils"}
 

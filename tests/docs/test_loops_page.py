@@ -13,8 +13,10 @@ PAGE = (ROOT / "docs" / "guides" / "loops.md").read_text(encoding="utf-8")
 
 @pytest.mark.parametrize(
     ("diff", "name"),
-    list(zip(DIFF.findall(PAGE), ["loop_torchrun", "loop_accelerate"], strict=True)),
-    ids=["torchrun", "accelerate"],
+    list(
+        zip(DIFF.findall(PAGE), ["loop_torchrun", "loop_accelerate", "loop_lightning"], strict=True)
+    ),
+    ids=["torchrun", "accelerate", "lightning"],
 )
 def test_the_lines_of_a_change_are_those_of_the_scripts(diff: str, name: str) -> None:
     for file, mark in ((f"{name}_before.py", "-"), (f"{name}.py", "+")):

@@ -1,7 +1,6 @@
 """The loops that people have, with Penstock: the losses of the loops that they were.
 
-What each is compared with uses no Penstock: DistributedDataParallel, the library Accelerate, and
-a plain loop of one process.
+What each is compared with uses no Penstock: DistributedDataParallel, Accelerate, Lightning.
 """
 
 import os
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from runtime.processes.workers_under_test import run_script
-from scripts import script_at
 
 from penstock.runtime.processes.launch import launch_workers
 
@@ -27,10 +25,10 @@ def numbers(lines: list[str], word: str) -> list[float]:
     return [float(line.removeprefix(f"{word} ")) for line in lines if line.startswith(word)]
 
 
-def under_torchrun(name: str, checkpoints: Path) -> list[str]:
+def under_torchrun(name: str, *arguments: Path | str) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
-        [*command, str(EXAMPLES / name), str(checkpoints)],
+        [*command, str(EXAMPLES / name), *map(str, arguments)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -86,35 +84,20 @@ def test_the_accelerate_loop_has_the_losses_of_accelerate(tmp_path: Path) -> Non
     goes_on("loop_accelerate.py", tmp_path / "run", found)
 
 
-def plain_loop(epochs: int) -> tuple[list[float], list[float]]:
-    """Losses and accuracies of `loop_lightning.py`, by torch alone on one process."""
-    example = script_at("examples/loop_lightning.py", "loop_lightning")
-    loader, (held_out, classes) = example.batches()
-    module = example.Classifier()
-    optimizer = module.configure_optimizers(module.parameters())
-    schedule = module.configure_schedule(optimizer)
-    losses: list[float] = []
-    accuracies: list[float] = []
-    for _ in range(epochs):
-        for number, batch in enumerate(loader):
-            optimizer.zero_grad()
-            loss = module.training_step(batch, number)["loss"]
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
-        with torch.no_grad():
-            accuracies.append((module(held_out).argmax(1) == classes).float().mean().item())
-    return losses, accuracies
-
-
 @pytest.mark.timeout(600)
-def test_the_lightning_style_loop_has_the_losses_of_a_plain_loop(tmp_path: Path) -> None:
-    found = under_torchrun("loop_lightning.py", tmp_path / "run")
-    torch.manual_seed(0)
-    losses, accuracies = plain_loop(2)
-    assert losses[-1] < 0.3
-    assert numbers(found, "loss") == pytest.approx(losses, abs=PRINTED)
-    assert numbers(found, "accuracy") == pytest.approx(accuracies, abs=1e-4)
-    goes_on("loop_lightning.py", tmp_path / "run", found)
+def test_the_lightning_loop_has_the_losses_of_lightning(tmp_path: Path) -> None:
+    before = by_workers("loop_lightning_before.py", tmp_path / "one", 1)
+    found = under_torchrun("loop_lightning.py", tmp_path / "two")
+    for word, count in (("loss", 20), ("val_loss", 2)):
+        assert len(numbers(found, word)) == count
+        assert numbers(found, word) == pytest.approx(numbers(before, word), abs=PRINTED)
+    assert numbers(found, "loss")[-1] < 0.3
+    one, two = (
+        torch.load(tmp_path / run / "epoch=1.ckpt", weights_only=False)["state_dict"]
+        for run in ("one", "two")
+    )
+    torch.testing.assert_close(two, one, rtol=0.0, atol=1e-4)
+    again = tmp_path / "again"
+    last = under_torchrun("loop_lightning.py", again, str(tmp_path / "two" / "epoch=0.ckpt"))
+    assert len(last) == 11
+    assert last == found[-11:]
