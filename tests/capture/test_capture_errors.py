@@ -142,10 +142,12 @@ def test_a_wrapper_that_does_a_pipelines_work_is_refused_for_the_bare_module(tmp
     )
     try:
         wrapped = nn.parallel.DistributedDataParallel(_Linear())
-        with pytest.raises(BadInput, match=r"pass the bare module \(model\.module\)"):
+        with pytest.raises(BadInput, match=r"pass the bare module \(its \.module\)"):
             capture_model(wrapped, BATCH, loss=functional.cross_entropy)
     finally:
         torch.distributed.destroy_process_group()
+    with pytest.raises(BadInput, match=r"'0' is a DataParallel, .* pass the bare module"):
+        capture_model(nn.Sequential(nn.DataParallel(_Linear())), BATCH, loss=LOSS)
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     with pytest.raises(BadInput, match="'1' is a SyncBatchNorm, which is not needed here"):
@@ -161,3 +163,47 @@ def test_edges_of_a_graph_that_were_taken_for_samples_are_told():
     batch = (torch.randn(6, 4), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]), torch.arange(6) % 3)
     with pytest.raises(CaptureFailed, match=r"batch\[1\] has 2 rows, so 2 samples were assumed"):
         capture_model(Sums(), batch, loss=functional.cross_entropy)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("how", ["function", "method"])
+def test_a_compiled_module_is_refused_for_the_bare_one(how, whole):
+    part = _Linear()
+    if how == "function":
+        part = torch.compile(part, backend="eager")
+    else:
+        part.compile(backend="eager")
+    model, named = (part, "the model") if whole else (nn.Sequential(part, nn.Tanh()), "'0'")
+    with pytest.raises(
+        BadInput, match=f"^{named} is compiled, .*pass the bare module, and capture"
+    ):
+        capture_model(model, BATCH, loss=LOSS)
+
+
+def test_a_class_as_loss_is_refused_for_an_object():
+    with pytest.raises(BadInput, match=r"CrossEntropyLoss; give an object of it: .*Loss\(\)$"):
+        capture_model(_Linear(), BATCH, loss=nn.CrossEntropyLoss)
+
+
+def test_a_tensor_that_has_no_slices_is_named():
+    sparse = (BATCH[0].to_sparse(), BATCH[1])
+    with pytest.raises(BadInput, match=r"^batch\[0\] has the layout torch.sparse_coo, .*to_dense"):
+        capture_model(_Linear(), sparse, loss=LOSS)
+
+
+def test_packed_sequences_between_modules_are_sent_into_a_module():
+    class Packs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.layer = nn.Linear(4, 4), nn.LSTM(4, 4, batch_first=True)
+
+        def forward(self, values, lengths):
+            values = self.first(values)
+            packed = nn.utils.rnn.pack_padded_sequence(
+                values, lengths, batch_first=True, enforce_sorted=False
+            )
+            return self.layer(packed)[1][0][-1]
+
+    batch = (torch.randn(3, 5, 4), torch.tensor([5, 2, 3]), torch.tensor([0, 1, 2]))
+    with pytest.raises(CaptureFailed, match="move the line into a module of its own"):
+        capture_model(Packs(), batch, loss=LOSS)

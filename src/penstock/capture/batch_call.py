@@ -217,10 +217,14 @@ def as_function(loss: Loss | None) -> LossFunction | None:
     """A loss as one function; a list of weighted terms becomes their sum.
 
     Raises:
-        BadInput: it is neither a function nor such a list.
+        BadInput: it is neither a function nor such a list, or it is a class.
     """
     if isinstance(loss, list | tuple):
         return WeightedLosses(loss)
+    if isinstance(loss, type):
+        raise BadInput(
+            f"loss is the class {loss.__name__}; give an object of it: loss={loss.__name__}()"
+        )
     if loss is None or callable(loss):
         return loss
     raise BadInput(

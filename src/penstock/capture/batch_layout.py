@@ -218,6 +218,12 @@ def layout_of(
                 f"{spec.name} is a 0-dimensional tensor, but dimension 0 of every tensor of a "
                 "batch must be the samples; pass it as a plain number or expand it"
             )
+    for spec, tensor in zip(specs, leaves, strict=True):
+        if tensor.layout != torch.strided:
+            raise BadInput(
+                f"{spec.name} has the layout {tensor.layout}, of which no samples can be sliced; "
+                f"pass it dense (to_dense()), or padded with a mask (to_padded_tensor())"
+            )
     given = _rows_given(BatchLayout(structure, specs, 0), rows or {})
     samples = min(spec.shape[0] // given.get(i, 1) for i, spec in enumerate(specs))
     specs = tuple(
@@ -426,7 +432,8 @@ def _check_rows(found: Sequence[tuple[LeafSpec, int]]) -> None:
         raise BadInput(
             f"the tensors of the batch have unequal numbers of samples ({counts}); dimension 0 of "
             "each must be the batch, with as many rows for every sample; say how many a tensor has "
-            "with rows=..., or give an example batch of two samples or more"
+            "with rows=..., keep one without samples (position ids, the edges of a graph) in the "
+            "model, or give an example batch of two samples or more"
         )
     if any(rows % leaf.rows for leaf, rows in found):
         leaf, rows = next((leaf, rows) for leaf, rows in found if rows % leaf.rows)

@@ -22,6 +22,7 @@ from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage_program import Batch, Loss
 from penstock.capture.unread import UnreadEntry
 from penstock.errors import BadInput, PenstockError
+from penstock.torch_internals import COMPILED_CALL
 
 __all__ = ["Granularity", "capture_model"]
 
@@ -145,12 +146,18 @@ def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:
 
 def check_wrappers(model: nn.Module) -> None:
     """Raise `BadInput` for wrappers that do themselves what a pipeline does."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise BadInput(
-            "the model is a DistributedDataParallel, whose work a pipeline does itself: it sums "
-            "the gradients of replicas; pass the bare module (model.module)"
-        )
     for name, part in model.named_modules():
+        what = f"'{name}'" if name else "the model"
+        if isinstance(part, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            raise BadInput(
+                f"{what} is a {type(part).__name__}, whose work a pipeline does itself: it sums "
+                f"the gradients of replicas; pass the bare module (its .module)"
+            )
+        if hasattr(part, "_orig_mod") or vars(part).get(COMPILED_CALL) is not None:
+            raise BadInput(
+                f"{what} is compiled, and a pipeline compiles stages, not modules; pass the bare "
+                f"module, and capture_model(..., compile=True) if its stages are to be compiled"
+            )
         if isinstance(part, nn.SyncBatchNorm):
             raise BadInput(
                 f"'{name}' is a SyncBatchNorm, which is not needed here: the replicas of a stage "
