@@ -241,6 +241,25 @@ def two_at_once(transport: str) -> list[str]:
     return wrong
 
 
+def one_model_twice() -> list[str]:
+    """What is said of a second pipeline of a model while the first is open, and after it."""
+    own = model(1)
+    said, plan = list[str](), plan_of(4, (1, 1))
+    with pipeline("shared-memory", seed=1):
+        first = Pipeline(own, plan, BATCH, optimizer=SGD)
+        first.step(BATCH)
+        around = nn.Sequential(own.get_submodule("0"), *(Layer() for _ in range(2)))
+        for shares in (own, around):
+            loss = None if shares is own else functional.mse_loss
+            given = {"loss": loss, "optimizer": SGD}
+            said.append(outcome(partial(Pipeline, shares, plan, BATCH, **given)))
+        loss = first.step(BATCH).loss
+        first.close(gather=True)
+        with Pipeline(own, plan, BATCH, optimizer=SGD) as after:
+            said.append("fell" if after.step(BATCH).loss < loss else "did not fall")
+    return said
+
+
 def callback_that_raises() -> list[object]:
     """What is raised by `close`, which callbacks were told, and whether anything is left."""
     told: list[str] = []
@@ -408,6 +427,7 @@ def lives(count: int) -> dict[str, Any]:
         "threads": threads_ended(),
         "left": left_while_waited_for(),
         "two at once": two_at_once("shared-memory") + two_at_once("process-groups"),
+        "one model": one_model_twice(),
         "failed": {t: failed_pipelines(t, count) for t in ("shared-memory", "process-groups")},
         "callback": callback_that_raises(),
         "agreements": agreements(),

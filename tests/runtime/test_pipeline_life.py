@@ -53,6 +53,15 @@ def test_fifty_failed_pipelines_leave_nothing_open(transport: str) -> None:
         assert_flat(by_case, f"rank {rank}")
 
 
+def test_a_model_in_an_open_pipeline_is_refused_another(found: tuple[dict[str, Any], ...]) -> None:
+    for seen in found:
+        whole, part, after = seen["one model"]
+        for said in (whole, part):
+            assert "linear.weight' is in another open pipeline" in said
+            assert "close(gather=True)" in said and "copy.deepcopy" in said
+        assert after == "fell"
+
+
 def test_two_pipelines_of_a_process_are_closed_in_any_order(
     found: tuple[dict[str, Any], ...],
 ) -> None:

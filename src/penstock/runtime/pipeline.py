@@ -6,6 +6,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -78,6 +79,10 @@ if TYPE_CHECKING:
     from penstock.runtime.steps.meeting import Meetings
 
 __all__ = ["Pipeline"]
+
+
+OPEN: "WeakSet[Pipeline]" = WeakSet()
+"""The pipelines of this process, of which some may have ended."""
 
 
 class Pipeline:
@@ -174,6 +179,8 @@ class Pipeline:
         with ExitStack() as undo:
             world = self._world = join_world(options.device, options.timeout_s)
             undo.callback(world.leave)
+            if world.size > 1:
+                world.all_succeed(self._check_own_model)
             check_alike(plan, graph, world)
             check_plan_fits(plan, graph, world)
             graph.batch_leaves(self._batch)
@@ -209,6 +216,22 @@ class Pipeline:
                 compared = options.verify, options.safety.verify_every
                 self._verified = VerifiedSteps(engine, training, steps, *compared)
             undo.pop_all()
+        OPEN.add(self)
+
+    def _check_own_model(self) -> None:
+        """Raise `BadInput` if an open pipeline trains a part of the model.
+
+        Each rank lets go of what its stages do not hold, which the other pipeline may need.
+        """
+        own = {id(p): name for name, p in self._graph.model.named_parameters()}
+        for other in OPEN - {self}:
+            shared = (own.get(id(p)) for p in other._graph.model.parameters())
+            if not other._engine.has_ended and (name := next(filter(None, shared), "")):
+                raise BadInput(
+                    f"parameter '{name}' is in another open pipeline, and ranks let go of what "
+                    f"their stages do not hold; close that with close(gather=True) first, or give "
+                    f"this one a copy.deepcopy of the model"
+                )
 
     @property
     def plan(self) -> Plan:
