@@ -1,4 +1,5 @@
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -152,7 +153,10 @@ def test_a_page_holds_picture_and_explanation_and_needs_nothing_else(
     few = ["--planners", "dynamic-program,single-device", "--quiet"]
     assert penstock("compare", *problem, *few, "--picture", page).code == 0
     text = page.read_text()
-    assert "<svg" in text and "Bound by " in text
+    assert text.count("<svg") == 2 and ">Limited by</th>" in text
+    rows = re.findall(r'data-head="Planner">([^<]+)<', text)
+    assert sorted(rows) == ["dynamic-program", "single-device"]
+    assert "Why dynamic-program won" in text
     assert "src=" not in text and "://" not in text.replace("http://www.w3.org/2000/svg", "")
 
 

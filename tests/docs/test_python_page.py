@@ -39,6 +39,17 @@ def test_examples_are_no_quotations() -> None:
         assert "<blockquote>" in markdown.markdown(text), name
 
 
+def test_parameters_have_a_table_of_types_and_defaults() -> None:
+    griffe = pytest.importorskip("griffe")
+    package = griffe.load(
+        "penstock.report.time_axis", search_paths=[str(REFERENCE.parents[1] / "src")]
+    )
+    table = extension().parameter_table(package["axis_marks"])
+    assert "| `axis` | <code>TimeAxis</code> | needed |" in table
+    assert "| `with_end` | <code>bool</code> | <code>True</code> |" in table
+    assert extension().parameter_table(package["TimeAxis.x"]) == ""
+
+
 def test_the_site_uses_the_extension() -> None:
     site = (REFERENCE.parents[1] / "mkdocs.yml").read_text(encoding="utf-8")
     assert "extensions: [docs/reference/doctest_blocks.py]" in site

@@ -10,7 +10,10 @@ from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.compare_picture import (
     MOST_ROWS,
+    NARROW,
+    WIDE,
     ComparedPlan,
+    Layout,
     compare_drawing,
     plan_rows,
     write_picture,
@@ -26,8 +29,8 @@ def compared(plan: Plan, timeline: Timeline, iteration_s: float, name: str) -> C
     return ComparedPlan(name, plan, plan_rows(timeline, plan), iteration_s, 0.1, shares)
 
 
-def drawing_of(plans: list[ComparedPlan]) -> Drawing:
-    return compare_drawing(plans, "model <a> & b", "on 4 devices", 0.02, ": its work")
+def drawing_of(plans: list[ComparedPlan], layout: Layout = WIDE) -> Drawing:
+    return compare_drawing(plans, "model <a> & b", "on 4 devices", 0.02, ": its work", layout)
 
 
 @pytest.fixture
@@ -170,7 +173,7 @@ def test_the_style_of_the_page_leaves_the_picture_as_it_is(
     plan, timeline = deep(32, 16)
     path = tmp_path / "compare.html"
     drawing = drawing_of([compared(plan, timeline, 16.0, "deep")])
-    write_picture(str(path), drawing, ["Bound by work."])
+    write_picture(str(path), drawing, drawing, "<p>Bound by work.</p>")
     opened = open_page(path)
     assert opened.complaints == [] and "Bound by work." in opened.page.inner_text("main")
     drawn = opened.page.evaluate(
@@ -179,6 +182,34 @@ def test_the_style_of_the_page_leaves_the_picture_as_it_is(
     )
     assert len(drawn) > 60
     assert all(said == done for said, done in drawn)
+
+
+def test_a_narrow_screen_shows_a_picture_of_which_nothing_is_cut(
+    open_page: Callable[..., OpenedPage], tmp_path: Path
+) -> None:
+    plan, timeline = deep(32, 16)
+    path = tmp_path / "compare.html"
+    one = compared(plan, timeline, 16.0, "dynamic-program")
+    write_picture(str(path), drawing_of([one]), drawing_of([one], NARROW))
+    page = open_page(path).page
+    for width, shown, hidden in (
+        (1280, ".comparison", ".comparison-narrow"),
+        (420, ".comparison-narrow", ".comparison"),
+    ):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.is_visible(shown) and not page.is_visible(hidden)
+        cut = page.evaluate(
+            """(shown) => [...document.querySelectorAll(`${shown} text, ${shown} rect`)]
+                .map((one) => one.getBoundingClientRect())
+                .filter((box) => box.left < 0 || box.right > window.innerWidth).length""",
+            shown,
+        )
+        assert cut == 0 and page.evaluate("document.documentElement.scrollWidth") == width
+    # Letters are as large as on the page around it.
+    height = page.evaluate(
+        "document.querySelector('.comparison-narrow text').getBoundingClientRect().height"
+    )
+    assert height > 10
 
 
 def test_stages_that_share_devices_share_a_row(

@@ -66,15 +66,14 @@ def compare(
             lambda found: shown.with_details(found, problem, explains, bool(picture)),
             progress,
         )
-    words = shown.explained(lines) if explains else []
     values: dict[str, object] = {"rows": [line.to_json(explain) for line in lines]}
     if explain:
         values["why"] = shown.reasons_of(lines)
     terminal.save(values, out)
     terminal.save_csv((line.to_json(with_explanation=False) for line in lines), csv)
-    terminal.show(values, *shown.parts(lines), *(words if explain else []))
+    terminal.show(values, *shown.parts(lines), *(shown.explained(lines) if explain else []))
     if picture:
-        shown.draw(picture, lines, problem, words)
+        shown.draw(picture, lines, problem)
         terminal.note(f"wrote {picture}")
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
 from math import inf
 from time import perf_counter
 
@@ -24,6 +26,7 @@ from penstock.planning.comparison import (
 from penstock.planning.explanation import (
     Explanation,
     explain_plan,
+    explanation_cells,
     explanation_words,
     why_slower,
 )
@@ -31,12 +34,15 @@ from penstock.planning.path_shares import SHARE_KINDS, path_shares
 from penstock.planning.planning_problem import synchronous_schedules
 from penstock.planning.rivals import rivals_line
 from penstock.report.compare_picture import (
+    NARROW,
+    WIDE,
     ComparedPlan,
     compare_drawing,
     plan_rows,
     write_picture,
 )
 from penstock.report.tables import NarrowTable, plain_table, stages_text
+from penstock.report.timelines_html import table
 from penstock.search.search import PLANNERS
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text, size_text
@@ -251,16 +257,15 @@ def explained(lines: Sequence[ComparedLine]) -> list[str]:
     return words
 
 
-def draw(
-    path: str, lines: Sequence[ComparedLine], problem: PlanningProblem, words: Sequence[str]
-) -> None:
-    """Write the picture of all plans to ``path``, with ``words`` below it on a page.
+def draw(path: str, lines: Sequence[ComparedLine], problem: PlanningProblem) -> None:
+    """Write the picture of all plans to ``path``; on a page with what limits each below it.
 
     Raises:
         BadInput: the file cannot be written.
     """
     profile, cluster, planned = problem.profile, problem.cluster, lines[0].planned
-    drawing = compare_drawing(
+    drawn = partial(
+        compare_drawing,
         [line.drawn for line in lines if line.drawn],
         title=f"{profile.name} on {cluster.name}",
         subtitle=(
@@ -270,4 +275,23 @@ def draw(
         bound_s=planned.bound.seconds if planned else 0.0,
         bound_words=bound_words(planned) if planned else "",
     )
-    write_picture(path, drawing, words)
+    reasons = reasons_of(lines)
+    won = f"<h2>Why {lines[0].comparison.planner} won</h2>" if reasons else ""
+    why = "".join(f"<p>{escape(reason)}</p>" for reason in reasons)
+    below = f"<h2>What limits each plan</h2>{limits_table(lines)}{won}{why}"
+    write_picture(path, drawn(layout=WIDE), drawn(layout=NARROW), below)
+
+
+def limits_table(lines: Sequence[ComparedLine]) -> str:
+    """One row for each plan, with the planners that found it."""
+    planners: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        if line.explanation:
+            cells = (line.comparison.schedule, *explanation_cells(line.explanation))
+            planners.setdefault(cells, []).append(line.comparison.planner)
+    rows = [
+        [escape(text) for text in (" = ".join(dict.fromkeys(names)), *cells)]
+        for cells, names in planners.items()
+    ]
+    names = ("Planner", "Schedule", "Iteration", "Limited by", "Then", "Busiest")
+    return table((*names, "Fullest device", "Remarks"), (), rows)

@@ -28,7 +28,7 @@ from penstock.simulate.score import make_score
 from penstock.timeline.critical_path import critical_path, seconds_on_path
 from penstock.words import percent_text, seconds_text, size_text
 
-__all__ = ["Explanation", "explain_plan", "explanation_words", "why_slower"]
+__all__ = ["Explanation", "explain_plan", "explanation_cells", "explanation_words", "why_slower"]
 
 LEAST_GAIN = 1e-3
 """A smaller gain, as a part of the iteration, is not mentioned."""
@@ -212,6 +212,12 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
 def explanation_words(explanation: Explanation) -> list[str]:
     """What limits a plan, in sentences."""
     words = [binding_words(explanation), path_words(explanation), busy_words(explanation)]
+    return words + remarks(explanation)
+
+
+def remarks(explanation: Explanation) -> list[str]:
+    """What memory forbids, and what had to be assumed, in sentences; often none."""
+    words: list[str] = []
     fullest, forbidden = explanation.fullest, explanation.forbidden
     if forbidden and forbidden.fullest:
         words.append(
@@ -223,6 +229,19 @@ def explanation_words(explanation: Explanation) -> list[str]:
     if explanation.assumed_split:
         words.append(sentence(str(explanation.assumed_split)))
     return words
+
+
+def explanation_cells(explanation: Explanation) -> list[str]:
+    """What limits a plan, in cells: seconds, shares, busiest resource, fullest device, remarks."""
+    shares, busiest, fullest = large_shares(explanation), explanation.busiest, explanation.fullest
+    return [
+        seconds_text(explanation.iteration_s),
+        *(shares[:1] or ["nothing"]),
+        "; ".join(shares[1:]),
+        f"{busiest.resource}, {percent_text(busiest.share)}",
+        f"{fullest.device}: {size_text(fullest.needed_bytes)} of {size_text(fullest.limit_bytes)}",
+        " ".join(remarks(explanation)),
+    ]
 
 
 def sentence(words: str) -> str:
@@ -239,15 +258,20 @@ def memory_words(fullness: Fullness) -> str:
 
 def binding_words(explanation: Explanation) -> str:
     """The shares of the iteration, the largest first."""
-    parts = [
-        f"{share_words(share)}, {percent_text(share.seconds / explanation.iteration_s)}"
-        for share in explanation.shares
-        if share.seconds >= LEAST_SHARE * explanation.iteration_s
-    ]
+    parts = large_shares(explanation)
     if not parts:
         return "Nothing takes any time."
     rest = f"; then {'; '.join(parts[1:])}" if parts[1:] else ""
     return f"Bound by {parts[0]} of the iteration{rest}."
+
+
+def large_shares(explanation: Explanation) -> list[str]:
+    """The shares that are worth a word, with their parts of the iteration."""
+    return [
+        f"{share_words(share)}, {percent_text(share.seconds / explanation.iteration_s)}"
+        for share in explanation.shares
+        if share.seconds >= LEAST_SHARE * explanation.iteration_s
+    ]
 
 
 def share_words(share: PathShare) -> str:

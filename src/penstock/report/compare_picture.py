@@ -1,20 +1,21 @@
 """The picture of a comparison: iteration times as bars, and the timeline of each plan.
 
-All panels share one time axis, on which the lower bound is marked.
+All panels share one time axis, on which the lower bound is marked. A page has the picture twice:
+for wide and for narrow screens.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
+from textwrap import wrap
 
 from penstock.document import write_text
 from penstock.errors import BadInput, shortened
 from penstock.plan.plan import Plan
 from penstock.report.device_rows import DeviceRow, GanttRows, gantt_rows, stage_names
 from penstock.report.drawing import Curve, Drawing, Mark, Rule, Slab, Words, drawing_svg
-from penstock.report.gantt_drawing import legend_marks, row_heights, rows_panel
+from penstock.report.gantt_drawing import LegendEntry, legend_marks, row_heights, rows_panel
 from penstock.report.palette import Ink, Style, legend_entries
 from penstock.report.tables import stages_text
 from penstock.report.time_axis import TimeAxis, axis_marks, grid_marks
@@ -23,14 +24,45 @@ from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Timeline
 from penstock.words import counted, percent_text, seconds_text
 
-__all__ = ["ComparedPlan", "check_picture_path", "compare_drawing", "plan_rows", "write_picture"]
+__all__ = [
+    "NARROW",
+    "WIDE",
+    "ComparedPlan",
+    "check_picture_path",
+    "compare_drawing",
+    "plan_rows",
+    "write_picture",
+]
 
-WIDTH, MARGIN, GUTTER, RIGHT = 1360.0, 28.0, 176.0, 1030.0
-LEGEND = 344.0
-"""Where the legend begins, at the right of a panel's title."""
+BAR, BLOCK_GAP, LINE = 20, 18, 16
 
-BAR_ROW, BAR = 36, 20
-BLOCK_HEAD, BLOCK_GAP = 26, 18
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things are, in pixels: the axis is from ``gutter`` to ``right``.
+
+    ``bar_top`` is how far below the top of its row a bar begins, and ``row`` the row's height. A
+    legend begins at ``legend``, beside its title or a line below it. Lines have at most so many
+    ``letters``.
+    """
+
+    width: float
+    margin: float
+    gutter: float
+    right: float
+    legend: float
+    row: float
+    bar_top: float
+    letters: int
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether words stand above what they are about, and some are left out."""
+        return self.legend == self.margin
+
+
+WIDE = Layout(1360.0, 28.0, 176.0, 1030.0, 344.0, 36, 8, 180)
+NARROW = Layout(420.0, 12.0, 78.0, 340.0, 12.0, 50, 20, 60)
 FAR = 2.6
 """Plans that take more than this many times the fastest are cut off at the right."""
 
@@ -83,43 +115,71 @@ def plan_rows(timeline: Timeline, plan: Plan) -> GanttRows:
 
 
 def compare_drawing(
-    plans: Sequence[ComparedPlan], title: str, subtitle: str, bound_s: float, bound_words: str
+    plans: Sequence[ComparedPlan],
+    title: str,
+    subtitle: str,
+    bound_s: float,
+    bound_words: str,
+    layout: Layout = WIDE,
 ) -> Drawing:
     """The drawing of ``plans`` in the given order; equal plans share a block."""
-    axis = time_axis([plan.iteration_s for plan in plans], bound_s)
+    axis = time_axis([plan.iteration_s for plan in plans], bound_s, layout)
     kinds = dict.fromkeys(kind for plan in plans for kind, _ in plan.shares)
-    top = 116.0
-    bottom = top + BAR_ROW * len(plans)
+    marks, top = lines_of(subtitle, layout.margin, 60, "quiet", layout)
+    marks.append(Words(shortened(title, layout.letters // 2), layout.margin, 38, 22, bold=True))
+    entries: list[LegendEntry] = [(kind, [SHARES[kind]]) for kind in kinds]
+    legend, top = titled("Iteration time and its critical path", entries, top + 22, layout)
+    top += 18
+    bottom = top + layout.row * len(plans)
     note = f"dashed: the bound; no plan takes less than {seconds_text(bound_s)}{bound_words}"
-    marks: list[Mark] = [
-        Words(title, MARGIN, 38, 22, bold=True),
-        Words(subtitle, MARGIN, 60, 12.5, "quiet"),
-        Words("Iteration time and its critical path", MARGIN, 98, 15, bold=True),
-        *legend_marks([(kind, [SHARES[kind]]) for kind in kinds], LEGEND, WIDTH, 98)[0],
+    left = layout.margin if layout.is_narrow else layout.gutter
+    noted, after = lines_of(note, left, bottom + 38, "limit", layout)
+    marks += [
+        *legend,
         *grid_marks(axis, top, bottom),
-        *(m for i, one in enumerate(plans) for m in bar_marks(one, axis, top + i * BAR_ROW)),
+        *(
+            mark
+            for i, one in enumerate(plans)
+            for mark in bar_marks(one, axis, top + i * layout.row, layout)
+        ),
         *bound_marks(axis, bound_s, top - 4, bottom),
         *axis_marks(axis, bottom, with_end=False),
-        Words(shortened(note, 190), GUTTER, bottom + 38, 12, "limit"),
-        Words("One iteration, stage by stage", MARGIN, bottom + 72, 15, bold=True),
+        *noted,
     ]
-    blocks = same_plans(plans)
-    styles = (Style(style.kind) for one in plans for style in one.chart.styles)
-    marks += legend_marks(legend_entries(styles), LEGEND, WIDTH, bottom + 72)[0]
-    top = bottom + 98
-    for block in blocks:
-        drawn, top = plan_block(block, axis, bound_s, top)
+    entries = [*legend_entries(Style(style.kind) for one in plans for style in one.chart.styles)]
+    legend, top = titled("One iteration, stage by stage", entries, after + 18, layout)
+    marks += legend
+    top += 26
+    for block in same_plans(plans):
+        drawn, top = plan_block(block, axis, bound_s, top, layout)
         marks += drawn
     bottom = top - BLOCK_GAP + 4
     marks += axis_marks(axis, bottom, with_end=False)
-    return Drawing(WIDTH, round(bottom + 38), title, tuple(marks))
+    return Drawing(layout.width, round(bottom + 38), title, tuple(marks))
 
 
-def time_axis(iterations_s: Sequence[float], bound_s: float) -> TimeAxis:
+def lines_of(text: str, x: float, y: float, ink: Ink, layout: Layout) -> tuple[list[Mark], float]:
+    """A text in as many lines as it needs from the baseline ``y`` on; also the next baseline."""
+    lines = wrap(text, layout.letters) or [""]
+    marks: list[Mark] = [Words(line, x, y + LINE * i, 12, ink) for i, line in enumerate(lines)]
+    return marks, y + LINE * len(lines)
+
+
+def titled(
+    title: str, entries: Sequence[LegendEntry], y: float, layout: Layout
+) -> tuple[list[Mark], float]:
+    """The title of a part, and its legend; also the last baseline."""
+    below = y + 22 if layout.is_narrow else y
+    marks, end = legend_marks(entries, layout.legend, layout.width - layout.margin, below)
+    return [Words(title, layout.margin, y, 15, bold=True), *marks], end
+
+
+def time_axis(iterations_s: Sequence[float], bound_s: float, layout: Layout) -> TimeAxis:
     """An axis for all iterations that are not much longer than the shortest."""
     near_s = max(s for s in iterations_s if s <= FAR * min(iterations_s))
     is_cut = max(iterations_s) > near_s
-    return TimeAxis(GUTTER, RIGHT, max(near_s, bound_s) * (1.12 if is_cut else 1.02))
+    end_s = max(near_s, bound_s) * (1.12 if is_cut else 1.02)
+    return TimeAxis(layout.gutter, layout.right, end_s)
 
 
 def same_plans(plans: Sequence[ComparedPlan]) -> list[list[ComparedPlan]]:
@@ -132,21 +192,31 @@ def same_plans(plans: Sequence[ComparedPlan]) -> list[list[ComparedPlan]]:
     return list(found.values())
 
 
-def bar_marks(one: ComparedPlan, axis: TimeAxis, y: float) -> list[Mark]:
+def bar_marks(one: ComparedPlan, axis: TimeAxis, y: float, layout: Layout) -> list[Mark]:
     """The planner, its iteration divided into the shares of its critical path, and numbers."""
+    schedule, top = one.plan.schedule, y + layout.bar_top
     marks: list[Mark] = [
-        Words(one.planner, MARGIN, y + 16, 13.5, bold=True),
-        Words(one.plan.schedule, MARGIN, y + 31, 11.5, "quiet"),
+        Words(
+            one.planner,
+            layout.margin,
+            y + 16,
+            13.5,
+            bold=True,
+            tail=schedule if layout.is_narrow else "",
+        )
     ]
+    if not layout.is_narrow:
+        marks.append(Words(schedule, layout.margin, y + 31, 11.5, "quiet"))
     start_s = 0.0
     for kind, seconds in one.shares:
         left, right = (min(axis.x(t), axis.right) for t in (start_s, start_s + seconds))
         if right - left > 0.05:
             share = percent_text(seconds / one.iteration_s)
             label = f"{kind}: {seconds_text(seconds)} ({share})"
-            marks.append(Slab(left, y + 8, right - left, BAR, SHARES[kind], label))
+            marks.append(Slab(left, top, right - left, BAR, SHARES[kind], label))
         start_s += seconds
-    return [*marks, *end_marks(one.iteration_s, axis, y + 5, y + BAR + 11, one.numbers)]
+    numbers = "" if layout.is_narrow else one.numbers
+    return [*marks, *end_marks(one.iteration_s, axis, top - 3, top + BAR + 3, numbers)]
 
 
 def end_marks(
@@ -168,7 +238,7 @@ def end_marks(
 
 
 def plan_block(
-    block: Sequence[ComparedPlan], axis: TimeAxis, bound_s: float, top: float
+    block: Sequence[ComparedPlan], axis: TimeAxis, bound_s: float, top: float, layout: Layout
 ) -> tuple[list[Mark], float]:
     """The timeline of one plan, stage by stage; its planners are the title."""
     one, chart, plan = block[0], block[0].chart, block[0].plan
@@ -182,16 +252,23 @@ def plan_block(
     def names(row: DeviceRow) -> tuple[str, str]:
         replicas = len(next(group for group in plan.device_groups if row.device in group))
         shared = f"  on {replicas} devices" if replicas > 1 and len(row.stages) == 1 else ""
+        if layout.is_narrow:
+            return "", stage_names(row.stages, most=10)
         return "", stage_names(row.stages, most=20) + shared
 
     # Half as high as in a chart of its own.
     heights = row_heights(2 * len(chart.rows), chart.has_transfers)
     planners = " = ".join(dict.fromkeys(same.planner for same in block))
-    rows_top = top + BLOCK_HEAD
+    tail = "" if layout.is_narrow else shortened(about, 180)
+    heads: list[Mark] = [Words(planners, layout.margin, top + 15, 13.5, bold=True, tail=tail)]
+    rows_top = top + 26
+    if layout.is_narrow:
+        more, rows_top = lines_of(about, layout.margin, top + 32, "quiet", layout)
+        heads += more
     rows, bottom = rows_panel(chart, axis, rows_top, heights, names, FEW_BLOCKS)
     edges, end = (rows_top - 3, bottom + 1), min(axis.x(one.iteration_s), axis.right)
     marks: list[Mark] = [
-        Words(planners, MARGIN, top + 15, 13.5, bold=True, tail=shortened(about, 180)),
+        *heads,
         *grid_marks(axis, *edges),
         *rows,
         *bound_marks(axis, bound_s, *edges),
@@ -222,18 +299,16 @@ def check_picture_path(path: str) -> None:
         )
 
 
-def write_picture(path: str, drawing: Drawing, words: Sequence[str]) -> None:
-    """Write the picture; on an HTML page the paragraphs ``words`` follow it.
+def write_picture(path: str, wide: Drawing, narrow: Drawing, below: str = "") -> None:
+    """Write the wide picture; an HTML page has both, and the HTML ``below`` them.
 
     Raises:
         BadInput: the file cannot be written.
     """
-    picture = drawing_svg(drawing, "comparison")
+    picture = drawing_svg(wide, "comparison")
     if path.endswith(".html"):
-        paragraphs = "\n".join(f"<p>{escape(text)}</p>" for text in words if text)
-        below = f"<section>\n{paragraphs}\n</section>\n" if paragraphs else ""
-        body = (
-            f'<main class="compare">\n<section class="wide">\n{picture}</section>\n{below}</main>'
-        )
-        picture = html_page(drawing.title, body, asset("page.css"))
+        pictures = picture + drawing_svg(narrow, "comparison-narrow")
+        below = f"<section>\n{below}\n</section>\n" if below else ""
+        body = f'<main class="compare">\n<section>\n{pictures}</section>\n{below}</main>'
+        picture = html_page(wide.title, body, asset("page.css"))
     write_text(path, picture)

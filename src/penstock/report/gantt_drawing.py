@@ -19,7 +19,7 @@ from penstock.report.palette import KIND_WORDS, Ink, Style, legend_entries
 from penstock.report.time_axis import TimeAxis, axis_marks, grid_marks
 from penstock.words import seconds_text, size_text
 
-__all__ = ["gantt_drawing", "legend_marks", "row_heights", "rows_panel"]
+__all__ = ["LegendEntry", "gantt_drawing", "legend_marks", "row_heights", "rows_panel"]
 
 Panel: TypeAlias = tuple[list[Mark], float]
 """The marks of a panel, and the y at which it ends."""

@@ -25,18 +25,23 @@ class TimeAxis:
     def pixels_per_s(self) -> float:
         return self.width / self.end_s
 
+    @property
+    def ticks(self) -> list[float]:
+        """The times that are marked; a narrow axis has room for few."""
+        return ticks(self.end_s, 8 if self.width > 500 else 3)
+
     def x(self, time_s: float) -> float:
         return self.left + time_s * self.pixels_per_s
 
 
-def ticks(end_s: float) -> list[float]:
-    """About eight round times from 0 to the end.
+def ticks(end_s: float, about: int = 8) -> list[float]:
+    """About so many round times from 0 to the end.
 
-    >>> ticks(0.83)
-    [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    >>> ticks(0.83), ticks(0.83, 3)
+    ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.0, 0.25, 0.5, 0.75])
     """
-    scale = 10.0 ** floor(log10(end_s / 8))
-    step = next(scale * f for f in (1, 2, 2.5, 5, 10) if scale * f * 8.5 >= end_s)
+    scale = 10.0 ** floor(log10(end_s / about))
+    step = next(scale * f for f in (1, 2, 2.5, 5, 10) if scale * f * (about + 0.5) >= end_s)
     return [round(i * step, 12) for i in range(floor(end_s / step + 1e-9) + 1)]
 
 
@@ -53,7 +58,7 @@ def tick_text(time_s: float, end_s: float) -> str:
 
 def grid_marks(axis: TimeAxis, top: float, bottom: float) -> list[Mark]:
     """A vertical line at every tick."""
-    return [Rule(x, top, x, bottom, "grid") for x in map(axis.x, ticks(axis.end_s))]
+    return [Rule(x, top, x, bottom, "grid") for x in map(axis.x, axis.ticks)]
 
 
 def axis_marks(axis: TimeAxis, bottom: float, with_end: bool = True) -> list[Mark]:
@@ -61,7 +66,7 @@ def axis_marks(axis: TimeAxis, bottom: float, with_end: bool = True) -> list[Mar
     marks: list[Mark] = [Rule(axis.left, bottom, axis.right, bottom, "quiet")]
     end = seconds_text(axis.end_s) if with_end else ""
     room = axis.right - 7 * len(end) - 24 if end else axis.right
-    for time_s in ticks(axis.end_s):
+    for time_s in axis.ticks:
         x = axis.x(time_s)
         marks.append(Rule(x, bottom, x, bottom + 4, "quiet"))
         if x <= room:
