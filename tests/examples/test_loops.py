@@ -101,3 +101,34 @@ def test_the_lightning_loop_has_the_losses_of_lightning(tmp_path: Path) -> None:
     last = under_torchrun("loop_lightning.py", again, str(tmp_path / "two" / "epoch=0.ckpt"))
     assert len(last) == 11
     assert last == found[-11:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_loop_of_ray_train_goes_on_after_a_failure_as_one_process_would(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / "loop_ray.py"), str(tmp_path)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "as a lost machine" in result.stdout + result.stderr
+    torch.manual_seed(0)
+    points = torch.randn(320, 16)
+    classes = (points[:, :8].sum(1) > points[:, 8:].sum(1)).long()
+    data = list(zip(points.split(32), classes.split(32), strict=True))
+    model = torch.nn.Sequential(
+        *(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU()),
+        torch.nn.Linear(64, 2),
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loss = torch.zeros(())
+    for inputs, target in data * 2:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), target)
+        loss.backward()
+        optimizer.step()
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("step 20 "))
+    assert float(line.split()[-1]) == pytest.approx(loss.item(), abs=PRINTED)
