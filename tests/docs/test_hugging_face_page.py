@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "guides" / "hugging-face.md").read_text(encoding="utf-8"
 
 
 def test_the_lines_of_the_change_are_those_of_the_scripts() -> None:
-    (diff,) = re.findall(r"^```diff\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    diff, _ = re.findall(r"^```diff\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     for file, mark in (("loop_hugging_face_before.py", "-"), ("loop_hugging_face.py", "+")):
         script = (ROOT / "examples" / file).read_text(encoding="utf-8")
         lines = [line[1:] for line in diff.splitlines() if line[0] in (" ", mark)]

@@ -80,7 +80,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
         (None, "gpt2"),
     ),
     "label smoothing, sgd": (
-        {"label_smoothing_factor": 0.1, "optim": "sgd", "learning_rate": 0.1},
+        {
+            "label_smoothing_factor": 0.1,
+            "optim": "sgd",
+            "learning_rate": 0.1,
+            "gradient_accumulation_steps": 1,
+        },
         (),
     ),
     "a loss of the user's": ({"max_grad_norm": 0.0}, (None, "llama", True)),

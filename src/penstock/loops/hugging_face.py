@@ -38,7 +38,7 @@ except ImportError as missing:
         f"pip install transformers accelerate"
     ) from missing
 
-__all__ = ["ModelCall", "PipelineTrainer"]
+__all__ = ["PipelineTrainer", "arguments_in"]
 
 ModelCall = Callable[..., Any]
 """Calls the model with keyword arguments."""
@@ -171,7 +171,7 @@ class PipelineTrainer(Trainer):
         **others: Any,
     ) -> None:
         check_methods(type(self))
-        given = next((a for a in (*arguments, *others.values()) if is_arguments(a)), None)
+        given = arguments_in(arguments, others)
         if given is not None:
             check_arguments(given)
             # A plan says what is computed again.
@@ -298,23 +298,24 @@ class PipelineTrainer(Trainer):
     ) -> Any:
         if self.pipe is None:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        cast(nn.Module, self.model).eval()
-        batch = self.batch_of(inputs)
         labels: Any = tuple(inputs.get(name) for name in self.label_names)
-        loss = None
-        if all(label is not None for label in labels):
-            found = self.pipe.evaluate(batch)
-            self.note(found.metrics)
-            loss = torch.tensor(found.loss, device=self.args.device)
+        loss = self._evaluated(inputs) if all(label is not None for label in labels) else None
         if prediction_loss_only:
             return loss, None, None
-        outputs = self.pipe.predict(batch, everywhere=True)
+        outputs = self.pipe.predict(self.batch_of(inputs), everywhere=True)
         left_out = ignore_keys or getattr(
             getattr(self.model, "config", None), "keys_to_ignore_at_inference", []
         )
         logits = tuple(v for k, v in outputs.items() if k not in (*left_out, "loss"))
         labels = (labels if len(labels) > 1 else labels[0]) if loss is not None else None
         return loss, logits[0] if len(logits) == 1 else logits, labels
+
+    def _evaluated(self, inputs: Any) -> torch.Tensor:
+        assert self.pipe is not None
+        cast(nn.Module, self.model).eval()
+        found = self.pipe.evaluate(self.batch_of(inputs))
+        self.note(found.metrics)
+        return torch.tensor(found.loss, device=self.args.device)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if self.pipe is None:
@@ -367,8 +368,10 @@ class PipelineTrainer(Trainer):
         super().end()
 
 
-def is_arguments(value: Any) -> bool:
-    return isinstance(value, TrainingArguments)
+def arguments_in(arguments: Iterable[Any], others: Mapping[str, Any]) -> Any:
+    """The `TrainingArguments` among what a trainer is given; ``None`` if there are none."""
+    every = (*arguments, *others.values())
+    return next((each for each in every if isinstance(each, TrainingArguments)), None)
 
 
 def size_of(batch: Mapping[str, Any]) -> int:
