@@ -73,8 +73,9 @@ PRIVATE_OF_OTHERS = {
     *("_forkserver", "_forkserver_pid", "_preload_modules"),
     "_init_weights",
     *("_accelerator_connector", "_should_accumulate"),
+    *("_compute_loss", "_total_train_tokens"),
 }
-"""Names in the source that are private and not torch's: Python's, a user's model's, Lightning's."""
+"""Names that are private and not torch's: Python's, a user's model's, Lightning's, TRL's."""
 
 NAMES_THAT_SAY_NOTHING = {"base", "common", "core", "helpers", "misc", "tools", "util", "utils"}
 
