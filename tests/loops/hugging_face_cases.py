@@ -35,14 +35,8 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
-def model(kind: str = "llama") -> Any:
+def model() -> Any:
     torch.manual_seed(0)
-    if kind == "gpt2":
-        sizes = {"n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 2, "bos_token_id": 1}
-        without_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        return transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(vocab_size=256, **sizes, **without_dropout)
-        )
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=256,
@@ -117,7 +111,6 @@ def trained(
     folder: str,
     changes: dict[str, Any],
     resume: str | None = None,
-    kind: str = "llama",
     own_loss: bool = False,
 ) -> tuple[list[dict[str, float]], list[tuple[str, int]], dict[str, torch.Tensor]]:
     """The trainer's log, what a callback was told, and the weights that it has saved."""
@@ -136,11 +129,11 @@ def trained(
     if own_loss:
         given["compute_loss_func"] = summed
     if trainer == "plain":
-        made: Any = Trainer(model(kind), arguments, **given)
+        made: Any = Trainer(model(), arguments, **given)
     else:
         from penstock.loops.hugging_face import PipelineTrainer
 
-        made = PipelineTrainer(model(kind), arguments, plan=plan_of, **given)
+        made = PipelineTrainer(model(), arguments, plan=plan_of, **given)
     made.train(resume_from_checkpoint=resume)
     made.evaluate()
     made.save_model(f"{folder}/final")
