@@ -71,6 +71,24 @@ def test_the_order_of_all_stages_is_that_of_every_device(schedule: str) -> None:
         done.add(action)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "pipedream"])
+def test_a_loop_may_set_gradients_to_none_between_steps(schedule: str) -> None:
+    def trained(*, zeroed: bool) -> tuple[list[float], list[torch.Tensor]]:
+        own, found = model(), []
+        make = partial(AdamW, lr=0.01)
+        safety = Safety(transport="in-process")
+        with Pipeline(own, plan_for(schedule), batches(1)[0], optimizer=make, safety=safety) as p:
+            for batch in batches(4):
+                found.append(p.step(batch).loss)
+                if zeroed:
+                    own.zero_grad()
+        return found, [parameter.detach() for parameter in own.parameters()]
+
+    (kept, left), (zeroed, weights) = trained(zeroed=False), trained(zeroed=True)
+    assert zeroed == kept
+    assert all(torch.equal(*pair) for pair in zip(left, weights, strict=True))
+
+
 @pytest.mark.parametrize("schedule", [name for name in FAMILIES if FAMILIES[name].flushes])
 def test_with_a_flush_losses_are_those_of_one_device(schedule: str) -> None:
     plain = model()

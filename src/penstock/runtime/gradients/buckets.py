@@ -307,12 +307,15 @@ class GradientBuckets:
                 place_gradients(bucket, bucket.flat.to(dtype))
 
     def zero(self, stage: int | None = None) -> None:
-        """Start an iteration with all gradients zero, or those of one stage."""
+        """Start an iteration with all gradients zero, or those of one stage.
+
+        Gradients that the user's loop has set to none, by ``zero_grad``, are in the bucket again.
+        """
         self._launched = 0
         for bucket in self.buckets:
             if stage is None or bucket.stage == stage:
                 bucket.flat.zero_()
-                if bucket.narrowed:
+                if bucket.narrowed or any(p.grad is None for p in bucket.parameters):
                     bucket.narrowed = False
                     place_gradients(bucket, bucket.flat)
                 bucket.missing = bucket.expected
