@@ -20,6 +20,8 @@ __all__ = [
     "blocks_on_rank_one",
     "build",
     "build_but_on_rank_one",
+    "build_dropping",
+    "build_failing_on_four_rows",
     "build_for_ever",
     "build_forked",
     "build_on_meta",
@@ -55,6 +57,28 @@ def build_but_on_rank_one() -> nn.Module:
     if os.environ.get("RANK") == "1":
         raise ValueError("no such model")
     return build()
+
+
+def build_dropping() -> nn.Module:
+    """The same with dropout."""
+    return nn.Sequential(build(), nn.Dropout(0.1))
+
+
+class FailingOnFourRows(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        refuse_four_rows(input)
+        return super().forward(input)
+
+
+@torch.fx.wrap
+def refuse_four_rows(input: torch.Tensor) -> None:
+    if len(input) == 4:
+        raise MemoryError("no room for 4 rows")
+
+
+def build_failing_on_four_rows() -> nn.Module:
+    """The same, but its last layer runs out of memory with micro-batches of four samples."""
+    return nn.Sequential(*list(build())[:-1], FailingOnFourRows(64, 4))
 
 
 def build_for_ever() -> nn.Module:

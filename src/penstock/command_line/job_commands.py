@@ -88,6 +88,7 @@ def train(
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
     may_lose: options.MayLose = 0,
     replan: options.Replan = False,
+    tries: options.Tries = 1,
     save_weights: Annotated[
         str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
     ] = "",
@@ -133,6 +134,7 @@ def train(
         shown=not terminal.quiet,
         may_lose=may_lose,
         replan=replan,
+        tries=tries,
         command=shlex.join(["penstock", *sys.argv[1:]]),
     )
     own: dict[str, Any] = {"steps": steps} if steps else {}

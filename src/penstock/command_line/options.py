@@ -46,6 +46,7 @@ __all__ = [
     "ScheduleNames",
     "Sharding",
     "TensorParallel",
+    "Tries",
     "Workers",
     "check_removed_options",
     "names_in",
@@ -166,6 +167,10 @@ Replan: TypeAlias = Annotated[
         "--replan",
         help="Plan again at the next checkpoint when ranks or links are slower than planned.",
     ),
+]
+Tries: TypeAlias = Annotated[
+    int,
+    Option("--try", metavar="N", help="Try N plans for ten steps each; go on with the quickest."),
 ]
 NoVerify: TypeAlias = Annotated[
     bool,

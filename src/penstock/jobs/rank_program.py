@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,6 +64,7 @@ from penstock.jobs.training_loop import (
     show_cursor,
     train_part,
 )
+from penstock.jobs.trials import plans_to_try, seconds_of_trial
 from penstock.machine import processor_name, usable_cores, usable_memory_bytes
 from penstock.measure.machine_load import busy_beside
 from penstock.plan.in_words import plan_words
@@ -70,7 +72,7 @@ from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan, wri
 from penstock.plan.plan import Plan
 from penstock.planning.answers import TimeLimit
 from penstock.report.page import write_report
-from penstock.report.record import Circumstances, read_rows
+from penstock.report.record import Circumstances, TriedPlan, read_rows
 from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
 from penstock.runtime.measured_memory import MeasuredMemory
@@ -89,6 +91,7 @@ __all__ = [
     "RankFacts",
     "check_alike",
     "check_seen",
+    "check_tries",
     "checked_request",
     "checkpoint_to_resume",
     "goes_on",
@@ -160,6 +163,7 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
 
         def checked() -> TrainRequest:
             check_alike(facts)
+            check_tries(request)
             if request.may_lose:
                 raise BadInput(
                     f"--may-lose is {request.may_lose}, but torchrun or srun has started the ranks "
@@ -218,6 +222,8 @@ def run_parts(
     """
     world, pauses = run.world, Pauses(pause_after, run.request.replan)
     costs = costs_of(run)
+    if run.request.tries > 1 and not run.request.resume:
+        given, history = tried(run, costs, history)
     while True:
         planned = by_first(world, partial(planned_part, run, costs, given, history))
         part = part_of(run, planned, pauses)
@@ -295,6 +301,21 @@ def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
     check_trackers(job.trackers, f"job '{job.name}'")
     find = latest_run if request.resume else new_run
     return replace(request, out=find(job.name, request.out).path)
+
+
+def check_tries(request: TrainRequest) -> None:
+    """Raise `BadInput` for a request of trials where there is nothing to choose."""
+    if request.tries < 1:
+        raise BadInput(f"--try is {request.tries}; try at least 2 plans, or leave it out")
+    for is_given, why in (
+        (request.plan, f"--plan names the plan '{request.plan}'"),
+        (request.resume, "--resume goes on with the plan of the run"),
+    ):
+        if is_given and request.tries > 1:
+            raise BadInput(
+                f"--try {request.tries} chooses the plan of a new run, and {why}; leave one of "
+                f"them out"
+            )
 
 
 def with_groups_of(plan: Plan, job: Job) -> Job:
@@ -470,6 +491,41 @@ def plan_for(run: JobRun, costs: CostedJob, history: History) -> Plan:
     return new_plan(run.job, run.request, costs.profile, costs.cluster, limit)
 
 
+def tried(run: JobRun, costs: CostedJob | None, history: History) -> tuple[Plan | None, History]:
+    """The quickest plan, which only rank 0 has, after a short trial of each that is near the best.
+
+    Where all fail the run goes on with the first, and ends with its error.
+    """
+    world, job = run.world, run.job
+
+    def predicted() -> list[tuple[Plan, float]]:
+        assert costs is not None
+        HEARTBEAT.phase = "plans"
+        run.directory.forget_plans()
+        with notice_if_long(run.say, "planning"):
+            plans = plans_to_try(job, run.request, costs.profile, costs.cluster)
+            own = [predict_step(job, plan, costs.profile, costs.cluster)[0] for plan in plans]
+        return [(plan, each.iteration_s) for plan, each in zip(plans, own, strict=True)]
+
+    plans = by_first(world, predicted) or []
+    told = world.broadcast([[json.dumps(plan_to_json(plan)), step_s] for plan, step_s in plans])
+    if len(told) == 1:
+        run.say("no other plan is predicted to be nearly as fast, so none is tried")
+        return plans[0][0] if plans else None, history
+    found = dict[int, TriedPlan]()
+    for number, (text, step_s) in enumerate(told):
+        plan = plan_from_json(json.loads(text), "rank 0's plan")
+        run.say(f"trying plan {number + 1} of {len(told)}: {plan_words(plan, 'worker')}")
+        limit_s = max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * step_s)
+        measured = seconds_of_trial(world, job, plan, run.request.device, limit_s)
+        found[number] = TriedPlan(plan_words(plan, "worker"), step_s, *measured)
+    best, *others = sorted(found, key=lambda number: found[number].measured_s or inf)
+    ranked = tuple(found[number] for number in (best, *others))
+    for words, *times in (("plan", "predicted", "measured"), *(each.cells for each in ranked)):
+        run.say(f"  {times[0]:>9}  {times[1]:>9}  {words}")
+    return plans[best][0] if plans else None, replace(history, tried=ranked)
+
+
 def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
     """The newest undamaged checkpoint; None if the run ended before its first one.
 
@@ -608,6 +664,8 @@ def finish(
     if busy:
         run.say(busy)
         summary["busy"] = busy
+    if history.tried:
+        summary["tried"] = [asdict(found) for found in history.tried]
     if drift:
         summary["drift"] = list(drift)
     if history.left_out:
@@ -630,6 +688,7 @@ def finish(
         by_length=lengths,
         left_out_steps=history.left_out,
         drift=drift,
+        tried=history.tried,
         lost_workers=history.lost,
     )
 

@@ -14,6 +14,7 @@ from penstock.jobs.plan_job import check_plan_fits, problem_of
 from penstock.jobs.profile_job import profile_job
 from penstock.jobs.rank_program import (
     LOST,
+    check_tries,
     checked_request,
     ignore,
     last_checkpoint_said,
@@ -56,6 +57,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
             f"--may-lose is {request.may_lose}, but of {request.workers} workers at most "
             f"{request.workers - 1} can be lost"
         )
+    check_tries(request)
     request = part = checked_request(job, request, told)
     assert request.out is not None
     directory, history = RunDirectory(request.out), History()

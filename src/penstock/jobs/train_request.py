@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.plan.problem import MEMORY_RESERVE, ShardingChoice
-from penstock.report.record import MeasuredLength
+from penstock.report.record import MeasuredLength, TriedPlan
 
 __all__ = ["History", "Log", "TrainRequest", "TrainResult"]
 
@@ -22,7 +22,9 @@ class TrainRequest:
     a new one under ``runs`` or, with ``resume``, the newest there). ``shown`` false: display
     nothing. The run goes on while no more than ``may_lose`` workers are missing, which were killed
     or stopped answering. With ``replan`` it gets a new plan at the next checkpoint when ranks or
-    links are slower than planned. The report shows the ``command`` that asked for it.
+    links are slower than planned. With more than one of ``tries``, so many of the best plans are
+    tried for a few steps, and a new run goes on with the quickest. The report shows the ``command``
+    that asked for it.
     """
 
     workers: int = 4
@@ -37,6 +39,7 @@ class TrainRequest:
     shown: bool = True
     may_lose: int = 0
     replan: bool = False
+    tries: int = 1
     command: str = ""
 
 
@@ -52,6 +55,7 @@ class History:
     verified: str = ""
     left_out: tuple[int, ...] = ()
     drift: tuple[str, ...] = ()
+    tried: tuple[TriedPlan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,4 +80,5 @@ class TrainResult:
     by_length: tuple[MeasuredLength, ...] = ()
     left_out_steps: tuple[int, ...] = ()
     drift: tuple[str, ...] = ()
+    tried: tuple[TriedPlan, ...] = ()
     lost_workers: int = 0

@@ -47,6 +47,7 @@ __all__ = [
     "pipeline_of",
     "show_cursor",
     "train_part",
+    "trained_on",
 ]
 
 MOST_TO_ONE_CHECKPOINT = 3

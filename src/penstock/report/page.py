@@ -63,7 +63,7 @@ def page_html(record: RunRecord) -> str:
         ),
         plan_table=plan_table(record),
         time_table=time_table(record),
-        length_section=length_section(record) + drift_section(record),
+        length_section=length_section(record) + tried_section(record) + drift_section(record),
         run_table=run_table(record),
         memory_note="parameters, gradients, optimizer state, saved activations, workspace",
         memory_legend=strokes(
@@ -288,6 +288,16 @@ def length_section(record: RunRecord) -> str:
     note = "Each step counts at the nearest of the lengths that were measured before."
     shown = f'<div class="wide">\n{table(("Length",), numbers, rows)}\n</div>'
     return section("Lengths of the batches", note, shown)
+
+
+def tried_section(record: RunRecord) -> str:
+    """The plans that were tried before the run; empty if none were."""
+    if not record.summary.tried:
+        return ""
+    rows = [list(map(escape, found.cells)) for found in record.summary.tried]
+    note = "Short trials before the run, the quickest first, with which it went on."
+    shown = f'<div class="wide">\n{table(("Plan",), ("Predicted", "Measured"), rows)}\n</div>'
+    return section("Plans that were tried", note, shown)
 
 
 def drift_section(record: RunRecord) -> str:

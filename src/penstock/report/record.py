@@ -22,6 +22,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.timeline.json_file import read_timeline
 from penstock.timeline.metrics import peak_memory_bytes
 from penstock.timeline.timeline import Timeline
+from penstock.words import seconds_text
 
 __all__ = [
     "Circumstances",
@@ -30,6 +31,7 @@ __all__ = [
     "RunRecord",
     "RunSummary",
     "StepRecord",
+    "TriedPlan",
     "read_rows",
     "read_run",
 ]
@@ -89,6 +91,26 @@ class MeasuredLength:
 
 
 @dataclass(frozen=True, slots=True)
+class TriedPlan:
+    """A plan in words that a run has tried, with seconds of a step; or why it could not be tried.
+
+    ``measured_s`` is the median over steps of what the slowest rank took; 0 for a plan that failed.
+    """
+
+    plan: str
+    predicted_s: float
+    measured_s: float = 0.0
+    failure: str = ""
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """The plan, the predicted and the measured time, in words."""
+        if self.failure:
+            return f"{self.plan}: {self.failure}", seconds_text(self.predicted_s), "failed"
+        return self.plan, seconds_text(self.predicted_s), seconds_text(self.measured_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Circumstances:
     """Where, when and with what a run was last started, as rank 0 sees it.
 
@@ -124,6 +146,7 @@ class RunSummary(Entry):
     measured_peak_memory_bytes: tuple[float, ...] = ()
     by_length: tuple[MeasuredLength, ...] = ()
     drift: tuple[str, ...] = ()
+    tried: tuple[TriedPlan, ...] = ()
     busy: str = ""
     circumstances: Circumstances | None = None
 

@@ -1,0 +1,110 @@
+"""Short trials: a few steps of several plans, so that an error of prediction costs nothing.
+
+Nothing of them is kept: each has a pipeline of its own with the job's first weights and data.
+"""
+
+import gc
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from statistics import median
+
+from penstock.capture.record.outside_state import kept_random_state
+from penstock.cluster.cluster import Cluster
+from penstock.device import release_unused
+from penstock.errors import BadInput, Infeasible
+from penstock.jobs.job import Job
+from penstock.jobs.plan_job import check_plan_fits, training_problem
+from penstock.jobs.train_request import TrainRequest
+from penstock.jobs.training_loop import pipeline_of, trained_on
+from penstock.plan.plan import Plan
+from penstock.planning.answers import find_plan
+from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.processes.heartbeat import HEARTBEAT
+from penstock.runtime.processes.world import World
+from penstock.simulate.score import make_score
+
+__all__ = ["plans_to_try", "seconds_of_trial"]
+
+TRIAL_STEPS, SETTLING_STEPS = 10, 2
+"""Steps of a trial, and those at its start that are not measured."""
+
+NEAR = 1.25
+"""A plan is tried if it is predicted to take at most so many times as long as the best."""
+
+
+def plans_to_try(
+    job: Job, request: TrainRequest, profile: ModelProfile, cluster: Cluster
+) -> list[Plan]:
+    """The planner's answer, then others that it has looked at, the fastest by simulation first.
+
+    At most ``request.tries`` that are near the best and can be carried out. First come those that
+    differ in the devices of stages or in micro-batches, since predictions of such are least sure;
+    then those of other schedules. Of those that are predicted to take the same to the last bit
+    there is one: they do the same work.
+    """
+    problem, seen = training_problem(job, request, profile, cluster), dict[Plan, float]()
+    score, sizes = make_score(problem), job.tensor_parallel.ranks
+
+    def noted(plan: Plan) -> float:
+        seconds = seen[replace(plan, planner=request.planner)] = score(plan)
+        return seconds
+
+    found = [find_plan(problem, request.planner, noted, sizes=sizes)]
+    if sizes:  # plans with groups are scored in another way
+        with suppress(Infeasible):
+            find_plan(problem, request.planner, noted)
+    limit_s = NEAR * min(seen.values(), default=0.0)
+    near = sorted((plan for plan in seen if seen[plan] <= limit_s), key=lambda plan: seen[plan])
+    for kind in (division_of, kind_of):
+        known = {fact for plan in found for fact in (kind(plan), seen.get(plan))}
+        for plan in near:
+            if len(found) == request.tries or not known.isdisjoint((kind(plan), seen[plan])):
+                continue
+            with suppress(BadInput):
+                check_plan_fits(plan, job, len(cluster.devices), "a plan to try")
+                found.append(plan)
+                known |= {kind(plan), seen[plan]}
+    return found
+
+
+def division_of(plan: Plan) -> object:
+    """How a plan divides the work among devices, wherever its stages are cut."""
+    sharding = frozenset(stage.sharding for stage in plan.stages)
+    return tuple(map(len, plan.device_groups)), plan.micro_batches, sharding
+
+
+def kind_of(plan: Plan) -> object:
+    """How a plan divides the work, and in which order it is done."""
+    order = (plan.schedule, len(plan.stages)) if len(plan.device_groups) > 1 else ()
+    return division_of(plan), order
+
+
+def seconds_of_trial(
+    world: World, job: Job, plan: Plan, device: str, timeout_s: float
+) -> tuple[float, str]:
+    """Seconds of a step of ``plan``, or 0 and why it failed; all ranks must call this.
+
+    A step takes what its slowest rank takes; the median is over the steps after the first ones.
+    """
+    own = replace(job, steps=TRIAL_STEPS, callbacks=(), verify="off")
+    seconds, failure = list[float](), ""
+    with kept_random_state(world.device):
+        try:
+            seconds = own_seconds(own, plan, device, timeout_s)
+        except Exception as cause:  # whatever it is, the run goes on without this plan
+            failure = str(cause).strip().partition("\n")[0] or type(cause).__name__
+    gc.collect()  # the pipeline, before the next one is made
+    release_unused(world.device)
+    HEARTBEAT.phase = "tries plans"
+    ranks = world.all_gather((seconds, failure))
+    if failure := next((why for _, why in ranks if why), ""):
+        return 0.0, failure
+    slowest = [max(of_ranks) for of_ranks in zip(*(own for own, _ in ranks), strict=True)]
+    return median(slowest[SETTLING_STEPS:] or slowest), ""
+
+
+def own_seconds(job: Job, plan: Plan, device: str, timeout_s: float) -> list[float]:
+    """Seconds of all steps of ``job`` on this rank."""
+    with pipeline_of(job, plan, device, timeout_s) as pipe:
+        return [metrics.seconds for metrics in trained_on(pipe, job, 0, [], deque(), ())]
