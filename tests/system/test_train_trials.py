@@ -107,6 +107,14 @@ def test_plans_to_try_differ_in_words_and_the_first_is_the_planner_s(tmp_path: P
     assert first == every[:1]
 
 
+def test_plans_to_try_have_allowed_schedules(tmp_path: Path) -> None:
+    job = find_job(job_file(tmp_path, micro_batch_sizes=[2, 4]))
+    problem = heavy_problem(job)
+    request = TrainRequest(workers=2, tries=9, schedule="2bw,pipedream")
+    plans = plans_to_try(job, request, problem.profile, problem.cluster)
+    assert len(plans) > 1 and {plan.schedule for plan in plans} <= {"2bw", "pipedream"}
+
+
 def test_a_plan_that_fails_on_one_rank_is_named_and_the_next_is_tried(tmp_path: Path) -> None:
     job = find_job(job_file(tmp_path, model="build_failing_on_four_rows"))
     (failed, alone, last), is_as_before = launch_workers(try_in_turn, (job,), workers=2)[0]
@@ -119,9 +127,8 @@ def test_a_plan_that_fails_on_one_rank_is_named_and_the_next_is_tried(tmp_path: 
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (TrainRequest(tries=0), "--try is 0; try at least 2 plans, or leave it out"),
-        (TrainRequest(tries=3, plan=Path("p.json")), "--try 3 .* --plan names .* leave one of"),
-        (TrainRequest(tries=3, resume=True), "--try 3 .* --resume goes on .* leave one of"),
+        (TrainRequest(tries=3, plan=Path("p.json")), "--try 3 .* with --plan .* leave out one"),
+        (TrainRequest(tries=3, resume=True), "--try 3 .* with --resume .* leave out one"),
     ],
 )
 def test_refused_before_anything_runs(tmp_path: Path, request_: TrainRequest, message: str) -> None:

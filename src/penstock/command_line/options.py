@@ -170,7 +170,12 @@ Replan: TypeAlias = Annotated[
 ]
 Tries: TypeAlias = Annotated[
     int,
-    Option("--try", metavar="N", help="Try N plans for ten steps each; go on with the quickest."),
+    Option(
+        "--try",
+        min=1,
+        metavar="N",
+        help="Try N plans for ten steps each; go on with the quickest.",
+    ),
 ]
 NoVerify: TypeAlias = Annotated[
     bool,

@@ -304,18 +304,13 @@ def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
 
 
 def check_tries(request: TrainRequest) -> None:
-    """Raise `BadInput` for a request of trials where there is nothing to choose."""
-    if request.tries < 1:
-        raise BadInput(f"--try is {request.tries}; try at least 2 plans, or leave it out")
-    for is_given, why in (
-        (request.plan, f"--plan names the plan '{request.plan}'"),
-        (request.resume, "--resume goes on with the plan of the run"),
-    ):
-        if is_given and request.tries > 1:
-            raise BadInput(
-                f"--try {request.tries} chooses the plan of a new run, and {why}; leave one of "
-                f"them out"
-            )
+    """Raise `BadInput` for a request of trials where there is no plan to choose."""
+    if request.tries > 1 and (request.plan or request.resume):
+        given = "--plan" if request.plan else "--resume"
+        raise BadInput(
+            f"--try {request.tries} chooses the plan of a new run, and with {given} there is a "
+            f"plan already; leave out one of them"
+        )
 
 
 def with_groups_of(plan: Plan, job: Job) -> Job:

@@ -55,7 +55,9 @@ def plans_to_try(
         with suppress(Infeasible):
             find_plan(problem, request.planner, noted)
     limit_s = NEAR * min(seen.values(), default=0.0)
-    near = sorted((plan for plan in seen if seen[plan] <= limit_s), key=lambda plan: seen[plan])
+    # Planners also look at plans of schedules that are not allowed, to start from.
+    allowed = (plan for plan in seen if plan.schedule in problem.schedules)
+    near = sorted((plan for plan in allowed if seen[plan] <= limit_s), key=lambda p: seen[p])
     for kind in (division_of, kind_of):
         known = {fact for plan in found for fact in (kind(plan), seen.get(plan))}
         for plan in near:
