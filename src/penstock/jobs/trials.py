@@ -40,8 +40,8 @@ def plans_to_try(
 
     At most ``request.tries`` that are near the best and can be carried out. First come those that
     differ in the devices of stages or in micro-batches, since predictions of such are least sure;
-    then those of other schedules. Of those that are predicted to take the same to the last bit
-    there is one: they do the same work.
+    then those of other schedules. Of those that are predicted to take the same to five digits there
+    is one: they do the same work.
     """
     problem, seen = training_problem(job, request, profile, cluster), dict[Plan, float]()
     score, sizes = make_score(problem), job.tensor_parallel.ranks
@@ -59,14 +59,15 @@ def plans_to_try(
     allowed = (plan for plan in seen if plan.schedule in problem.schedules)
     near = sorted((plan for plan in allowed if seen[plan] <= limit_s), key=lambda p: seen[p])
     for kind in (division_of, kind_of):
-        known = {fact for plan in found for fact in (kind(plan), seen.get(plan))}
+        known = {fact for plan in found for fact in (kind(plan), f"{seen.get(plan, 0):.5g}")}
         for plan in near:
-            if len(found) == request.tries or not known.isdisjoint((kind(plan), seen[plan])):
+            own = {kind(plan), f"{seen[plan]:.5g}"}
+            if len(found) == request.tries or own & known:
                 continue
             with suppress(BadInput):
                 check_plan_fits(plan, job, len(cluster.devices), "a plan to try")
                 found.append(plan)
-                known |= {kind(plan), seen[plan]}
+                known |= own
     return found
 
 
