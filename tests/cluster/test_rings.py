@@ -1,5 +1,6 @@
 """The order of a ring: exact for few devices, never worse than host order, kept for later."""
 
+from dataclasses import replace
 from itertools import pairwise, permutations
 from random import Random
 
@@ -23,10 +24,15 @@ LATENCIES = st.sampled_from([0.0, 0.5, 1.0])
 
 @st.composite
 def linked_clusters(draw: st.DrawFn, most: int) -> Cluster:
-    """Hosts with one or two devices and explicit links, different in both directions."""
+    """Hosts with one or two devices, some half-duplex; links different in both directions."""
     counts = draw(st.lists(st.integers(1, 2), min_size=1, max_size=most // 2))
     hosts = tuple(
-        Host(f"h{i}", (DEVICE,) * n, draw(RATES), draw(RATES), draw(LATENCIES), draw(LATENCIES))
+        replace(
+            Host(
+                f"h{i}", (DEVICE,) * n, draw(RATES), draw(RATES), draw(LATENCIES), draw(LATENCIES)
+            ),
+            half_duplex=draw(st.booleans()),
+        )
         for i, n in enumerate(counts)
     )
     pairs = list(permutations(range(sum(counts)), 2))
@@ -36,11 +42,20 @@ def linked_clusters(draw: st.DrawFn, most: int) -> Cluster:
 
 
 def slowest_hop(cluster: Cluster, ring: tuple[int, ...]) -> tuple[float, float]:
-    """Rate and minus latency of the worst hop, counted anew: a port is shared by its hops."""
+    """Rate and minus latency of the worst hop, counted anew.
+
+    A port is shared by its hops. All devices send while they receive, half-duplex ones at half the
+    rate.
+    """
     hops = [*pairwise(ring), (ring[-1], ring[0])]
     rates: list[float] = []
+
+    def halved(rate: float, *hosts: int) -> float:
+        return rate / 2 if any(cluster.hosts[host].half_duplex for host in hosts) else rate
+
     for source, target in hops:
-        rates.append(cluster.bandwidth(source, target))
+        ends = cluster.host_index[source], cluster.host_index[target]
+        rates.append(halved(cluster.bandwidth(source, target), *ends))
         if cluster.uses_port(source, target):
             for end, side in ((source, 0), (target, 1)):
                 host = cluster.host_index[end]
@@ -49,7 +64,7 @@ def slowest_hop(cluster: Cluster, ring: tuple[int, ...]) -> tuple[float, float]:
                     for hop in hops
                     if cluster.uses_port(*hop) and cluster.host_index[hop[side]] == host
                 ]
-                rates.append(cluster.hosts[host].port_bytes_per_s / len(sharing))
+                rates.append(halved(cluster.hosts[host].port_bytes_per_s, host) / len(sharing))
     return min(rates), -max(cluster.latency(*hop) for hop in hops)
 
 

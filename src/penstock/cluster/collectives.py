@@ -277,17 +277,12 @@ def best_ring(cluster: Cluster, devices: Sequence[int]) -> list[int]:
 
 
 def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
-    """The quality of a directed ring; hops through one port share its rate.
-
-    Every device of a ring sends while it receives, so on half-duplex hosts at half the rate.
-    """
+    """The quality of a directed ring; hops through one port share its rate."""
     hops = hops_of(ring)
-    rates = [cluster.bandwidth(*hop) * duplex_share(cluster, hop) for hop in hops]
+    rates = [hop_rate(cluster, *hop) for hop in hops]
     through_ports = [hop for hop in hops if cluster.uses_port(*hop)]
     hosts = [(cluster.host_index[i], cluster.host_index[j]) for i, j in through_ports]
-    shares = [0.5 if host.half_duplex else 1.0 for host in cluster.hosts]
-    ports = zip(cluster.hosts, shares, strict=True)
-    rates += shared_rates(hosts, [host.port_bytes_per_s * share for host, share in ports])
+    rates += shared_rates(hosts, port_rates(cluster))
     slowest = min(rates)
     return RingQuality(slowest, -rates.count(slowest), -max(cluster.latency(*h) for h in hops))
 
@@ -296,6 +291,16 @@ def duplex_share(cluster: Cluster, hop: tuple[int, int]) -> float:
     """The fraction of a hop's rate that is left when both devices send and receive at once."""
     turning = cluster.half_duplex_devices
     return 0.5 if hop[0] in turning or hop[1] in turning else 1.0
+
+
+def hop_rate(cluster: Cluster, source: int, target: int) -> float:
+    """Bytes per second of a hop of a ring, in which every device sends while it receives."""
+    return cluster.bandwidth(source, target) * duplex_share(cluster, (source, target))
+
+
+def port_rates(cluster: Cluster) -> list[float]:
+    """Bytes per second of each host's port, each way, while both ways are in use."""
+    return [host.port_bytes_per_s * (0.5 if host.half_duplex else 1.0) for host in cluster.hosts]
 
 
 def hops_of(ring: Sequence[int]) -> list[tuple[int, int]]:
@@ -327,7 +332,7 @@ def hop_table(cluster: Cluster, devices: Sequence[int]) -> HopTable:
     """The table for ``devices``, numbered from 0."""
     host_index, places = cluster.host_index, range(len(devices))
     return HopTable(
-        rates=[[cluster.bandwidth(i, j) for j in devices] for i in devices],
+        rates=[[hop_rate(cluster, i, j) for j in devices] for i in devices],
         latencies=[[cluster.latency(i, j) for j in devices] for i in devices],
         ports={
             (a, b): (host_index[devices[a]], host_index[devices[b]])
@@ -335,7 +340,7 @@ def hop_table(cluster: Cluster, devices: Sequence[int]) -> HopTable:
             for b in places
             if cluster.uses_port(devices[a], devices[b])
         },
-        port_rates=[host.port_bytes_per_s for host in cluster.hosts],
+        port_rates=port_rates(cluster),
     )
 
 
