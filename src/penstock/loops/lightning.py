@@ -188,8 +188,6 @@ class PipelineStrategy(DDPStrategy):
             group["params"] = [own[names[p]] for p in group["params"] if names[p] in own]
         if "" in own:  # the rank trains nothing, and has an optimizer all the same
             optimizer.param_groups[0]["params"] = [own[""]]
-        # Gradients are the pipeline's, which sums them in place.
-        vars(optimizer)["zero_grad"] = vars(module)["zero_grad"] = do_nothing
         self.optimizers = [optimizer]
         return optimizer
 
@@ -287,10 +285,6 @@ class PipelineStrategy(DDPStrategy):
             self.pipe.close(gather=not self.failed)
             self.pipe = None
         super().teardown()
-
-
-def do_nothing(*_: Any, **__: Any) -> None:
-    pass
 
 
 def beside(path: Any) -> Path:
