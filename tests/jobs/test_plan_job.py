@@ -1,10 +1,10 @@
-"""Beside a job's plan stands what a step takes without a pipeline."""
+"""What a job's plan takes, and beside it a step without a pipeline."""
 
 from dataclasses import replace
 
 from penstock.cluster.cluster import Cluster
 from penstock.jobs.job_file import find_job
-from penstock.jobs.plan_job import without_pipeline_words
+from penstock.jobs.plan_job import predict, without_pipeline_words
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.simulation import simulate_plan
@@ -32,3 +32,22 @@ def test_data_parallelism_without_room_is_no_choice(
     small = replace(host, devices=tuple(replace(d, memory_bytes=20e6) for d in host.devices))
     words = without_pipeline_words(job, small_plan, small_profile, Cluster("small", (small,)))
     assert words == "data parallelism does not fit in memory"
+
+
+def test_sums_in_float32_and_an_average_take_memory_as_the_weights_do(
+    small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    job = replace(find_job("gpt-text"), batch_size=12, micro_batch_sizes=(12,))
+    plan = Plan((Stage(range(0, 4), (0,), (12,)), Stage(range(4, 8), (1,), (12,))), 1, 12, "1f1b")
+
+    def peaks(**keys: object) -> list[float]:
+        at = replace(job, **keys)  # type: ignore[arg-type]
+        return list(predict(at, plan, small_profile, small_cluster.first(2)).peak_memory_bytes)
+
+    own = [
+        sum(layer.parameter_bytes for layer in small_profile.layers[part])
+        for part in (slice(4), slice(4, 8))
+    ]
+    for keys in ({"gradient_dtype": "float32"}, {"average_decay": 0.9}):
+        grown = [new - old for new, old in zip(peaks(**keys), peaks(), strict=True)]
+        assert grown == own

@@ -572,8 +572,12 @@ class Job:
 
     @property
     def state_bytes_per_parameter_byte(self) -> float:
-        """Bytes of optimizer state and averages for each byte of parameters."""
-        return self.optimizer.state_bytes_per_parameter_byte + bool(self.average_decay)
+        """Bytes of optimizer state, averages and wider gradients for each byte of parameters.
+
+        Gradients of 16-bit weights that are summed in float32 take one more than in their type.
+        """
+        more = bool(self.average_decay) + bool(self.gradient_dtype)
+        return self.optimizer.state_bytes_per_parameter_byte + more
 
     @property
     def reads_parts(self) -> bool:
