@@ -12,7 +12,8 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.verify.verify import VerifyResult
+from penstock.runtime.verify.result import Difference
+from penstock.runtime.verify.verify import VerifyResult, explained
 
 ROWS = 512
 
@@ -109,3 +110,19 @@ def test_an_error_of_two_percent_is_refused(model: type[nn.Module]) -> None:
     assert str(result).startswith("gradient of 'first.weight' on stage 0 is ")
     assert result.difference is not None and 0.005 < result.difference.relative < 0.05
     assert result.tolerance == 2e-4
+
+
+@pytest.mark.parametrize(
+    ("gap", "moved", "equal"),
+    [(3e-4, 1e-2, True), (9e-4, 1e-2, False), (3e-4, 1e-4, False), (3e-4, 2e-4, True)],
+)
+def test_a_gap_is_no_error_where_rounding_moves_the_module_as_far(
+    gap: float, moved: float, equal: bool
+) -> None:
+    """A deep net: its own gradient and the pipeline's are equally far from any run in float64."""
+    wrong = Difference("w", "gradient", 0, 1.0 + gap, 1.0, gap)
+    first = VerifyResult(1.0, 1.0, 1, gap, 2e-4, wrong, "your module")
+    result = explained(first, "in float64", {"w": 0.05}, {"w": moved}, ())
+    assert result.equal == equal
+    assert result.reference == "your module"
+    assert result.tolerance == (min(2 * moved, 8e-4) if equal else 2e-4)

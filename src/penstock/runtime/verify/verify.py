@@ -12,9 +12,10 @@ A sum in another order moves a number by its last place. Where a ReLU's input is
 its gradient is then there or not, and a whole filter's differs by a percent. So the user's module
 runs in float64: as it is, and then with every number moved at random by the rounding of float32.
 Each tensor of the pipeline must be that of one of these runs, within the usual limit or twice the
-largest distance at which the module's own tensors are from one. A gradient that is zero but for
-rounding, as of a bias before a batch norm, is judged by others of its kind, or may be the rounding
-of the largest gradient.
+largest distance at which the module's own tensors are from one. Or all must be the module's own
+within that limit, as where a deep net turns rounding into percents and no run is near another. A
+gradient that is zero but for rounding, as of a bias before a batch norm, is judged by others of its
+kind, or may be the rounding of the largest gradient.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -385,10 +386,12 @@ def explained(
     theirs: Mapping[str, float],
     negligible: Collection[str],
 ) -> VerifyResult:
-    """``first``, or its tensors as equal to ``name`` if rounding explains their distances."""
+    """``first``, or its tensors as equal to its reference or ``name`` if rounding explains it."""
     usual = first.tolerance
     noise = ROOM * max(gap for n, gap in theirs.items() if n not in negligible)
     limit = max(usual, min(noise, MOST * usual))
+    if first.largest <= limit:
+        return replace(first, tolerance=limit, difference=None)
     coarsest = next(dtype for dtype, known in TOLERANCES.items() if known == usual)
     summed = IN_A_SUM * torch.finfo(torch.float32).eps
     of_largest = max(torch.finfo(coarsest).eps, summed) / NOISE_SHARE
