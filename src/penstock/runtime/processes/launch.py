@@ -178,16 +178,17 @@ def with_code(
     Raises:
         BadInput: that needs cloudpickle, which is missing.
     """
-    if hasattr(sys.modules["__main__"], "__file__"):
+    named = [function, getattr(function, "func", None), *arguments, *map(type, arguments)]
+    own = any(getattr(each, "__module__", "") == "__main__" for each in named)
+    if not own or hasattr(sys.modules["__main__"], "__file__"):
         return function, arguments
     try:
         import cloudpickle
     except ModuleNotFoundError:
-        if function.__module__ != "__main__":
-            return function, arguments
         raise BadInput(
-            f"'{function.__name__}' is defined in a notebook or at a prompt, from which workers "
-            f"cannot import it: 'pip install cloudpickle', or define it in a module"
+            f"'{getattr(function, '__name__', function)}' is defined in a notebook or at a prompt, "
+            f"from which workers cannot import it: 'pip install cloudpickle', or define it in a "
+            f"module"
         ) from None
     return call_with_code, (cloudpickle.dumps((function, arguments)),)
 
