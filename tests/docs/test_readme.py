@@ -100,6 +100,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
     shared = {"as_json", "quiet", "out", "return"}
     arguments = {"job", "run_directory", "layout"}
     words = {"target": "to", "source": "from", "config": "from", "changes": "set", "dtype": "type"}
+    words["tries"] = "try"
     for name, function in commands.items():
         positional = arguments | ({"profile"} if name in ("plan", "compare", "choose") else set())
         positional |= {"plan"} if name in ("simulate", "rehearse", "export") else set()
