@@ -279,12 +279,25 @@ def best_ring(cluster: Cluster, devices: Sequence[int]) -> list[int]:
 def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
     """The quality of a directed ring; hops through one port share its rate."""
     hops = hops_of(ring)
-    rates = [hop_rate(cluster, *hop) for hop in hops]
     through_ports = [hop for hop in hops if cluster.uses_port(*hop)]
-    hosts = [(cluster.host_index[i], cluster.host_index[j]) for i, j in through_ports]
-    rates += shared_rates(hosts, port_rates(cluster))
-    slowest = min(rates)
-    return RingQuality(slowest, -rates.count(slowest), -max(cluster.latency(*h) for h in hops))
+    return quality_of(
+        [hop_rate(cluster, *hop) for hop in hops],
+        [(cluster.host_index[i], cluster.host_index[j]) for i, j in through_ports],
+        port_rates(cluster),
+        max(cluster.latency(*hop) for hop in hops),
+    )
+
+
+def quality_of(
+    rates: Sequence[float],
+    hosts: Sequence[tuple[int, int]],
+    port_rates: Sequence[float],
+    longest_s: float,
+) -> RingQuality:
+    """The quality of a ring from the rates of its hops; those between ``hosts`` share ports."""
+    every = [*rates, *shared_rates(hosts, port_rates)]
+    slowest = min(every)
+    return RingQuality(slowest, -every.count(slowest), -longest_s)
 
 
 def duplex_share(cluster: Cluster, hop: tuple[int, int]) -> float:
@@ -347,13 +360,12 @@ def hop_table(cluster: Cluster, devices: Sequence[int]) -> HopTable:
 def quality_in(table: HopTable, ring: Sequence[int]) -> RingQuality:
     """`ring_quality`, looked up in the table."""
     hops = hops_of(ring)
-    rates = [table.rates[i][j] for i, j in hops]
-    if table.ports:
-        through_ports = [table.ports[hop] for hop in hops if hop in table.ports]
-        rates += shared_rates(through_ports, table.port_rates)
-    slowest = min(rates)
-    longest_s = max([table.latencies[i][j] for i, j in hops])
-    return RingQuality(slowest, -rates.count(slowest), -longest_s)
+    return quality_of(
+        [table.rates[i][j] for i, j in hops],
+        [table.ports[hop] for hop in hops if hop in table.ports],
+        table.port_rates,
+        max([table.latencies[i][j] for i, j in hops]),
+    )
 
 
 def nearest_neighbours(table: HopTable) -> list[int]:
