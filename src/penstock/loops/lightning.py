@@ -218,17 +218,11 @@ class PipelineStrategy(DDPStrategy):
     def validation_step(self, batch: Any, *arguments: Any) -> Any:
         """The module's, with what the pipeline predicts for ``self(...)``."""
         module: Any = self.lightning_module
-        output, given = (
-            self.pipe.predict(batch, everywhere=True)["output"],
-            pytree.tree_leaves(batch),
-        )
+        output = self.pipe.predict(batch, everywhere=True)["output"]
+        given, trained_on = pytree.tree_leaves(batch), self.step.seen.inputs
 
         def predicted(*inputs: Any) -> Any:
-            if (
-                output is None
-                or not self.step.seen.inputs
-                or places(inputs, given) != self.step.seen.inputs
-            ):
+            if output is None or not trained_on or places(inputs, given) != trained_on:
                 raise BadInput(
                     "validation_step and training_step must each call self(...) on the same "
                     "tensors of the batch, as they are"
