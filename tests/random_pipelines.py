@@ -41,9 +41,9 @@ class RandomPipeline:
 
 
 def random_pipeline(
-    random: Random, *, slots: bool = False, divided: bool = False
+    random: Random, *, slots: bool = False, divided: bool = False, flushes: bool = False
 ) -> RandomPipeline:
-    """A pipeline of any kind; with ``slots`` some hosts have too few cores.
+    """A pipeline of any kind, or that ``flushes``; with ``slots`` some hosts have too few cores.
 
     Where devices may have ``divided`` what they keep, backwards are whole, there is a flush, and no
     parameter is tied.
@@ -52,7 +52,8 @@ def random_pipeline(
     runs beside a backward and takes as long.
     """
     style = random.choice(STYLES[:3] if divided else STYLES)
-    without_flush = not divided and style == "straight" and random.random() < 0.4
+    asynchronous = not (divided or flushes) and style == "straight"
+    without_flush = asynchronous and random.random() < 0.4
     groups, rounds = random.randint(1, 3), 1
     if style in ("looped", "folded"):
         rounds = random.randint(2, 3)

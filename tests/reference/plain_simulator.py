@@ -1,5 +1,6 @@
 """The rules of the core's engine (`core/play.hpp`) in plain Python: a reference for it."""
 
+from collections import defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -169,6 +170,7 @@ class Play:
         self.members_left = [self.working_members(b) for b in range(self.first_bucket[-1])]
         self.rounds_done = [0] * self.first_bucket[-1]
         self.turns = self.make_turns() if workload.parts.in_order else {}
+        self.ready_to_step: dict[int, set[int]] = defaultdict(set)
         self.next_s = [inf] * (len(self.streams) + len(self.lanes))
         self.heap: list[tuple[float, int]] = []
 
@@ -307,7 +309,7 @@ class Play:
             case "":
                 return device.steps_done >= piece.micro_batch
             case "STEP":
-                return device.buckets_left == 0
+                return device.buckets_left == 0 and self.all_may_step(stream.device)
             case "F" | "B" | "I" | "W" | "R":
                 keys: list[Key] = [
                     (piece.replica, source, piece.micro_batch) for source in AWAITED[piece.kind]
@@ -315,6 +317,19 @@ class Play:
                 if piece.kind == "F" and self.last_stream(stream.device).next_piece < piece.after:
                     return False
                 return not piece.starts or not any(self.inputs.get(key, 0) for key in keys)
+
+    def all_may_step(self, position: int) -> bool:
+        """Whether all are ready for a step that all take together; the last tells the others."""
+        if not self.workload.steps_together:
+            return True
+        ready = self.ready_to_step[self.devices[position].steps_done]
+        comes_last = position not in ready and len(ready) == len(self.devices) - 1
+        ready.add(position)
+        if comes_last:
+            for number, stream in enumerate(self.streams):
+                if stream.device != position:
+                    self.start_if_ready(number)
+        return len(ready) == len(self.devices)
 
     def start_if_ready(self, number: int) -> None:
         """Start the next piece of a stream if it is idle and its inputs have arrived."""

@@ -89,9 +89,10 @@ class Model:
         cluster: Cluster,
         schedule: Schedule,
         iterations: int,
+        together: bool,
     ) -> None:
         self.plan, self.profile, self.cluster, self.schedule = plan, profile, cluster, schedule
-        self.iterations = iterations
+        self.iterations, self.together = iterations, together
         self.env = simpy.Environment()
         self.wires = Wires(self.env)
         self.shared: dict[int, SharedDevice] = defaultdict(lambda: SharedDevice(self.env))
@@ -370,6 +371,11 @@ class Model:
         mine = [copy for copy in self.copies.values() if device in copy.devices]
         for name in self.reductions_of(mine, device):
             yield self.done["reduced", name, number]
+        if self.together:
+            self.complete["sums", number] += 1
+            if self.complete["sums", number] == sum(map(len, self.plan.device_groups)):
+                self.done["sums", number].succeed()
+            yield self.done["sums", number]
         speed = self.cluster.devices[device].speed
         seconds = 0.0
         for copy in mine:
@@ -626,8 +632,10 @@ def iteration_s(
     cluster: Cluster,
     schedule: Schedule,
     iterations: int = 1,
+    *,
+    together: bool = False,
 ) -> float:
-    """Seconds of ``iterations`` by the SimPy model."""
-    model = Model(plan, profile, cluster, schedule, iterations)
+    """Seconds of ``iterations`` by the SimPy model; ``together``: no step before all sums."""
+    model = Model(plan, profile, cluster, schedule, iterations, together)
     model.prepare()
     return model.run()

@@ -3,6 +3,7 @@
 The order is any that can be played; what no schedule family would do is done here too.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -21,25 +22,39 @@ RELATIVE = 1e-9
 ABSOLUTE_S = 1e-9
 
 
-def played(seed: int, *, slots: bool = True) -> tuple[RandomPipeline, PlainWorkload, Trace]:
-    """A random pipeline, played by the plain simulator."""
-    made = random_pipeline(Random(seed), slots=slots)
+def played(
+    seed: int, *, slots: bool = True, together: bool = False
+) -> tuple[RandomPipeline, PlainWorkload, Trace]:
+    """A random pipeline, played by the plain simulator; steps may wait for all sums."""
+    made = random_pipeline(Random(seed), slots=slots, flushes=together)
     inputs = (made.plan, made.profile, made.cluster, made.schedule)
-    workload = PlainWorkload.of(workload_of(*inputs, iterations=made.iterations))
-    return made, workload, plain.play(workload)
+    workload = workload_of(*inputs, iterations=made.iterations)
+    plainly = PlainWorkload.of(replace(workload, steps_together=together))
+    return made, plainly, plain.play(plainly)
 
 
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_the_compiled_engine_equals_the_plain_one(seed: int) -> None:
     _, workload, trace = played(seed)
+    assert_same_spans(workload, trace)
+    orders = compiled.orders_of(workload)
+    assert compiled.iteration_s(workload.parts, orders) == pytest.approx(trace.iteration_s)
+
+
+@pytest.mark.parametrize("seed", range(5000, 5060))
+def test_so_it_does_where_steps_wait_for_the_sums_of_all(seed: int) -> None:
+    _, workload, trace = played(seed, together=True)
+    assert_same_spans(workload, trace)
+
+
+def assert_same_spans(workload: PlainWorkload, trace: Trace) -> None:
+    """The engine plays every span as the plain simulator did."""
     other = compiled.play(workload)
     assert len(trace.actions) == workload.actions
     for field in ("actions", "messages", "buckets", "steps", "iteration_s"):
         np.testing.assert_allclose(
             getattr(trace, field), getattr(other, field), RELATIVE, ABSOLUTE_S, err_msg=field
         )
-    orders = compiled.orders_of(workload)
-    assert compiled.iteration_s(workload.parts, orders) == pytest.approx(trace.iteration_s)
 
 
 @pytest.mark.parametrize("seed", range(2000, 2060))

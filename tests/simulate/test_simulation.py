@@ -133,6 +133,25 @@ def test_steps_begin_together_where_they_wait_for_all() -> None:
         assert not [e for e in timeline.events if e.kind == "REDUCE"]
 
 
+def test_steps_wait_for_the_slowest_sums() -> None:
+    """Two stages of two replicas; those of stage 1 are on two hosts, 100 bytes a second apart.
+
+    A pass takes 1 s forward and 2 s back. By 1F1B stage 1 works from 1 to 13 and stage 0 ends at
+    15. Summing 1,000 bytes over two replicas sends each byte once either way: 10 s, until 23. Then
+    both step, and every iteration takes 23 s. Where no step waits for another's sums, stage 1 has
+    its next inputs at 23, and takes 12 + 10 s for each further iteration.
+    """
+    device = Device("d", 1e6)
+    alone = (Host(name, (device,), 1e15, port_bytes_per_s=100.0) for name in "bc")
+    far = Cluster("far", (Host("a", (device,) * 2, 1e15, port_bytes_per_s=100.0), *alone))
+    stages = (Stage(range(1), (0, 1), (1, 1)), Stage(range(1, 2), (2, 3), (1, 1)))
+    plan = Plan(stages, 4, 2, "1f1b")
+    before = simulate_plan(plan, MODEL, far, iterations=3)
+    after = simulate_plan(plan, MODEL, far, iterations=3, optimizer_sync="after")
+    assert (before.iteration_s, before.steady_s) == pytest.approx((23.0, 23.0))
+    assert after.steady_s == pytest.approx(22.0)
+
+
 def test_what_can_be_undone_is_kept_twice() -> None:
     """Adam: 1,000 bytes of parameters a stage, twice as much state; a copy is 6/11 of a step."""
     stepped = replace(MODEL, step_s_per_byte=0.0003)

@@ -30,8 +30,9 @@ void Orders::check() const {
   }
 }
 
-Play::Play(const Parts& parts, const Orders& orders, Spans* spans)
-    : parts_(parts), orders_(orders), spans_(spans), streams_each_(orders.streams_each) {
+Play::Play(const Parts& parts, const Orders& orders, Spans* spans, bool steps_together)
+    : parts_(parts), orders_(orders), spans_(spans), streams_each_(orders.streams_each),
+      steps_together_(steps_together) {
   if (parts_.stages.size() != orders_.groups.size())
     throw std::invalid_argument("the orders are those of another number of stages");
   make_replicas(make_devices());

@@ -40,10 +40,10 @@ double iteration_s(const Parts& parts, const Orders& orders) {
   return Play(parts, orders).run();
 }
 
-Spans play(const Parts& parts, const Orders& orders) {
+Spans play(const Parts& parts, const Orders& orders, bool steps_together) {
   const nb::gil_scoped_release others_may_run;
   Spans made;
-  made.end_s = Play(parts, orders, &made).run();
+  made.end_s = Play(parts, orders, &made, steps_together).run();
   return made;
 }
 
@@ -93,7 +93,7 @@ void bind_play(nb::module_& module) {
       .def_prop_ro("items", rows<&Spans::items>)
       .def_ro("end_s", &Spans::end_s);
   module.def("iteration_s", iteration_s, "parts"_a, "orders"_a);
-  module.def("play", play, "parts"_a, "orders"_a);
+  module.def("play", play, "parts"_a, "orders"_a, "steps_together"_a);
 }
 
 }  // namespace

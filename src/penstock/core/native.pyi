@@ -126,8 +126,8 @@ class Spans:
 def iteration_s(parts: PartTimes, orders: Orders) -> float:
     """Seconds of all iterations, by the rules in `play.hpp`; it ends at a deadlock."""
 
-def play(parts: PartTimes, orders: Orders) -> Spans:
-    """The same, with all spans."""
+def play(parts: PartTimes, orders: Orders, steps_together: bool) -> Spans:
+    """The same with all spans; steps may wait for the gradients of all devices."""
 
 class ReduceRules:
     """Sizes that `penstock.cluster.collectives` defines."""

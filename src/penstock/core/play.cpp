@@ -28,7 +28,7 @@ const Play::Replica& Play::replica_of(const Stream& stream, Action action) const
 /// Start the next piece of a stream if it is idle and the inputs of the piece have arrived.
 void Play::start_if_ready(int number) {
   Stream& stream = streams_[number];
-  const Device& device = devices_[stream.device];
+  Device& device = devices_[stream.device];
   if (resources_[first_stream_ + number].busy || number == ending_ || device.unsent > 0) return;
   while (stream.next != stream.end && orders_.actions[stream.next].kind() > Kind::step) {
     if (!is_over(number, orders_.actions[stream.next])) return;
@@ -37,7 +37,7 @@ void Play::start_if_ready(int number) {
   if (stream.next == stream.end) return;
   const Action action = orders_.actions[stream.next];
   const Kind kind = action.kind();
-  if (kind == Kind::step ? device.buckets_left > 0
+  if (kind == Kind::step ? !may_step(number)
                          : stream.segment == 0 && !has_inputs(replica_of(stream, action), action))
     return;
   if (spans_ && stream.segment == 0)
@@ -51,6 +51,22 @@ void Play::start_if_ready(int number) {
   occupy(number, action.updates() ? times.segments_s[stream.segment] : times.of(kind),
          times.of(goes_forward ? Kind::forward : Kind::backward));
   if (any_streams_ && stream.segment == 0) send(replica_of(stream, action), action, true);
+}
+
+/// Whether the gradients that a device's step waits for are summed. The last device that is ready
+/// for a step that all take together starts those of the others.
+bool Play::may_step(int number) {
+  Device& device = devices_[streams_[number].device];
+  if (device.buckets_left > 0) return false;
+  if (!steps_together_) return true;
+  const int devices = static_cast<int>(devices_.size());
+  if (device.steps_ready == device.steps_done) {
+    ++device.steps_ready;
+    if (++steps_ready_ == devices * device.steps_ready)
+      for (int other = 0; other < static_cast<int>(streams_.size()); ++other)
+        if (other != number) start_if_ready(other);
+  }
+  return steps_ready_ >= devices * device.steps_ready;
 }
 
 /// Whether a wait or a hold is over.

@@ -3,7 +3,8 @@
 //   compute     a device has one stream, or two if forwards run beside backwards; actions start in
 //               schedule order once their inputs are there (a forward beside backwards once all
 //               actions before it have ended); the optimizer steps once the device's gradients are
-//               reduced, and the next iteration follows the step
+//               reduced (those of all devices, if steps go together), and the next iteration
+//               follows the step
 //   shares      while both streams of a device compute, they share it in proportion to the seconds
 //               of their whole actions; one alone has the whole device
 //   slots       of the devices of a host, `full_speed_devices` compute at full speed; if more
@@ -54,7 +55,8 @@ struct Spans {
 
 class Play {
  public:
-  Play(const Parts& parts, const Orders& orders, Spans* spans = nullptr);
+  Play(const Parts& parts, const Orders& orders, Spans* spans = nullptr,
+       bool steps_together = false);
 
   /// Play to the end, or to a deadlock; returns the time of the last event in seconds.
   double run();
@@ -76,7 +78,7 @@ class Play {
     bool overlaps = true;
     double step_s = 0;
     int buckets = 0, buckets_left = 0;  // sums that a step waits for
-    int steps_done = 0;
+    int steps_ready = 0, steps_done = 0;
     int unsent = 0;  // waiting messages, if it does not compute beside them
     int turn = 0;    // the place in `turns_` of what its communicator carries next
   };
@@ -161,6 +163,7 @@ class Play {
 
   // Work of streams.
   void start_if_ready(int stream);
+  bool may_step(int stream);
   bool is_over(int stream, Action action) const;
   bool has_inputs(const Replica& replica, Action action) const;
   void occupy(int stream, double seconds, double claim_s);
@@ -202,6 +205,8 @@ class Play {
   const Orders& orders_;
   Spans* spans_;
   const int streams_each_;
+  const bool steps_together_;
+  int steps_ready_ = 0;  // of all devices
   double now_s_ = 0;
   std::int64_t waited_ = 0;
   int waiting_ = 0, ending_ = -1;

@@ -25,7 +25,7 @@ def iteration_s(parts: Parts, orders: FlatOrders) -> float:
 def play(workload: Workload) -> Trace:
     """Play all iterations. The schedule must be valid; otherwise the trace ends at the deadlock."""
     orders = orders_of(workload)
-    played = native.play(workload.parts.times, orders.in_core)
+    played = native.play(workload.parts.times, orders.in_core, workload.steps_together)
     kinds, words = kinds_of_words(workload, orders), played.actions
     messages = len(workload.messages) * workload.micro_batches
     return Trace(
@@ -52,7 +52,7 @@ class Summary:
 def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Summary:
     """Play iterations of ``micro_batches`` each, without a trace: for the largest plans."""
     orders = orders_of(workload)
-    spans = native.play(workload.parts.times, orders.in_core).actions
+    spans = native.play(workload.parts.times, orders.in_core, workload.steps_together).actions
     each, ends_s, busy_s = workload.streams_each, np.zeros(iterations), dict[int, float]()
     number = (orders.words >> MICRO_SHIFT) // micro_batches
     is_wait, first = (orders.words & KIND_MASK) > STEP, 0

@@ -15,7 +15,6 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.weight_rule import OptimizerSync
 from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
-from penstock.simulate.gradients import GradientShare, Ports, TiedGroup
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
 from penstock.simulate.trace import Trace, spans_of_actions, timeline_of
 from penstock.simulate.workload import Workload
@@ -71,8 +70,8 @@ def simulate_plan(
     """Simulate iterations of ``plan``, in the order of work that a training run executes.
 
     Each device starts its next iteration right after its own step. With several iterations a step
-    waits for the gradients of all devices. With ``optimizer_sync="after"`` it does not; then each
-    device keeps what a step changes, so that the step can be undone
+    waits until the gradients of all devices are summed. With ``optimizer_sync="after"`` it does
+    not; then each device keeps what a step changes, so that the step can be undone
     (`penstock.plan.fitted_plan`). Without a flush, all iterations are one order of work. Then
 
         steady_s = (end of the last iteration - end of the first) / (iterations - 1)
@@ -96,7 +95,8 @@ def simulate_plan(
         profile, state = with_undoable_step(profile, state)
     workload = workload_of_iterations(plan, profile, cluster, state, iterations)
     if optimizer_sync == "before" and workload.iterations > 1:
-        workload = waiting_for_all(workload)
+        # In a run no rank steps before it has the norms of the summed gradients of all.
+        workload = replace(workload, steps_together=True)
     if not with_timeline and not workload.schedule.concurrent:
         return prediction_in_short(workload, cluster, plan.micro_batches, iterations)
     trace = compiled.play(workload)
@@ -162,20 +162,6 @@ def workload_of_iterations(
         optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
         iterations=iterations,
     )
-
-
-def waiting_for_all(workload: Workload) -> Workload:
-    """The same workload, except that no step starts before all devices have done their backwards.
-
-    To express that, all instances take part in a reduction that takes no time. Sums of gradients
-    are not waited for.
-    """
-    instances = len(workload.parts.stages)
-    if instances == 1:
-        return workload
-    wait = TiedGroup(tuple(range(instances)), (GradientShare(-1, 1, 0.0, 0.0),), Ports())
-    ties = sorted([*workload.parts.ties, wait], key=lambda tie: tie.stages)
-    return replace(workload, parts=replace(workload.parts, ties=tuple(ties)))
 
 
 def peaks_of(workload: Workload, timeline: Timeline) -> tuple[float, ...]:

@@ -127,7 +127,8 @@ class Workload:
     """Iterations of one plan, ready to play.
 
     Replicas are in the order of their instances, devices in the order of their groups.
-    A device has one compute stream, or two if its forwards run beside its backwards.
+    A device has one compute stream, or two if its forwards run beside its backwards. If
+    ``steps_together``, no step starts before the gradients of all devices are summed.
     """
 
     schedule: Schedule
@@ -135,6 +136,7 @@ class Workload:
     instances: Instances
     micro_batches_per_iteration: int
     iterations: int = 1
+    steps_together: bool = False
 
     @property
     def micro_batches(self) -> int:
