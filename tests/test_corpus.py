@@ -4,24 +4,24 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from scripts import ROOT, script_at
 
 from penstock.cluster.toml_file import ClusterEntry
-from penstock.document import Entry
+from penstock.document import Entry, Table
 from penstock.jobs.job_file import KEYS
 from penstock.plan.json_file import PlanEntry
 from penstock.profile.built_in import TableEntry
-from penstock.profile.json_file import ProfileEntry
+from penstock.profile.model_profile import GroupFactor, ModelProfile
 
 FOLDER = ROOT / "benchmarks" / "reliability"
 CORPUS = sorted((FOLDER / "corpus").glob("*/*"))
 ENTRIES = {
     "cluster": ClusterEntry,
     "plan": PlanEntry,
-    "profile": ProfileEntry,
+    "profile": ModelProfile,
     "table": TableEntry,
 }
 
@@ -62,19 +62,24 @@ def test_the_good_job_files_have_every_key(readers: Any) -> None:
     assert [key for key in KEYS if not re.search(rf"^\[?{key}\b", text, re.MULTILINE)] == []
 
 
-def keys_of(entry: type[Entry]) -> set[str]:
+def keys_of(entry: Any) -> set[str]:
     """The keys of a document's table, and of all tables in it."""
     keys: set[str] = set()
-    for name, field in entry.model_fields.items():
-        keys.add(field.alias or name)
-        for inner in entries_in(field.annotation):
+    if issubclass(entry, Entry):
+        kinds = {f.alias or name: f.annotation for name, f in entry.model_fields.items()}
+    else:
+        hints = get_type_hints(entry)
+        kinds = {name: hints[name] for name in getattr(entry, "__dataclass_fields__", hints)}
+    for name, annotation in kinds.items():
+        keys.add(name)
+        for inner in entries_in(annotation):
             keys |= keys_of(inner)
     return keys
 
 
-def entries_in(annotation: Any) -> Iterator[type[Entry]]:
+def entries_in(annotation: Any) -> Iterator[Any]:
     """The tables of a type, such as those of a list of tables."""
-    if isinstance(annotation, type) and issubclass(annotation, Entry):
+    if isinstance(annotation, type) and issubclass(annotation, Entry | Table | GroupFactor):
         yield annotation
     for part in get_args(annotation):
         yield from entries_in(part)

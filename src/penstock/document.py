@@ -1,8 +1,8 @@
 """Reads JSON and TOML documents, with errors that name file, key, value and remedy; writes them.
 
-Every file format of the project is described by a subclass of `Entry` and read by `read_document`.
-So a missing file, a syntax error, an unknown key and a wrong value give the same one-line messages
-everywhere. A file is written completely or not at all.
+Every file format of the project is described by a subclass of `Entry`, or by dataclasses that are
+each a `Table`, and read by `read_document`. So a missing file, a syntax error, an unknown key and a
+wrong value give the same one-line messages everywhere. A file is written completely or not at all.
 """
 
 import csv
@@ -15,18 +15,28 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from penstock.errors import BadInput
 
 __all__ = [
     "Entry",
     "Json",
+    "Table",
     "check_document",
     "check_folder",
     "check_place",
@@ -47,7 +57,7 @@ __all__ = [
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 """What a JSON document can hold."""
 
-EntryType = TypeVar("EntryType", bound="Entry")
+T = TypeVar("T")
 
 LARGEST_FILE = 256 << 20
 """The most bytes of a document; a device may have no end."""
@@ -85,11 +95,48 @@ class Entry(BaseModel):
     @classmethod
     def refuse_unknown_keys(cls, data: object) -> object:
         """Raise an error for the first unknown key."""
-        for key in keys_of(data) if cls.model_config.get("extra") == "forbid" else ():
-            if key not in cls.model_fields:
-                words = unknown_key(key, list(cls.model_fields))
-                raise PydanticCustomError("unknown_key", "{problem}", {"problem": words})
+        if cls.model_config.get("extra") == "forbid":
+            check_keys(data, list(cls.model_fields))
         return data
+
+
+class Table:
+    """A dataclass that is itself a table of a document, with the rules of an `Entry`.
+
+    Its tuples are lists in the document.
+    """
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[Any], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schema = handler.resolve_ref_schema(handler(source))
+        # Strict about the values, of which a document has the table and not the dataclass.
+        cast("dict[str, object]", schema)["strict"] = False
+        known = [field.name for field in fields(cast(Any, cls))]
+
+        def read(data: object) -> object:
+            check_keys(data, known)
+            if not isinstance(data, Mapping):
+                return data
+            table = cast("Mapping[str, object]", data)
+            return {
+                key: tuple(cast("list[object]", v)) if isinstance(v, list) else v
+                for key, v in table.items()
+            }
+
+        return core_schema.no_info_before_validator_function(read, schema)
+
+
+def check_keys(data: object, known: Sequence[str]) -> None:
+    """Raise an error of pydantic's for the first key of a table that is not known."""
+    for key in keys_of(data):
+        if key not in known:
+            words = unknown_key(key, known)
+            raise PydanticCustomError("unknown_key", "{problem}", {"problem": words})
 
 
 def version_is(number: int, older: str) -> Callable[[int], int]:
@@ -245,28 +292,37 @@ def parts_of_key(line: str) -> int:
     return 1 + (key if equals else key.rpartition("]")[0]).count(".")
 
 
-def check_document(entry: type[EntryType], data: object, path: str | Path) -> EntryType:
-    """``data`` as a checked ``entry``.
+def check_document(kind: type[T], data: object, path: str | Path) -> T:
+    """``data`` as a checked ``kind``: an `Entry` or a `Table`.
 
     Raises:
-        BadInput: the first key that is unknown, missing or of a wrong value, with its place.
+        BadInput: the first key that is unknown, missing or of a wrong value, with its place; or
+            what a dataclass says of its own values.
     """
     with in_one_line(f"{path}: "):
-        return entry.model_validate(data)
+        return adapter_of(kind).validate_python(data)
+
+
+@cache
+def adapter_of(kind: type[T]) -> TypeAdapter[T]:
+    """What pydantic reads a kind with."""
+    return TypeAdapter(kind)
 
 
 @contextmanager
 def in_one_line(whose: str = "") -> Generator[None]:
-    """Within, pydantic's errors are `BadInput`, whose one line begins with ``whose``."""
+    """Within, pydantic's errors are `BadInput`. The one line of each begins with ``whose``."""
     try:
         yield
+    except BadInput as error:
+        raise (BadInput(f"{whose}{error}") if whose else error) from None
     except ValidationError as error:
         problems = error.errors()
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise BadInput(f"{whose}{describe(problems[0])}{more}") from None
 
 
-def read_document(entry: type[EntryType], path: str | Path, thing: str) -> EntryType:
+def read_document(entry: type[T], path: str | Path, thing: str) -> T:
     """The document at ``path``: TOML if its name ends with ``.toml``, else JSON.
 
     Raises:

@@ -26,12 +26,19 @@ from difflib import get_close_matches
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
-from penstock.document import Entry, check_document, parse_toml, read_text, write_text
+from penstock.document import (
+    Entry,
+    check_document,
+    in_one_line,
+    parse_toml,
+    read_text,
+    write_text,
+)
 from penstock.errors import BadInput
 
 __all__ = [
@@ -174,49 +181,47 @@ def cluster_from_toml(text: str, path: str | Path) -> Cluster:
     devices = sum(host.count * sum(device.count for device in host.devices) for host in entry.hosts)
     if devices > MOST_DEVICES:
         raise BadInput(f"{path}: the cluster has {devices} devices; at most {MOST_DEVICES} can be")
-    links = tuple(Link(x.source, x.target, x.bandwidth, x.latency) for x in entry.links)
-    hosts = tuple(h for host in entry.hosts for h in hosts_of(host))
-    try:
+    with in_one_line(f"{path}: "):
+        hosts = tuple(h for host in entry.hosts for h in hosts_of(host))
+        links = tuple(Link(**fields_of(link)) for link in entry.links)
         return Cluster(entry.name, hosts, links, entry.messages == "in order")
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
 
 
 def hosts_of(entry: HostEntry) -> list[Host]:
     """The hosts that an entry stands for; several ones get numbered names."""
-    devices = tuple(device for e in entry.devices for device in [device_of(e)] * e.count)
+    equal = [(Device(**fields_of(device)), device.count) for device in entry.devices]
+    devices = tuple(device for device, count in equal for _ in range(count))
     names = [entry.name] if entry.count == 1 else [f"{entry.name}{i}" for i in range(entry.count)]
-    return [
-        Host(
-            name=name,
-            devices=devices,
-            link_bytes_per_s=entry.link_bandwidth,
-            port_bytes_per_s=entry.port_bandwidth,
-            link_latency_s=entry.link_latency,
-            port_latency_s=entry.port_latency,
-            full_speed_devices=entry.full_speed_devices,
-            half_duplex=entry.half_duplex,
-            separate_links=entry.separate_links,
-            price_per_hour=entry.price_per_hour,
-        )
-        for name in names
-    ]
+    return [Host(**fields_of(entry, name=name, devices=devices)) for name in names]
 
 
-def device_of(entry: DeviceEntry) -> Device:
-    """One of the equal devices of an entry."""
-    return Device(
-        kind=entry.kind,
-        memory_bytes=entry.memory,
-        speed=entry.speed,
-        overlaps_communication=entry.overlaps_communication,
-        concurrent_passes=entry.concurrent_passes,
-        on_chip_bytes=entry.on_chip_memory,
-        off_chip_bytes_per_s=entry.off_chip_bandwidth,
-        message_s=entry.message_time,
-        message_bytes_per_s=entry.message_bandwidth,
-        peak_flops_per_s=entry.peak_flops,
-    )
+FIELDS = {
+    "memory": "memory_bytes",
+    "on_chip_memory": "on_chip_bytes",
+    "off_chip_bandwidth": "off_chip_bytes_per_s",
+    "message_time": "message_s",
+    "message_bandwidth": "message_bytes_per_s",
+    "peak_flops": "peak_flops_per_s",
+    "link_bandwidth": "link_bytes_per_s",
+    "link_latency": "link_latency_s",
+    "port_bandwidth": "port_bytes_per_s",
+    "port_latency": "port_latency_s",
+    "bandwidth": "bytes_per_s",
+    "latency": "latency_s",
+}
+"""The fields that have another name than their keys, which go without units."""
+
+
+def fields_of(entry: Entry, **others: object) -> dict[str, Any]:
+    """The fields of a device, a host or a link that an entry tells, with some replaced."""
+    told = {FIELDS.get(key, key): value for key, value in entry if key != "count"}
+    return told | others
+
+
+def values_of(thing: Device | Host | Link, entry: type[Entry]) -> dict[str, str | float]:
+    """The keys of an entry that tells the fields of a device, a host or a link."""
+    keys = (key for key in entry.model_fields if key not in ("count", "devices"))
+    return {key: getattr(thing, FIELDS.get(key, key)) for key in keys}
 
 
 def write_cluster(cluster: Cluster, path: str | Path) -> None:
@@ -228,41 +233,12 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
     messages = "in order" if cluster.messages_in_order else "as ready"
     blocks = [table("", {"name": cluster.name, "messages": messages})]
     for host in cluster.hosts:
-        values: dict[str, str | float] = {
-            "name": host.name,
-            "link_bandwidth": host.link_bytes_per_s,
-            "link_latency": host.link_latency_s,
-            "port_bandwidth": host.port_bytes_per_s,
-            "port_latency": host.port_latency_s,
-            "full_speed_devices": host.full_speed_devices,
-            "half_duplex": host.half_duplex,
-            "separate_links": host.separate_links,
-            "price_per_hour": host.price_per_hour,
-        }
-        blocks.append(table("[[hosts]]", values))
+        blocks.append(table("[[hosts]]", values_of(host, HostEntry)))
         for device, equal in groupby(host.devices):
-            blocks.append(
-                table(
-                    "[[hosts.devices]]",
-                    {
-                        "kind": device.kind,
-                        "memory": device.memory_bytes + device.reserved_bytes,
-                        "speed": device.speed,
-                        "overlaps_communication": device.overlaps_communication,
-                        "concurrent_passes": device.concurrent_passes,
-                        "on_chip_memory": device.on_chip_bytes,
-                        "off_chip_bandwidth": device.off_chip_bytes_per_s,
-                        "message_time": device.message_s,
-                        "message_bandwidth": device.message_bytes_per_s,
-                        "peak_flops": device.peak_flops_per_s,
-                        "count": len(list(equal)),
-                    },
-                )
-            )
-    for link in cluster.links:
-        ends: dict[str, str | float] = {"source": link.source, "target": link.target}
-        rates = {"bandwidth": link.bytes_per_s, "latency": link.latency_s}
-        blocks.append(table("[[links]]", ends | rates))
+            values = values_of(device, DeviceEntry)
+            values["memory"] = device.memory_bytes + device.reserved_bytes
+            blocks.append(table("[[hosts.devices]]", values | {"count": len(list(equal))}))
+    blocks += (table("[[links]]", values_of(link, LinkEntry)) for link in cluster.links)
     write_text(path, "\n".join(blocks))
 
 
@@ -281,11 +257,6 @@ def table(head: str, entries: dict[str, str | float]) -> str:
 
 LOOPBACK_BYTES_PER_S = 2e9
 LOOPBACK_LATENCY_S = 100e-6
-
-
-def packaged(name: str) -> Cluster:
-    """A cluster that comes with the package; comments in its TOML file name the sources."""
-    return read_cluster(Path(__file__).parent / "presets" / f"{name}.toml")
 
 
 def local_cluster(workers: int, cores: int, memory_bytes: float) -> Cluster:
@@ -312,26 +283,13 @@ def local_cluster(workers: int, cores: int, memory_bytes: float) -> Cluster:
     return Cluster(f"local-{workers}", (host,))
 
 
+PRESETS = Path(__file__).parent / "presets"
+
 CLUSTERS: dict[str, Callable[[], Cluster]] = {
-    "dapple-a": partial(packaged, "dapple-a"),
-    "dapple-b": partial(packaged, "dapple-b"),
-    "dapple-c": partial(packaged, "dapple-c"),
-    "dapple-a-effective": partial(packaged, "dapple-a-effective"),
-    "dapple-b-effective": partial(packaged, "dapple-b-effective"),
-    "dapple-c-effective": partial(packaged, "dapple-c-effective"),
-    "bapipe-gpu": partial(packaged, "bapipe-gpu"),
-    "bapipe-gpu-no-overlap": partial(packaged, "bapipe-gpu-no-overlap"),
-    "bapipe-vcu118": partial(packaged, "bapipe-vcu118"),
-    "bapipe-vcu129": partial(packaged, "bapipe-vcu129"),
-    "bapipe-mixed": partial(packaged, "bapipe-mixed"),
-    "mixed-gpus": partial(packaged, "mixed-gpus"),
-    "slow-host": partial(packaged, "slow-host"),
-    "small-memory": partial(packaged, "small-memory"),
-    "graph-8": partial(packaged, "graph-8"),
-    "h100-pod-16": partial(packaged, "h100-pod-16"),
-    "h100-pod-256": partial(packaged, "h100-pod-256"),
-    "h100-pod-1024": partial(packaged, "h100-pod-1024"),
+    path.stem: partial(read_cluster, path)
+    for path in sorted(PRESETS.glob("*.toml"), key=lambda path: path.stem)
 }
+"""The clusters that come with the package; comments in their TOML files name the sources."""
 
 
 def find_cluster(name_or_path: str | Path) -> Cluster:

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, starmap
 from statistics import median
 
 import torch
@@ -53,7 +53,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.planning.tensor_groups import profile_on
 from penstock.profile.json_file import profile_from_json, profile_to_json
-from penstock.profile.model_profile import ModelProfile
+from penstock.profile.model_profile import GroupFactor, ModelProfile
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.world import World
 from penstock.runtime.settings import Safety, Update
@@ -372,7 +372,10 @@ def with_measured_groups(
         if job.tensor_parallel.given:
             return profile
         raise
-    return replace(profile, tensor_parallel=replace(costs, factors=tuple(factors.items())))
+    return replace(
+        profile,
+        tensor_parallel=replace(costs, factors=tuple(starmap(GroupFactor, factors.items()))),
+    )
 
 
 def cluster_for(workers: int, measured: Host) -> Cluster:

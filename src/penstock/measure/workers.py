@@ -11,7 +11,13 @@ from statistics import median
 
 from penstock.cluster.cluster import Cluster, Device
 from penstock.errors import BadInput
-from penstock.profile.model_profile import Affine, LayerCost, ModelProfile, TensorParallelCosts
+from penstock.profile.model_profile import (
+    Affine,
+    GroupFactor,
+    LayerCost,
+    ModelProfile,
+    TensorParallelCosts,
+)
 
 __all__ = ["CLEARLY_LESS", "median_profile", "profile_and_speeds", "usual_kind", "with_speeds"]
 
@@ -156,7 +162,8 @@ def with_median_factors(
     if not known:
         return None
     factors = tuple(
-        (ranks, median(costs.factor(ranks) for costs in known)) for ranks, _ in known[0].factors
+        GroupFactor(ranks, median(costs.factor(ranks) for costs in known))
+        for ranks, _ in known[0].factors
     )
     return replace(known[0], factors=factors)
 

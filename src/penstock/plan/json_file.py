@@ -9,6 +9,7 @@ from penstock.document import (
     Entry,
     Json,
     check_document,
+    in_one_line,
     json_text,
     read_document,
     version_is,
@@ -98,7 +99,7 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
                 f"{path}: stages[{index}].layers is {stage.layers}; give the first layer and the "
                 f"one after the last, as in [0, 4] for layers 0 to 3"
             )
-    try:
+    with in_one_line(f"{path}: "):
         return Plan(
             stages=tuple(
                 Stage(
@@ -120,8 +121,6 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
             memory_bytes=tuple(entry.memory_bytes),
             tensor_groups=tuple(tuple(group) for group in entry.tensor_groups),
         )
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
 
 
 def recompute_of(entry: StageEntry) -> tuple[bool, tuple[int, ...], bool]:

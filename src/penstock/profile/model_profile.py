@@ -1,15 +1,20 @@
 """What each layer of a model costs: seconds and bytes, affine in the number of samples."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Annotated, NamedTuple, cast
 
+from pydantic import BeforeValidator
+
+from penstock.document import Table
 from penstock.errors import BadInput
 
 __all__ = [
     "Affine",
     "Edge",
+    "GroupFactor",
     "LayerCost",
     "LengthCosts",
     "ModelProfile",
@@ -20,15 +25,21 @@ __all__ = [
 ]
 
 
+class GroupFactor(NamedTuple):
+    """How many times as long as computed groups of so many ranks take, as measured."""
+
+    ranks: int
+    factor: float
+
+
 @dataclass(frozen=True)
-class TensorParallelCosts:
+class TensorParallelCosts(Table):
     """The part of each layer that a tensor group divides, and the group's sums in it.
 
     ``divided[i]`` is the share of layer ``i``'s compute, and of its parameters' bytes, that t ranks
     divide by t. One forward and backward of the layer takes ``sums[i]`` all-reduces over the group,
     of ``sum_bytes_per_sample[i]`` bytes together for each sample; half of them in the forward.
-    ``factors`` are numbers of ranks, each with how many times as long as computed from these
-    numbers a group of so many takes, as measured; 1 for groups that were not measured.
+    Groups that are not in ``factors`` take as long as computed from these numbers.
 
     Raises:
         BadInput: not one number for each layer, a share that is not from 0 to 1, a negative number.
@@ -37,7 +48,7 @@ class TensorParallelCosts:
     divided: tuple[float, ...]
     sums: tuple[float, ...]
     sum_bytes_per_sample: tuple[float, ...]
-    factors: tuple[tuple[int, float], ...] = ()
+    factors: tuple[GroupFactor, ...] = ()
 
     def factor(self, ranks: int) -> float:
         """How many times as long as computed a group of ``ranks`` takes."""
@@ -73,7 +84,7 @@ SHARES_OFF = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(Table):
     """A cost that grows with the batch: ``fixed + per_sample * samples``.
 
     ``fixed`` describes that small slices of a micro-batch are less efficient than large ones.
@@ -98,7 +109,7 @@ class Affine:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCost:
+class LayerCost(Table):
     """One layer: times in seconds on a device of speed 1, sizes in bytes.
 
     ``backward_input_s`` and ``backward_weight_s`` are the halves of a split backward; a whole
@@ -135,7 +146,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(Table):
     """One tensor that a later layer reads.
 
     A tensor with several consumers has one edge for each, all with the same ``tensor`` name; it is
@@ -156,7 +167,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedParameter:
+class SharedParameter(Table):
     """A tied parameter: several layers use it, and each stage with such a layer holds a copy."""
 
     name: str
@@ -164,14 +175,19 @@ class SharedParameter:
     layers: tuple[int, ...]
 
 
+def pairs_of(table: object) -> object:
+    """The keys and values of a table as pairs; anything else as it is."""
+    return tuple(cast("Mapping[str, int]", table).items()) if isinstance(table, dict) else table
+
+
 @dataclass(frozen=True)
-class LengthCosts:
+class LengthCosts(Table):
     """The costs of batches of about one length, and the fraction of all batches that they are.
 
     ``lengths`` are the measured lengths by name.
     """
 
-    lengths: tuple[tuple[str, int], ...]
+    lengths: Annotated[tuple[tuple[str, int], ...], BeforeValidator(pairs_of)]
     share: float
     layers: tuple[LayerCost, ...]
     edges: tuple[Edge, ...] = ()
@@ -181,7 +197,7 @@ class LengthCosts:
 
 
 @dataclass(frozen=True, repr=False)
-class ModelProfile:
+class ModelProfile(Table):
     """A chain of layers with measured or estimated costs.
 
     ``batch_size`` is the largest batch (samples) that was measured. ``step_s_per_byte`` is the
