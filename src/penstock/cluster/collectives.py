@@ -186,7 +186,7 @@ def split_concat_s(
     busy_s: dict[tuple[str, int], float] = defaultdict(float)
     for message in row_messages(sender_devices, sender_slices, receiver_devices, receiver_slices):
         seconds = cluster.transfer_s(message.source, message.target, bytes_of_rows(message.rows))
-        for resource in message_resources(cluster, message):
+        for resource in message_resources(cluster, message.source, message.target):
             busy_s[resource] += seconds
     return max(busy_s.values(), default=0.0)
 
@@ -211,14 +211,13 @@ def row_messages(
         receiver += receiver_done
 
 
-def message_resources(cluster: Cluster, message: RowTransfer) -> tuple[tuple[str, int], ...]:
+def message_resources(cluster: Cluster, source: int, target: int) -> tuple[tuple[str, int], ...]:
     """The resources of a message: both devices' engines, and perhaps the ports of their hosts."""
-    engines = (("send", message.source), ("receive", message.target))
-    if not cluster.uses_port(message.source, message.target):
+    engines = (("send", source), ("receive", target))
+    if not cluster.uses_port(source, target):
         return engines
-    source_host = cluster.host_index[message.source]
-    target_host = cluster.host_index[message.target]
-    return (*engines, ("port out", source_host), ("port in", target_host))
+    hosts = cluster.host_index
+    return (*engines, ("port out", hosts[source]), ("port in", hosts[target]))
 
 
 EXACT_DEVICES = 6

@@ -1,25 +1,19 @@
 """SPP's bound: the longest time that the list order 'wavefront' takes for a plan."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf
 
-from penstock.cluster.collectives import (
-    BUCKET_BYTES,
-    RowTransfer,
-    all_reduce_costs,
-    message_resources,
-    row_messages,
-)
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.collectives import message_resources
 from penstock.plan.cost import crowding
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.profile.model_profile import Affine, Edge
 from penstock.simulate.catalogue import Catalogue
-from penstock.simulate.instances import StageUse
+from penstock.simulate.gradients import GradientShare, Ports
+from penstock.simulate.orders import one_instance_a_stage
 from penstock.simulate.stage_work import StageWork
+from penstock.simulate.workload import Parts
 
 __all__ = ["is_spp_order", "spp_bound_s", "workload_s"]
 
@@ -65,10 +59,10 @@ def spp_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     overlap = all(cluster.devices[device].overlaps_communication for device in plan.devices)
     if plan.stages[1:] and (cluster.messages_in_order or not overlap):
         return inf
-    works = works_of(problem, plan)
+    parts = parts_of(problem, plan)
     waves = plan.micro_batches + 4 * len(plan.stages) - 4
-    workload = workload_of(problem, plan, works)
-    return waves * workload / plan.micro_batches + ending_s(problem, plan, works)
+    workload = workload_of(problem, plan, parts)
+    return waves * workload / plan.micro_batches + ending_s(problem, plan, parts)
 
 
 def is_spp_order(plan: Plan) -> bool:
@@ -83,23 +77,23 @@ def workload_s(problem: PlanningProblem, plan: Plan) -> float:
     Every message of a micro-batch counts together with the other messages of that micro-batch, of
     any stages and both directions, that need one of its engines or ports.
     """
-    return workload_of(problem, plan, works_of(problem, plan))
+    return workload_of(problem, plan, parts_of(problem, plan))
 
 
-def workload_of(problem: PlanningProblem, plan: Plan, works: Sequence[StageWork]) -> float:
-    """`workload_s` from the work of every stage."""
-    messages = list(messages_of(problem, plan))
+def workload_of(problem: PlanningProblem, plan: Plan, parts: Parts) -> float:
+    """`workload_s` from the parts of a plan."""
+    messages = list(messages_of(problem.cluster, parts))
     busiest_s = max((shared_s(message, messages) for message in messages), default=0.0)
-    computing_s = max(map(computing_of, plan.stages, works))
+    computing_s = max(map(computing_of, plan.stages, parts.stages))
     return plan.micro_batches * max(
         crowding(problem.cluster, plan.devices) * computing_s, busiest_s
     )
 
 
-def works_of(problem: PlanningProblem, plan: Plan) -> list[StageWork]:
-    """The work of every stage as the simulator has it."""
+def parts_of(problem: PlanningProblem, plan: Plan) -> Parts:
+    """The work of a plan as the simulator has it."""
     catalogue = Catalogue(problem.profile, problem.cluster)
-    return [catalogue.stage(stage, StageUse()) for stage in plan.stages]
+    return catalogue.parts_of(plan, one_instance_a_stage(len(plan.stages)))
 
 
 def computing_of(stage: Stage, work: StageWork) -> float:
@@ -116,103 +110,38 @@ def shared_s(one: Occupation, others: Iterable[Occupation]) -> float:
     return sum(other.seconds for other in others if other.resources & one.resources)
 
 
-def messages_of(problem: PlanningProblem, plan: Plan) -> Iterator[Occupation]:
+def messages_of(cluster: Cluster, parts: Parts) -> Iterator[Occupation]:
     """The messages of one micro-batch between each pair of devices, in each direction."""
-    cluster = problem.cluster
-    seconds: dict[tuple[int, int, bool], float] = defaultdict(float)
-    for edge, producer, consumer in edges_between_stages(problem, plan):
-        down, up = (producer, consumer), (consumer, producer)
-        for size, (source, target), back in (
-            (edge.bytes, down, False),
-            (edge.gradient_bytes, up, True),
-        ):
-            for message in pairs(size, source, target, back=back, whole=edge.goes_whole):
-                key = (message.source, message.target, back)
-                bytes_sent = size.at(message.rows)
-                seconds[key] += cluster.transfer_s(message.source, message.target, bytes_sent)
-    for (source, target, _), taken_s in seconds.items():
-        if taken_s > 0:
-            resources = message_resources(cluster, RowTransfer(source, target, 1))
-            yield Occupation(taken_s, frozenset(resources))
+    for producer, consumer, boundary in parts.boundaries:
+        for pair in boundary.pairs:
+            down = parts.stages[producer].devices[pair.sender]
+            up = parts.stages[consumer].devices[pair.receiver]
+            for ends, seconds in (((down, up), pair.forward_s), ((up, down), pair.backward_s)):
+                if seconds > 0:
+                    yield Occupation(seconds, frozenset(message_resources(cluster, *ends)))
 
 
-def edges_between_stages(
-    problem: PlanningProblem, plan: Plan
-) -> Iterator[tuple[Edge, Stage, Stage]]:
-    """Each tensor that a stage reads from another, once."""
-    stage_of = [index for index, stage in enumerate(plan.stages) for _ in stage.layers]
-    seen: set[tuple[str, int]] = set()
-    for edge in problem.profile.edges:
-        producer, consumer = stage_of[edge.producer], stage_of[edge.consumer]
-        if producer != consumer and (edge.tensor, consumer) not in seen:
-            seen.add((edge.tensor, consumer))
-            yield edge, plan.stages[producer], plan.stages[consumer]
-
-
-def pairs(
-    size: Affine, source: Stage, target: Stage, *, back: bool, whole: bool
-) -> Iterator[RowTransfer]:
-    """The messages of one tensor; a ``whole`` one goes to replica ``j`` from ``j`` modulo all."""
-    if not whole:
-        yield from row_messages(source.devices, source.slices, target.devices, target.slices)
-        return
-    senders, receivers = (
-        (target.devices, source.devices) if back else (source.devices, target.devices)
-    )
-    for j, receiver in enumerate(receivers):
-        sender = senders[j % len(senders)]
-        yield RowTransfer(receiver, sender, 1) if back else RowTransfer(sender, receiver, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ReductionOccupation:
-    """An all-reduce as a whole, and the seconds of its longest bucket."""
-
-    whole: Occupation
-    bucket_s: float
-
-
-def ending_s(problem: PlanningProblem, plan: Plan, works: Sequence[StageWork]) -> float:
+def ending_s(problem: PlanningProblem, plan: Plan, parts: Parts) -> float:
     """The largest ``R_n``: all-reduces that share resources, buckets that delay, and the step."""
-    reductions = list(reductions_of(problem, plan))
-    wholes = [reduction.whole for reduction in reductions]
-    reduced_s = max((shared_s(whole, wholes) for whole in wholes), default=0.0)
-    held_up_s = sum(reduction.bucket_s for reduction in reductions) if plan.stages[1:] else 0.0
+    works = parts.stages
+    reduced = [(work.devices, work.shares, work.ports) for work in works]
+    for tie in parts.ties:
+        devices = tuple(device for stage in tie.stages for device in works[stage].devices)
+        reduced.append((devices, tie.shares, tie.ports))
+    reductions = [reduction(*one) for one in reduced if one[1]]
+    reduced_s = max((shared_s(one, reductions) for one in reductions), default=0.0)
+    longest = (max(share.seconds for share in shares) for _, shares, _ in reduced if shares)
+    held_up_s = sum(longest) if plan.stages[1:] else 0.0
     step_s = max(replica.step_s for work in works for replica in work.replicas)
     return reduced_s + held_up_s + crowding(problem.cluster, plan.devices) * step_s
 
 
-def reductions_of(problem: PlanningProblem, plan: Plan) -> Iterator[ReductionOccupation]:
-    """The all-reduces among the replicas of a stage, and of tied parameters among all users."""
-    profile = problem.profile
-    for stage in plan.stages:
-        size_bytes = sum(profile.layers[layer].parameter_bytes for layer in stage.layers)
-        yield from reduction(problem, stage.devices, float(size_bytes))
-    for shared in profile.shared:
-        users = [s for s in plan.stages if any(layer in s.layers for layer in shared.layers)]
-        devices = tuple(device for stage in users for device in stage.devices)
-        yield from reduction(problem, devices, float(shared.bytes))
-
-
 def reduction(
-    problem: PlanningProblem, devices: tuple[int, ...], size_bytes: float
-) -> Iterator[ReductionOccupation]:
-    """One all-reduce, with the latency of as many buckets as it may have; none for one device."""
-    cluster = problem.cluster
-    costs = all_reduce_costs(cluster, devices)
-    if not costs or not size_bytes:
-        return
-    # Buckets are nearly always more than half full.
-    buckets = 1 + int(2 * size_bytes / BUCKET_BYTES)
-    longest = min(size_bytes, BUCKET_BYTES)
-    resources = {(kind, device) for device in devices for kind in ("send", "receive")}
-    hosts = {cluster.host_index[device] for device in devices}
-    if any(cluster.uses_port(i, j) for i, j in pairwise((*devices, devices[0]))) or len(hosts) > 1:
-        resources |= {(kind, host) for host in hosts for kind in ("port out", "port in")}
-    yield ReductionOccupation(
-        Occupation(
-            min(buckets * cost.of(size_bytes / buckets) for cost in costs),
-            frozenset(resources),
-        ),
-        min(cost.of(longest) for cost in costs),
-    )
+    devices: Sequence[int], shares: Sequence[GradientShare], ports: Ports
+) -> Occupation:
+    """An all-reduce with all its buckets."""
+    engines = {(kind, device) for device in devices for kind in ("send", "receive")}
+    hosts = {("port out", host) for host in ports.outgoing}
+    hosts |= {("port in", host) for host in ports.incoming}
+    seconds = sum(share.buckets * share.seconds for share in shares)
+    return Occupation(seconds, frozenset(engines | hosts))
