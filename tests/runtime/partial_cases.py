@@ -22,11 +22,11 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.measure.same_work import parameters_of
 from penstock.plan.plan import Stage
+from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
-from penstock.simulate.layer_sums import layer_sums
 from penstock.simulate.stage_memory import stage_memory
 
 VOCABULARY, WORDS, ROWS = 31, 6, 6
@@ -127,7 +127,7 @@ def lasting_bytes(graph: LayerGraph, layers: range) -> float:
     own, shared = parameters_of(graph)
     nothing = Affine()
     costs = [LayerCost("", nothing, nothing, nothing, *sizes) for sizes in own]
-    sums = layer_sums(ModelProfile("", tuple(costs), shared=shared))
+    sums = LayerSums(ModelProfile("", tuple(costs), shared=shared))
     stage = Stage(layers, (0,), (1,))
     return stage_memory(stage, 1, sums, optimizer_bytes_per_parameter_byte=2.0).fixed_bytes
 

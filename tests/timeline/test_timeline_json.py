@@ -23,7 +23,7 @@ EVENTS = st.builds(
         device, kind, stage, m, start_s, start_s + length_s, peer, size
     ),
     st.integers(0, 3),
-    st.sampled_from(tuple(KINDS.values())),
+    st.sampled_from(KINDS),
     st.integers(0, 9),
     st.integers(-1, 99),
     SECONDS,
@@ -60,14 +60,20 @@ def spoilt(**changes: object) -> str:
 
 REFUSED = {
     "not JSON": ("{", "not valid JSON"),
-    "not an object": ("[]", "not a JSON object"),
-    "another schema": (spoilt(schema="penstock-timeline-0"), "schema 'penstock-timeline-0'"),
+    "not an object": ("[]", "must be a table"),
+    "another schema": (
+        spoilt(schema="penstock-timeline-0"),
+        "schema is 'penstock-timeline-0'; this version reads 'penstock-timeline-1'",
+    ),
     "other columns": (spoilt(event_fields=["device"]), "event_fields"),
-    "an unknown kind": (spoilt(events=[[0, "Z", 0, 0, 0, 1, -1, 0]]), "'Z' is none of F, B"),
-    "a short row": (spoilt(events=[[0, "F"]]), "malformed"),
+    "an unknown kind": (
+        spoilt(events=[[0, "Z", 0, 0, 0, 1, -1, 0]]),
+        r"events\[0\]\[1\] is 'Z'; input should be 'F', 'B'",
+    ),
+    "a short row": (spoilt(events=[[0, "F"]]), "is missing"),
     "a device too many": (spoilt(events=[[1, "F", 0, 0, 0, 1, -1, 0]]), "device 1"),
     "an end before its start": (spoilt(events=[[0, "F", 0, 0, 2, 1, -1, 0]]), "before its start"),
-    "a time that is none": (spoilt(memory=[[0, "now", 1]]), "'now' is not a number"),
+    "a time that is none": (spoilt(memory=[[0, "now", 1]]), r"memory\[0\]\[1\] is 'now'; .*number"),
     "rows that are none": (spoilt(events=3), "list"),
 }
 

@@ -3,9 +3,8 @@
 The latter is fast enough to ask for every plan.
 """
 
-from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from math import inf
 
 import numpy as np
@@ -16,6 +15,7 @@ from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled, remembered, remembered_by_schedules
 from penstock.plan.sharding import held_bytes
+from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.words import size_text
@@ -154,13 +154,12 @@ def gap(iteration_s: float, bound_s: float) -> float:
 class Prepared:
     """What the bounds of all plans of a problem share.
 
-    ``sums``: prefix sums over the layers of the forward (fixed, per sample), the backward (fixed,
-    per sample) and the parameter bytes. ``near``: for each cut the tensors made right before it,
-    each with its nearest reader. ``receive_rates``: the best link into each device.
-    ``any_streams``: some device sends a message beside the pass that makes it.
+    ``near``: for each cut the tensors made right before it, each with its nearest reader.
+    ``receive_rates``: the best link into each device. ``any_streams``: some device sends a message
+    beside the pass that makes it.
     """
 
-    sums: tuple[tuple[float, ...], ...]
+    sums: LayerSums
     near: tuple[tuple[Edge, ...], ...]
     receive_rates: tuple[float, ...]
     any_streams: bool
@@ -169,18 +168,10 @@ class Prepared:
 @remembered
 def prepare(problem: PlanningProblem) -> Prepared:
     """What the bounds of all plans of ``problem`` share."""
-    layers = problem.profile.layers
-    costs = (
-        [layer.forward_s.fixed for layer in layers],
-        [layer.forward_s.per_sample for layer in layers],
-        [layer.backward_s.fixed for layer in layers],
-        [layer.backward_s.per_sample for layer in layers],
-        [float(layer.parameter_bytes) for layer in layers],
-    )
     rates = link_matrices(problem.cluster).bytes_per_s
     np.fill_diagonal(rates, 0.0)
     return Prepared(
-        sums=tuple(tuple(accumulate(cost, initial=0.0)) for cost in costs),
+        sums=LayerSums(problem.profile),
         near=near_edges(problem.profile),
         receive_rates=tuple(rates.max(axis=0).tolist()),
         any_streams=any(device.concurrent_passes for device in problem.cluster.devices),
@@ -277,16 +268,14 @@ class ReplicaTimes:
 def replica_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> list[ReplicaTimes]:
     """The times of the replicas that differ."""
     devices = problem.cluster.devices
-    lo, hi = stage.layers.start, stage.layers.stop
-    fixed_f, row_f, fixed_b, row_b = (sums[hi] - sums[lo] for sums in known.sums[:4])
     kinds = {
         (rows, devices[device].speed)
         for device, rows in zip(stage.devices, stage.slices, strict=True)
     }
     return [
         ReplicaTimes(
-            max(0.0, fixed_f + row_f * rows) / speed,
-            max(0.0, fixed_b + row_b * rows) / speed,
+            known.sums.forward_s.of(stage.layers, rows) / speed,
+            known.sums.backward_s.of(stage.layers, rows) / speed,
             rows,
             speed,
         )
@@ -339,9 +328,8 @@ def gradient_tail_s(
     Gradients come from the last layer on; nothing is reduced before `BUCKET_BYTES` are there. Where
     devices divide parameters, gradients are summed in the backwards.
     """
-    lo, hi = stage.layers.start, stage.layers.stop
-    _, _, fixed, per_row, parameters = known.sums
-    size_bytes = parameters[hi] - parameters[lo]
+    lo, hi, sizes = stage.layers.start, stage.layers.stop, known.sums.own_parameter_bytes
+    size_bytes = sizes.of(stage.layers)
     fastest = max(problem.cluster.devices[device].speed for device in stage.devices)
     step_s = size_bytes * problem.profile.step_s_per_byte / fastest
     if problem.sharding_of(stage) == "parameters":
@@ -349,11 +337,8 @@ def gradient_tail_s(
     if stage.replicas == 1 or size_bytes <= 0:
         return slow.backward_s + step_s
     # The first bucket ends with the last layer from which on enough bytes are there.
-    full = bisect_right(parameters, parameters[hi] - BUCKET_BYTES) - 1
-    full = max(full, lo)
-    while full < hi - 1 and parameters[full + 1] == parameters[full]:
-        full += 1
-    ready_s = max(0.0, fixed[hi] - fixed[full] + (per_row[hi] - per_row[full]) * slow.rows)
+    full = max(sizes.highest(hi, BUCKET_BYTES), min(sizes.lowest(lo), hi - 1))
+    ready_s = known.sums.backward_s.of(range(full, hi), slow.rows)
     reduce_s = size_bytes / BUCKET_BYTES * bucket_s(problem, stage)
     return max(slow.backward_s, ready_s / slow.speed + reduce_s) + step_s
 

@@ -205,12 +205,7 @@ def in_blocks(problem: PlanningProblem) -> PlanningProblem:
     Raises:
         BadInput: no schedule can.
     """
-    able = tuple(name for name in problem.schedules if not blocks_refusal(name))
-    if not able:
-        raise BadInput(
-            f"no stage recomputes by block under schedule {', '.join(problem.schedules)}, which "
-            f"{blocks_refusal(problem.schedules[0])}; allow '1f1b', or use --recompute stage"
-        )
+    able = schedules_for(problem, "blocks", "--recompute blocks", "--recompute stage")
     profile = problem.profile.by_block
     return replace(problem, profile=profile, recompute="off", blocks="no", schedules=able)
 
@@ -224,15 +219,26 @@ def dividing(problem: PlanningProblem, sharding: ShardingChoice) -> PlanningProb
     Raises:
         BadInput: no schedule does.
     """
-    refusals = {name: choice_refusal(sharding, name) for name in problem.schedules}
+    able = schedules_for(problem, sharding, f"--sharding {sharding}", "--sharding off")
+    return replace(problem, sharding=sharding, schedules=able)
+
+
+def schedules_for(
+    problem: PlanningProblem, choice: str, option: str, instead: str
+) -> tuple[str, ...]:
+    """The allowed schedules under which stages can have a choice (`choice_refusal`).
+
+    Raises:
+        BadInput: there is none.
+    """
+    refusals = {name: choice_refusal(choice, name) for name in problem.schedules}
     able = tuple(name for name, refusal in refusals.items() if not refusal)
     if not able:
         raise BadInput(
-            f"with --sharding {sharding} no stage runs under schedule "
-            f"{', '.join(problem.schedules)}, which {refusals[problem.schedules[0]]}; allow "
-            f"'1f1b', or use --sharding off"
+            f"with {option} no stage runs under schedule {', '.join(problem.schedules)}, which "
+            f"{refusals[problem.schedules[0]]}; allow '1f1b', or use {instead}"
         )
-    return replace(problem, sharding=sharding, schedules=able)
+    return able
 
 
 def check_batch(batch: int) -> None:

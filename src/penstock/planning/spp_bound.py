@@ -136,9 +136,7 @@ def ending_s(problem: PlanningProblem, plan: Plan, parts: Parts) -> float:
     return reduced_s + held_up_s + crowding(problem.cluster, plan.devices) * step_s
 
 
-def reduction(
-    devices: Sequence[int], shares: Sequence[GradientShare], ports: Ports
-) -> Occupation:
+def reduction(devices: Sequence[int], shares: Sequence[GradientShare], ports: Ports) -> Occupation:
     """An all-reduce with all its buckets."""
     engines = {(kind, device) for device in devices for kind in ("send", "receive")}
     hosts = {("port out", host) for host in ports.outgoing}

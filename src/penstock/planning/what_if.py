@@ -4,10 +4,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
-from penstock.cluster.cluster import Cluster, Host
+from penstock.cluster.cluster import Cluster, Host, Link
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import Dimension, parse_quantity
 from penstock.document import Json
@@ -150,30 +151,23 @@ def read_device_change(text: str) -> DeviceChange:
 
 def with_link_bandwidth(cluster: Cluster, change: NumberChange) -> Cluster:
     """The cluster with the rates of all links and ports changed; missing ones stay missing."""
-
-    def host_with(host: Host) -> Host:
-        return replace(
-            host,
-            link_bytes_per_s=host.link_bytes_per_s and change.of(host.link_bytes_per_s),
-            port_bytes_per_s=host.port_bytes_per_s and change.of(host.port_bytes_per_s),
-        )
-
-    links = tuple(replace(k, bytes_per_s=change.of(k.bytes_per_s)) for k in cluster.links)
-    return replace(with_hosts(cluster, host_with), links=links)
+    return with_links(cluster, "bytes_per_s", lambda before: before and change.of(before))
 
 
 def with_link_latency(cluster: Cluster, change: NumberChange) -> Cluster:
     """The cluster with the latencies of all links and ports changed."""
+    return with_links(cluster, "latency_s", change.of)
 
-    def host_with(host: Host) -> Host:
-        return replace(
-            host,
-            link_latency_s=change.of(host.link_latency_s),
-            port_latency_s=change.of(host.port_latency_s),
-        )
 
-    links = tuple(replace(k, latency_s=change.of(k.latency_s)) for k in cluster.links)
-    return replace(with_hosts(cluster, host_with), links=links)
+def with_links(cluster: Cluster, figure: str, change: Callable[[float], float]) -> Cluster:
+    """The cluster with one figure of all links and ports changed."""
+
+    def changed(thing: Host | Link, *names: str) -> Any:
+        return replace(thing, **{name: change(getattr(thing, name)) for name in names})
+
+    hosts = (changed(host, f"link_{figure}", f"port_{figure}") for host in cluster.hosts)
+    links = (changed(link, figure) for link in cluster.links)
+    return replace(cluster, hosts=tuple(hosts), links=tuple(links))
 
 
 def with_device_change(cluster: Cluster, change: DeviceChange) -> Cluster:
@@ -187,23 +181,12 @@ def with_device_change(cluster: Cluster, change: DeviceChange) -> Cluster:
         raise BadInput(
             f"cluster '{cluster.name}' has no device {change.device}; its devices are 0..{last}"
         )
-    hosts: list[Host] = []
-    first = 0
-    for host in cluster.hosts:
-        devices = tuple(
-            replace(device, speed=device.speed * change.speed_factor)
-            if first + i == change.device
-            else device
-            for i, device in enumerate(host.devices)
-        )
-        hosts.append(replace(host, devices=devices))
-        first += len(devices)
+    devices = list(cluster.devices)
+    changed = devices[change.device]
+    devices[change.device] = replace(changed, speed=changed.speed * change.speed_factor)
+    left = iter(devices)
+    hosts = (replace(h, devices=tuple(islice(left, len(h.devices)))) for h in cluster.hosts)
     return replace(cluster, hosts=tuple(hosts))
-
-
-def with_hosts(cluster: Cluster, change: Callable[[Host], Host]) -> Cluster:
-    """The cluster with every host changed."""
-    return replace(cluster, hosts=tuple(change(host) for host in cluster.hosts))
 
 
 @dataclass(frozen=True)

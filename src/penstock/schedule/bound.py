@@ -28,9 +28,9 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from penstock.errors import BadInput
 from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.clock import transfers_s
+from penstock.schedule.fitting import check_room
 from penstock.schedule.shape import ROUNDING, PipelineShape
 
 __all__ = ["Arc", "HeadsAndTails", "arcs_of", "kinds_of", "makespan_bound_s", "windows_of"]
@@ -137,7 +137,11 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
     micro-batches, and waits for memory. The last follow from `waits_of`: if at most ``k``
     micro-batches can be between an action ``a`` and a later action ``z``, then ``a`` of micro-batch
     ``m + k`` waits for ``z`` of micro-batch ``m``. Otherwise ``k + 1`` would be between the two.
+
+    Raises:
+        BadInput: a limit or the memory does not allow a single micro-batch.
     """
+    check_room(shape)
     step = 2 if shape.mirrored else 1
     transfer_s = [0.0, *transfers_s(shape).tolist(), 0.0]
     back: ActionKind = "I" if split else "B"
@@ -180,15 +184,7 @@ def waits_of(shape: PipelineShape, stage: int, direction: int, *, split: bool) -
       earlier stages come later. One between F and I of stage ``i <= j`` holds ``p(i)``. Suppose
       ``k`` micro-batches are between F of ``i`` and I of ``j``. They are in order, so the first of
       them passes F of ``j`` while the others are still there. So ``p(j) + (k - 1) p(i)`` must fit.
-
-    Raises:
-        BadInput: a limit or the memory does not allow a single micro-batch.
     """
-    if shape.limit(stage) < 1:
-        raise BadInput(
-            f"stage {stage} has an in-flight limit of {shape.limit(stage)}; allow at least one "
-            f"micro-batch"
-        )
     back: ActionKind = "I" if split else "B"
     last: ActionKind = "W" if split else "B"
     waits = [Wait(last, stage, shape.limit(stage))]
@@ -200,12 +196,6 @@ def waits_of(shape: PipelineShape, stage: int, direction: int, *, split: bool) -
         here = [s for s in range(shape.stages) if shape.group_of(s, direction) == group]
         up_to = dict(zip(here, accumulate(shape.cost(s).saved_bytes for s in here), strict=True))
         for later in here[here.index(stage) :]:
-            if fits(up_to[later], limit_bytes) < 1:
-                raise BadInput(
-                    f"one micro-batch saves {up_to[later]:.6g} bytes on the stages of device group "
-                    f"{group}, which has room for {limit_bytes:.6g}; use smaller micro-batches, "
-                    f"recompute, or more stages"
-                )
             others = fits(up_to[stage], max(0.0, limit_bytes * SLACK - up_to[later]))
             waits.append(Wait(back, later, 1 + others))
     return [wait for wait in waits if wait.most < shape.micro_batches]

@@ -1,11 +1,18 @@
 """Checks that a schedule suits the pipeline that it is made for: placement and limits."""
 
+from collections.abc import Sequence
+
 from penstock.errors import BadInput
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape, PlacementStyle, placement_of_style
+from penstock.schedule.shape import (
+    ROUNDING,
+    PipelineShape,
+    PlacementStyle,
+    placement_of_style,
+)
 from penstock.schedule.validate import excess
 
-__all__ = ["checked_fit", "fits", "rounds_of"]
+__all__ = ["check_room", "checked_fit", "fits", "rounds_of"]
 
 PLACES: dict[PlacementStyle, str] = {
     "straight": "one stage on each group, in their order",
@@ -35,6 +42,33 @@ def rounds_of(shape: PipelineShape, style: PlacementStyle, schedule: str) -> int
         f"{', mirrored' if shape.mirrored else ''}: it needs a {style} placement, "
         f"{PLACES[style]}; place the stages so or choose another schedule"
     )
+
+
+def check_room(
+    shape: PipelineShape, saved_bytes: Sequence[float] = (), slack: float = ROUNDING
+) -> None:
+    """Raise `BadInput` unless one micro-batch fits within all limits by itself.
+
+    ``saved_bytes`` are those of each stage, if not what its costs say. Memory counts as ``slack``
+    times as large.
+    """
+    for stage in range(shape.stages):
+        if shape.limit(stage) < 1:
+            raise BadInput(
+                f"stage {stage} has an in-flight limit of {shape.limit(stage)}; allow at least one "
+                f"micro-batch"
+            )
+    saved = saved_bytes or [shape.cost(stage).saved_bytes for stage in range(shape.stages)]
+    for direction in range(min(1 + shape.mirrored, shape.micro_batches)):
+        group_of = [shape.group_of(stage, direction) for stage in range(shape.stages)]
+        for group, limit_bytes in enumerate(shape.memory_bytes):
+            needed = sum(own for own, g in zip(saved, group_of, strict=True) if g == group)
+            if needed > limit_bytes * slack:
+                raise BadInput(
+                    f"one micro-batch saves {needed:.6g} bytes on the stages of device group "
+                    f"{group}, which has room for {limit_bytes:.6g}; use smaller micro-batches, "
+                    f"recompute, or more stages"
+                )
 
 
 def fits(schedule: Schedule, shape: PipelineShape) -> bool:

@@ -6,6 +6,10 @@ action is later than those of its dependencies, the order cannot deadlock, whate
 takes, because an unfinished action of the earliest slot can always run.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,14 +19,14 @@ from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["schedule_from_slots"]
+__all__ = ["schedule_from_slots", "schedule_of_groups"]
+
+Whole: TypeAlias = npt.NDArray[np.int64]
 
 FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]
 
 
-def schedule_from_slots(
-    shape: PipelineShape, forwards: npt.NDArray[np.int64], backwards: npt.NDArray[np.int64]
-) -> Schedule:
+def schedule_from_slots(shape: PipelineShape, forwards: Whole, backwards: Whole) -> Schedule:
     """Every group's actions in the order of their slots; in the same slot backwards come first.
 
     ``forwards[stage, m]`` and ``backwards[stage, m]`` are the slots of micro-batch ``m``, at least
@@ -43,18 +47,22 @@ def schedule_from_slots(
     kinds = np.where(by_slot < cells, BACKWARD, FORWARD)
     stages, micro_batches = np.divmod(by_slot % cells, shape.micro_batches)
     ends = np.cumsum(np.bincount(groups, minlength=shape.groups)).tolist()
+    return schedule_of_groups(kinds, stages, micro_batches, ends, shape)
+
+
+def schedule_of_groups(
+    kinds: Whole, stages: Whole, micro_batches: Whole, ends: Sequence[int], shape: PipelineShape
+) -> Schedule:
+    """Actions group after group, up to each of ``ends``; with R where stages recompute."""
     return Schedule(
         tuple(
-            with_recomputes(
-                order_from_arrays(kinds[begin:end], stages[begin:end], micro_batches[begin:end]),
-                shape,
-            )
-            for begin, end in zip([0, *ends], ends, strict=False)
+            with_recomputes(order_from_arrays(kinds[a:b], stages[a:b], micro_batches[a:b]), shape)
+            for a, b in pairwise([0, *ends])
         )
     )
 
 
-def groups_of_cells(shape: PipelineShape) -> npt.NDArray[np.int64]:
+def groups_of_cells(shape: PipelineShape) -> Whole:
     """The device group of every stage and micro-batch, as an array of that shape."""
     groups = np.array(
         [

@@ -12,6 +12,7 @@ from penstock.cluster.collectives import all_reduce_costs
 from penstock.core.native import HostRules
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.schedule import Schedule
 from penstock.simulate.gradients import (
@@ -28,7 +29,6 @@ from penstock.simulate.instances import (
     instances_of,
     stages_of_instances,
 )
-from penstock.simulate.layer_sums import layer_sums
 from penstock.simulate.stage_work import StageWork, stage_work
 from penstock.simulate.transfers import Boundary, boundary_between, connected_stages
 from penstock.simulate.workload import Parts, Workload
@@ -53,7 +53,7 @@ class Catalogue:
     ) -> None:
         self.cluster = cluster
         self.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte
-        self.sums = layer_sums(profile)
+        self.sums = LayerSums(profile)
         self.shared = profile.shared
         skips = [edge for edge in profile.edges if edge.consumer - edge.producer > 1]
         self.producers = np.array([edge.producer for edge in skips], dtype=np.int64)

@@ -9,8 +9,8 @@ from math import ceil
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import BUCKET_BYTES, AllReduceCost, all_reduce_costs
 from penstock.core.native import TieTimes
+from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import SharedParameter
-from penstock.simulate.layer_sums import LayerSums
 
 __all__ = [
     "GradientShare",
@@ -74,10 +74,10 @@ def gradient_cuts(layers: range, sums: LayerSums) -> Iterator[tuple[int, int]]:
     """(layer, bytes) of every bucket: going backwards, the layer at which the bucket is full.
 
     >>> from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-    >>> from penstock.simulate.layer_sums import layer_sums
+    >>> from penstock.profile.layer_sums import LayerSums
     >>> sizes = (0, 9 << 20, 20 << 20, 10 << 20)
     >>> model = [LayerCost("", Affine(), Affine(), Affine(), size) for size in sizes]
-    >>> list(gradient_cuts(range(4), layer_sums(ModelProfile("m", tuple(model)))))
+    >>> list(gradient_cuts(range(4), LayerSums(ModelProfile("m", tuple(model)))))
     [(2, 31457280), (1, 9437184)]
     """
     sizes, stop = sums.own_parameter_bytes, layers.stop

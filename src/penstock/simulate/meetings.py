@@ -7,8 +7,8 @@ from penstock.document import Json
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.side_by_side import pipelines_in
+from penstock.profile.layer_sums import LayerSums
 from penstock.simulate.gradients import group_ports, seconds_of_buckets, shares_of_stage
-from penstock.simulate.layer_sums import layer_sums
 from penstock.simulate.score import predict_plan
 from penstock.words import counted, seconds_text
 
@@ -57,7 +57,7 @@ def meeting_price(problem: PlanningProblem, plan: Plan, every: int) -> MeetingPr
     pipelines_in(plan)
     alone = [one_pipeline(plan, number) for number in range(plan.stages[0].replicas)]
     alone_s = max(predict_plan(problem, one, with_timeline=False).iteration_s for one in alone)
-    sums = layer_sums(problem.profile)
+    sums = LayerSums(problem.profile)
     busy_s = defaultdict[object, float](float)
     for stage in plan.stages:
         _, shares = shares_of_stage(stage.layers, stage.devices, sums, problem.cluster)

@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 from penstock.plan.plan import Stage
 from penstock.plan.sharding import held_bytes, two_layers_bytes
+from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import first_of_each_tensor
 from penstock.schedule.action import Action
-from penstock.simulate.layer_sums import LayerSums
 
 __all__ = ["Held", "Holding", "StageMemory", "most_bytes", "stage_memory"]
 

@@ -12,6 +12,7 @@ from penstock.cluster.collectives import norm_sums_s
 from penstock.core.native import ReplicaTimes, StageTimes
 from penstock.plan.plan import Stage
 from penstock.plan.sharding import gathered_s, step_share
+from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import Affine, Edge, first_of_each_tensor
 from penstock.schedule.action import ACTION_KINDS, ActionKind
 from penstock.simulate.gradients import (
@@ -22,7 +23,6 @@ from penstock.simulate.gradients import (
     shares_of_stage,
 )
 from penstock.simulate.instances import StageUse
-from penstock.simulate.layer_sums import LayerSums
 from penstock.simulate.stage_memory import StageMemory, stage_memory
 
 __all__ = ["PREDICTION_SHARE", "ReplicaWork", "StageWork", "stage_work", "summed_last"]

@@ -1,11 +1,18 @@
 """Reads and writes timelines as JSON, with one compact list for each event."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import cast, get_args
+from typing import Annotated, TypeAlias, get_args
 
-from penstock.document import parse_json, read_text, write_text
+from pydantic import AfterValidator, ConfigDict, Field
+
+from penstock.document import (
+    Entry,
+    check_document,
+    parse_json,
+    read_text,
+    write_text,
+)
 from penstock.errors import BadInput
 from penstock.timeline.timeline import Event, EventKind, MemorySample, Timeline
 
@@ -14,7 +21,39 @@ __all__ = ["read_timeline", "timeline_from_json", "timeline_to_json", "write_tim
 SCHEMA = "penstock-timeline-1"
 EVENT_FIELDS = ["device", "kind", "stage", "micro_batch", "start_s", "end_s", "peer", "bytes"]
 MEMORY_FIELDS = ["device", "time_s", "bytes"]
-KINDS: dict[str, EventKind] = {kind: kind for kind in get_args(EventKind)}
+KINDS: tuple[EventKind, ...] = get_args(EventKind)
+
+Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+Device: TypeAlias = Annotated[int, Field(ge=0)]
+EventRow: TypeAlias = Annotated[
+    tuple[Device, EventKind, int, int, Number, Number, int, Number], Field(strict=False)
+]
+SampleRow: TypeAlias = Annotated[tuple[Device, Number, Number], Field(strict=False)]
+
+
+def must_be(wanted: object) -> AfterValidator:
+    """A check that a value is the one that this version writes."""
+
+    def check(found: object) -> object:
+        if found != wanted:
+            raise ValueError(f"this version reads {wanted!r}; simulate or run the plan again")
+        return found
+
+    return AfterValidator(check)
+
+
+class TimelineEntry(Entry):
+    """The file of a timeline; other keys are of no account."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    version: Annotated[str, must_be(SCHEMA)] = Field(alias="schema")
+    title: str = ""
+    devices: int
+    event_fields: Annotated[list[str], must_be(EVENT_FIELDS)]
+    events: list[EventRow]
+    memory_fields: Annotated[list[str], must_be(MEMORY_FIELDS)]
+    memory: list[SampleRow]
 
 
 def timeline_to_json(timeline: Timeline) -> dict[str, object]:
@@ -39,86 +78,22 @@ def timeline_from_json(values: object, where: str = "timeline") -> Timeline:
     Raises:
         BadInput: another schema, a missing column, or a row that is not an event.
     """
-    if not isinstance(values, dict):
-        raise BadInput(f"{where} is not a JSON object; write it with 'penstock simulate' or a run")
-    fields = cast("Mapping[str, object]", values)
-    if fields.get("schema") != SCHEMA:
-        raise BadInput(
-            f"{where} has schema {fields.get('schema')!r}, this version reads '{SCHEMA}'; "
-            f"simulate or run the plan again"
-        )
-    if fields.get("event_fields") != EVENT_FIELDS or fields.get("memory_fields") != MEMORY_FIELDS:
-        raise BadInput(
-            f"{where}: event_fields must be {EVENT_FIELDS} and memory_fields {MEMORY_FIELDS}; "
-            f"simulate or run the plan again"
-        )
-    try:
-        devices = whole(fields["devices"])
-        events = tuple(event_from_row(row, devices) for row in rows(fields["events"]))
-        memory = tuple(sample_from_row(row, devices) for row in rows(fields["memory"]))
-    except (KeyError, TypeError, ValueError, IndexError) as cause:
-        raise BadInput(
-            f"{where} has a missing or malformed entry ({cause}); simulate or run the plan again"
-        ) from cause
-    return Timeline(events, devices, memory, str(fields.get("title", "")))
-
-
-def rows(values: object) -> list[list[object]]:
-    """``values`` as a list of rows."""
-    if not isinstance(values, list):
-        raise TypeError("rows must be a list")
-    return cast("list[list[object]]", values)
-
-
-def whole(value: object) -> int:
-    """``value`` as an integer."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a whole number")
-    return value
-
-
-def real(value: object) -> float:
-    """``value`` as a finite number."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a number")
-    if not abs(value) < float("inf"):
-        raise ValueError(f"{value!r} is not finite")
-    return float(value)
-
-
-def device_of(value: object, devices: int) -> int:
-    """``value`` as the index of one of ``devices`` devices."""
-    device = whole(value)
-    if not 0 <= device < devices:
-        raise ValueError(f"device {device} is not below {devices}")
-    return device
-
-
-def event_from_row(row: list[object], devices: int) -> Event:
-    """The event of a row; its kind must be known, and it must not end before it starts."""
-    device, kind_text, stage, micro_batch, start_s, end_s, peer, size_bytes = row
-    kind = KINDS.get(str(kind_text))
-    if kind is None:
-        raise ValueError(f"{kind_text!r} is none of {', '.join(KINDS)}")
-    event = Event(
-        device_of(device, devices),
-        kind,
-        whole(stage),
-        whole(micro_batch),
-        real(start_s),
-        real(end_s),
-        whole(peer),
-        real(size_bytes),
-    )
-    if event.end_s < event.start_s:
-        raise ValueError(f"an event ends at {event.end_s} s before its start {event.start_s} s")
-    return event
-
-
-def sample_from_row(row: list[object], devices: int) -> MemorySample:
-    """The memory sample of a row."""
-    device, time_s, size_bytes = row
-    return MemorySample(device_of(device, devices), real(time_s), real(size_bytes))
+    entry = check_document(TimelineEntry, values, where)
+    events = tuple(Event(*row) for row in entry.events)
+    memory = tuple(MemorySample(*row) for row in entry.memory)
+    for one in (*events, *memory):
+        if one.device >= entry.devices:
+            raise BadInput(
+                f"{where}: device {one.device} is not below its number of devices, "
+                f"{entry.devices}; simulate or run the plan again"
+            )
+    for event in events:
+        if event.end_s < event.start_s:
+            raise BadInput(
+                f"{where}: an event ends at {event.end_s} s before its start {event.start_s} s; "
+                f"simulate or run the plan again"
+            )
+    return Timeline(events, entry.devices, memory, entry.title)
 
 
 def write_timeline(timeline: Timeline, path: Path | str) -> None:

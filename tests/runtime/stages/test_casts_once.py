@@ -17,10 +17,10 @@ from penstock.capture.chain import Chain
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
 from penstock.plan.plan import Plan, Stage
+from penstock.profile.layer_sums import LayerSums
 from penstock.runtime import engine
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
-from penstock.simulate.layer_sums import layer_sums
 from penstock.simulate.stage_memory import stage_memory
 from penstock.torch_internals import TorchDispatchMode, storage_id
 
@@ -144,7 +144,7 @@ def test_a_profile_counts_the_copies_once(source: str) -> None:
     # The first layer gets no gradient of its input, so its weight is not saved.
     assert sizes == [0, *[2 * WIDTH * WIDTH] * (STAGES - 1), 0]
     assert not any(layer.cast_bytes for layer in plain.layers)
-    sums = layer_sums(cast)
+    sums = LayerSums(cast)
     every = range(len(cast.layers))
     stage = Stage(every, (0,), (2,))
     flushed, kept = (stage_memory(stage, 2, sums, 2.0, versions) for versions in (1, 2))

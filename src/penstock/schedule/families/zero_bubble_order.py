@@ -1,7 +1,7 @@
 """Schedules with split backwards from a pattern of F and I; W are put into the gaps."""
 
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core import native
-from penstock.errors import BadInput
 from penstock.schedule.action import KIND_CODES
 from penstock.schedule.clock import seconds_by_kind, transfers_s
-from penstock.schedule.order import order_from_arrays
-from penstock.schedule.recompute import with_recomputes
+from penstock.schedule.fitting import check_room
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import ROUNDING, PipelineShape
+from penstock.schedule.timetable import schedule_of_groups
 
 __all__ = ["Pattern", "Rearrangement", "Slots", "schedule_of_pattern"]
 
@@ -88,24 +87,6 @@ def schedule_of_pattern(shape: PipelineShape, pattern: Pattern) -> Schedule:
         if found_s + drawn.slack_s < best_s:
             best, best_s = found, found_s
     return decoded(drawn, best)
-
-
-def check_room(shape: PipelineShape) -> None:
-    """Raise `BadInput` unless one micro-batch fits on every group by itself."""
-    for stage in range(shape.stages):
-        if shape.limit(stage) < 1:
-            raise BadInput(
-                f"stage {stage} has an in-flight limit of {shape.limit(stage)}; allow at least one "
-                f"micro-batch"
-            )
-    for group, limit_bytes in enumerate(shape.memory_bytes):
-        each_bytes = sum(shape.cost(stage).saved_bytes for stage in shape.stages_of(group))
-        if each_bytes > limit_bytes * ROUNDING:
-            raise BadInput(
-                f"one micro-batch saves {each_bytes:.6g} bytes on the stages of device group "
-                f"{group}, which has room for {limit_bytes:.6g}; use smaller micro-batches, "
-                f"recompute or more stages"
-            )
 
 
 @dataclass(frozen=True)
@@ -199,10 +180,5 @@ def decoded(drawn: PlacedPattern, actions: Slots) -> Schedule:
     shape = drawn.shape
     kinds, cells = np.divmod(actions, shape.stages * shape.micro_batches)
     stages, micro_batches = np.divmod(cells, shape.micro_batches)
-    ends = [3 * first // 2 for first in drawn.first]
-    return Schedule(
-        tuple(
-            with_recomputes(order_from_arrays(kinds[a:b], stages[a:b], micro_batches[a:b]), shape)
-            for a, b in pairwise(ends)
-        )
-    )
+    ends = [3 * first // 2 for first in drawn.first[1:]]
+    return schedule_of_groups(kinds, stages, micro_batches, ends, shape)

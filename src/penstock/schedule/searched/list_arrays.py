@@ -13,12 +13,16 @@ import numpy.typing as npt
 from penstock.core import native
 from penstock.errors import BadInput
 from penstock.schedule.clock import transfers_s
+from penstock.schedule.fitting import check_room
 from penstock.schedule.shape import PipelineShape
 
 __all__ = ["ScheduleArrays", "Wishes", "arrays_of", "keys_of", "list_order", "quick_bound_s"]
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
+
+SLACK = 1 + 1e-10
+"""Memory counts as so much larger, since sums are rounded; `validate` tolerates ten times that."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,9 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
     transfer_s = np.tile(np.append(transfers_s(shape), 0.0), directions)
     # Where W needs more than F saved, the difference is reserved from the forward on.
     saved_bytes = np.maximum(saved_bytes, kept_bytes)
+    check_room(shape, saved_bytes[: shape.stages].tolist(), SLACK)
     limits = limits_of(shape, group, micro_batches)
+    rooms = np.array(shape.memory_bytes or (np.inf,) * shape.groups) * SLACK
     recompute_s = np.where(recompute, forward_s, 0.0)
     pipe = native.ListPipe(
         shape.stages,
@@ -146,7 +152,7 @@ def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
         split,
         np.array([group, micro_batches, limits]),
         np.array([*seconds, recompute_s, transfer_s, saved_bytes, kept_bytes]),
-        rooms_of(shape, group, micro_batches, saved_bytes),
+        rooms,
         work_s,
     )
     return ScheduleArrays(
@@ -180,34 +186,9 @@ def limits_of(shape: PipelineShape, group: Integers, micro_batches: Integers) ->
         stage = place % shape.stages
         raise BadInput(
             f"stage {stage} has an in-flight limit of {shape.limit(stage)}; allow at least one "
-            f"micro-batch{' for each direction' if shape.mirrored else ''}"
+            f"micro-batch for each direction"
         )
     return limits
-
-
-def rooms_of(
-    shape: PipelineShape,
-    group: Integers,
-    micro_batches: Integers,
-    saved_bytes: Numbers,
-) -> Numbers:
-    """The bytes that each group may save; infinite without a limit."""
-    if not shape.memory_bytes:
-        return np.full(shape.groups, np.inf)
-    limit_bytes = np.array(shape.memory_bytes, dtype=np.float64)
-    directions = len(group) // shape.stages
-    for direction in range(directions):
-        mine = np.arange(len(group)) // shape.stages == direction
-        needed_bytes = np.zeros(shape.groups)
-        np.add.at(needed_bytes, group[mine], (saved_bytes * (micro_batches > 0))[mine])
-        for short in np.flatnonzero(needed_bytes > limit_bytes * (1 + 1e-10)).tolist():
-            raise BadInput(
-                f"one micro-batch saves {needed_bytes[short]:.6g} bytes on the stages of device "
-                f"group {short}, which has room for {limit_bytes[short]:.6g}; use smaller "
-                f"micro-batches, recompute, or more stages"
-            )
-    # Sums are rounded; the tolerance of `validate` is ten times as large.
-    return limit_bytes * (1 + 1e-10)
 
 
 def quick_bound_s(arrays: ScheduleArrays, shape: PipelineShape) -> float:

@@ -20,7 +20,6 @@ stage, the most micro-batches it holds, is the number of periods between forward
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -29,8 +28,6 @@ import numpy.typing as npt
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
 from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, times_of
-from penstock.schedule.order import order_from_arrays
-from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.searched.list_arrays import (
     ScheduleArrays,
@@ -41,6 +38,7 @@ from penstock.schedule.searched.list_arrays import (
     quick_bound_s,
 )
 from penstock.schedule.shape import PipelineShape
+from penstock.schedule.timetable import schedule_of_groups
 
 __all__ = ["CHOICES", "SEEDS", "Draws", "Policy", "changed", "drawn", "quickest_order", "wishes_of"]
 
@@ -415,16 +413,6 @@ def schedule_of(order: Numbers, arrays: ScheduleArrays, shape: PipelineShape) ->
     codes = np.array((F, I, W) if arrays.split else (F, B))
     directions, stages = np.divmod(places, shape.stages)
     per_group = np.bincount(arrays.group[places], minlength=shape.groups)
-    ends = np.cumsum(per_group).tolist()
     micro_batches = numbers * arrays.directions + directions
-    return Schedule(
-        tuple(
-            with_recomputes(
-                order_from_arrays(
-                    codes[rows[begin:end]], stages[begin:end], micro_batches[begin:end]
-                ),
-                shape,
-            )
-            for begin, end in pairwise([0, *ends])
-        )
-    )
+    ends = np.cumsum(per_group).tolist()
+    return schedule_of_groups(codes[rows], stages, micro_batches, ends, shape)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock.profile.model_profile import Affine, Edge, ModelProfile
 
-__all__ = ["AffineSums", "ByteSums", "LayerSums", "layer_sums"]
+__all__ = ["AffineSums", "ByteSums", "LayerSums"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +60,40 @@ class LargestAffine:
         return float((self.fixed[run] + self.per_sample[run] * samples).max())
 
 
-@dataclass(frozen=True)
 class LayerSums:
-    """All sums that simulating a plan needs; plans of one profile share them.
+    """Prefix sums over the layers of a profile: all that simulating and bounding a plan needs.
 
     ``crossing[cut]`` are the edges from a layer before ``cut`` to one at or after it.
+
+    >>> from penstock.profile.model_profile import LayerCost
+    >>> layer = LayerCost("linear", Affine(1.0, 0.5), Affine(2.0), Affine(1.0))
+    >>> LayerSums(ModelProfile("net", (layer,) * 3)).forward_s.of(range(1, 3), samples=4)
+    6.0
     """
 
-    profile: ModelProfile
-    forward_s: AffineSums
-    backward_s: AffineSums
-    backward_input_s: AffineSums
-    backward_weight_s: AffineSums
-    saved_bytes: AffineSums
-    workspace_bytes: LargestAffine
-    own_parameter_bytes: ByteSums
-    buffer_bytes: ByteSums
-    cast_bytes: ByteSums
-    norms: ByteSums
-    norm_channels: ByteSums
-    crossing: tuple[tuple[Edge, ...], ...]
+    def __init__(self, profile: ModelProfile) -> None:
+        layers = profile.layers
+        self.profile = profile
+        self.forward_s = affine_sums(layer.forward_s for layer in layers)
+        self.backward_s = affine_sums(layer.backward_s for layer in layers)
+        self.backward_input_s = affine_sums(layer.backward_input_s for layer in layers)
+        self.backward_weight_s = affine_sums(layer.backward_weight_s for layer in layers)
+        self.saved_bytes = affine_sums(layer.saved_bytes for layer in layers)
+        self.workspace_bytes = LargestAffine(
+            np.array([layer.workspace_bytes.fixed for layer in layers], dtype=np.float64),
+            np.array([layer.workspace_bytes.per_sample for layer in layers], dtype=np.float64),
+        )
+        self.own_parameter_bytes = byte_sums(layer.parameter_bytes for layer in layers)
+        self.buffer_bytes = byte_sums(layer.buffer_bytes for layer in layers)
+        self.cast_bytes = byte_sums(layer.cast_bytes for layer in layers)
+        self.norms = byte_sums(layer.norms for layer in layers)
+        self.norm_channels = byte_sums(layer.norm_channels for layer in layers)
+        self.crossing = crossing_edges(profile)
 
     @cached_property
     def by_block(self) -> "LayerSums":
         """The same of stages that recompute by block."""
-        return layer_sums(self.profile.by_block)
+        return LayerSums(self.profile.by_block)
 
     def parameter_bytes(self, layers: range) -> int:
         """Parameter bytes of ``layers``, counting shared parameters once."""
@@ -93,35 +102,6 @@ class LayerSums:
             for shared in self.profile.shared
             if any(layer in layers for layer in shared.layers)
         )
-
-
-def layer_sums(profile: ModelProfile) -> LayerSums:
-    """Prefix sums over the layers of ``profile``.
-
-    >>> from penstock.profile.model_profile import LayerCost
-    >>> layer = LayerCost("linear", Affine(1.0, 0.5), Affine(2.0), Affine(1.0))
-    >>> layer_sums(ModelProfile("net", (layer,) * 3)).forward_s.of(range(1, 3), samples=4)
-    6.0
-    """
-    layers = profile.layers
-    return LayerSums(
-        profile=profile,
-        forward_s=affine_sums(layer.forward_s for layer in layers),
-        backward_s=affine_sums(layer.backward_s for layer in layers),
-        backward_input_s=affine_sums(layer.backward_input_s for layer in layers),
-        backward_weight_s=affine_sums(layer.backward_weight_s for layer in layers),
-        saved_bytes=affine_sums(layer.saved_bytes for layer in layers),
-        workspace_bytes=LargestAffine(
-            np.array([layer.workspace_bytes.fixed for layer in layers], dtype=np.float64),
-            np.array([layer.workspace_bytes.per_sample for layer in layers], dtype=np.float64),
-        ),
-        own_parameter_bytes=byte_sums(layer.parameter_bytes for layer in layers),
-        buffer_bytes=byte_sums(layer.buffer_bytes for layer in layers),
-        cast_bytes=byte_sums(layer.cast_bytes for layer in layers),
-        norms=byte_sums(layer.norms for layer in layers),
-        norm_channels=byte_sums(layer.norm_channels for layer in layers),
-        crossing=crossing_edges(profile),
-    )
 
 
 def affine_sums(costs: Iterable[Affine]) -> AffineSums:
