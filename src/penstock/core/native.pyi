@@ -73,13 +73,10 @@ class HostRules:
     def __init__(
         self, full_speed_devices: int, half_duplex: bool, separate_links: bool
     ) -> None: ...
-    @property
-    def full_speed_devices(self) -> int:
-        """How many compute at full speed at once; 0: all."""
-    @property
-    def half_duplex(self) -> bool: ...
-    @property
-    def separate_links(self) -> bool: ...
+    full_speed_devices: int
+    """How many compute at full speed at once; 0: all."""
+    half_duplex: bool
+    separate_links: bool
 
 class PartTimes:
     """The work of a plan without its order (`penstock.simulate.workload.Parts`)."""
@@ -114,14 +111,11 @@ class Orders:
 class Spans:
     """When everything of a play started and ended: rows of two times in seconds."""
 
-    @property
-    def actions(self) -> npt.NDArray[np.float64]:
-        """Those of every word, stream after stream."""
-    @property
-    def items(self) -> npt.NDArray[np.float64]:
-        """Every micro-batch of each message, then the buckets of each reduction in each round."""
-    @property
-    def end_s(self) -> float: ...
+    actions: npt.NDArray[np.float64]
+    """Those of every word, stream after stream."""
+    items: npt.NDArray[np.float64]
+    """Every micro-batch of each message, then the buckets of each reduction in each round."""
+    end_s: float
 
 def iteration_s(parts: PartTimes, orders: Orders) -> float:
     """Seconds of all iterations, by the rules in `play.hpp`; it ends at a deadlock."""
@@ -190,19 +184,14 @@ class SearchCosts:
 class StageCost:
     """Seconds of a stage for a micro-batch on its slowest replica, and its memory."""
 
-    @property
-    def forward_s(self) -> float: ...
-    @property
-    def backward_s(self) -> float: ...
-    @property
-    def after_s(self) -> float:
-        """After the last backward: the rest of the all-reduce, and the optimizer step."""
-    @property
-    def kept(self) -> int:
-        """The most micro-batches in flight that fit without recompute; 0 for none."""
-    @property
-    def leaner(self) -> int:
-        """The same with recompute."""
+    forward_s: float
+    backward_s: float
+    after_s: float
+    """After the last backward: the rest of the all-reduce, and the optimizer step."""
+    kept: int
+    """The most micro-batches in flight that fit without recompute; 0 for none."""
+    leaner: int
+    """The same with recompute."""
 
 class Layout:
     """The layers and devices of stages, as cuts of the layers and of an order of devices.
@@ -215,14 +204,10 @@ class Layout:
         self, order: Sequence[int], cuts: Sequence[int], starts: Sequence[int], stages: int
     ) -> None:
         """``cuts`` and ``starts`` have one entry more than the most stages that there may be."""
-    @property
-    def order(self) -> list[int]: ...
-    @property
-    def cuts(self) -> list[int]: ...
-    @property
-    def starts(self) -> list[int]: ...
-    @property
-    def stages(self) -> int: ...
+    order: list[int]
+    cuts: list[int]
+    starts: list[int]
+    stages: int
 
 class LoadQuestion:
     """What the load of a plan is asked for (`plan_load.hpp`)."""
@@ -250,12 +235,9 @@ class WalkPlan:
 class Found:
     """The best plan with one size of micro-batches and one number of stages."""
 
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def layout(self) -> Layout: ...
+    seconds: float
+    size: int
+    layout: Layout
 
 def gathered_pass_s(
     gathers_s: Sequence[float], computes_s: Sequence[float], scatters: bool
@@ -304,10 +286,8 @@ class AllReduceCost:
     """The cost of one all-reduce algorithm: ``latency_s + s_per_byte * bytes``."""
 
     def __init__(self, latency_s: float, s_per_byte: float) -> None: ...
-    @property
-    def latency_s(self) -> float: ...
-    @property
-    def s_per_byte(self) -> float: ...
+    latency_s: float
+    s_per_byte: float
     def of(self, bytes: float) -> float:
         """Seconds to sum so many bytes."""
 
@@ -342,8 +322,7 @@ class GroupCosts:
     ) -> None:
         """``down`` and ``up``: bytes that cross each cut, of activations and of gradients.
         ``workspaces`` has a table for each number of rows."""
-    @property
-    def cuts(self) -> int: ...
+    cuts: int
     def forward_s(self, group: int, lo: int, hi: int) -> float:
         """Seconds of one forward on the slowest replica."""
     def backward_s(self, group: int, lo: int, hi: int) -> float:
@@ -396,24 +375,18 @@ class SppTable:
     """The best plan of each state: stages, first cut, first block and number of the first width."""
 
     def __init__(self, costs: GroupCosts, network: LinkNetwork, asked: SppQuestion) -> None: ...
-    @property
-    def seconds(self) -> npt.NDArray[np.float64]:
-        """The least objective; infinite where there is no plan. Then the others say nothing."""
-    @property
-    def passed_s(self) -> npt.NDArray[np.float64]:
-        """Until one micro-batch has passed all stages and channels."""
-    @property
-    def slowest_s(self) -> npt.NDArray[np.float64]:
-        """The slowest stage or channel."""
-    @property
-    def end(self) -> npt.NDArray[np.int64]:
-        """The cut where the first stage ends."""
-    @property
-    def next_number(self) -> npt.NDArray[np.int64]:
-        """The number of the width of the window behind it."""
-    @property
-    def recompute(self) -> npt.NDArray[np.int64]:
-        """Whether the first stage recomputes."""
+    seconds: npt.NDArray[np.float64]
+    """The least objective; infinite where there is no plan. Then the others say nothing."""
+    passed_s: npt.NDArray[np.float64]
+    """Until one micro-batch has passed all stages and channels."""
+    slowest_s: npt.NDArray[np.float64]
+    """The slowest stage or channel."""
+    end: npt.NDArray[np.int64]
+    """The cut where the first stage ends."""
+    next_number: npt.NDArray[np.int64]
+    """The number of the width of the window behind it."""
+    recompute: npt.NDArray[np.int64]
+    """Whether the first stage recomputes."""
 
 class WindowLoad:
     """The load of a stage on a window (`penstock.planners.slowest_stage.Loads`); group -1: none."""
@@ -447,12 +420,9 @@ class SlowestStageTable:
     """For each first block and first cut: the least slowest stage; the first stage's end, width."""
 
     def __init__(self, costs: GroupCosts, asked: SlowestStageQuestion) -> None: ...
-    @property
-    def seconds(self) -> npt.NDArray[np.float64]: ...
-    @property
-    def end(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def number(self) -> npt.NDArray[np.int64]: ...
+    seconds: npt.NDArray[np.float64]
+    end: npt.NDArray[np.int64]
+    number: npt.NDArray[np.int64]
 
 class DappleStep:
     """A step to another set of devices in use; group -1: it takes more than there are rows."""
@@ -465,8 +435,7 @@ class Occupancy:
     def __init__(
         self, first_step: int, rest_group: int, speed_left: float, idle: float
     ) -> None: ...
-    @property
-    def rest_group(self) -> int: ...
+    rest_group: int
 
 class DappleQuestion:
     """The inputs of DAPPLE's search (`penstock.planners.dapple.dapple.Search`)."""
@@ -486,20 +455,15 @@ class DappleQuestion:
 class DappleTaken:
     """A stage that a search chose: its layers and its step."""
 
-    @property
-    def lo(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def step(self) -> int: ...
+    lo: int
+    end: int
+    step: int
 
 class DapplePlan:
     """The best plan; without steps there is none."""
 
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def steps(self) -> list[DappleTaken]: ...
+    seconds: float
+    steps: list[DappleTaken]
 
 def dapple_plan(
     costs: GroupCosts, network: LinkNetwork, asked: DappleQuestion, limit_s: float
