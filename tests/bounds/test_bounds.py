@@ -1,7 +1,11 @@
 """Lower bounds by hand; that no plan beats them is in test_bounds_hold."""
 
+from random import Random
+
+import numpy as np
 import pytest
 
+from penstock.bounds.link_bound import CoreWork, Hosts
 from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
@@ -77,3 +81,16 @@ def test_on_separate_links_a_device_receives_from_several_at_once() -> None:
     # Two messages of two rows, side by side.
     assert make_score(problem)(plan) == pytest.approx(2.0)
     assert plan_bound_s(problem, plan) <= 2.0
+
+
+def test_time_that_just_suffices_is_enough_however_it_is_rounded():
+    """Layers without parameters, on links that cost nothing, are shared by the hosts' speeds."""
+    random = Random(1)
+    for _ in range(200):
+        speeds, layer_s = (np.array([random.uniform(0.1, 3) for _ in range(n)]) for n in (3, 7))
+        free = np.full(3, 1e30)
+        hosts = Hosts(speeds, np.full(3, 1e9), free, free, free)
+        work = CoreWork(hosts, 64, 1.0, layer_s, np.zeros(7), 0.0, 0.0)
+        least_s = 64 * layer_s.sum() / speeds.sum()
+        assert work.is_enough(least_s)
+        assert not work.is_enough(0.999 * least_s)

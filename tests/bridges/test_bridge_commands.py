@@ -177,6 +177,23 @@ def test_what_torch_cannot_run_is_refused(
         refused(penstock("export", place / "plan.json", "--to", target), *told)
 
 
+def test_a_parameter_that_is_tied_within_a_stage_hinders_nothing(
+    penstock: Penstock, place: Path
+) -> None:
+    write_profile(profile_named(*NAMES, shared=(0, 3)), place / "profile.json")
+    for target in ("torch", "torchtitan"):
+        answer = penstock("export", place / "plan.json", "--to", target, "--quiet")
+        assert (answer.code, answer.errors) == (0, "")
+
+
+def test_deepspeed_is_told_which_layers_are_tied(penstock: Penstock, place: Path) -> None:
+    own = penstock("export", place / "plan.json", "--to", "deepspeed")
+    assert "tied" not in own.output + own.errors
+    write_profile(profile_named(*NAMES, shared=(0, 13)), place / "profile.json")
+    tied = penstock("export", place / "plan.json", "--to", "deepspeed")
+    assert "'wte.weight' is tied" in tied.output + tied.errors
+
+
 def test_megatron_needs_one_list_of_blocks_and_whole_ends(penstock: Penstock, place: Path) -> None:
     plan = place / "plan.json"
     two = profile_named("wte", *(f"{part}.{i}" for part in "ab" for i in range(6)), "head", "loss")

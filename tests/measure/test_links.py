@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import count
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,18 @@ def test_a_known_channel_is_measured_as_it_is(
         assert device.message_s == pytest.approx(25e-6, rel=1e-6)
         assert device.message_bytes_per_s == pytest.approx(4e9, rel=1e-6)
         assert host.half_duplex == half_duplex
+
+
+def test_an_end_that_works_as_long_for_any_message_has_no_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Powers of two add up without rounding; a rate of 0 stands for no time a byte."""
+    channel = KnownChannel(2.0**-14, 2.0**27, 2.0**-15, inf)
+    monkeypatch.setattr("penstock.measure.links.distributed", channel)
+    for module in ("links", "clock"):
+        monkeypatch.setattr(f"penstock.measure.{module}.time", channel)
+    device = measure_links().devices[0]
+    assert (device.message_s, device.message_bytes_per_s) == (2.0**-15, 0.0)
 
 
 class SlowStart(KnownChannel):

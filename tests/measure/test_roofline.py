@@ -175,6 +175,12 @@ def test_the_name_that_a_driver_gives_a_device_is_known() -> None:
             hardware_named(other)
 
 
+def test_a_gpu_has_the_memory_that_its_name_says() -> None:
+    for name, known in HARDWARE.items():
+        if name != "cpu":
+            assert known.memory_bytes == int(name.rpartition("-")[2].removesuffix("GB")) * 1e9
+
+
 def test_hardware_of_a_file_has_its_rates_and_the_shares_of_a_device_like_it(
     tmp_path: Path, batch: tuple[torch.Tensor, torch.Tensor]
 ) -> None:

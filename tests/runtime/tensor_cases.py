@@ -4,15 +4,18 @@ Every rank trains the user's own module by itself, from the same seed, and compa
 """
 
 import copy
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
 from runtime.pipeline_cases import DECODER, SINGLE_PRECISION, different, tokens
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +26,7 @@ from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
+from penstock.torch_internals import forget_groups
 
 VOCABULARY, SEQUENCE, WIDTH, HEADS = 24, 6, 16, 4
 TABLE: Any = {
@@ -425,6 +429,19 @@ def refusals(plan: Plan, settings: Sequence[dict[str, Any]]) -> list[str]:
         else:
             found.append("nothing")
     return found
+
+
+def keeps_a_group_that_was_left() -> bool:
+    """Whether something refers to a mesh's process group, and so to its connections, afterwards."""
+    join()
+    group = dist.new_group([0])
+    assert isinstance(group, dist.ProcessGroup)
+    mesh, watched = DeviceMesh.from_group(group, "cpu"), ref(group)
+    dist.destroy_process_group(group)
+    forget_groups(mesh)
+    del group
+    gc.collect()
+    return watched() is not None
 
 
 def with_a_failure(plan: Plan) -> str:

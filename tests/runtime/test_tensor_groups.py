@@ -11,6 +11,7 @@ from runtime.tensor_cases import (
     compared,
     continued,
     grouped_plan,
+    keeps_a_group_that_was_left,
     llama_differences,
     refusals,
     small_gpt,
@@ -106,6 +107,11 @@ def test_checkpoints_are_whole_and_go_on_under_another_plan(
     arguments = (str(tmp_path), before, after)
     for found in launch_workers(continued, arguments, workers=5, threads=1):
         assert found == []
+
+
+def test_the_connections_of_a_group_that_was_left_are_closed() -> None:
+    (kept,) = launch_workers(keeps_a_group_that_was_left, workers=1, threads=1)
+    assert not kept
 
 
 def test_a_failure_of_one_rank_of_a_group_ends_all() -> None:
