@@ -25,14 +25,6 @@ def test_the_benchmark_prints_one_json_object_with_the_part_that_was_asked_for()
     assert not {"scoring", "large", "generation"} & set(values)
 
 
-def test_the_tables_on_the_page_are_those_that_the_command_prints() -> None:
-    page = (ROOT / "docs" / "benchmarks" / "schedules.md").read_text(encoding="utf-8").splitlines()
-    printed = output_of("benchmarks/simulator/published_tables.py").splitlines()
-    rows = [line for line in printed if line.startswith("|")]
-    assert len(rows) > 20
-    assert [row for row in rows if row not in page] == []
-
-
 def test_the_runtime_benchmark_prints_both_ratios_and_nothing_else() -> None:
     values = json.loads(output_of("benchmarks/runtime.py", "--smallest", "--json"))
     assert values.keys() == {"overhead_ratio", "limit_ratio"}

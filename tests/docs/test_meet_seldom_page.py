@@ -1,17 +1,15 @@
 """The guide to pipelines that meet seldom: its script trains as a plain loop of DiLoCo."""
 
 import copy
-import json
 import re
 from pathlib import Path
 
 import torch
-from docs.test_pages import DOCS, ROOT, blocks_of, succeed, write_files
+from docs.test_pages import DOCS, blocks_of, succeed, write_files
 from safetensors.torch import load_file
 from scripts import script_at
 from torch import nn
 
-RESULTS = ROOT / "benchmarks" / "meeting" / "results.json"
 PAGE = DOCS / "guides" / "meet-seldom.md"
 ROWS = ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
 
@@ -51,15 +49,3 @@ def test_the_script_trains_as_a_plain_loop_does(tmp_path: Path) -> None:
         weights |= load_file(file)
     for name, weight in outer_model.named_parameters():
         assert torch.allclose(weights[name], weight, rtol=1e-4, atol=1e-6), name
-
-
-def test_the_table_is_that_of_the_run() -> None:
-    found = json.loads(RESULTS.read_text(encoding="utf-8"))["contenders"]
-    rows = PAGE.read_text(encoding="utf-8").splitlines()
-    for name, of in found.items():
-        words = f"`{name}`" if name == "search" else name
-        figures = of["steps_per_s"], of["faster_than_search"], of["held_out_losses"][9]
-        seconds = of["seconds_to_equal_loss"]
-        told = f"{seconds:.1f}" if seconds is not None else "not in 300 steps"
-        row = " | ".join([words, *(f"{each:.2f}" for each in figures), told])
-        assert f"| {row} |" in rows

@@ -1,4 +1,4 @@
-"""The page on planning shows the tables of the benchmark's results, and what they say together."""
+"""What the results of the planning benchmark must show."""
 
 import json
 import sys
@@ -24,20 +24,6 @@ def rows() -> list[dict[str, Any]]:
     return json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))["rows"]
 
 
-def test_the_tables_of_the_page_are_those_of_the_results(
-    tables: Any, rows: list[dict[str, Any]]
-) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for title, table in tables.page_tables(rows).items():
-        assert "\n".join(table) in page, title
-
-
-def test_the_page_says_what_the_rows_say_together(tables: Any, rows: list[dict[str, Any]]) -> None:
-    page = " ".join(PAGE.read_text(encoding="utf-8").split())
-    for sentence in tables.summary_words(rows):
-        assert sentence in page
-
-
 def test_search_is_behind_no_plan_of_any_row(tables: Any, rows: list[dict[str, Any]]) -> None:
     assert len(rows) == 60
     assert {row["model"] for row in rows if tables.behind(row) or "failed" in row} == set()
@@ -51,11 +37,9 @@ def test_a_row_on_which_search_is_behind_is_told(tables: Any, rows: list[dict[st
     assert tables.behind(row | {"every_schedule": {"best": faster}}) == "dapple under zb-v"
 
 
-def test_the_times_of_whole_processes_are_those_measured() -> None:
-    script = script_at("benchmarks/planning/speed.py", "planning_speed")
+def test_whole_processes_are_within_their_limits() -> None:
     rows = json.loads((FOLDER / "speed.json").read_text(encoding="utf-8"))["speeds"]
     page = PAGE.read_text(encoding="utf-8")
-    assert script.speed_table(rows) in page
     over = [row["name"] for row in rows if row["cpu_s"] > row["budget_s"] or row["exit_code"]]
     assert over == []
     assert "All rows are within their limits" in page

@@ -1,24 +1,14 @@
 """Random problems of the planning benchmark: drawn alike each time, and told as they were found."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from scripts import script_at
 
-ROOT = Path(__file__).parent.parent.parent
-FOLDER = ROOT / "benchmarks" / "planning"
-
 
 @pytest.fixture(scope="module")
 def drawn() -> Any:
     return script_at("benchmarks/planning/random_problems.py", "random_problems_drawn")
-
-
-@pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
-    return json.loads((FOLDER / "random.json").read_text(encoding="utf-8"))["rows"]
 
 
 def test_a_seed_always_draws_the_same_problems_and_others_than_another(drawn: Any) -> None:
@@ -36,9 +26,3 @@ def test_a_row_says_where_search_is_behind(drawn: Any) -> None:
     row["alone"]["zb-v"] = {"seconds": 0.99 * best, "schedule": "zb-v", "cpu_s": 0.0}
     assert "BEHIND alone 1.01 %: zb-v" in drawn.random_words(row)
     assert "| 1 | 1 | 0 | 1 |" in drawn.random_table([row])[2]
-
-
-def test_the_table_of_the_page_is_that_of_the_rows(drawn: Any, rows: list[dict[str, Any]]) -> None:
-    page = (ROOT / "docs" / "benchmarks" / "planning.md").read_text(encoding="utf-8")
-    assert [row["number"] for row in rows] == list(range(len(rows))) and len(rows) >= 30
-    assert [line for line in drawn.random_table(rows) if line not in page] == []

@@ -1,8 +1,6 @@
-import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from penstock.command_line import (
     bridge_commands,
@@ -107,71 +105,3 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
         for option in set(with_options(function).__annotations__) - shared - positional:
             word = words.get(option, option)
             assert f"--{word.replace('_', '-')}" in sections[name], (name, option)
-
-
-def test_figures_of_the_first_page_are_those_of_the_benchmarks() -> None:
-    text = " ".join(README.split())
-    together = results("runtime")["end-to-end"][0]
-    low, high = (f"{together[key]:.2f}" for key in ("least", "most"))
-    assert f"**{together['faster']:.2f}** times as fast ({low} to {high} in five rounds)" in text
-
-    rows = {(row["model"], row["cluster"]): row for row in results("planning")["rows"]}
-    three = [rows["bert-48", f"dapple-{letter}"] for letter in "abc"]
-    assert " is {:.2f}, {:.2f} and {:.2f} times ".format(*map(over_the_others, three)) in text
-    gaps = (100 * answer_of(row)["gap"] for row in three)
-    assert "more than {:.1f}, {:.1f} and {:.1f} % faster".format(*gaps) in text
-    even = sorted(over_the_others(rows[key]) for key in rows if key[0] == "resnet-50")
-    assert f"{even[0]:.2f} to {even[-1]:.2f} on six clusters" in text
-
-    forty = sorted(abs(run["error"]) for run in results("prediction/forty_runs")["rows"])
-    words = f"off by {50 * (forty[19] + forty[20]):.1f} % in the median and {100 * forty[39]:.1f} %"
-    assert words in text
-    shared_cores = both_runs("schedules")
-    words = (
-        f"predictions of eleven schedules were {least_and_most_too_short(shared_cores)} too short"
-    )
-    assert words in text
-    worst = max(abs(run["error"]) for run in both_runs("wide"))
-    assert f"the same eleven schedules were within {100 * worst:.1f} %" in text
-
-
-def test_the_first_plan_of_start_here_is_that_of_the_benchmark() -> None:
-    page = (ROOT / "docs" / "start-here.md").read_text(encoding="utf-8")
-    rows = {(row["model"], row["cluster"]): row for row in results("planning")["rows"]}
-    plan = answer_of(rows["bert-48", "dapple-a"])
-    count = plan["micro_batches"]
-    stages, order = plan["stages"].count(":") + 1, plan["schedule"]
-    assert (
-        f"\nsearch: {stages} stages x 2 replicas, 3 on each device, {order}; {count} micro-" in page
-    )
-    milliseconds, gap = 1e3 * plan["iteration_s"], 100 * plan["gap"]
-    assert f"\niteration {milliseconds:.0f} ms, {gap:.1f} % above the bound" in page
-
-
-def results(name: str) -> Any:
-    """Those of a benchmark, or those in one of its files."""
-    path = ROOT / "benchmarks" / (f"{name}.json" if "/" in name else f"{name}/results.json")
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def both_runs(kind: str) -> list[dict[str, Any]]:
-    """The predictions on four workers that share two cores, which were made twice."""
-    runs = (f"prediction/{kind}_4_workers{which}" for which in ("_first", ""))
-    return [row for run in runs for row in results(run)["rows"]]
-
-
-def least_and_most_too_short(runs: list[dict[str, Any]]) -> str:
-    """How far predictions were below the measured time, as a share of the latter."""
-    errors = sorted(1 - run["predicted_s"] / run["measured_s"] for run in runs)
-    return f"{100 * errors[0]:.0f} to {100 * errors[-1]:.0f} %"
-
-
-def answer_of(row: dict[str, Any]) -> dict[str, Any]:
-    (answer,) = (answer for answer in row["answers"] if answer["planner"] == "search")
-    return answer
-
-
-def over_the_others(row: dict[str, Any]) -> float:
-    """The best plan of all other planners over that of `search`."""
-    others = [a["iteration_s"] for a in row["answers"] if a["planner"] != "search"]
-    return min(filter(None, others)) / answer_of(row)["iteration_s"]
