@@ -52,11 +52,13 @@ NUMBER = re.compile(
     r"(?<![\w.:,-])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\.?\d|[-:]\d|[A-WYZa-wyz_])"
 )
 UNIT = re.compile(
-    r"\**\s?(?:%|(?:x|s|ms|us|ns|times|[kMGT]i?B|[MG]b/s|GB/s|samples/s|tokens/s|seconds|minutes|hours)\b)"
+    r"(?:(?: to|,? and|,? or|,) [-+]?\d[\d.,]*(?=[^\d.,]))*\**\s?"
+    r"(?:%|(?:x|s|ms|us|ns|times|[kMGT]i?B|[MG]b/s|(?:GB|samples|tokens)/s|seconds|minutes|hours)\b)"
 )
+"""The unit of a number, or of the last of several."""
 NAMED = re.compile(
-    r"(?:[Tt]orch|[Pp]ython|[Tt]ransformers|CUDA|OR-Tools|DeepSpeed|glibc|[Vv]ersion|numba|arXiv|Llama|"
-    r"[Ss]ections?)\S* (?:from |is )*$"
+    r"(?:[Tt]orch|[Pp]ython|[Tt]ransformers|CUDA|OR-Tools|DeepSpeed|glibc|numba|arXiv|Llama|"
+    r"[Vv]ersion|[Ss]ections?)\S* (?:from |is )*$"
 )
 """What stands before the number of a version or a section."""
 COMMENT = re.compile(r"<!-- (figures|stated|stated below): (.*?) -->", re.DOTALL)
@@ -93,14 +95,16 @@ def checked(page: str, text: str) -> Checked:
     for block in expected(page):
         places = list(places_of(block, text))
         differs += [] if places else [f"{page}: not as its file says: {first_missing(block, text)}"]
-        known |= {span for span in numbers for place in places if is_within(span, place)}
+        known |= {each.span() for place in places for each in NUMBER.finditer(text, *place)}
     stated: dict[Span, str] = {}
     last = 0
     for comment in COMMENT.finditer(text):
         kind, says = comment[1], " ".join(comment[2].split())
-        here = [span for span in numbers if is_within(span, reach(kind, text, comment))]
+        place = reach(kind, text, comment)
+        here = [span for span in numbers if is_within(span, place)]
         if kind == "figures":
-            found, words = figures_of(says, text, [span for span in here if span[0] >= last])
+            here = [span for span in here if span[0] >= last]
+            found, words = figures_of(says, text, here, prose)
             known |= set(found)
             last = max((end for _, end in found), default=last)
             differs += [f"{page}, line {text.count(chr(10), 0, comment.start()) + 1}: {words}"] * (
@@ -142,7 +146,7 @@ def reach(kind: str, text: str, comment: re.Match[str]) -> Span:
     return max(starts, default=0), comment.start()
 
 
-def figures_of(says: str, text: str, here: list[Span]) -> tuple[list[Span], str]:
+def figures_of(says: str, text: str, here: list[Span], prose: str) -> tuple[list[Span], str]:
     """The numbers that the expressions of a comment find, and why one finds none."""
     source, _, expressions = says.partition(": ")
     name, _, part = source.partition(" ")
@@ -152,7 +156,7 @@ def figures_of(says: str, text: str, here: list[Span]) -> tuple[list[Span], str]
             value = value_of(expression, part_of(part, results(name)))
         except (OSError, ValueError) as cause:
             return found, str(cause)
-        span = next((span for span in here if reads(text[slice(*span)], value)), None)
+        span = next((s for s in here if reads(s, value, prose)), None)
         if span is None:
             told = ", ".join(text[slice(*each)] for each in here)
             return found, f"{expression} of {name} is {value:.6g}, and the page has {told}"
@@ -161,8 +165,14 @@ def figures_of(says: str, text: str, here: list[Span]) -> tuple[list[Span], str]
     return found, ""
 
 
-def reads(token: str, value: float) -> bool:
-    """Whether a number of a page is ``value``, rounded as it stands there."""
+def reads(span: Span, value: float, prose: str) -> bool:
+    """Whether a number of a page is ``value``, rounded as it stands there.
+
+    Only a count may be a number without unit and decimals: rounded, too many values would do.
+    """
+    token = prose[slice(*span)]
+    if value != round(value) and not is_figure(prose, span):
+        return False
     digits = len(token.partition(".")[2])
     sign = "+" if token[0] in "+-" else ""
     return f"{value:{sign}.{digits}f}" == token.replace(",", "")

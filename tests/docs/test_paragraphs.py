@@ -9,14 +9,15 @@ PAGES = sorted(
     [*(ROOT / "docs").rglob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG"))]
 )
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2\s*$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 ENTRY = re.compile(r"(?:[-*+]|\d+\.|:) +")
 MOST_WORDS = 120
 
 
 def paragraphs(page: str) -> Iterator[str]:
-    """Paragraphs and entries of lists; code, tables and headings are none."""
+    """Paragraphs and entries of lists; code, tables, headings and comments are none."""
     lines: list[str] = []
-    for line in [*FENCE.sub("\n", page).splitlines(), ""]:
+    for line in [*COMMENT.sub("", FENCE.sub("\n", page)).splitlines(), ""]:
         text = line.strip()
         is_prose = bool(text) and not text.startswith(("|", "#"))
         starts_anew = not is_prose or (ENTRY.match(text) is not None)
