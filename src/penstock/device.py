@@ -220,7 +220,12 @@ def unpinned(memory: torch.Tensor) -> None:
 
 
 def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the host on a device, behind the host: it is copied to pinned memory first."""
+    """A tensor of the host on a device, behind the host: it is copied to pinned memory first.
+
+    Rows that are one in memory, as of what all samples share, stay so.
+    """
+    if tensor.device != device and tensor.dim() and tensor.shape[0] > 1 and not tensor.stride(0):
+        return copied_to(device, tensor[:1]).expand_as(tensor)
     if is_gpu(device) and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

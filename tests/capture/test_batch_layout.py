@@ -5,7 +5,7 @@ from collections import UserDict
 import pytest
 import torch
 
-from penstock.capture.batch_layout import layout_of
+from penstock.capture.batch_layout import layout_of, layouts_of
 from penstock.errors import BadInput
 
 
@@ -48,9 +48,8 @@ def test_a_batch_unlike_the_example_is_refused(batch, words):
     ("batch", "words"),
     [
         ({}, "no tensors"),
-        ((torch.zeros(2), torch.tensor(1.0)), r"batch\[1\] is a 0-dimensional"),
+        (torch.tensor(1.0), "has samples along dimension 0"),
         (object(), "a object, has no tensors"),
-        ((torch.zeros(2), torch.zeros(3)), "unequal"),
     ],
 )
 def test_an_example_that_cannot_be_a_batch_is_refused(batch, words):
@@ -95,8 +94,8 @@ def test_part_of_a_sample_is_refused():
 
 
 def test_one_sample_does_not_tell_how_many_rows_belong_to_it():
-    with pytest.raises(BadInput, match=r"how many a tensor has with rows=\.\.\., .* two samples"):
-        layout_of(_patches(1))
+    found = [[leaf.rows for leaf in layout.leaves] for layout in layouts_of(_patches(1))]
+    assert found == [[1, 0]]
 
 
 def test_the_rows_of_one_sample_can_be_said():
@@ -120,10 +119,9 @@ def test_all_tensors_can_have_several_rows():
     ("rows", "words"),
     [
         ({"patches": 3}, r"rows gives batch\['patches'\] 3 rows for each sample, but it has 8"),
-        ({"patches": 0}, r"'patches'\] 0 rows"),
+        ({"patches": -1}, r"'patches'\] -1 rows"),
         ({"patches": 2.0}, r"'patches'\] 2.0 rows .* whole number"),
         ({"patches": True}, r"'patches'\] True rows"),
-        ({"patches": 2}, r"unequal .*'patches'\] 8 of 2 a sample, batch\['y'\] 2"),
         ({"pixels": 4}, r"rows names 'pixels', but .* its tensors are batch\['patches'\]"),
     ],
 )
@@ -134,4 +132,4 @@ def test_rows_that_the_example_does_not_have_are_refused(rows, words):
 
 def test_lengths_of_such_a_tensor_may_not_vary():
     with pytest.raises(BadInput, match=r"'patches'\], which has 4 rows for each sample"):
-        layout_of(_patches(2), {"patches": {1: "length"}})
+        layout_of(_patches(2), {"patches": {1: "length"}}, {"patches": 4})

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import product
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -34,11 +35,13 @@ __all__ = [
     "entry_at",
     "fill_slots",
     "in_sequence_of",
+    "key_of",
     "layout_of",
+    "layouts_of",
 ]
 
 RowsOf: TypeAlias = Mapping[LeafKey, int]
-"""The rows that each sample has of a tensor, by its key in the batch."""
+"""The rows that each sample has of a tensor, by its key in the batch; 0: all samples share it."""
 
 _CAPTURE_AGAIN = "or capture such a batch, too (other_examples=[batch])"
 
@@ -49,7 +52,8 @@ class LeafSpec:
 
     ``varying`` are the dimensions that vary from batch to batch, each with the index of its length.
     ``pads`` are the dimensions that may be padded, each with the pad value. Each sample has
-    ``rows`` consecutive rows of dimension 0.
+    ``rows`` consecutive rows of dimension 0. With 0 all samples share the tensor, which then has a
+    dimension of samples in front (in ``shape``, too), along which its memory repeats.
     """
 
     name: str
@@ -59,12 +63,21 @@ class LeafSpec:
     rows: int = 1
     pads: tuple[tuple[int, float], ...] = ()
 
-    def by_sample(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor with samples as dimension 0, for samples that have several rows."""
+    @property
+    def in_front(self) -> int:
+        """The dimensions in front of those that the user knows."""
+        return int(self.rows == 0)
+
+    def by_sample(self, tensor: torch.Tensor, samples: int) -> torch.Tensor:
+        """The tensor with samples as dimension 0, for samples that have several rows, or share."""
+        if self.rows == 0:
+            return tensor.expand(samples, *tensor.shape)
         return tensor if self.rows == 1 else tensor.unflatten(0, (-1, self.rows))
 
     def as_given(self, leaf: torch.Tensor) -> torch.Tensor:
         """The inverse of `by_sample`."""
+        if self.rows == 0:
+            return leaf[0]
         return leaf if self.rows == 1 else leaf.flatten(0, 1)
 
 
@@ -78,7 +91,7 @@ class BatchLayout:
 
     The tensors that `flatten` and `indexed` return, and that `rebuild` takes, have samples as
     dimension 0. For example, a tensor ``(64, 8)`` with 16 rows for each sample in a batch of 4
-    becomes ``(4, 16, 8)``.
+    becomes ``(4, 16, 8)``, and one that all samples share ``(4, 64, 8)``.
     """
 
     structure: Any
@@ -98,6 +111,11 @@ class BatchLayout:
             )
             for number in range(len(self.lengths))
         )
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """The tensors that all samples share."""
+        return frozenset(index for index, leaf in enumerate(self.leaves) if not leaf.rows)
 
     @property
     def example_lengths(self) -> LengthsOf:
@@ -129,20 +147,30 @@ class BatchLayout:
         order = [index for index, _ in _paths(self.structure, ())]
         return self._by_sample(dict(zip(order, found, strict=True)))
 
-    def _by_sample(self, found: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        self._check(found)
-        return {index: self.leaves[index].by_sample(tensor) for index, tensor in found.items()}
-
-    def _check(self, found: Mapping[int, torch.Tensor]) -> None:
-        for index, tensor in found.items():
-            check_leaf(self.leaves[index], tensor)
-        _check_rows([(self.leaves[index], tensor.shape[0]) for index, tensor in found.items()])
+    def _by_sample(self, given: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        own = {index: (self.leaves[index], tensor) for index, tensor in given.items()}
+        cut = [(spec, tensor) for spec, tensor in own.values() if spec.rows]
+        for spec, tensor in cut:
+            check_leaf(spec, tensor)
+        _check_rows([(spec, tensor.shape[0]) for spec, tensor in cut])
+        samples = cut[0][1].shape[0] // cut[0][0].rows if cut else 1
+        found = {i: spec.by_sample(tensor, samples) for i, (spec, tensor) in own.items()}
+        for i, (spec, _) in own.items():
+            if not spec.rows:
+                check_leaf(spec, found[i])
         for length, places in zip(self.lengths, self.length_places, strict=True):
-            sizes = {(leaf, dim): found[leaf].shape[dim] for leaf, dim in places if leaf in found}
-            check_length(length, {self._place(*at): size for at, size in sizes.items()})
+            sizes = {
+                self.place(leaf, dim): found[leaf].shape[dim]
+                for leaf, dim in places
+                if leaf in found
+            }
+            check_length(length, sizes)
+        return found
 
-    def _place(self, leaf: int, dim: int) -> str:
-        return f"dimension {dim} of {self.leaves[leaf].name}"
+    def place(self, leaf: int, dim: int) -> str:
+        """A dimension in words."""
+        spec = self.leaves[leaf]
+        return f"dimension {dim - spec.in_front} of {spec.name}"
 
     def rebuild(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
         """The batch's structure filled with ``leaves``, which are given by index.
@@ -190,14 +218,23 @@ class BatchLayout:
 def layout_of(
     batch: Batch, dynamic: Dynamic | None = None, rows: RowsOf | None = None
 ) -> BatchLayout:
-    """The layout of an example batch; the dimensions that ``dynamic`` names may vary.
+    """The likeliest of `layouts_of`."""
+    return layouts_of(batch, dynamic, rows)[0]
 
-    ``rows`` says how many rows of a tensor each sample has. Of the other tensors, those with the
-    fewest have one. A tensor with a multiple of the samples has several rows for each.
+
+def layouts_of(
+    batch: Batch, dynamic: Dynamic | None = None, rows: RowsOf | None = None
+) -> list[BatchLayout]:
+    """The layouts that an example batch may have; the dimensions that ``dynamic`` names may vary.
+
+    ``rows`` says how many rows of a tensor each sample has. Otherwise the samples are the commonest
+    size of dimension 0 (the first such), and tensors of this size have one row for each. A tensor
+    with a multiple has several rows for each, or all samples share it; any other is shared. Or the
+    least size divides all others, and nothing is shared. Layouts that share little come first.
 
     Raises:
-        BadInput: no tensors, a tensor without a batch dimension, unequal numbers of samples, or
-            what ``dynamic`` or ``rows`` names does not exist.
+        BadInput: no tensors, none with samples, too many tensors that may be shared, or what
+            ``dynamic`` or ``rows`` names does not exist.
     """
     leaves: list[torch.Tensor] = []
     names: list[str] = []
@@ -212,12 +249,6 @@ def layout_of(
         LeafSpec(name, tuple(tensor.shape), tensor.dtype)
         for name, tensor in zip(names, leaves, strict=True)
     )
-    for spec in specs:
-        if not spec.shape:
-            raise BadInput(
-                f"{spec.name} is a 0-dimensional tensor, but dimension 0 of every tensor of a "
-                "batch must be the samples; pass it as a plain number or expand it"
-            )
     for spec, tensor in zip(specs, leaves, strict=True):
         if tensor.layout != torch.strided:
             raise BadInput(
@@ -225,18 +256,23 @@ def layout_of(
                 f"pass it dense (to_dense()), or padded with a mask (to_padded_tensor())"
             )
     given = _rows_given(BatchLayout(structure, specs, 0), rows or {})
-    samples = min(spec.shape[0] // given.get(i, 1) for i, spec in enumerate(specs))
-    specs = tuple(
-        replace(spec, rows=given[i]) if i in given else _with_rows(spec, samples)
-        for i, spec in enumerate(specs)
-    )
-    layout = BatchLayout(structure, specs, samples)
-    layout.flatten(batch)
-    if not dynamic:
-        return layout
-    layout = with_lengths(layout, dynamic)
-    layout.flatten(batch)
-    return layout
+    found: list[BatchLayout] = []
+    problem: BadInput | None = None
+    for samples, counts in _readings(specs, given):
+        own = tuple(
+            replace(spec, rows=count, shape=spec.shape if count else (samples, *spec.shape))
+            for spec, count in zip(specs, counts, strict=True)
+        )
+        layout = BatchLayout(structure, own, samples)
+        try:
+            layout = with_lengths(layout, dynamic) if dynamic else layout
+            layout.flatten(batch)
+            found.append(layout)
+        except BadInput as other:
+            problem = problem or other
+    if not found and problem is not None:
+        raise problem
+    return found
 
 
 def _rows_given(layout: BatchLayout, rows: RowsOf) -> dict[int, int]:
@@ -244,21 +280,60 @@ def _rows_given(layout: BatchLayout, rows: RowsOf) -> dict[int, int]:
     given = {_leaf_at(layout, key, "rows"): count for key, count in rows.items()}
     for index, count in given.items():
         leaf = layout.leaves[index]
-        if type(count) is not int or count < 1 or leaf.shape[0] % count:
+        size = leaf.shape[0] if leaf.shape else 1
+        if type(count) is not int or count < 0 or (count and (size % count or not leaf.shape)):
             raise BadInput(
                 f"rows gives {leaf.name} {count!r} rows for each sample, but it has "
-                f"{leaf.shape[0]} in the example batch; give a whole number that divides them"
+                f"{size} in the example batch; give a whole number that divides them, or 0 if all "
+                f"samples share it"
             )
     return given
 
 
-def _with_rows(spec: LeafSpec, samples: int) -> LeafSpec:
-    """``spec`` with its rows for each sample, if that is an integer.
+def _readings(
+    specs: Sequence[LeafSpec], given: Mapping[int, int]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Samples, and the rows of each tensor for a sample, as they may be; see `layouts_of`."""
+    said = [specs[i].shape[0] // count for i, count in given.items() if count]
+    sizes = [spec.shape[0] for i, spec in enumerate(specs) if spec.shape and i not in given]
+    found: list[tuple[int, tuple[int, ...]]] = []
+    commonest = [max(sizes, key=sizes.count)] if sizes else []
+    for samples in said[:1] or commonest:
+        options = [
+            (given[i],) if i in given else _rows_that_may_be(spec, samples)
+            for i, spec in enumerate(specs)
+        ]
+        open_ones = [spec.name for spec, own in zip(specs, options, strict=True) if len(own) > 1]
+        if len(open_ones) > _MOST_OPEN:
+            raise BadInput(
+                f"{', '.join(open_ones)} have several rows for each of {samples} samples, or all "
+                f"samples share them, and at most {_MOST_OPEN} can be tried; say it with rows=..."
+            )
+        found += [(samples, counts) for counts in product(*options)]
+    least = min(sizes, default=1)
+    if least > 1 and not said and not any(size % least for size in sizes):
+        counts = [
+            given.get(i, spec.shape[0] // least) if spec.shape else 0
+            for i, spec in enumerate(specs)
+        ]
+        found = list(dict.fromkeys([(least, tuple(counts)), *found]))
+    if not found:
+        raise BadInput(
+            f"no tensor of the batch ({', '.join(spec.name for spec in specs)}) has samples along "
+            f"dimension 0; give it at least one that is not shared by all of them"
+        )
+    return sorted(found, key=lambda reading: reading[1].count(0))
 
-    A batch of one sample shows nothing: positions of shape (1, words) may belong to all samples.
-    """
-    rows, rest = divmod(spec.shape[0], samples) if samples > 1 else (1, 0)
-    return spec if rest else replace(spec, rows=rows)
+
+_MOST_OPEN = 3
+"""Each tensor that may be shared doubles the number of trials."""
+
+
+def _rows_that_may_be(spec: LeafSpec, samples: int) -> tuple[int, ...]:
+    size = spec.shape[0] if spec.shape else 0
+    if size == samples:
+        return (1,)
+    return (size // samples, 0) if samples and size and not size % samples else (0,)
 
 
 def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
@@ -276,11 +351,11 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
         leaves[index] = replace(
             leaf,
             varying=tuple(
-                (_checked_dimension(leaf, dim), numbers[name_of(named)])
+                (_checked_dimension(leaf, dim + leaf.in_front), numbers[name_of(named)])
                 for dim, named in dimensions.items()
             ),
             pads=tuple(
-                (dim, named.pad)
+                (dim + leaf.in_front, named.pad)
                 for dim, named in dimensions.items()
                 if isinstance(named, Length) and named.pad is not None
             ),
@@ -296,6 +371,11 @@ def entry_at(batch: Any, key: LeafKey) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return batch
+
+
+def key_of(path: tuple[str | int, ...]) -> LeafKey:
+    """The key of a tensor as users write it: without a tuple unless it is nested."""
+    return path[0] if len(path) == 1 else path
 
 
 def _leaf_at(layout: BatchLayout, key: LeafKey, argument: str) -> int:
@@ -323,13 +403,15 @@ def _checked_dimension(leaf: LeafSpec, dim: int) -> int:
         )
     if not 0 < dim < len(leaf.shape):
         raise BadInput(
-            f"dynamic names dimension {dim} of {leaf.name}, which has shape {leaf.shape}; name one "
-            f"from 1 to {len(leaf.shape) - 1}"
+            f"dynamic names dimension {dim - leaf.in_front} of {leaf.name}, which has shape "
+            f"{leaf.shape[leaf.in_front :]}; name one from {1 - leaf.in_front} to "
+            f"{len(leaf.shape) - 1 - leaf.in_front}"
         )
     if leaf.shape[dim] < 2:
         raise BadInput(
-            f"dimension {dim} of {leaf.name} is declared to vary, but is {leaf.shape[dim]} in the "
-            "example batch, and sizes below 2 cannot be told from constants; give a longer example"
+            f"dimension {dim - leaf.in_front} of {leaf.name} is declared to vary, but is "
+            f"{leaf.shape[dim]} in the example batch, and sizes below 2 cannot be told from "
+            f"constants; give a longer example"
         )
     return dim
 
@@ -391,14 +473,17 @@ def check_leaf(leaf: LeafSpec, tensor: torch.Tensor) -> None:
     """Raise `BadInput` if a tensor has another type or other sizes than ``leaf``, but for rows."""
     if tensor.dtype != leaf.dtype:
         raise _mismatch(leaf.name, f"of {tensor.dtype}", f"of {leaf.dtype}")
-    shape = tuple(tensor.shape)
-    if len(shape) != len(leaf.shape):
+    front = leaf.in_front
+    shape, known = tuple(tensor.shape)[front:], leaf.shape[front:]
+    if len(shape) != len(known):
         raise BadInput(
-            f"{leaf.name} has shape {shape}, but had {len(leaf.shape)} dimensions at capture, "
-            f"{leaf.shape}; reshape it, {_CAPTURE_AGAIN}"
+            f"{leaf.name} has shape {shape}, but had {len(known)} dimensions at capture, "
+            f"{known}; reshape it, {_CAPTURE_AGAIN}"
         )
-    for dim, (found, expected) in enumerate(zip(shape[1:], leaf.shape[1:], strict=True), start=1):
-        if found != expected and all(dim != varying for varying, _ in leaf.varying):
+    for dim, (found, expected) in enumerate(zip(shape, known, strict=True)):
+        if dim + front == 0 or any(dim + front == varying for varying, _ in leaf.varying):
+            continue
+        if found != expected:
             raise BadInput(
                 f"{leaf.name} has shape {shape}: dimension {dim} is {found}, but was {expected} "
                 f"at capture; pad or trim it to {expected}, declare it dynamic, {_CAPTURE_AGAIN}"
@@ -432,8 +517,8 @@ def _check_rows(found: Sequence[tuple[LeafSpec, int]]) -> None:
         raise BadInput(
             f"the tensors of the batch have unequal numbers of samples ({counts}); dimension 0 of "
             "each must be the batch, with as many rows for every sample; say how many a tensor has "
-            "with rows=..., keep one without samples (position ids, the edges of a graph) in the "
-            "model, or give an example batch of two samples or more"
+            "with rows=... (0: all samples share it), or give an example batch of two samples or "
+            "more"
         )
     if any(rows % leaf.rows for leaf, rows in found):
         leaf, rows = next((leaf, rows) for leaf, rows in found if rows % leaf.rows)

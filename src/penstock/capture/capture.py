@@ -11,7 +11,12 @@ import torch
 from torch import nn
 
 from penstock.capture.batch_call import BatchCall, as_function
-from penstock.capture.batch_layout import BatchLayout, RowsOf, layout_of
+from penstock.capture.batch_layout import (
+    BatchLayout,
+    RowsOf,
+    key_of,
+    layouts_of,
+)
 from penstock.capture.chain import Chain
 from penstock.capture.kinds import joined, named_in
 from penstock.capture.layer_graph import LayerGraph, SplitTable
@@ -44,8 +49,8 @@ def capture_model(
 
     ``dynamic`` names the dimensions of the batch that vary besides the samples, for example
     ``{"input_ids": {1: "length"}, "labels": {1: "length"}}``; equal names mean equal sizes.
-    ``rows`` says how many rows of a tensor each sample has, as in ``{"patches": 16}``, where the
-    example does not show it.
+    ``rows`` says how many rows of a tensor each sample has, as in ``{"patches": 16}``, or that all
+    samples share it (``{"position_ids": 0}``). Where the example does not show it, it is tried.
 
     Entries of the batch without tensors, such as file names, are ignored if nothing reads them; a
     warning names them. A number or word that is read is a constant that all batches must repeat.
@@ -64,7 +69,7 @@ def capture_model(
     Raises:
         BadInput: the batch does not fit the model, an object in it is read that is no tensor, the
             loss is not a scalar or cannot be computed from slices of a batch, the granularity is
-            unknown, or two examples are of one kind.
+            unknown, two examples are of one kind, or it cannot be told which tensors are shared.
         CaptureFailed: the model does not run on the example, or cannot be recorded.
     """
     if granularity not in get_args(Granularity):
@@ -93,7 +98,10 @@ def capture_model(
 
     def captured(example: Batch) -> LayerGraph:
         named = named_in(dynamic, example, examples), named_in(rows, example, examples)
-        return recorded_as(program_of, record, layout_of(example, *named), example)
+        layouts = layouts_of(example, *named)
+        return the_only_one(
+            layouts, named[1], lambda layout: recorded_as(program_of, record, layout, example)
+        )
 
     examples = [batch, *other_examples]
     graphs = [captured(example) for example in examples]
@@ -126,6 +134,67 @@ def recorded_as(
             if not read:
                 return found
         layout = layout.with_constants(read)
+
+
+def the_only_one(
+    layouts: Sequence[BatchLayout], said: RowsOf, recorded: Callable[[BatchLayout], LayerGraph]
+) -> LayerGraph:
+    """The graph by the one layout with which the program runs on parts of the batch.
+
+    Raises:
+        BadInput: it runs with several, or samples act on one another where some share what is not
+            ``said`` to be shared.
+        PenstockError: it runs with none; what ``recorded`` raises for the first.
+    """
+    found, problems = list[LayerGraph](), list[PenstockError]()
+    for layout in layouts:
+        taken = [i for i in sorted(layout.shared) if key_of(layout.paths[i]) not in said]
+        names = ", ".join(layout.leaves[i].name for i in taken)
+        try:
+            graph = recorded(layout)
+        except PenstockError as problem:
+            if not names:
+                problems.append(problem)
+                continue
+            text = f"{problem} ({names}: taken to be shared by all {layout.batch_size} samples)"
+            problems.append(type(problem)(text))
+            problems[-1].__cause__ = problem
+            continue
+        mixing = graph.recorded.parts.mixing
+        if names and mixing:
+            zeros = {key_of(layout.paths[i]): 0 for i in taken}
+            problems.append(
+                BadInput(
+                    f"it is not clear whether all {layout.batch_size} samples share {names}, since "
+                    f"then it mixes samples ({mixing}); say it with rows={zeros}, or say how many "
+                    f"rows each sample has"
+                )
+            )
+            continue
+        found.append(graph)
+    if not found:
+        raise problems[0]
+    found = [graph for graph in found if not graph.recorded.sizes.any_shrinks] or found
+    one, *others = (graph.call.layout for graph in found)
+    read = read_for_loss(found[0])
+    for other in others:
+        unlike = [i for i in sorted(read) if one.leaves[i].rows != other.leaves[i].rows]
+        if unlike:
+            ways = [
+                {key_of(own.paths[i]): own.leaves[i].rows for i in unlike} for own in (one, other)
+            ]
+            raise BadInput(
+                f"the batch does not show which of its tensors all samples share (0 rows each): "
+                f"the model runs with rows={ways[0]} and with rows={ways[1]}; pass one of them to "
+                f"capture_model, or as [rows] of the job"
+            )
+    return found[0]
+
+
+def read_for_loss(graph: LayerGraph) -> frozenset[int]:
+    """The leaves of the batch from which the loss is computed."""
+    record = graph.recorded.record
+    return graph.cut.leaves_of(record.behind([record.values[graph.recorded.loss].maker]))
 
 
 def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:

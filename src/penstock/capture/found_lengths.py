@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from penstock.capture.batch_layout import BatchLayout, LeafSpec, RowsOf, layout_of
+from penstock.capture.batch_layout import BatchLayout, LeafSpec, RowsOf, key_of, layout_of
 from penstock.capture.lengths import Dynamic
 from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
@@ -39,16 +39,17 @@ def find_dynamic(batches: Iterable[Batch], rows: RowsOf | None = None) -> Dynami
         check_alike(first, layout, number)
     sizes: dict[tuple[int, int], tuple[int, ...]] = {}
     for leaf, spec in enumerate(first.leaves):
-        for dim in range(1, len(spec.shape)):
+        for dim in range(1, len(spec.shape)):  # also of what samples share, behind the samples
             found = tuple(layout.leaves[leaf].shape[dim] for layout in layouts)
             if len(set(found)) > 1:
                 sizes[leaf, dim] = found
     names = names_of(first, sizes)
     dynamic: dict[str | int | tuple[str | int, ...], dict[int, str]] = {}
     for leaf, path in enumerate(first.paths):
-        dimensions = {dim: names[sizes[at, dim]] for at, dim in sizes if at == leaf}
+        front = first.leaves[leaf].in_front
+        dimensions = {dim - front: names[sizes[at, dim]] for at, dim in sizes if at == leaf}
         if dimensions:
-            dynamic[path[0] if len(path) == 1 else path] = dimensions
+            dynamic[key_of(path)] = dimensions
     return dynamic
 
 

@@ -312,6 +312,7 @@ class LayerGraph:
             self.lengths_of,
             recorded.device,
             adds=adds,
+            shared=self.call.layout.shared,
         )
 
     def _adds_up(self, number: int, action: LossAction) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from penstock.capture.batch_layout import key_of
 from penstock.capture.batch_part import BatchPart, LeafKey
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import StageProgram
@@ -23,7 +24,7 @@ from penstock.plan.plan import Plan
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.program import places_of, rows_at
 
-__all__ = ["BatchNeeds", "Column", "LeafNeed", "in_words", "key_of", "needs_of"]
+__all__ = ["BatchNeeds", "Column", "LeafNeed", "in_words", "needs_of"]
 
 Entry = TypeVar("Entry")
 
@@ -37,7 +38,8 @@ class LeafNeed:
 
     ``index`` is its place among the batch's tensors, ``key`` the user's key, as in ``dynamic``, and
     ``name`` how a user reaches it, as in ``batch['x']``. The ``stages`` of the rank read it, or all
-    its rows are needed (``every_row``) to count the terms of the loss.
+    its rows are needed (``every_row``) to count the terms of the loss. Of what is ``shared`` by all
+    samples the whole is read.
     """
 
     index: int
@@ -45,6 +47,7 @@ class LeafNeed:
     name: str
     stages: tuple[int, ...]
     every_row: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class BatchNeeds:
 
     def rows_of(self, leaf: LeafNeed, samples: int) -> tuple[range, ...]:
         """The rows that this rank reads of ``leaf`` in a batch of ``samples``."""
-        if leaf.every_row:
+        if leaf.every_row or leaf.shared:
             return (range(samples),)
         waiting = self.synchronised.intersection(leaf.stages)
         return rows_of_stages(self.plan, self.rank, leaf.stages, frozenset(waiting), samples)
@@ -101,7 +104,7 @@ class BatchNeeds:
 
         ``columns`` has a column for each tensor by its key, with one entry for each sample of the
         data set. It is called with the numbers of the samples to read, or indexed by them. Use it
-        to collate in a loader over indices:
+        to collate in a loader over indices. What all samples share is its own column.
 
             DataLoader(range(len(data)), 32, collate_fn=partial(pipe.needs.read, columns))
 
@@ -117,8 +120,9 @@ class BatchNeeds:
                     f"it; give one for every tensor of the batch"
                 )
             column, wanted = columns[leaf.key], self.pick(leaf.key, indices)
-            if wanted:
-                read = column(wanted) if callable(column) else column[wanted]
+            if leaf.shared or wanted:
+                one = leaf.shared and not callable(column)
+                read = column if one else column(wanted) if callable(column) else column[wanted]
                 found[leaf.key] = torch.as_tensor(read)
         return BatchPart(number, len(indices), found, lengths or {}, tuple(indices))
 
@@ -210,14 +214,10 @@ def needs_of(
                 layout.leaves[index].name,
                 tuple(sorted(read.get(index, ()))),
                 index in every,
+                not layout.leaves[index].rows,
             )
             for index in sorted({*read, *every} - {additional})
         ),
         sized,
         synchronised,
     )
-
-
-def key_of(path: tuple[str | int, ...]) -> LeafKey:
-    """The key of a tensor as users write it: without a tuple unless it is nested."""
-    return path[0] if len(path) == 1 else path

@@ -11,13 +11,13 @@ from functools import cached_property
 
 import torch
 
-from penstock.capture.batch_layout import check_leaf, check_length
+from penstock.capture.batch_layout import check_leaf, check_length, key_of
 from penstock.capture.batch_part import BatchPart, Leaf, PartialLeaf
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
-from penstock.runtime.batch_needs import BatchNeeds, LeafNeed, in_words, key_of, needs_of
+from penstock.runtime.batch_needs import BatchNeeds, LeafNeed, in_words, needs_of
 from penstock.runtime.engine import Engine
 
 __all__ = ["WHOLE", "BatchReading"]
@@ -208,6 +208,10 @@ class BatchReading:
                 f"leaves={{{need.key!r}: ...}}"
             )
         spec = self._graph.call.layout.leaves[need.index]
+        if need.shared:
+            tensor = spec.by_sample(tensor, part.samples)
+            check_leaf(spec, tensor)
+            return wanted, tensor
         check_leaf(spec, tensor)
         count, given = sum(map(len, wanted)), tensor.shape[0] / spec.rows
         if given not in (count, part.samples):
@@ -215,14 +219,16 @@ class BatchReading:
                 f"it has {given:g} rows of {need.name}; give the {count} that this rank reads "
                 f"({in_words(wanted) or 'none'}), or all {part.samples}"
             )
-        return wanted if given == count else (range(part.samples),), spec.by_sample(tensor)
+        return wanted if given == count else (range(part.samples),), spec.by_sample(
+            tensor, part.samples
+        )
 
     def _lengths(self, part: BatchPart, held: Mapping[int, torch.Tensor | None]) -> tuple[int, ...]:
         """The lengths of the whole batch, as stated or as the tensors of this rank show them."""
         layout, found = self._graph.call.layout, list[int]()
         for length, places in zip(layout.lengths, layout.length_places, strict=True):
             sizes = {
-                f"dimension {dim} of {layout.leaves[leaf].name}": tensor.shape[dim]
+                layout.place(leaf, dim): tensor.shape[dim]
                 for leaf, dim in places
                 if (tensor := held.get(leaf)) is not None
             }

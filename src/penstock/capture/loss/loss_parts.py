@@ -232,10 +232,26 @@ class _Walk:
         self._statistics: set[int] = set()
         self._sampled: set[int] = set()
         """Values that depend on samples, though they may have no dimension of samples."""
+        self._shared: set[int] = set()
+        """Values made of what all samples share alone: those of a slice are those of the batch."""
         for number, value in enumerate(record.values):
-            reads = record.events[value.maker].reads
-            if sizes.has_samples(number) or any(read in self._sampled for read in reads):
+            event = record.events[value.maker]
+            if self._is_shared(event):
+                self._shared.add(number)
+            elif sizes.has_samples(number) or any(read in self._sampled for read in event.reads):
                 self._sampled.add(number)
+
+    def _is_shared(self, event: RecordedCall) -> bool:
+        if event.address[0] == "":
+            return bool(event.leaves & self.record.program.call.layout.shared)
+        return (
+            bool(event.reads)
+            and self._shared.issuperset(event.reads)
+            and not any(
+                varies(self._others, event, position, entry)
+                for position, entry in enumerate(pytree.tree_leaves(event.args))
+            )
+        )
 
     def values_asked_for(self) -> None:
         """What decides about a branch of the loss, as in ``if (y == 4).any()``, is the step's.
@@ -282,7 +298,7 @@ class _Walk:
         if isinstance(entry, TensorReference):
             if not isinstance(entry.value, int) or entry.value in self.record.dependent:
                 return False
-            return not self.sizes.has_samples(entry.value)
+            return not self.sizes.has_samples(entry.value) and entry.value not in self._shared
         if isinstance(entry, bool) or not isinstance(entry, int | float):
             return False
         return entry in self._answers or varies(self._others, event, position, entry)

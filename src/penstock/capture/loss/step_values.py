@@ -37,7 +37,7 @@ class StepValues:
     """The values of a step by ``probe``, from the leaves ``read`` of its batches.
 
     ``probe`` gets the leaves by index and the size of the batch. ``adds``: the values of two
-    batches together are the sums of theirs.
+    batches together are the sums of theirs. The leaves ``shared`` are equal for all samples.
     """
 
     def __init__(
@@ -48,8 +48,9 @@ class StepValues:
         device: torch.device,
         *,
         adds: bool,
+        shared: frozenset[int],
     ) -> None:
-        self.read = read
+        self.read, self._shared = read, read & shared
         self._probe, self._lengths_of, self._adds = probe, lengths_of, adds
         self._device = device
         self._layouts: dict[tuple[int, ...], _Layout] = {}
@@ -113,7 +114,8 @@ class StepValues:
             [leaf.shape[1:] for leaf in own.values()] == [x.shape[1:] for x in first.values()]
             for own in batches
         )
-        if alike:
+        same = all(torch.equal(own[i][0], first[i][0]) for own in batches for i in self._shared)
+        if alike and same:
             joined = {
                 i: torch.cat([own[i] for own in batches]) if len(batches) > 1 else first[i]
                 for i in first
@@ -122,9 +124,10 @@ class StepValues:
         if self._adds:
             return torch.stack([self._row(own) for own in batches]).sum(0)
         raise BadInput(
-            f"a step was given {len(batches)} batches of different lengths, but a term of the "
-            f"loss is divided by a number that must be computed from all of them together; pad "
-            f"them to one length, or give each a step of its own"
+            f"a step was given {len(batches)} batches of different lengths, or with different "
+            f"tensors that all samples share, but a term of the loss is divided by a number that "
+            f"must be computed from all of them together; pad them to one length, or give each a "
+            f"step of its own"
         )
 
     def _row(self, leaves: Mapping[int, torch.Tensor]) -> torch.Tensor:

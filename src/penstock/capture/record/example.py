@@ -639,11 +639,14 @@ def dependent_addresses(record: ProgramRecording) -> tuple[Address, ...]:
 
 def leaves_as_values(record: ProgramRecording, leaves: Sequence[torch.Tensor]) -> None:
     """Let the leaves of the batch be values, each made by an event of its own."""
+    shared = record.program.call.layout.shared
     for number, leaf in enumerate(leaves):
         event = RecordedCall(("", number), leaves={number})
         record.events.append(event)
         record.make(event, number, 0, leaf)
         record.batch.set(leaf, number)
+        if number in shared:
+            record.note_shared(leaf)
 
 
 def hidden_in(record: ProgramRecording, tensor: torch.Tensor) -> str | None:

@@ -678,6 +678,10 @@ class ProgramRecording(TorchFunctionMode):
         if given and not apart and writes_first(name):
             self._apart.set(given[0], False)
 
+    def note_shared(self, leaf: torch.Tensor) -> None:
+        """Note that all samples share a leaf of the batch, so that replicas have the same."""
+        self._apart.set(leaf, True)
+
     def _is_apart(self, tensor: torch.Tensor) -> bool:
         known = self._apart.get(tensor)
         return known if known is not None else id(tensor) in self.param_names

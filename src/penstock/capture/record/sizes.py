@@ -210,6 +210,15 @@ class ValueSizes:
         formulas = self.formulas[value]
         return formulas is None or any(formula.has_samples for formula in formulas)
 
+    @property
+    def any_shrinks(self) -> bool:
+        """Whether a size becomes smaller with more samples: the batch was taken apart wrongly."""
+        known = (size for sizes in self.formulas if sizes is not None for size in sizes)
+        return any(
+            isinstance(size, Formula) and any(0 in which and n < 0 for which, n in size.terms)
+            for size in known
+        )
+
     def is_proportional(self, value: int) -> bool:
         """Whether the number of elements is a multiple of the samples."""
         formulas = self.formulas[value]

@@ -26,6 +26,7 @@ from math import inf, isfinite
 
 import torch
 
+from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.batch_part import Leaf
 from penstock.capture.record.outside_state import kept_random_state
 from penstock.capture.restored import kept_buffers
@@ -146,7 +147,9 @@ def reference_of(
     found: Reference | None = None
     if world.rank == 0:
         no_room = lacking(engine, batches, samples_of(batches), double=double)
-        reason = graph.mixing or (NO_ROOM if no_room else "")
+        reason = (
+            graph.mixing or own_entries(graph.call.layout, batches) or (NO_ROOM if no_room else "")
+        )
         try:
             leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
             if draw is not None:
@@ -209,6 +212,14 @@ def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
                 f"{shapes[0]} and {shapes[1]}, and your module takes one shape at a time; compare "
                 f"one of the batches with pipe.verify"
             )
+    return ""
+
+
+def own_entries(layout: BatchLayout, batches: Sequence[Sequence[torch.Tensor]]) -> str:
+    """Which entry that samples share differs between the batches of a step; empty if none does."""
+    for index in sorted(layout.shared):
+        if any(not torch.equal(leaves[index][0], batches[0][index][0]) for leaves in batches[1:]):
+            return f"each batch of the step has its own {layout.leaves[index].name}"
     return ""
 
 
