@@ -1,4 +1,4 @@
-"""The architect's check: a planner and a schedule are each a file of their own and one entry."""
+"""The architect's check: what CONTRIBUTING tells how to add is a file of its own and one entry."""
 
 import os
 import shutil
@@ -44,7 +44,37 @@ def halves(problem: PlanningProblem, score: Score) -> Plan:
     return Plan(stages, problem.global_batch // size, size, problem.schedules[0])
 '''
 
+BRIDGE = '''
+from penstock.bridges.modules import NamedPlan
+
+TARGET = "Slices"
+
+
+def slices(given: NamedPlan) -> tuple[str, list[str]]:
+    """The modules of each stage, a line each."""
+    return "\\n".join(" ".join(names) for names in given.names), []
+'''
+
+CLUSTER = """
+name = "cards"
+
+[[hosts]]
+name = "host"
+link_bandwidth = "300 GB/s"
+port_bandwidth = "50 GB/s"
+
+[[hosts.devices]]
+kind = "Card-192GB"
+memory = "192 GB"
+count = 8
+"""
+
 PROGRAM = """
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.bridges.formats import export_layout
+from penstock.measure.hardware import hardware_named
 from penstock.cluster.toml_file import find_cluster
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
@@ -60,11 +90,16 @@ folded = rescheduled(problem, plan, "one-by-one", lambda plan: 1.0)
 assert len(folded.stages) == 4 and folded.placement == (0, 1, 1, 0), folded
 busy_s = simulate_plan(folded, profile, cluster).iteration_s
 assert 0 < simulate_plan(plan, profile, cluster).iteration_s < busy_s < 60
+assert find_cluster("cards").devices[7].kind == hardware_named("card").name
+layers = tuple(replace(layer, name=f"h.{i}") for i, layer in enumerate(profile.layers))
+named = replace(profile, layers=layers)
+text = export_layout("slices", plan, named, Path("layout"), {}).text
+assert [line.split()[0] for line in text.splitlines()] == ["h.0", f"h.{len(layers) // 2}"], text
 print(*list(PLANNERS)[-1:], *list(FAMILIES)[-1:])
 """
 
 
-def test_a_planner_and_a_schedule_are_a_file_and_a_line_each(tmp_path: Path) -> None:
+def test_what_newcomers_add_is_a_file_and_a_line_each(tmp_path: Path) -> None:
     package = tmp_path / "penstock"
     shutil.copytree(
         Path(penstock.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
@@ -79,6 +114,20 @@ def test_a_planner_and_a_schedule_are_a_file_and_a_line_each(tmp_path: Path) -> 
     registry = package / "planners" / "registry.py"
     add_line(registry, before='}\n"""All but', line='    "halves": halves,\n')
     add_line(registry, before="\n__all__", line="from penstock.planners.halves import halves\n")
+    (package / "bridges" / "slices.py").write_text(BRIDGE)
+    formats = package / "bridges" / "formats.py"
+    add_line(
+        formats,
+        before="}\n\n\n@dataclass",
+        line='    "slices": Format(slices.TARGET, slices.slices),\n',
+    )
+    add_line(formats, before="\n__all__", line="from penstock.bridges import slices\n")
+    (package / "cluster" / "presets" / "cards.toml").write_text(CLUSTER)
+    add_line(
+        package / "measure" / "hardware.py",
+        before='    Hardware(\n        *("cpu"',
+        line='    gpu("Card-192GB", (9e13, 12e14, 3e12), 192e9, H100_SHARES, "made up"),\n',
+    )
     done = subprocess.run(
         [sys.executable, "-B", "-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -242,6 +242,7 @@ sys.argv = ["penstock", *sys.argv[1:]]
 code = cli.run()
 names = [name.split(".") for name in sys.modules]
 ours = [name[1] for name in names if name[0] == "penstock" and len(name) > 2]
+ours = [package for package in ours if package != "planners"]  # Every planner is a file more.
 others = set(ours) & {"runtime", "capture", "jobs", "bridges", "rehearse", "measure"}
 print(len(ours), len([name for name in names if name[:2] == ["penstock", "command_line"]]), others)
 sys.exit(code)

@@ -83,7 +83,7 @@ def export_layout(
     Raises:
         BadInput: the framework ``to`` cannot express the plan, or ``joined`` names no module.
     """
-    form = FORMATS[to]
+    form = format_named(to)
     layout, chain = layout_of_plan(plan, form.title), module_chain(profile)
     if form.torch_pipelines:
         check_neighbours(layout, chain, profile, form.title)
@@ -106,8 +106,21 @@ def read_layout(of: str, path: Path, profile: ModelProfile, asked: AskedLayout) 
     Raises:
         BadInput: it does not fit to the profile, or layouts of this framework are only written.
     """
-    form = FORMATS[of]
-    if form.read is None:
-        known = ", ".join(name for name, other in FORMATS.items() if other.read)
-        raise BadInput(f"layouts of {form.title} are not read; write one of {known}")
+    form = format_named(of, reads=True)
+    assert form.read is not None
     return form.read(path, profile, asked)
+
+
+def format_named(name: str, reads: bool = False) -> Format:
+    """The format of a framework whose layouts are written, or also read.
+
+    Raises:
+        BadInput: there is none; the message names those that there are.
+    """
+    known = [framework for framework, form in FORMATS.items() if form.read or not reads]
+    if name not in known:
+        raise BadInput(
+            f"layouts of '{name}' are not {'read' if reads else 'written'}; "
+            f"name one of {', '.join(known)}"
+        )
+    return FORMATS[name]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from typer import Argument, Option
 
@@ -19,13 +19,31 @@ if TYPE_CHECKING:
 
 __all__ = ["export_plan", "import_layout"]
 
+
+def frameworks() -> list[str]:
+    """The frameworks that a shell completes."""
+    from penstock.bridges.formats import FORMATS
+
+    return list(FORMATS)
+
+
 Target: TypeAlias = Annotated[
-    Literal["torch", "torchtitan", "megatron", "deepspeed"],
-    Option("--to", help="The framework that is to run the plan."),
+    str,
+    Option(
+        "--to",
+        metavar="FRAMEWORK",
+        help="The framework that is to run the plan, such as torch or megatron.",
+        autocompletion=frameworks,
+    ),
 ]
 Source: TypeAlias = Annotated[
-    Literal["torch", "megatron"],
-    Option("--from", help="The framework that the layout is of."),
+    str,
+    Option(
+        "--from",
+        metavar="FRAMEWORK",
+        help="The framework that the layout is of, such as torch or megatron.",
+        autocompletion=frameworks,
+    ),
 ]
 Joined: TypeAlias = Annotated[
     list[str] | None,
