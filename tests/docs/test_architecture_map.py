@@ -91,6 +91,15 @@ def test_the_walk_of_a_job_names_files_and_what_they_define() -> None:
     assert names - set().union(*map(defined_in, sources)) == set()
 
 
+def test_the_walk_of_a_plan_names_files_and_what_they_define() -> None:
+    walk = PAGE.partition("## The walk of a plan")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w/]+\.py)`(?:,\s+`(\w+)`)?", walk)
+    assert len(named) == 19
+    for path, name in named:
+        source = (ROOT / "src" / "penstock" / path).read_text(encoding="utf-8")
+        assert not name or name in defined_in(source), (path, name)
+
+
 def test_a_name_that_is_only_imported_is_not_defined() -> None:
     assert defined_in("from a import B\nC: int = 1\nD = 2\ndef e(): ...\nclass F: ...") == {
         *("C", "D", "e", "F")

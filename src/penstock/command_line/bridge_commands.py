@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.bridges.layout import PipelineLayout
     from penstock.plan.plan import Plan
+    from penstock.planning.plan_files import PlanInputs
     from penstock.profile.model_profile import ModelProfile
 
 __all__ = ["export_plan", "import_layout"]
@@ -160,10 +161,8 @@ def import_layout(
     """Read another framework's layout as a plan; -o writes the plan."""
     from penstock.bridges.formats import read_layout
     from penstock.bridges.layout import AskedLayout, plan_of_layout
-    from penstock.command_line.shown_plan import show_planned, too_full_words
-    from penstock.plan.in_words import plan_words
-    from penstock.plan.json_file import plan_to_json, write_plan
-    from penstock.planning.plan_files import PlanInputs, write_planned
+    from penstock.plan.json_file import write_plan
+    from penstock.planning.plan_files import PlanInputs
     from penstock.planning.planning_problem import member_named
     from penstock.schedule.registry import FAMILIES
 
@@ -176,29 +175,45 @@ def import_layout(
     read = read_layout(source, Path(layout), costs, asked)
     plan = plan_of_layout(read, asked)
     if cluster:
-        from penstock.plan.schedule_costs import priced
-        from penstock.planning.planning_problem import problem_of_plan
-        from penstock.planning.what_if import play
-
-        machines = inputs.read_cluster()
-        plan = priced(problem_of_plan(plan, costs, machines), plan)
-        planned = play(plan, costs, machines).planned
-        if out:
-            write_planned(planned, out, inputs, 0.0)
-        show_planned(terminal, planned, costs, machines, planned.to_json(0.0))
-        if planned.prediction.too_full:
-            terminal.note(too_full_words(planned.prediction.too_full))
+        show_simulated(terminal, plan, costs, inputs, out)
     else:
         if out:
             write_plan(plan, out)
-        values = plan_to_json(plan)
-        kept = ("planner", "schedule", "micro_batches", "micro_batch_size", "stages")
         names = [[costs.layers[i].name for i in stage.layers] for stage in plan.stages]
-        head = plan_words(plan)
-        terminal.show({key: values[key] for key in kept}, head, stage_table(read, names))
+        show_read(terminal, plan, stage_table(read, names))
     if not read.schedule and not schedule:
         terminal.note(f"the layout names no schedule; {plan.schedule} is taken (--schedule)")
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
+
+
+def show_simulated(
+    terminal: Terminal, plan: "Plan", costs: "ModelProfile", inputs: "PlanInputs", out: str
+) -> None:
+    """Show a plan that was read with its prediction, and write both to ``out``."""
+    from penstock.command_line.shown_plan import show_planned, too_full_words
+    from penstock.plan.schedule_costs import priced
+    from penstock.planning.plan_files import write_planned
+    from penstock.planning.planning_problem import problem_of_plan
+    from penstock.planning.what_if import play
+
+    machines = inputs.read_cluster()
+    plan = priced(problem_of_plan(plan, costs, machines), plan)
+    planned = play(plan, costs, machines).planned
+    if out:
+        write_planned(planned, out, inputs, 0.0)
+    show_planned(terminal, planned, costs, machines, planned.to_json(0.0))
+    if planned.prediction.too_full:
+        terminal.note(too_full_words(planned.prediction.too_full))
+
+
+def show_read(terminal: Terminal, plan: "Plan", stages: "Table") -> None:
+    """Show a plan of which no time is known."""
+    from penstock.plan.in_words import plan_words
+    from penstock.plan.json_file import plan_to_json
+
+    values = plan_to_json(plan)
+    kept = ("planner", "schedule", "micro_batches", "micro_batch_size", "stages")
+    terminal.show({key: values[key] for key in kept}, plan_words(plan), stages)
 
 
 def check_layers(plan: "Plan", profile: "ModelProfile") -> None:

@@ -36,7 +36,7 @@ def optimizer_factory(settings: OptimizerSettings) -> Callable[[Named], Optimize
     }
 
     def make(named: Named) -> Optimizer:
-        groups: Any = groups_of(settings, named)
+        groups: Any = parameter_groups(settings, named)
         match settings.name:
             case "adamw":
                 return AdamW(groups, betas=settings.betas, **usual)
@@ -63,7 +63,7 @@ def optimizer_factory(settings: OptimizerSettings) -> Callable[[Named], Optimize
     return make
 
 
-def groups_of(settings: OptimizerSettings, named: Named) -> list[Any]:
+def parameter_groups(settings: OptimizerSettings, named: Named) -> list[Any]:
     """Parameters as an optimizer takes them: as they are, or in groups by patterns of names.
 
     Raises:

@@ -658,15 +658,14 @@ def finish(
     busy = busy_beside(here, usable_cores(), load)
     if busy:
         run.say(busy)
-        summary["busy"] = busy
-    if history.tried:
-        summary["tried"] = [asdict(found) for found in history.tried]
-    if drift:
-        summary["drift"] = list(drift)
-    if history.left_out:
-        summary["left_out_steps"] = list(history.left_out)
-    if lengths:
-        summary["by_length"] = [asdict(found) for found in lengths]
+    where_any = {
+        "busy": busy,
+        "tried": [asdict(found) for found in history.tried],
+        "drift": list(drift),
+        "left_out_steps": list(history.left_out),
+        "by_length": [asdict(found) for found in lengths],
+    }
+    summary |= {key: value for key, value in where_any.items() if value}
     directory.write_summary(summary)
     return TrainResult(
         steps=report.steps,

@@ -301,10 +301,10 @@ class Samples:
                 return islice(ready, start_step, None)
             samples = (sample for epoch in epochs for sample in self.epoch(seed, epoch))
             rest = islice(samples, start_step * batch_size, None)
-            return (self.collate(group) for group in groups_of(rest, batch_size))
+            return (self.collate(group) for group in lists_of(rest, batch_size))
         start = start_step * batch_size
         numbers = self.order(seed, start) if training else iter(self.numbers[start:])
-        places = groups_of(numbers, batch_size)
+        places = lists_of(numbers, batch_size)
         loader = DataLoader[Any](
             self.dataset,
             batch_sampler=cast(Any, Once(places)),
@@ -350,7 +350,7 @@ class Once:
         return self._groups
 
 
-def groups_of(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def lists_of(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Lists of ``size`` items; the last may be shorter."""
     iterator = iter(items)
     while group := list(islice(iterator, size)):
