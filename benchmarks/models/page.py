@@ -1,7 +1,7 @@
 """The tables of docs/benchmarks/models.md, made from the results."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -83,18 +83,25 @@ def plain(reason: str) -> str:
 
 
 def row_table(rows: Iterable[Row]) -> list[str]:
-    """Every model that is right."""
+    """The models that are right, those of one kind of batch in a line, with the worst of them."""
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        mark = " (accumulation)" if "accumulation_error" in row else ""
+        judged = f"{row['date']}, {row['commit']}"
+        groups[row["batch"], row["dtype"] + mark, judged].append(row)
     lines = [
-        "| model | batch | type | layers | largest error | capture s | judged |",
+        "| batch | type | models | layers | largest error | capture s, at most | judged |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        accumulated = "accumulation_error" in row
-        error = row["accumulation_error"] if accumulated else row["error"]
-        mark = " (accumulation)" if accumulated else ""
+    for (batch, kind, judged), own in groups.items():
+        names = ", ".join(f"`{row['name']}`" for row in own)
+        error = max(row.get("accumulation_error", row["error"]) for row in own)
+        layers = sorted({row["layers"] for row in own})
+        span = str(layers[0]) if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
+        longest_s = max(row["capture_s"] for row in own)
         lines.append(
-            f"| `{row['name']}` | {row['batch']} | {row['dtype']} | {row['layers']} | "
-            f"{error:.0e}{mark} | {row['capture_s']:.1f} | {row['date']}, {row['commit']} |"
+            f"| {batch} | {kind} | {len(own)}: {names} | {span} | {error:.0e} | "
+            f"{longest_s:.1f} | {judged} |"
         )
     return lines
 
