@@ -7,7 +7,7 @@ where it was. One epoch follows another without a gap, so every batch of the tra
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -18,7 +18,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from penstock.capture.stage_program import Batch
 from penstock.document import read_config
@@ -301,13 +307,12 @@ class Samples:
                 return islice(ready, start_step, None)
             samples = (sample for epoch in epochs for sample in self.epoch(seed, epoch))
             rest = islice(samples, start_step * batch_size, None)
-            return (self.collate(group) for group in lists_of(rest, batch_size))
+            return map(self.collate, batches_of(rest, batch_size))
         start = start_step * batch_size
         numbers = self.order(seed, start) if training else iter(self.numbers[start:])
-        places = lists_of(numbers, batch_size)
         loader = DataLoader[Any](
             self.dataset,
-            batch_sampler=cast(Any, Once(places)),
+            batch_sampler=batches_of(numbers, batch_size),
             collate_fn=self.collate,
             num_workers=self.workers,
         )
@@ -340,21 +345,9 @@ class Samples:
             raise BadInput(f"data '{self.place}' yields nothing; a dataset has at least one sample")
 
 
-class Once:
-    """Groups of numbers for one pass of a `DataLoader`."""
-
-    def __init__(self, groups: Iterator[list[int]]) -> None:
-        self._groups = groups
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._groups
-
-
-def lists_of(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Lists of ``size`` items; the last may be shorter."""
-    iterator = iter(items)
-    while group := list(islice(iterator, size)):
-        yield group
+def batches_of(items: Iterator[Any], size: int) -> BatchSampler:
+    """Lists of ``size`` items, once; the last may be shorter."""
+    return BatchSampler(cast(Any, items), size, drop_last=False)
 
 
 def samples_of(found: Any, collate: Callable[[list[Any]], Batch] | None, place: str) -> Samples:
