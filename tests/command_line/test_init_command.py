@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from penstock.command_line import init_command
+from penstock.jobs import samples
 from penstock.jobs.job_file import find_job
 from penstock.jobs.profile_job import built_model
 
@@ -72,3 +74,7 @@ def test_what_it_cannot_use_is_refused_in_a_line(
     assert told in answer.errors
     assert len(answer.errors.splitlines()) == 1
     assert not (folder / "job.toml").exists()
+
+
+def test_the_share_that_is_held_out_is_that_of_jobs_that_do_not_say_it() -> None:
+    assert init_command.HELD_OUT == samples.HELD_OUT

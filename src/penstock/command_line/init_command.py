@@ -13,6 +13,9 @@ from penstock.errors import BadInput
 
 __all__ = ["init"]
 
+HELD_OUT = 0.1
+"""The share that jobs hold out of text by themselves, too."""
+
 LONGEST_WINDOW = 128
 """Tokens in a window of text, unless the model reads fewer."""
 
@@ -118,7 +121,7 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
         return [
             "# A dataset, a DataLoader, or what makes one; a share of it is held out.",
             f"data = {quoted(data)}",
-            "held_out = 0.1",
+            f"held_out = {HELD_OUT}",
             *loss,
         ]
     length = LONGEST_WINDOW
@@ -134,7 +137,11 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
     lines = [f"# Text in windows of so many tokens{told}.", f"text = {{ {text} }}"]
     if not config:
         lines += ['loss = "penstock.jobs.samples:next_token_loss"']
-    return [*lines, "# The share of samples that the training does not see.", "held_out = 0.1"]
+    return [
+        *lines,
+        "# The share of samples that the training does not see.",
+        f"held_out = {HELD_OUT}",
+    ]
 
 
 def class_of(config: str) -> str:

@@ -295,13 +295,8 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
                 break
         if step == start:
             raise BadInput(nothing_left(job, start))
-        if not (job.checkpoint_every and step % job.checkpoint_every == 0):
-            pipe.save(directory.checkpoints)
         paused = pipe.stopping == PAUSE
-        if job.save_weights is not None and not paused:
-            pipe.meet()
-            with averaged(pipe, job):
-                pipe.save_pretrained(job.save_weights)
+        save_at_the_end(pipe, part, step, with_weights=not paused)
         if not measured.timelines:
             measured.timelines.append((measured.seconds[-1], pipe.timeline()))
     typical_s, timeline = measured.typical()
@@ -319,6 +314,17 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
         data_ended=step < job.steps and not pipe.stopping,
         memory=(memory or [MeasuredMemory()])[-1],
     )
+
+
+def save_at_the_end(pipe: Pipeline, part: RunPart, step: int, with_weights: bool) -> None:
+    """Write a checkpoint of the last step, and ``with_weights`` those that the job asks for."""
+    job = part.job
+    if not (job.checkpoint_every and step % job.checkpoint_every == 0):
+        pipe.save(part.directory.checkpoints)
+    if job.save_weights is not None and with_weights:
+        pipe.meet()
+        with averaged(pipe, job):
+            pipe.save_pretrained(job.save_weights)
 
 
 def notice_of_first(
