@@ -20,25 +20,25 @@ def close(found, expected):
     )
 
 
-def compare(name, model, batch, cut, *, metrics=None, expected=None):
-    """A step of two stages without an optimizer; every rank compares its gradients."""
+def compare(name, model, batch, cut, *, metrics=None, loss=None):
+    """A step of two stages without an optimizer; every rank compares its gradients.
+
+    A ``loss`` mixes the samples of the batch, so the last stage computes it after all forwards.
+    """
     reference = copy.deepcopy(model)
-    graph = capture_model(model, batch)
+    graph = capture_model(model, batch, loss=loss)
     cut, end = graph.layer_names.index(cut), len(graph.layer_names)
     rows = (ROWS // MICRO_BATCHES,)
     stages = (Stage(range(cut), (0,), rows), Stage(range(cut, end), (1,), rows))
-    plan = Plan(stages, MICRO_BATCHES, *rows, "1f1b")
+    plan = Plan(stages, MICRO_BATCHES, *rows, "1f1b" if loss is None else "gpipe")
     with Pipeline(graph, plan, batch, metrics=metrics) as pipe:
         pipe.print_with(lambda line: None)
-        if expected is None:
-            out = reference(**batch)
-            expected = out if isinstance(out, torch.Tensor) else out["loss"]
-        else:
-            expected, batch = expected(pipe, reference, batch)
+        out = reference(**batch)
+        expected = out["loss"] if loss is None else loss(out, batch)
         expected.backward()
         step = pipe.step(batch)
-        theirs = {key: p.grad for key, p in reference.named_parameters()}
-        own = {key: p.grad for key, p in pipe.named_parameters() if p.requires_grad}
+        theirs = {k: p.grad for k, p in reference.named_parameters() if p.grad is not None}
+        own = {key: p.grad for key, p in pipe.named_parameters() if key in theirs}
         wrong = [key for key, slope in own.items() if not close(slope, theirs[key])]
         if wrong or not close(torch.tensor(step.loss), expected.detach()):
             raise SystemExit(f"{name}: {wrong} or the loss {step.loss} ({expected}) differ")
@@ -144,47 +144,40 @@ class Routed(nn.Module):
         return {"loss": error + 0.001 * large, "error": error, "z": large}
 
 
-def contrast(picture, text):
+class Towers(nn.Module):
+    """Two ends of each sample, and a learned factor on their products."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.read = trunk(), trunk()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, picture, text):
+        for seen in self.seen:
+            picture = torch.tanh(seen(picture))
+        for read in self.read:
+            text = torch.tanh(read(text))
+        return {"picture": picture, "text": text, "factor": self.scale.exp()}
+
+
+def contrast(output, batch):
     """Every other sample of the batch is a negative of a sample (CLIP, Radford et al., 2021)."""
-    scores = 10 * functional.normalize(picture, dim=1) @ functional.normalize(text, dim=1).T
+    picture, text = (functional.normalize(output[key], dim=1) for key in ("picture", "text"))
+    scores = output["factor"] * picture @ text.T
     target = torch.arange(len(scores))
     one, other = (functional.cross_entropy(each, target) for each in (scores, scores.T))
     return (one + other) / 2
 
 
-class Towers(nn.Module):
-    """Its loss has the gradients at both ends that `contrast` has there, as columns."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen, self.read = trunk(), trunk()
-
-    def ends(self, picture, text):
-        for seen in self.seen:
-            picture = torch.tanh(seen(picture))
-        for read in self.read:
-            text = torch.tanh(read(text))
-        return picture, text
-
-    def forward(self, picture, text, picture_slope, text_slope):
-        picture, text = self.ends(picture, text)
-        loss = (picture * picture_slope).sum() + (text * text_slope).sum()
-        return {"loss": loss, "picture": picture, "text": text}
-
-
-def contrasted(pipe, reference, batch):
-    """The loss of one process; and the batch with the slopes at the ends, by the pipeline."""
-    found = pipe.predict(batch, everywhere=True)
-    ends = [found[key].requires_grad_() for key in ("picture", "text")]
-    slopes = torch.autograd.grad(contrast(*ends), ends)
-    batch |= dict(zip(("picture_slope", "text_slope"), slopes, strict=True))
-    whole = reference.ends(batch["picture"], batch["text"])
-    expected = contrast(*whole)
-    if not close(contrast(*ends).detach(), expected.detach()):
-        raise SystemExit("the pipeline predicts another loss")
-    # The loss of the step stands for its slopes only, and has another value.
-    shown = sum((end * slope).sum() for end, slope in zip(whole, slopes, strict=True)).detach()
-    return expected + (shown - expected).detach(), batch
+def spread(output, batch):
+    """Distance, deviation over the batch, covariance (VICReg, Bardes et al., 2022)."""
+    both = output["picture"], output["text"]
+    loss = functional.mse_loss(*both)
+    for end in both:
+        matrix = end.T.cov()
+        loss = loss + functional.relu(1 - end.std(0)).mean()
+        loss = loss + (matrix - matrix.diag().diag()).square().sum() / len(matrix)
+    return loss
 
 
 torch.manual_seed(0)
@@ -214,6 +207,6 @@ compare("distillation", Distilled(), taught, "student.embed", metrics={"words": 
 routed = {"x": wide[0], "target": wide[1]}
 compare("router", Routed(), routed, "blocks.1", metrics={"error": "error", "z": "z"})
 
-zeros = torch.zeros(ROWS, WIDTH)
-pairs = {"picture": wide[0], "text": wide[1], "picture_slope": zeros, "text_slope": zeros}
-compare("contrast", Towers(), pairs, "read.0", expected=contrasted)
+pairs = {"picture": wide[0], "text": wide[1]}
+compare("contrast", Towers(), pairs, "read.0", loss=contrast)
+compare("spread", Towers(), pairs, "read.0", loss=spread)

@@ -10,6 +10,7 @@ from capture.staged_runs import StagedRun, gap
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 
 Loss = Callable[[Any, Any], Any]
@@ -157,11 +158,23 @@ REFUSED: dict[str, tuple[torch.Tensor, Loss]] = {
 }
 
 
+class Inside(nn.Module):
+    """A model that returns its loss, which is always computed by slices."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.network, self.loss = network(), loss
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss."""
+        return self.loss(self.network(x), target)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_slices_cannot_make_up_is_refused_with_the_line(name: str) -> None:
     target, loss = REFUSED[name]
     with pytest.raises(BadInput, match=r"test_slices_of_losses\.py:\d+ `.*list the terms"):
-        StagedRun(network(), (inputs(), target), loss=loss)
+        StagedRun(Inside(loss), (inputs(), target))
 
 
 TOLD: dict[str, Loss] = {
@@ -188,5 +201,14 @@ TOLD: dict[str, Loss] = {
 
 @pytest.mark.parametrize("name", TOLD)
 def test_what_takes_samples_together_is_told(name: str) -> None:
-    own = StagedRun(network(), (inputs(), NUMBERS), loss=TOLD[name])
+    own = StagedRun(Inside(TOLD[name]), (inputs(), NUMBERS))
     assert own.last.mixing.startswith("it mixes samples (")
+
+
+@pytest.mark.parametrize("name", [*TOLD, *REFUSED])
+def test_a_loss_function_that_takes_samples_together_is_a_layer_of_its_own(name: str) -> None:
+    target, loss = REFUSED[name] if name in REFUSED else (NUMBERS, TOLD[name])
+    graph = capture_model(network(), (inputs(), target), loss=loss)
+    assert "test_slices_of_losses.py" in graph.whole_loss
+    assert graph.layer_names[-1] == "loss"
+    assert not graph.mixing

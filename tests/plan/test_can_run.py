@@ -7,7 +7,12 @@ import pytest
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import BadInput
 from penstock.jobs.plan_job import check_layers
-from penstock.plan.ordering import schedule_refusal, stage_refusal
+from penstock.plan.ordering import (
+    has_forwards_first,
+    order_of,
+    schedule_refusal,
+    stage_refusal,
+)
 from penstock.plan.plan import Plan, Stage
 from penstock.planning.answers import find_plan
 from penstock.planning.planning_problem import planning_problem, schedules_named
@@ -32,6 +37,20 @@ def test_schedules_that_hold_stages_twice_are_left_out_for_batch_norm() -> None:
     assert "chimera" in schedules_named("any", norms=True)
     problem = planning_problem(WITH_NORM, Cluster("two", (HOST,)), 8, planner="search")
     assert "1f1b" in problem.schedules and "dualpipe" not in problem.schedules
+
+
+@pytest.mark.parametrize("planner", ["search", "dapple", "pipedream", ""])
+def test_a_loss_of_the_whole_batch_gets_plans_with_all_forwards_first(planner: str) -> None:
+    profile = replace(PLAIN, whole_loss=True)
+    problem = planning_problem(profile, Cluster("two", (HOST,)), 8, planner=planner)
+    assert set(problem.schedules) <= {"gpipe", "breadth-first"}
+    plan = find_plan(problem, planner or "dapple", make_score(problem))
+    assert has_forwards_first(order_of(plan), len(plan.stages) - 1)
+    check_layers(plan, profile)
+    stages = Stage(range(2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))
+    with pytest.raises(BadInput, match=r"loss of 'plain' is of all samples.*'1f1b' has backwards"):
+        check_layers(Plan(stages, 2, 4, "1f1b"), profile)
+    check_layers(Plan(stages, 1, 4, "1f1b"), profile)
 
 
 def test_a_problem_whose_best_plan_is_mirrored_gets_another_one_with_batch_norm() -> None:

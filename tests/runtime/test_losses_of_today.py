@@ -15,6 +15,6 @@ def test_every_loss_of_the_guide_is_that_of_one_process() -> None:
     # The script ends in an error where a loss or a gradient differs from one process.
     printed, _ = launch_workers(run_script, (str(SCRIPT), []), workers=2, threads=1)
     lines = dict(line.split(": ", 1) for line in printed.splitlines())
-    assert list(lines) == ["DPO", "PPO", "distillation", "router", "contrast"]
+    assert list(lines) == ["DPO", "PPO", "distillation", "router", "contrast", "spread"]
     for line in lines.values():
         assert re.fullmatch(rf"loss {NUMBER}(, \w+ {NUMBER})*", line), line

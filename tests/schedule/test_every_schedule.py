@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import BadInput
+from penstock.plan.ordering import has_forwards_first
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import parse_schedule
 from penstock.schedule.shape import PipelineShape, PlacementStyle, StageCost, placement_of_style
@@ -53,6 +54,21 @@ def shapes(draw: st.DrawFn, name: str) -> PipelineShape:
         costs=draw(st.one_of(st.just(()), costs.map(tuple))),
         mirrored=style_of(name) == "mirrored",
     )
+
+
+@pytest.mark.parametrize("name", [n for n, family in FAMILIES.items() if family.forwards_first])
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_a_family_that_says_so_has_the_last_stages_forwards_first(
+    name: str, data: st.DataObject
+) -> None:
+    shape = data.draw(shapes(name))
+    try:
+        schedule = FAMILIES[name].make(shape)
+    except BadInput:
+        assume(False)
+    else:
+        assert has_forwards_first(schedule, shape.stages - 1)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -99,9 +99,11 @@ def capture_model(
     def captured(example: Batch) -> LayerGraph:
         named = named_in(dynamic, example, examples), named_in(rows, example, examples)
         layouts = layouts_of(example, *named)
-        return the_only_one(
-            layouts, named[1], lambda layout: recorded_as(program_of, record, layout, example)
-        )
+
+        def recorded(layout: BatchLayout) -> LayerGraph:
+            return recorded_as(program_of, record, layout, example, kinds=len(examples))
+
+        return the_only_one(layouts, named[1], recorded)
 
     examples = [batch, *other_examples]
     graphs = [captured(example) for example in examples]
@@ -118,13 +120,16 @@ def recorded_as(
     record: Callable[[UserProgram, list[torch.Tensor]], Recorded],
     layout: BatchLayout,
     example: Batch,
+    *,
+    kinds: int,
 ) -> LayerGraph:
     """The graph of one example; again, if it reads entries without tensors, which are constants."""
     while True:
         program = program_of(layout)
         program.check()
         try:
-            found = LayerGraph.of(program, record(program, layout.flatten(example)))
+            recorded = record(program, layout.flatten(example))
+            found = LayerGraph.of(program, recorded, kinds=kinds)
         except PenstockError:
             read = entries_read(layout, failed=True)
             if not read:
@@ -160,7 +165,7 @@ def the_only_one(
             problems.append(type(problem)(text))
             problems[-1].__cause__ = problem
             continue
-        mixing = graph.recorded.parts.mixing
+        mixing = graph.recorded.parts.mixing or graph.whole_loss
         if names and mixing:
             zeros = {key_of(layout.paths[i]): 0 for i in taken}
             problems.append(

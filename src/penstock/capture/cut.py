@@ -240,19 +240,51 @@ class Cut:
 
     def _layers(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         heavy = self._heavy_events()
-        start = self._start_of_loss(heavy[-1][0])
+        start = self.recorded.whole_from
+        if start is None:
+            start = self._start_of_loss(heavy[-1][0])
         if start is not None:
             heavy.append((start, LOSS))
         self.heads = dict(zip(distinct([n for _, n in heavy]), (p for p, _ in heavy), strict=True))
         costs = self._costs()
         names, bounds = [heavy[0][1]], [0]
         for (before, _), (number, name) in pairwise(heavy):
+            if number == self.recorded.whole_from:
+                own = self.record.events[:number]
+                trained = (n for n, event in enumerate(own) if self._is_trained(event))
+                before = max(trained, default=before)
             places = [p for p in range(before + 1, number + 1) if costs[p] is not None]
             if places:
                 # At equal cost the last, so that what follows a product is in its layer.
                 bounds.append(min(places, key=lambda p: (costs[p] or 0, -p)))
                 names.append(name)
         return distinct(names), (*bounds, self.end)
+
+    def _is_trained(self, event: RecordedCall) -> bool:
+        """Whether a call reads parameters."""
+        module = self.program.module(event.address[0]) if event.is_unit else None
+        return bool(event.params) or (module is not None and any(True for _ in module.parameters()))
+
+    @property
+    def has_whole_loss(self) -> bool:
+        """Whether the last layer is a loss that can be computed once, on all samples of a step.
+
+        What enters it has its samples one after another, or is no matter of samples. Nothing in it
+        is trained, drawn or changed.
+        """
+        record, first, last = self.record, self.bounds[-2], len(self.names) - 1
+        writes = (number for numbers in record.buffer_writes.values() for number in numbers)
+        return not (
+            self.recorded.whole_from is None
+            or self.recorded.changes_again
+            or self.recorded.draws_python
+            or record.is_temporary
+            or any(map(self._is_trained, record.events[first:]))
+            or any(event.random and not event.depends for event in record.events)
+            or any(event.random for event in record.events[first:])
+            or any(number >= first for number in writes)
+            or any(self.spec(c.value).reduced for c in self.crossings if last in c.readers)
+        )
 
     def _start_of_loss(self, heavy: int) -> int | None:
         """The call that begins the loss: of the loss function the first.

@@ -51,7 +51,8 @@ class LayerGraph:
     ``alone``: all stages run in this process, so what a stage does not hold must be hidden from it.
     ``costs`` are those that its stages run for (see `ProgramStage`). ``others`` are the graphs of
     further kinds of batches, on the same modules and with the same layers. ``compiles`` and
-    ``tensor_parallel`` are those of `capture_model`, for who runs the stages.
+    ``tensor_parallel`` are those of `capture_model`, for who runs the stages. ``whole_loss``: the
+    last layer is a loss that is computed once, on all samples of a step, because of this call.
     """
 
     program: UserProgram
@@ -64,11 +65,25 @@ class LayerGraph:
     others: tuple["LayerGraph", ...] = ()
     compiles: bool = False
     tensor_parallel: SplitTable | None = None
+    whole_loss: str = ""
 
     @classmethod
-    def of(cls, program: UserProgram, recorded: Recorded) -> "LayerGraph":
-        """The graph of a recorded program."""
+    def of(cls, program: UserProgram, recorded: Recorded, *, kinds: int = 1) -> "LayerGraph":
+        """The graph of a recorded program, of so many ``kinds`` of batches.
+
+        Raises:
+            BadInput: the loss cannot be computed from slices of a batch, nor of all of it at once.
+        """
         state = KeptState(program, recorded.changes)
+        why = recorded.parts.mixing
+        if recorded.whole_from is not None and kinds == 1:
+            alike = replace(recorded, parts=LossParts())
+            cut = Cut(alike, program)
+            if cut.has_whole_loss:
+                return cls(program, alike, cut, state, whole_loss=why)
+        if recorded.refusal is not None:
+            raise recorded.refusal
+        recorded = replace(recorded, whole_from=None)
         return cls(program, recorded, Cut(recorded, program), state)
 
     @property

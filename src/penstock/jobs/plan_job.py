@@ -18,7 +18,7 @@ from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import schedules_named
 from penstock.planning.tensor_groups import on_groups, on_ranks, without_groups
 from penstock.profile.model_profile import ModelProfile
-from penstock.runtime.conflicts import check_conflicts, uses_of
+from penstock.runtime.conflicts import BY_SLICES, check_conflicts, uses_of
 from penstock.runtime.micro_batches import check_runnable
 from penstock.search.search import PLANNERS
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
@@ -64,7 +64,12 @@ def training_problem(
         raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
     return replace(
         problem_of(job, profile, cluster),
-        schedules=schedules_named(request.schedule, request.planner, norms=profile.has_norms),
+        schedules=schedules_named(
+            request.schedule,
+            request.planner,
+            norms=profile.has_norms,
+            whole_loss=profile.whole_loss,
+        ),
         blocks="allowed",
         sharding=request.sharding,
         memory_reserve=request.memory_reserve,
@@ -118,6 +123,12 @@ def check_layers(plan: Plan, profile: ModelProfile) -> None:
         raise BadInput(
             f"the plan has {layers} layers, but '{profile.name}' has {len(profile.layers)}; plan "
             f"this model again"
+        )
+    refusal = schedule_refusal(plan.schedule, whole_loss=profile.whole_loss)
+    if refusal and plan.micro_batches > 1:
+        raise BadInput(
+            f"the loss of '{profile.name}' is of all samples of a step at once, and schedule "
+            f"'{plan.schedule}' {refusal}; {BY_SLICES.format('use a plan with gpipe')}"
         )
     refusal = schedule_refusal(plan.schedule, norms=True) if profile.has_norms else ""
     if refusal:

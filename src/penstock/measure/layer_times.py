@@ -211,6 +211,7 @@ def measure(
         f"{'CPU' if shares_cores else 'wall-clock'} times, {watch}",
         device=kind_of(settings.device),
         notes=tuple(notes),
+        whole_loss=bool(graph.whole_loss),
     )
 
 

@@ -279,6 +279,7 @@ def estimate_profile(
         + (", compiled" if compiled else ""),
         device=hardware.name,
         flops_per_sample=sum(own.flops for _, own in estimates[-1]) / sizes[-1],
+        whole_loss=bool(graph.whole_loss),
     )
 
 

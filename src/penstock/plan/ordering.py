@@ -17,6 +17,7 @@ __all__ = [
     "NOT_AS_SIMULATED",
     "blocks_refusal",
     "check_choices",
+    "has_forwards_first",
     "order_of",
     "schedule_refusal",
     "stage_refusal",
@@ -44,6 +45,22 @@ def order_of(plan: Plan) -> Schedule:
     schedule = family.make(shape)
     validate(schedule, shape)
     return schedule
+
+
+def has_forwards_first(schedule: Schedule, stage: int) -> bool:
+    """Whether a stage has all its forwards before its first backward.
+
+    >>> from penstock.schedule.families.early_backward import gpipe, one_f_one_b
+    >>> from penstock.schedule.shape import PipelineShape
+    >>> shape = PipelineShape(stages=2, micro_batches=3)
+    >>> has_forwards_first(gpipe(shape), 1), has_forwards_first(one_f_one_b(shape), 1)
+    (True, False)
+    """
+    for order in schedule.orders:
+        own = "".join(action.kind for action in order if action.stage == stage)
+        if "F" in own.lstrip("F"):
+            return False
+    return True
 
 
 def updates_per_batch(plan: Plan) -> int:
@@ -89,10 +106,13 @@ NOT_AS_SIMULATED = frozenset({"fbp-as"})
 """Schedules with a forward and a backward at once, of which a rank runs one after the other."""
 
 
-def schedule_refusal(schedule: str, *, norms: bool = False, tensor_groups: bool = False) -> str:
+def schedule_refusal(
+    schedule: str, *, norms: bool = False, whole_loss: bool = False, tensor_groups: bool = False
+) -> str:
     """Why the runtime does not carry out a schedule, in words; empty if it does.
 
-    ``norms``: layers have batch normalisation. ``tensor_groups``: stages are on tensor groups.
+    ``norms``: layers have batch normalisation. ``whole_loss``: the loss is computed on all samples
+    of a step at once. ``tensor_groups``: stages are on tensor groups.
 
     >>> schedule_refusal("1f1b", norms=True), schedule_refusal("gpipe", tensor_groups=True)
     ('', '')
@@ -104,6 +124,8 @@ def schedule_refusal(schedule: str, *, norms: bool = False, tensor_groups: bool 
         return ""
     if family.placement == "mirrored" and norms:
         return "holds it twice: the copies would average different statistics"
+    if whole_loss and not family.forwards_first:
+        return "has backwards before the last forward"
     if family.placement == "mirrored" and tensor_groups:
         return "holds stages twice"
     return "has no flush" if tensor_groups and not family.flushes else ""

@@ -129,7 +129,12 @@ def compare_plans(
     """
     check_names(planners, schedules)
     allowed = {
-        (planner, name): schedules_named(name, planner, norms=problem.profile.has_norms)
+        (planner, name): schedules_named(
+            name,
+            planner,
+            norms=problem.profile.has_norms,
+            whole_loss=problem.profile.whole_loss,
+        )
         for planner in planners
         for name in schedules
     }

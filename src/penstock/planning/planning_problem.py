@@ -114,7 +114,9 @@ def planning_problem(
         BadInput: an unknown schedule, a reserve of all memory, sizes that do not go together, or
             pins that cannot be read, or that no plan keeps.
     """
-    schedules = schedules_named(schedule, planner, norms=profile.has_norms)
+    schedules = schedules_named(
+        schedule, planner, norms=profile.has_norms, whole_loss=profile.whole_loss
+    )
     sizes = (micro_batch_size,) if micro_batch_size else micro_batch_sizes_of(batch)
     whole, blocks = RECOMPUTE[recompute]
     problem = PlanningProblem(
@@ -154,10 +156,13 @@ def with_pins(problem: PlanningProblem, texts: Sequence[str]) -> PlanningProblem
     return replace(pinned, micro_batch_sizes=tuple(sizes)) if sizes else pinned
 
 
-def schedules_named(schedule: str, planner: str = "", *, norms: bool = False) -> tuple[str, ...]:
+def schedules_named(
+    schedule: str, planner: str = "", *, norms: bool = False, whole_loss: bool = False
+) -> tuple[str, ...]:
     """The schedules that a plan of ``planner`` may use where ``schedule`` is asked for.
 
-    ``norms``: the model has batch normalisation, with which the runtime carries out fewer.
+    ``norms``: the model has batch normalisation, with which the runtime carries out fewer; so it
+    does with a ``whole_loss``, one of all samples of a step at once.
 
     ``schedule`` is one name, or several with commas between them. Three names stand for several:
 
@@ -173,10 +178,13 @@ def schedules_named(schedule: str, planner: str = "", *, norms: bool = False) ->
     found: list[str] = []
     for name in (part.strip() for part in schedule.split(",")):
         if name == AUTO and planner != "search":
-            found += OWN_SCHEDULES.get(planner, PlanningProblem.schedules)
+            own = OWN_SCHEDULES.get(planner, PlanningProblem.schedules)
+            run = [one for one in own if not schedule_refusal(one, whole_loss=whole_loss)]
+            found += run or ["gpipe"]
         elif name in SETS:
             every = (*PlanningProblem.schedules, *synchronous_schedules())
-            refused = {one for one in every if schedule_refusal(one, norms=norms)}
+            met = {"norms": norms, "whole_loss": whole_loss}
+            refused = {one for one in every if schedule_refusal(one, **met)}
             left_out = {*refused, *NOT_AS_SIMULATED} if name != ANY else frozenset[str]()
             run = [one for one in every if one not in left_out]
             found += [one for one in run if name != WHOLE or not FAMILIES[one].splits]

@@ -212,7 +212,8 @@ class ModelProfile(Table):
     ``halves_assumed``: the backward was measured as a whole, and the times of its halves are
     assumed. ``tensor_parallel`` says what a tensor group divides, if that is known. A sample has
     ``tokens_per_sample``; its forward and backward take ``flops_per_sample`` floating-point
-    operations, without recompute (0: not known, and nothing is predicted by them).
+    operations, without recompute (0: not known, and nothing is predicted by them). With
+    ``whole_loss`` the last layer runs once for all samples of a step; its costs are added up here.
 
     Raises:
         BadInput: no layers, a negative or non-finite number, or an edge that does not point
@@ -235,6 +236,7 @@ class ModelProfile(Table):
     notes: tuple[str, ...] = ()
     tokens_per_sample: float = 0.0
     flops_per_sample: float = 0.0
+    whole_loss: bool = False
 
     def __post_init__(self) -> None:
         check_profile(self)

@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, choices_of, kinds_of_schedule
-from penstock.plan.ordering import order_of, schedule_refusal
+from penstock.plan.ordering import has_forwards_first, order_of, schedule_refusal
 from penstock.plan.plan import Plan
 
 __all__ = [
+    "BY_SLICES",
     "CONFLICTS",
     "check_conflicts",
     "uses_of",
@@ -54,6 +55,8 @@ BY_EVALUATION = (
     'let it follow an evaluation: update=Update(schedule_follows="evaluation"), step_schedule()'
 )
 FLUSHED = "use a schedule with a flush, such as '1f1b', and optimizer_sync=\"before\""
+
+BY_SLICES = "{}, or give the loss as a list, loss=[(1.0, loss)], for its mean over micro-batches"
 
 THAWED = "call save(), make a new Pipeline from the model, and load()"
 
@@ -93,6 +96,23 @@ CONFLICTS = (
         "it steps a parameter otherwise beside others, as a trial on two small ones shows, and a "
         "rank has those of its stages only",
         "use one that steps each parameter by its own gradient, as AdamW, or plan one stage",
+    ),
+    Conflict(
+        "early backward",
+        "whole loss",
+        "a backward of its last stage comes before some forward",
+        BY_SLICES.format("use schedule 'gpipe'"),
+    ),
+    *(
+        Conflict(use, "whole loss", because, BY_SLICES.format(Conflict.remedy))
+        for use, because in (
+            ("no flush", "all samples of a step are in the loss"),
+            ("mirrored", "each copy of the last stage has some of the samples"),
+            ("tensor groups", "it is not built for shards"),
+            ("undoing", "a step is checked before the loss is known"),
+            ("meetings", ALONE),
+            ("accumulate", "it needs all samples of a step in one batch"),
+        )
     ),
     Conflict("no flush", "no optimizer", "that needs an optimizer", "give it one"),
     Conflict("no flush", "loss_scaling", ONE_UPDATE, "use bfloat16"),
@@ -228,6 +248,9 @@ def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
         "lengths": "a model with lengths" * bool(graph.lengths),
         "kinds": "a model with other_examples" * bool(graph.others),
         "compile": "compile=True" * graph.compiles,
+        "whole loss": graph.whole_loss and f"a loss over the whole batch ({graph.whole_loss})",
+        "early backward": f"schedule '{plan.schedule}'"
+        * (bool(graph.whole_loss) and not has_forwards_first(order_of(plan), len(plan.stages) - 1)),
     }
 
 

@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.kinds import kind_of
@@ -43,6 +44,7 @@ from penstock.runtime.stages.parameter_shards import ParameterShards
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
 from penstock.runtime.stages.tensor_shards import TensorShards
+from penstock.runtime.stages.whole_loss import EndOfPipeline, without_last_layer
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, messages_by_rank
 from penstock.runtime.transport.transport import open_transport
 from penstock.runtime.user_metrics import MetricSums
@@ -229,17 +231,31 @@ class Engine:
                 f"'{self.plan.schedule}' {why}; use a schedule that holds every stage once"
             )
         # Compiled for the first kind of batch only, and not where replicas exchange statistics.
-        compiled = graph is self.graph and self.norm_of(place, program) is None
+        whole_loss = bool(graph.whole_loss) and program.is_last
+        alone = self.norm_of(place, program) is None and not whole_loss
+        compiled = graph is self.graph and alone
         launching = partial(self.buckets.launching, place.stage)
-        return runner_of(
+        take_outputs = self.metrics.take_outputs if self.metrics is not None else None
+        make = partial(
+            runner_of,
             graph,
-            self.plan.stages[place.stage],
-            program,
-            self.world.device,
+            device=self.world.device,
             calls=self.shards_of(place.stage) or (compiler if compiled else None),
             around_last_backward=launching if self.buckets.shared else nullcontext,
-            take_outputs=self.metrics.take_outputs if self.metrics is not None else None,
             **self.options_of(place, program),
+        )
+        stage = self.plan.stages[place.stage]
+        if not whole_loss:
+            return make(stage, program, take_outputs=take_outputs)
+        group = self.groups.get(self.plan.device_groups[place.group])
+        return EndOfPipeline(
+            graph,
+            program,
+            self.world.device,
+            lambda network: make(without_last_layer(stage), network),
+            add_up=partial(dist.all_reduce, group=group) if group is not None else None,
+            autocast=self.autocast_dtype,
+            take_outputs=take_outputs,
         )
 
     def shards_of(self, stage: int) -> ParameterShards | TensorShards | None:
@@ -501,7 +517,7 @@ class Iteration:
     One of a single batch in training may `warm_up` before the rest of it may run.
 
     Raises:
-        BadInput: the ranks were given different lengths.
+        BadInput: the ranks were given different lengths, or several batches for one loss of all.
     """
 
     def __init__(
@@ -515,6 +531,12 @@ class Iteration:
     ) -> None:
         self.engine, self.stages = engine, stages or engine.stages
         self._training, self._step, self._is_warm = training, step, False
+        if len(batches) > 1 and engine.graph.whole_loss:
+            raise BadInput(
+                f"a step of {len(batches)} batches, but the loss needs all samples of a step at "
+                f"once ({engine.graph.whole_loss}); give them as one batch, with a plan of more "
+                f"micro-batches, or give the loss as a list, loss=[(1.0, loss)]"
+            )
         named = [b if isinstance(b, Mapping) else dict(enumerate(b)) for b in batches]
         sizes = [(next(iter(b.values())).shape[0], engine.graph.lengths_of(b)) for b in named]
         self._programs = [self.stages.program(*size, training=training) for size in sizes]

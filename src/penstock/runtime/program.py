@@ -190,6 +190,8 @@ class Program:
             part.halved,
             self.lengths,
             tuple((*name, number) for number in range(len(part.rows))),
+            part.rows,
+            self.size[0],
         )
 
 

@@ -23,6 +23,7 @@ class Family:
     - ``splits``: backwards come as I and W.
     - ``flushes``: weights are updated at the end of an iteration, so gradients equal those of one
       device.
+    - ``forwards_first``: the last stage has all its forwards before its first backward.
     - ``depth`` is given for families that planners can choose stages for: one stage a device, whole
       backwards, this many micro-batches in flight.
     - ``in_flight`` is given where the order is that of `early_backward` with this function.
@@ -36,6 +37,7 @@ class Family:
     rounds: int = 0
     splits: bool = False
     flushes: bool = True
+    forwards_first: bool = False
     depth: DepthFunction | None = None
     in_flight: InFlight | None = None
     stand_ins: Mapping[PlacementStyle, str] = field(default_factory=dict[PlacementStyle, str])

@@ -41,6 +41,7 @@ __all__ = [
     "LossAction",
     "LossParts",
     "MustOpen",
+    "NotFromSlices",
     "counting_of",
     "loss_parts",
     "measured",
@@ -137,6 +138,18 @@ class LossParts:
         return "targets" if every == ["targets"] else "step"
 
 
+class NotFromSlices(BadInput):
+    """The loss is no sum over slices of a batch: ``why`` says which call makes it so."""
+
+    def __init__(self, event: RecordedCall, why: str) -> None:
+        name = f"'{event.address[1]}' at"
+        super().__init__(
+            f"the loss cannot be computed from slices of a batch: {name} "
+            f"{line_with_source(event.line)} {why}; {REMEDY}"
+        )
+        self.why = f"{name} {line_in_words(event.line)} {why}"
+
+
 class MustOpen(Exception):
     """A unit makes the loss, or a part of it: its calls must be seen."""
 
@@ -160,7 +173,7 @@ def loss_parts(
 
     Raises:
         MustOpen: a unit makes a part of it.
-        BadInput: it is neither a sum nor a mean over samples.
+        NotFromSlices: it is neither a sum nor a mean over samples.
     """
     walk = _Walk(record, others, sizes)
     if not terms:
@@ -348,11 +361,7 @@ class _Walk:
             return [mixed[0].value]
         where = line_in_words(event.line)
         if any(torch.Size(entry.shape).numel() == 1 for entry in mixed):
-            raise BadInput(
-                f"the loss cannot be computed from slices of a batch: '{name}' at "
-                f"{line_with_source(event.line)} is not linear in a mean or sum over the samples; "
-                f"{REMEDY}"
-            )
+            raise NotFromSlices(event, "is not linear in a mean or sum over the samples")
         self._mix(f"'{name}' at {where} is computed from sums over samples")
         self.act(number, LossAction("rows"))
         return []
@@ -400,11 +409,7 @@ class _Walk:
             else:
                 self.has_sums = True
         elif name == "mean" and mixed[0].value in self.record.decided:
-            raise BadInput(
-                f"the loss cannot be computed from slices of a batch: '{name}' at "
-                f"{line_with_source(event.line)} is over as many numbers as activations decide; "
-                f"{REMEDY}"
-            )
+            raise NotFromSlices(event, "is over as many numbers as activations decide")
         elif name == "mean":
             self._mean(number, mixed[0])
         elif name in _SUMS:
@@ -412,11 +417,7 @@ class _Walk:
         else:
             where = line_in_words(event.line)
             if torch.Size(self.record.values[value].shape).numel() == 1:
-                raise BadInput(
-                    f"the loss cannot be computed from slices of a batch: '{name}' at "
-                    f"{line_with_source(event.line)} is neither a mean nor a sum over the samples; "
-                    f"{REMEDY}"
-                )
+                raise NotFromSlices(event, "is neither a mean nor a sum over the samples")
             self._mix(f"'{name}' at {where} is neither a mean nor a sum over samples")
             self.act(number, LossAction("rows"))
         for position, entry in enumerate(pytree.tree_leaves(event.args)):

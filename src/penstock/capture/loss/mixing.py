@@ -26,7 +26,7 @@ from penstock.capture.record.sizes import ValueSizes
 from penstock.capture.user_lines import line_in_words
 from penstock.torch_internals import pytree
 
-__all__ = ["mixing_call"]
+__all__ = ["mixing_call", "start_of_whole_loss"]
 
 _ALONG = {
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax"), 1),
@@ -52,6 +52,38 @@ def mixing_call(
 
     ``others`` are recordings of other samples: a number that differs there is of the batch.
     """
+    for _, event, found in _searched(record, others, sizes, loss):
+        if found:
+            return f"{found} at {line_in_words(event.line)}"
+    return ""
+
+
+def start_of_whole_loss(
+    record: ProgramRecording, others: Sequence[ProgramRecording], sizes: ValueSizes, loss: int
+) -> int | None:
+    """The first call of the loss function in which samples meet: it mixes them, or adds them up.
+
+    None where samples act on one another in the model already.
+    """
+
+    def has_samples(values: Sequence[int]) -> bool:
+        return any(sizes.has_samples(value) for value in values)
+
+    for number, event, found in _searched(record, others, sizes, loss):
+        if number < record.model_end:
+            if found:
+                return None
+        elif event.depends and (
+            found or (has_samples(event.reads) and not has_samples(event.makes))
+        ):
+            return number
+    return None
+
+
+def _searched(
+    record: ProgramRecording, others: Sequence[ProgramRecording], sizes: ValueSizes, loss: int
+) -> Iterator[tuple[int, RecordedCall, str]]:
+    """The calls on the way to ``loss``, each with what is mixed there, in words."""
     walk = _Search(record, others, sizes)
     needed = record.behind([record.values[loss].maker])
     units = [number for number in needed if record.events[number].is_unit]
@@ -59,9 +91,7 @@ def mixing_call(
     for number, event in enumerate(record.events):
         if number in needed and event.func is not torch.autograd.grad:
             found = walk.unit(number, event) if event.is_unit else walk.call(number, event)
-            if found:
-                return f"{found} at {line_in_words(event.line)}"
-    return ""
+            yield number, event, found
 
 
 class _Search:

@@ -25,10 +25,11 @@ from penstock.capture.loss.loss_parts import (
     Counting,
     LossParts,
     MustOpen,
+    NotFromSlices,
     counting_of,
     loss_parts,
 )
-from penstock.capture.loss.mixing import mixing_call
+from penstock.capture.loss.mixing import mixing_call, start_of_whole_loss
 from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent, NeedsValues
 from penstock.capture.record.failures import (
@@ -82,7 +83,8 @@ _MOST_ATTEMPTS = 200
 class Recorded:
     """A recorded program; ``loss`` is the value of the loss.
 
-    ``terms`` are the values of the loss's terms, if it is a list.
+    ``terms`` are the values of the loss's terms, if it is a list. A loss function that mixes
+    samples does so from event ``whole_from`` on; ``refusal`` says why slices cannot give it.
     ``changes`` is the state that forward changes between units, ``changes_again`` what it changes
     in every run; ``unit_changes`` are the same of units, each with its unit. ``outputs`` is what
     the model returned, ``output_values`` the values of the tensors in it (None: none was recorded).
@@ -113,6 +115,8 @@ class Recorded:
     """Whether other numbers of samples make the same calls that depend on parameters."""
     is_steady_in_lengths: bool = True
     """The same of other lengths."""
+    whole_from: int | None = None
+    refusal: BadInput | None = None
 
     def has_calls_of(self, size: BatchSize) -> bool:
         """Whether a batch of this size makes the recorded calls that depend on parameters."""
@@ -271,8 +275,13 @@ class _Recorder:
         first.calls = tuple(dict(record.counts) for record in records)
         try:
             given = first.record, by_samples, first.sizes, first.loss
-            first.parts = loss_parts(*given, first.terms)
+            try:
+                first.parts = loss_parts(*given, first.terms)
+            except NotFromSlices as refusal:
+                first.parts, first.refusal = LossParts(mixing=refusal.why), refusal
             first.parts.mixing = mixing_call(*given) or first.parts.mixing
+            if first.parts.mixing and self._program.loss is not None and not first.terms:
+                first.whole_from = start_of_whole_loss(*given)
             first.output_counting = tuple(
                 counting_of(*given[:3], value, first.parts) for value in first.output_values
             )

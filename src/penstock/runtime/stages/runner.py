@@ -55,6 +55,7 @@ class StageInputs:
     ``rows[m]`` is their number and may be 0. ``recomputed`` are the micro-batches whose forward
     keeps only its inputs. ``last_backward`` is the micro-batch that completes the parameters'
     gradients (-1: none). ``halved`` are the micro-batches with a backward in two halves.
+    ``ranges[m]`` says where they are among the ``samples`` of the batch on all ranks.
     ``lengths`` are those of the batch. ``names`` tell each micro-batch from all others of the run,
     and are equal on all ranks, so that stages draw alike what they draw between modules.
     """
@@ -67,6 +68,8 @@ class StageInputs:
     halved: frozenset[int] = frozenset()
     lengths: LengthsOf = ()
     names: tuple[tuple[int, ...], ...] = ()
+    ranges: tuple[range, ...] = ()
+    samples: int = 0
 
 
 TakeOutputs: TypeAlias = Callable[[int, Mapping[int, torch.Tensor], torch.Tensor | None], None]

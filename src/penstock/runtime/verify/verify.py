@@ -168,12 +168,16 @@ def reference_of(
                 name = WHOLE
                 with suppress(torch.OutOfMemoryError):
                     found = run([range(leaves[0].shape[0])])
+            if found is None and graph.whole_loss:
+                found = Reference(
+                    skipped=f"the loss is of the whole batch, but {reason or NO_ROOM}"
+                )
             if found is None:
                 reason = reason or NO_ROOM
                 name = f"{IN_PARTS}, because {reason}"
                 found = run(micro_batch_rows(engine, batches))
             rounded = " in float64, up to rounding" * double
-            skipped = not_finite(found, reason) or found.skipped
+            skipped = found.skipped or not_finite(found, reason)
             found = replace(found, name=name + rounded, skipped=skipped)
         except Exception as error:
             text = str(error).partition("\n")[0]

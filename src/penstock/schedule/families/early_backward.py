@@ -141,7 +141,12 @@ def order_of_stage(shape: PipelineShape, stage: int, depth: int) -> Order:
     return with_recomputes(order_from_arrays(kinds[kept], stage, micro[kept]), shape)
 
 
-GPIPE = Family(gpipe, depth=lambda from_here, micro_batches: micro_batches, in_flight=all_in_flight)
+GPIPE = Family(
+    gpipe,
+    forwards_first=True,
+    depth=lambda from_here, micro_batches: micro_batches,
+    in_flight=all_in_flight,
+)
 ONE_F_ONE_B = Family(one_f_one_b, depth=min, in_flight=fewest_in_flight)
 EARLY_BACKWARD = Family(
     deep_early_backward,

@@ -164,4 +164,4 @@ def breadth_first(shape: PipelineShape) -> Schedule:
     )
 
 
-BREADTH_FIRST = Family(breadth_first, "looped")
+BREADTH_FIRST = Family(breadth_first, "looped", forwards_first=True)
