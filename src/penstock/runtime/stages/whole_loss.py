@@ -48,7 +48,7 @@ class EndOfPipeline(ModuleRunner):
         device: torch.device,
         network: MakeNetwork,
         *,
-        add_up: Callable[[torch.Tensor], None] | None,
+        add_up: Callable[[torch.Tensor], object] | None,
         autocast: torch.dtype | None,
         take_outputs: TakeOutputs | None,
     ) -> None:
@@ -97,10 +97,13 @@ class EndOfPipeline(ModuleRunner):
             for spec in specs
         ]
         leaves: list[torch.Tensor] = []
-        for own in zip(*leaves_of(work, self._end), strict=True):
+        end = self._end.program
+        read = zip(end.batch_inputs, *leaves_of(work, self._end), strict=True)
+        for number, *own in read:
             shape, dtype = (work.samples, *own[0].shape[1:]), own[0].dtype
-            counting = {m: leaf for m, leaf in enumerate(own) if work.rows[m]}
-            leaves.append(self._of_all(TensorSpec("", shape, dtype, 0), counting))
+            has_values = number not in end.sized
+            known = {m: leaf for m, leaf in enumerate(own) if work.rows[m] and has_values}
+            leaves.append(self._of_all(TensorSpec("", shape, dtype, 0), known))
         self._ends.clear()
         self._loss.begin(
             StageInputs(

@@ -192,8 +192,10 @@ def after_bad_step(
         LossNotFinite: ``failure`` with the place, unless steps are left out.
     """
     place = ""
-    # Layer by layer, a stage cannot be run on the shards of a tensor group.
-    if not isinstance(failure, NoTerms) and not engine.plan.tensor_groups:
+    # Layer by layer, a stage cannot be run on the shards of a tensor group, nor can a micro-batch
+    # where the loss needs them all.
+    as_a_whole = engine.plan.tensor_groups or engine.graph.whole_loss
+    if not isinstance(failure, NoTerms) and not as_a_whole:
         place, is_parameter = inspect_step(engine, batches, seed, begin)
         failure = failure.at(place)
         if is_parameter:
