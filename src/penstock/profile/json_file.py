@@ -33,6 +33,7 @@ OFTEN_EMPTY = (
     "device",
     "notes",
     "halves_assumed",
+    "whole_loss",
     "tokens_per_sample",
     "flops_per_sample",
     "by_length",
