@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.whole_loss_cases import LOSSES, ROWS, Towers, batch_of, compared, contrast, plans
+from runtime.whole_loss_cases import (
+    LOSSES,
+    ROWS,
+    Towers,
+    batch_of,
+    compared,
+    compared_lengths,
+    contrast,
+    plans,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -23,6 +32,12 @@ def test_loss_gradients_and_metrics_are_those_of_one_process(ranks: int) -> None
     for found in launch_workers(compared, (ranks,), workers=ranks, threads=1):
         assert {name.partition(",")[0] for name in found} == {*LOSSES}
         assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def test_lengths_may_vary() -> None:
+    for found in launch_workers(compared_lengths, (), workers=3, threads=1):
+        assert {name: wrong for name, wrong in found.items() if wrong} == {}
+        assert len(found) == 4
 
 
 def captured(model: nn.Module | None = None, loss: Any = contrast, **options: Any) -> LayerGraph:

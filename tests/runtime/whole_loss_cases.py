@@ -146,6 +146,72 @@ def compared(ranks: int) -> dict[str, list[str]]:
     return found
 
 
+class Words(nn.Module):
+    """A number of vectors for each sample, as many as its batch is long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, words: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The vectors."""
+        hidden = self.embed(words)
+        for block in self.blocks:
+            hidden = torch.tanh(block(hidden))
+        return hidden
+
+
+def pooled_spread(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The deviation over the batch of means over words."""
+    mask = batch["mask"].unsqueeze(-1).double()
+    pooled = (output * mask).sum(1) / mask.sum(1)
+    return functional.relu(1 - pooled.std(0)).mean()
+
+
+def words_spread(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Covariance over all words of all samples; nothing of the batch is read."""
+    return output.flatten(0, 1).T.cov().square().mean()
+
+
+def words_of(rows: int, length: int) -> dict[str, torch.Tensor]:
+    make = torch.Generator().manual_seed(rows + length)
+    mask = torch.arange(length) < torch.randint(1, length + 1, (rows, 1), generator=make)
+    return {"words": torch.randint(20, (rows, length), generator=make), "mask": mask.long()}
+
+
+def compared_lengths() -> dict[str, list[str]]:
+    """What differs where batches have other lengths, by loss and replicas; on three ranks."""
+    join()
+    found: dict[str, list[str]] = {}
+    for loss in (pooled_spread, words_spread):
+        for replicas in ((1, 2), (3,)):
+            torch.manual_seed(0)
+            model = Words().double()
+            plain, first = copy.deepcopy(model), words_of(ROWS, 6)
+            dynamic: Any = {"words": {1: "length"}, "mask": {1: "length"}}
+            graph = capture_model(model, first, loss=loss, dynamic=dynamic)
+            layers = len(graph.layer_names)
+            plan = plan_of(layers, replicas, "gpipe", micro_batches=3, rows=4)
+            wrong = found[f"{loss.__name__}, {replicas}"] = list[str]()
+            with Pipeline(graph, plan, first, timeout_s=60) as pipe:
+                pipe.print_with(lambda line: None)
+                for rows, length in ((ROWS, 6), (ROWS, 4), (7, 5)):
+                    batch = words_of(rows, length)
+                    expected = loss(plain(**batch), batch)
+                    plain.zero_grad()
+                    expected.backward()
+                    loss_here = pipe.step(batch).loss
+                    if abs(loss_here - float(expected.detach())) > 1e-9:
+                        wrong.append(f"{rows} x {length}: {loss_here} for {expected}")
+                    theirs = {n: p.grad for n, p in plain.named_parameters()}
+                    for name, parameter in pipe.named_parameters():
+                        if not torch.allclose(parameter.grad, theirs[name], 1e-9, 1e-11):
+                            wrong.append(f"{rows} x {length}: {name}")
+                pipe.close(gather=True)
+    return found
+
+
 def picture_norm(output: Any, batch: Any) -> torch.Tensor:
     """A metric by samples; its target must be the same rows."""
     return (output["picture"] * batch["text"]).sum(1).mean()

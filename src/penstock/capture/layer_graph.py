@@ -500,6 +500,10 @@ class LayerGraph:
         if sizes:
             sized = frozenset(sizes)
             inputs = tuple(sorted({*inputs, *sizes}))
+        if self.whole_loss and has_loss and len(layers) > 1:  # its loss runs apart
+            for part_of_it in (self.stage(layers[:-1]), self.stage(layers[-1:])):
+                sized |= part_of_it.sized - set(inputs)
+                inputs = tuple(sorted({*inputs, *part_of_it.batch_inputs}))
         acts = any(part.first <= n < part.last for n in self.recorded.parts.actions)
         if self._needs_step and (has_loss or acts):
             inputs = (*inputs, len(self.call.layout.leaves))
