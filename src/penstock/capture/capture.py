@@ -98,12 +98,8 @@ def capture_model(
 
     def captured(example: Batch) -> LayerGraph:
         named = named_in(dynamic, example, examples), named_in(rows, example, examples)
-        layouts = layouts_of(example, *named)
-
-        def recorded(layout: BatchLayout) -> LayerGraph:
-            return recorded_as(program_of, record, layout, example, kinds=len(examples))
-
-        return the_only_one(layouts, named[1], recorded)
+        recorded = partial(recorded_as, program_of, record, example=example, kinds=len(examples))
+        return the_only_one(layouts_of(example, *named), named[1], recorded)
 
     examples = [batch, *other_examples]
     graphs = [captured(example) for example in examples]
