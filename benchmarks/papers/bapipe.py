@@ -126,6 +126,7 @@ def deeper() -> Iterator[Claim]:
         setting,
         DEEPER,
         most_layers(4, 1) / whole,
+        by_construction=True,
         varied={f"{count} V100": most_layers(count, 1) / whole for count in (8, 2)},
     )
     for schedule in ("gpipe", "pipedream"):

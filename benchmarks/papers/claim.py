@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["WITHIN", "Claim", "claims_table"]
+__all__ = ["WITHIN", "Claim", "claims_table", "verdict_of"]
 
 WITHIN = 0.05
 """A figure is reproduced if it is off by at most this share."""
@@ -13,14 +13,56 @@ MANY = 5
 """Of more figures with other inputs a table has the least and the largest."""
 
 
+def verdict_of(
+    published: float | None,
+    ours: float,
+    others: Mapping[str, float],
+    *,
+    assumed: str = "",
+    by_construction: bool = False,
+) -> str:
+    """What figures say of a claim. ``others`` are ours with one other input each, by its name.
+
+    - "-": there is no published figure.
+    - "by construction": ours follows from a definition, or from inputs that were set by it.
+    - "reproduced": ours is within `WITHIN` of it, on the claim's own model and baseline.
+    - "with X": ours is so with the one input X that is not the claim's own.
+    - "not decided": it is not, and X, which the paper does not give, was ``assumed``.
+    - "not reproduced": it is not, whether smaller or larger.
+
+    >>> verdict_of(2.0, 2.09, {}), verdict_of(2.0, 2.11, {"fast links": 1.0})
+    ('reproduced', 'not reproduced')
+    >>> verdict_of(2.0, 3.0, {"slow links": 2.01, "fast links": 4.0})
+    'with slow links'
+    >>> verdict_of(2.0, 2.0, {}, assumed="64 rows"), verdict_of(2.0, 3.0, {}, assumed="64 rows")
+    ('with 64 rows', 'not decided')
+    """
+    if published is None:
+        return "-"
+    if by_construction:
+        return "by construction"
+
+    def off(figure: float) -> float:
+        return abs(figure - published)
+
+    limit = WITHIN * published
+    if off(ours) <= limit:
+        return f"with {assumed}" if assumed else "reproduced"
+    nearest = min(others, key=lambda name: off(others[name]), default="")
+    if nearest and off(others[nearest]) <= limit:
+        return f"with {nearest}"
+    return "not decided" if assumed else "not reproduced"
+
+
 @dataclass(frozen=True)
 class Claim:
     """A published figure, ours in the setting as far as it is known, and ours with other inputs.
 
-    A claim has one model (or one set of models) and one baseline; ``varied`` names each changed
-    input. ``published`` is None where we know of no published figure. ``rehearsed`` is the figure
-    of real processes on emulated devices and links. Where the paper prints ``decimals`` places of a
-    small figure, ours is rounded to them before it is compared.
+    A claim has one model (or one set of models) and one baseline; each of ``varied`` has one other
+    input, which it names, and each of ``several`` more than one. ``published`` is None where we
+    know of no published figure. ``rehearsed`` is the figure of real processes on emulated devices
+    and links. Where the paper prints ``decimals`` places of a small figure, ours is rounded to them
+    before it is compared. For ``assumed`` and ``by_construction`` see `verdict_of`.
     """
 
     paper: str
@@ -30,39 +72,31 @@ class Claim:
     simulated: float
     unit: str = "x"
     varied: Mapping[str, float] = field(default_factory=dict[str, float])
+    several: Mapping[str, float] = field(default_factory=dict[str, float])
+    assumed: str = ""
+    by_construction: bool = False
     rehearsed: float | None = None
     decimals: int = 9
 
     @property
     def verdict(self) -> str:
-        """In one word.
+        """What the figures say; see `verdict_of`.
 
-        - "reproduced": the figure in the setting is the published one;
-        - "explained": the published figure lies between ours with other inputs;
-        - "larger", "smaller": ours is so with all inputs;
-        - "-": there is no published figure.
-
-        >>> Claim("p", "w", "s", 2.0, 2.05).verdict
-        'reproduced'
-        >>> Claim("p", "w", "s", 2.0, 3.0, varied={"slow links": 1.5}).verdict
-        'explained'
-        >>> Claim("p", "w", "s", 2.0, 3.0, varied={"slow links": 2.5}).verdict
-        'larger'
         >>> Claim("p", "w", "s", 0.03, 0.0333, decimals=2).verdict
         'reproduced'
         """
-        if self.published is None:
-            return "-"
-        if abs(round(self.simulated, self.decimals) - self.published) <= WITHIN * self.published:
-            return "reproduced"
-        found = (self.simulated, *self.varied.values())
-        if min(found) <= self.published <= max(found):
-            return "explained"
-        return "larger" if self.simulated > self.published else "smaller"
+        return verdict_of(
+            self.published,
+            round(self.simulated, self.decimals),
+            self.varied,
+            assumed=self.assumed,
+            by_construction=self.by_construction,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """All fields and the verdict."""
-        return {**asdict(self), "varied": dict(self.varied), "verdict": self.verdict}
+        found = {"varied": dict(self.varied), "several": dict(self.several)}
+        return {**asdict(self), **found, "verdict": self.verdict}
 
 
 def claims_table(claims: list[dict[str, Any]]) -> str:
@@ -73,7 +107,7 @@ def claims_table(claims: list[dict[str, Any]]) -> str:
     ]
     for claim in claims:
         unit = claim["unit"]
-        varied = varied_text(claim["varied"], unit)
+        varied = varied_text(claim["varied"] | claim["several"], unit)
         rehearsed = "-" if claim["rehearsed"] is None else shown(claim["rehearsed"], unit)
         published = "-" if claim["published"] is None else shown(claim["published"], unit)
         figures = f"{published} | {shown(claim['simulated'], unit)}"

@@ -12,6 +12,9 @@ from reproduction.published import MODELS
 from penstock.planners.dapple.dapple import dapple
 from penstock.simulate.score import make_score
 
+SAME = ("resnet-50", "vgg-19", "bert-48")
+"""Models for which the very form of the table is found on each cluster."""
+
 
 @pytest.mark.parametrize(("model", "cluster", "form"), CASES)
 def test_the_winner_is_that_of_the_published_table_or_no_slower(
@@ -26,6 +29,8 @@ def test_the_winner_is_that_of_the_published_table_or_no_slower(
         f"| {plan.micro_batch_size} | {ours_s:.3f} |",
     )
     assert ours_s <= TIE * published_s
+    if model in SAME:
+        assert form_of(plan) == form
 
 
 def test_with_the_papers_activation_bytes_xlnet_has_the_published_form_on_a() -> None:
