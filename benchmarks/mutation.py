@@ -2,7 +2,8 @@
 
     nice python benchmarks/mutation.py --count 120 --seed 1 --processes 2
     nice python benchmarks/mutation.py --resume      # go on with a run that was stopped
-    nice python benchmarks/mutation.py --again       # those not caught, with the tests of today
+    nice python benchmarks/mutation.py --again       # what was not caught, with the tests of today
+    nice python benchmarks/mutation.py --again --only rings.py --first tests/runtime/test_x.py
     nice python benchmarks/mutation.py --confirm     # after a run that was stopped for good
     python benchmarks/mutation.py --tables           # the tables of the page
 
@@ -69,7 +70,7 @@ ALSO = {
 
 CORE_TESTS = {
     "schedule": ("ideal_play", "list_orders", "bind_orders"),
-    "planners": ("dapple", "spp", "levels", "slowest_stage", "costs", "bind_planners"),
+    "planners": ("dapple", "spp", "levels", "slowest_stage", "costs", "transfers", "bind_planners"),
     "search": ("walk", "plan_load", "stage_costs", "bind_walk"),
 }
 """Where the tests of a file of the core lie; those of the others are in `simulate`."""
@@ -444,7 +445,7 @@ class Workplace:
             shutil.copy(built, core / f"{built.name}.new")
             (core / f"{built.name}.new").rename(core / built.name)
 
-    def judge(self, mutant: Mutant, commit: str, limit_s: float) -> Verdict:
+    def judge(self, mutant: Mutant, commit: str, limit_s: float, first: list[str]) -> Verdict:
         """Make the mistake, run the tests, and undo it."""
         path = self.folder / mutant.file
         in_core = mutant.package == "core"
@@ -456,8 +457,8 @@ class Workplace:
             if in_core and not self.build_core():
                 return Verdict(mutant, "invalid", "", 0.0, commit)
             outcome, failed, used_s = "survived", [], 0.0
-            waiting = tests_for(mutant)
-            for size in (*FIRST_FILES, len(waiting)):
+            waiting = [*first, *tests_for(mutant)]
+            for size in (len(first), *FIRST_FILES, len(waiting)):
                 chosen, waiting = waiting[:size], waiting[size:]
                 if chosen and outcome == "survived":
                     outcome, failed, cpu_s = self.tests(["-x", *chosen], limit_s - used_s)
@@ -527,8 +528,9 @@ def members(session: int) -> dict[int, float]:
 class Run:
     """A sample that several workplaces judge; each verdict is saved at once."""
 
-    def __init__(self, out: Path, known: list[Verdict], limit_s: float) -> None:
+    def __init__(self, out: Path, known: list[Verdict], limit_s: float, first: list[str]) -> None:
         self.out = out
+        self.first = first
         self.limit_s = limit_s
         self.known = {key(asdict(each.mutant)): each for each in known}
         self.lock = Lock()
@@ -548,7 +550,7 @@ class Run:
             for mutant in found[1]:
                 verdict = self.known.get(key(asdict(mutant)))
                 if verdict is None:
-                    verdict = place.judge(mutant, self.commit, self.limit_s)
+                    verdict = place.judge(mutant, self.commit, self.limit_s, self.first)
                     self.add(verdict)
                 if verdict.outcome != "invalid":
                     break
@@ -619,7 +621,9 @@ def tables(verdicts: list[Verdict]) -> str:
     rows += ["", "| not caught | mistake | why |", "|---|---|---|"]
     for each in ran:
         if each.outcome != "killed":
-            why = reasons.get(key(asdict(each.mutant)), "not looked at yet")
+            alive = f"no test had failed after {each.cpu_s:.0f} s of computing"
+            unknown = alive if each.outcome == "alive" else "not looked at yet"
+            why = reasons.get(key(asdict(each.mutant)), unknown)
             rows.append(f"| {place_of(each.mutant)} | {change_of(each.mutant)} | {why} |")
     rows += ["", "| set aside | mistake | why nobody could see it |", "|---|---|---|"]
     for one in judged("equal"):
@@ -656,6 +660,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--resume", action="store_true", help="keep the verdicts of --out")
     parser.add_argument("--again", action="store_true", help="judge what was not caught once more")
+    parser.add_argument("--only", default="", help="with --again: a part of the file's name")
+    parser.add_argument("--first", nargs="*", default=[], help="tests that run before all others")
     parser.add_argument("--confirm", action="store_true", help="run only the tests that failed")
     parser.add_argument("--tables", action="store_true", help="print the page's tables of --out")
     arguments = parser.parse_args()
@@ -665,13 +671,18 @@ def main() -> None:
         return
     slots: list[Slot] = []
     if arguments.again:
-        left = [each for each in known if each.outcome in ("survived", "alive", "doubtful")]
+        left = [
+            each
+            for each in known
+            if each.outcome in ("survived", "alive", "doubtful")
+            if arguments.only in each.mutant.file
+        ]
         known = [each for each in known if each not in left]
         slots = [(each.mutant.package, iter([each.mutant])) for each in left]
     elif not arguments.confirm:
         known = known if arguments.resume else []
         slots = sample(arguments.count, arguments.seed)
-    run = Run(arguments.out, known, arguments.cpu_limit)
+    run = Run(arguments.out, known, arguments.cpu_limit, arguments.first)
     with (
         tempfile.TemporaryDirectory(prefix="mutants-") as folder,
         ThreadPoolExecutor(arguments.processes) as pool,
@@ -681,7 +692,8 @@ def main() -> None:
             pool.submit(run.judge, slots, place, builds=place is places[0]) for place in places
         ]:
             running.result()
-        run.confirm(places[0])
+        if not arguments.again:
+            run.confirm(places[0])
     outcomes = Counter((each.mutant.package, each.outcome) for each in run.known.values())
     print(*(f"{name} {outcome} {number}" for (name, outcome), number in sorted(outcomes.items())))
 

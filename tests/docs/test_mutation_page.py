@@ -1,4 +1,4 @@
-"""Mistakes made on purpose: what the script makes of a source."""
+"""Mistakes made on purpose: what the script makes of a source, and the page of its results."""
 
 import ast
 import doctest
@@ -10,6 +10,18 @@ from scripts import script_at
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = script_at("benchmarks/mutation.py", "mutation")
+
+
+def test_the_page_has_the_tables_of_the_recorded_run() -> None:
+    page = (ROOT / "docs" / "benchmarks" / "tests.md").read_text(encoding="utf-8")
+    assert SCRIPT.tables(SCRIPT.read_verdicts(SCRIPT.RESULTS)) in page
+
+
+def test_each_mistake_that_all_tests_pass_was_looked_at() -> None:
+    left = {SCRIPT.key(one) for one in SCRIPT.judged("left")}
+    for each in SCRIPT.read_verdicts(SCRIPT.RESULTS):
+        if each.outcome in ("survived", "doubtful"):
+            assert SCRIPT.key(vars(each.mutant)) in left, each.mutant
 
 
 def test_the_examples_of_the_script_are_right() -> None:
