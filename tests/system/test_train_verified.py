@@ -35,7 +35,7 @@ def test_a_new_run_says_in_every_record_that_its_first_step_is_right(tmp_path: P
     assert verified.startswith(EQUAL)
     assert f"step 1: {verified}" in new.stderr
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["verified"] for row in rows if "verified" in row] == [verified]
+    assert [(row["step"], row["verified"]) for row in rows if "verified" in row] == [(1, verified)]
     assert f'First step</td><td data-head="">{EQUAL}' in (run / "report.html").read_text()
 
 
