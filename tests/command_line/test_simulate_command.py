@@ -141,9 +141,10 @@ def test_people_get_before_and_after_what_binds_and_a_chart(
 ) -> None:
     answer = penstock("simulate", run_directory / "plan.json", "--link-latency", "20ms")
     assert "with link latency 20ms" in answer.output
-    for words in ("iteration", "samples a second", "bubble", "peak memory", "Before: ", "After: "):
+    for words in ("iteration", "samples a second", "bubble", "peak memory", "device 3"):
         assert words in answer.output
-    assert "device 3" in answer.output and "F forward" in answer.output
+    assert "Before: Bound by " in answer.output and "After: Bound by " in answer.output
+    assert "F forward" in answer.output
     assert "Before: " not in penstock("simulate", run_directory / "plan.json").output
 
 
