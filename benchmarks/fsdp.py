@@ -101,7 +101,7 @@ def problem_of(run: Run) -> PlanningProblem:
     )
     batch = run.gpus * run.samples
     return PlanningProblem(
-        decoder_profile(shape, 1, run.device, hardware),
+        decoder_profile(shape, 1, run.device, hardware, run.samples),
         Cluster(f"{run.gpus} {run.device}", tuple(hosts)),
         batch,
         (batch,),

@@ -12,8 +12,10 @@ import argparse
 import json
 import sys
 import tomllib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import correlation, mean, median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -26,63 +28,163 @@ WITHIN = 0.15
 """Predictions that are no farther from the published time count."""
 
 MOST_GPUS_OF_SMALL = 1000
+FEWEST_LAYOUTS = 4
+
+MOST_ROWS = 20
+"""Sources with more runs are not listed on the page; results.json has all of them."""
+
 QUICK_RUNS = 2
 
 
 def run_results(quick: bool) -> list[dict[str, Any]]:
-    """Every run with its prediction, and that with the share of its source's first run."""
-    from published_runs import fitted_share, predicted, published_runs
+    """Every run with its prediction, and the share that the first run of its source would set."""
+    from published_runs import fits, fitted_share, predicted, published_runs
 
     runs = list(published_runs())[: QUICK_RUNS if quick else None]
     first = {run.source: run for run in reversed(runs)}
-    shares = {source: fitted_share(run) for source, run in first.items()}
     return [
         {
             "source": run.source,
+            "group": run.group,
             "name": run.name,
             "gpus": run.gpus,
             "devices": run.gpus // run.tensor,
             "plan": f"{run.tensor} x {run.pipeline} x {run.replicas}, {run.schedule}"
             + (f" in {run.chunks}" if run.chunks > 1 else ""),
+            "micro_batch": run.micro_batch,
             "published_s": run.seconds,
-            "predicted_s": predicted(run).iteration_s,
-            "sets_share": run == first[run.source],
-            "share": shares[run.source],
-            "with_share_s": predicted(run, shares[run.source]).iteration_s,
+            "predicted_s": prediction.iteration_s,
+            "fits": fits(run, prediction),
+            "judges": not run.sets and run.source != "deepseek-v3",
+            "sets": run.sets,
+            "overlaps": run.overlaps,
         }
+        | ({"share": fitted_share(run)} if run == first[run.source] else {})
         for run in runs
+        for prediction in [predicted(run)]
     ]
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
     """The tables of the page by the headings above them."""
-    made = {"Predicted and published": runs_table(found["runs"])}
+    made = {
+        "By source": sources_table(found["runs"]),
+        "Predicted and published": runs_table(found["runs"]),
+        "Which layout is chosen": layouts_table(found["runs"]),
+    }
     if found.get("planning"):
         made["Planning"] = planning_table(found["planning"])
     return made
 
 
-def runs_table(runs: list[dict[str, Any]]) -> str:
-    """A row for each run; bold where the prediction is within the limit."""
-    lines = [
-        "| source | model | GPUs | plan | published | predicted | error | source's own share |",
-        "|---|---|--:|---|--:|--:|--:|--:|",
-    ]
+def table_of(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table; columns whose heads begin with a hyphen are numbers."""
+    names = (head.removeprefix("-") for head in heads)
+    rule = ("--:" if head.startswith("-") else "---" for head in heads)
+    lines = [f"| {' | '.join(names)} |", f"|{'|'.join(rule)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])
+
+
+def by_source(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The runs that ended, by their sources."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        error = f"{100 * error_of(run):+.1f} %"
-        fitted = f"{100 * (run['with_share_s'] / run['published_s'] - 1):+.1f} %"
-        cells = (
-            run["source"],
-            run["name"],
-            f"{run['gpus']:,}",
-            run["plan"],
-            f"{run['published_s']:.2f} s",
-            f"{run['predicted_s']:.2f} s",
-            f"**{error}**" if counted([run]) and is_within(run) else error,
-            f"{run['share']:.2f} is set" if run["sets_share"] else fitted,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        if run["published_s"]:
+            found.setdefault(run["source"], []).append(run)
+    return found
+
+
+def sources_table(runs: list[dict[str, Any]]) -> str:
+    """The errors of each source."""
+    heads = ("source", "judges", "messages beside compute", "-runs", "-mean error", "-mean size")
+    return table_of(
+        (*heads, "-within 15 %", "-first run's share"),
+        (
+            (
+                source,
+                "yes" if own[0]["judges"] else "no",
+                "yes" if own[0]["overlaps"] else "no",
+                f"{len(own)}",
+                f"{100 * mean(map(error_of, own)):+.1f} %",
+                f"{100 * mean(abs(error_of(run)) for run in own):.1f} %",
+                f"{sum(map(is_within, own))}",
+                f"{own[0]['share']:.2f}",
+            )
+            for source, own in by_source(runs).items()
+        ),
+    )
+
+
+def runs_table(runs: list[dict[str, Any]]) -> str:
+    """A row for each run, except of long tables; bold where the prediction is within the limit."""
+    return table_of(
+        ("source", "model", "-GPUs", "plan", "-published", "-predicted", "-error"),
+        (
+            (
+                run["source"],
+                run["name"],
+                f"{run['gpus']:,}",
+                run["plan"],
+                f"{run['published_s']:.2f} s",
+                f"{run['predicted_s']:.2f} s",
+                f"**{error}**" if run["judges"] and is_within(run) else error,
+            )
+            for own in by_source(runs).values()
+            if len(own) <= MOST_ROWS
+            for run in own
+            for error in [f"{100 * error_of(run):+.1f} %"]
+        ),
+    )
+
+
+def layout_groups(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Layouts of one model on one machine, where there are enough that ran."""
+    ran = [run for run in runs if run["group"] and run["published_s"]]
+    groups = {
+        run["group"]: [other for other in ran if other["group"] == run["group"]] for run in ran
+    }
+    return {name: own for name, own in groups.items() if len(own) >= FEWEST_LAYOUTS}
+
+
+def rank_correlation(layouts: list[dict[str, Any]]) -> float:
+    """Spearman's, between published and predicted times."""
+    published, predicted = (
+        [sorted(times).index(time) for time in times]
+        for times in ([run[key] for run in layouts] for key in ("published_s", "predicted_s"))
+    )
+    return correlation(published, predicted)
+
+
+def chosen(layouts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The layout that is predicted to be the fastest."""
+    return min(layouts, key=lambda run: run["predicted_s"])
+
+
+def regret(layouts: list[dict[str, Any]]) -> float:
+    """By how much the layout that is chosen was slower than the best."""
+    return chosen(layouts)["published_s"] / min(run["published_s"] for run in layouts) - 1
+
+
+def layouts_table(runs: list[dict[str, Any]]) -> str:
+    """How the layouts of each model are ranked."""
+
+    def words(run: dict[str, Any]) -> str:
+        return f"{run['plan'].partition(',')[0]}, {run['micro_batch']}"
+
+    return table_of(
+        ("group", "-layouts", "-rank correlation", "chosen", "fastest", "-slower by"),
+        (
+            (
+                name,
+                f"{len(own)}",
+                f"{rank_correlation(own):+.2f}",
+                words(chosen(own)),
+                words(min(own, key=lambda run: run["published_s"])),
+                f"{100 * regret(own):.1f} %",
+            )
+            for name, own in layout_groups(runs).items()
+        ),
+    )
 
 
 def error_of(run: dict[str, Any]) -> float:
@@ -95,18 +197,29 @@ def is_within(run: dict[str, Any]) -> bool:
     return abs(error_of(run)) <= WITHIN
 
 
-def counted(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs that are predicted; DeepSeek-V3's rates are not known."""
-    return [run for run in runs if run["source"] != "deepseek-v3"]
-
-
 def counts(runs: list[dict[str, Any]]) -> str:
-    """How many runs are within the limit, in words."""
-    asked = counted(runs)
+    """How many runs that judge are within the limit, in words."""
+    asked = [run for run in runs if run["judges"] and run["published_s"]]
     large = [run for run in asked if run["gpus"] > MOST_GPUS_OF_SMALL]
     return (
         f"{sum(map(is_within, asked))} of {len(asked)} predictions are within 15 % of the "
         f"published time, {sum(map(is_within, large))} of the {len(large)} for 1,024 GPUs and more"
+    )
+
+
+def layout_counts(runs: list[dict[str, Any]]) -> str:
+    """How well layouts are ranked, and how often memory is right, in words."""
+    groups = layout_groups(runs).values()
+    lost = [regret(own) for own in groups]
+    full = [run for run in runs if not run["published_s"]]
+    ran = [run for run in runs if run["published_s"] and run["source"] != "deepseek-v3"]
+    return (
+        f"In {len(groups)} groups of layouts the rank correlation is "
+        f"{median(map(rank_correlation, groups)):.2f} in the median. The layout predicted to be "
+        f"fastest is {100 * median(lost):.1f} % slower than the best in the median, and "
+        f"{100 * max(lost):.1f} % at worst. Said to fit: {sum(run['fits'] for run in full)} of "
+        f"{len(full)} layouts that ran out of memory, and {sum(run['fits'] for run in ran)} of "
+        f"{len(ran)} that ran"
     )
 
 
@@ -163,9 +276,14 @@ def main() -> None:
         from planning_times import planning_rows
 
         found["planning"] = planning_rows()
-    for heading, table in tables(found).items():
-        print(f"\n## {heading}\n\n{table}")
-    print(f"\n{counts(found['runs'])}.\n\n{sources()}")
+    if arguments.quick:
+        print(runs_table(found["runs"]))
+    else:
+        for heading, table in tables(found).items():
+            print(f"\n## {heading}\n\n{table}")
+    print(f"\n{counts(found['runs'])}.")
+    if not arguments.quick:
+        print(f"\n{layout_counts(found['runs'])}.\n\n{sources()}")
     if arguments.write:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         text = PAGE.read_text(encoding="utf-8")

@@ -82,6 +82,12 @@ class Decoder:
         return self.hidden**2 * (2 + keys) + (3 if self.gated else 2) * self.hidden * inner
 
     @property
+    def parameters(self) -> float:
+        """Weights of all blocks, embedding and head."""
+        tables = (1 if self.tied else 2) * self.hidden * self.vocabulary
+        return self.layers * (self.held_weights or self.block_parameters) + tables
+
+    @property
     def model_operations(self) -> float:
         """Operations of forward and backward of one sample, without recompute, scores in full."""
         head = self.hidden * self.vocabulary
@@ -107,12 +113,38 @@ class BlockSeconds:
     whole_s: float
 
 
-def block_seconds(shape: Decoder, hardware: Hardware) -> BlockSeconds:
-    """One block, before a group divides it."""
+def products_of(shape: Decoder, ranks: int) -> list[tuple[float, float]]:
+    """What goes into each matrix of a block on one of ``ranks`` GPUs, and what comes out."""
+    if shape.used_weights:
+        return [(shape.hidden, shape.used_weights / shape.hidden / ranks)]
+    h, inner = shape.hidden, (shape.inner or 4 * shape.hidden) / ranks
+    keys = 2 * h * (shape.key_heads or shape.heads) / shape.heads
+    return [
+        (h, (h + keys) / ranks),
+        (h / ranks, h),
+        (h, inner * (2 if shape.gated else 1)),
+        (inner, h),
+    ]
+
+
+def product_s(hardware: Hardware, rows: int, columns: float, sums: float, count: int = 1) -> float:
+    """Seconds of products with results of ``rows`` x ``columns``, for all ``count``."""
+    rate = hardware.half_flops_per_s * hardware.sustained_share * hardware.product_share
+    share = hardware.filled(rows, round(columns), count)
+    moved = HALF * count * (rows * columns + rows * sums + sums * columns)
+    memory = hardware.bytes_per_s * hardware.memory_share * hardware.sustained_share
+    return max(2 * count * rows * columns * sums / (rate * share), moved / memory)
+
+
+def block_seconds(shape: Decoder, hardware: Hardware, ranks: int, samples: int) -> BlockSeconds:
+    """One block, before a group divides it, for each of ``samples``."""
     peak = hardware.half_flops_per_s * hardware.sustained_share
     memory = hardware.bytes_per_s * hardware.memory_share * hardware.sustained_share
-    products = 2 * shape.words * shape.block_parameters
-    product_s = products / (peak * hardware.product_share * shape.product_speed)
+    rows, scale = shape.words * samples, ranks / samples / shape.product_speed
+    matrices = products_of(shape, ranks)
+    forward_product_s = scale * sum(product_s(hardware, rows, out, into) for into, out in matrices)
+    input_product_s = scale * sum(product_s(hardware, rows, into, out) for into, out in matrices)
+    weight_s = scale * sum(product_s(hardware, round(into), out, rows) for into, out in matrices)
     attention = shape.attention_operations
     scores_s = SCORE_PASSES * HALF * shape.heads * shape.words**2 / memory
     attention_s = attention / (peak * hardware.product_share) + scores_s
@@ -123,11 +155,11 @@ def block_seconds(shape: Decoder, hardware: Hardware) -> BlockSeconds:
     inner_passes = 3 if shape.gated else 2
     inner_s = inner_passes * HALF * shape.words * (shape.inner or 4 * shape.hidden) / memory
     outer_s = OUTER_PASSES * HALF * shape.words * shape.hidden / memory
-    forward_s = product_s + attention_s + inner_s + outer_s
+    forward_s = forward_product_s + attention_s + inner_s + outer_s
     again_s = {"none": 0.0, "selective": attention_s, "full": forward_s}[shape.recompute]
-    input_s = product_s + backward_s + BACKWARD_PASSES * (inner_s + outer_s) + again_s
+    input_s = input_product_s + backward_s + BACKWARD_PASSES * (inner_s + outer_s) + again_s
     whole_s = 0.0 if shape.sequence_parallel else outer_s
-    return BlockSeconds(forward_s, input_s, product_s, whole_s)
+    return BlockSeconds(forward_s, input_s, weight_s, whole_s)
 
 
 def saved_bytes(shape: Decoder, ranks: int) -> tuple[float, float]:
@@ -141,13 +173,16 @@ def saved_bytes(shape: Decoder, ranks: int) -> tuple[float, float]:
     return kept[shape.recompute], all_of
 
 
-def decoder_profile(shape: Decoder, ranks: int, device: str, hardware: Hardware) -> ModelProfile:
-    """Embedding, blocks and head, with what a group of ``ranks`` divides.
+def decoder_profile(
+    shape: Decoder, ranks: int, device: str, hardware: Hardware, samples: int = 1
+) -> ModelProfile:
+    """Embedding, blocks and head, with what a group of ``ranks`` divides, at the speed that
+    micro-batches of ``samples`` have.
 
     What the ranks of a group keep and send to the next stage, and tied parameters, are those of one
     rank: a group sends every value once, each rank its part (SC 2021, section 4.1).
     """
-    block = block_seconds(shape, hardware)
+    block = block_seconds(shape, hardware, ranks, samples)
     kept, within = saved_bytes(shape, ranks)
     table = HALF * shape.hidden * shape.vocabulary
     size = HALF * shape.words * shape.hidden
@@ -170,7 +205,15 @@ def decoder_profile(shape: Decoder, ranks: int, device: str, hardware: Hardware)
             )
             for index in range(shape.layers)
         ),
-        LayerCost("head", linear(head_s), linear(head_s), linear(head_s), own),
+        LayerCost(
+            "head",
+            linear(head_s),
+            linear(head_s),
+            linear(head_s),
+            own,
+            saved_bytes=linear(4 * shape.words * (shape.vocabulary / ranks + shape.hidden)),
+            workspace_bytes=linear(HALF * shape.words * shape.vocabulary / ranks),
+        ),
     ]
     tensor = linear(size / ranks)
     edges = (Edge(i, i + 1, f"hidden {i}", tensor, tensor) for i in range(len(layers) - 1))

@@ -74,7 +74,7 @@ def answer(run: PublishedRun, limit_s: float, planner: str) -> dict[str, Any]:
         problem,
         schedules=schedules_named("auto", planner),
         micro_batch_sizes=micro_batch_sizes_of(run.batch),
-        optimizer_bytes_per_parameter_byte=OPTIMIZER_BYTES / (run.replicas if run.overlaps else 1),
+        optimizer_bytes_per_parameter_byte=OPTIMIZER_BYTES / (run.replicas if run.sharded else 1),
     )
     score = make_score(problem)
     try:

@@ -22,13 +22,30 @@ def test_the_page_has_the_recorded_tables(largest) -> None:
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     page = largest.PAGE.read_text(encoding="utf-8")
     tables = largest.tables(recorded)
-    assert list(tables) == ["Predicted and published", "Planning"]
+    headings = ["By source", "Predicted and published", "Which layout is chosen", "Planning"]
+    assert sorted(tables) == sorted(headings)
     for heading, table in tables.items():
         assert largest.with_table(page, heading, table) == page, heading
     assert largest.counts(recorded["runs"]) in page
+    assert largest.layout_counts(recorded["runs"]) in page
     assert largest.sources() in page
-    within = [run for run in recorded["runs"] if abs(largest.error_of(run)) <= largest.WITHIN]
-    assert sum(run["gpus"] >= 1024 for run in within) >= 6
+
+
+def test_what_sets_a_share_judges_nothing_and_most_others_are_near(largest) -> None:
+    runs = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
+    assert {run["source"] for run in runs if run["sets"]} == {"nemo", "nemotron-15b"}
+    assert not any(run["judges"] for run in runs if run["sets"])
+    judging = [run for run in runs if run["judges"] and run["published_s"]]
+    assert sum(map(largest.is_within, judging)) >= 0.75 * len(judging) > 100
+    assert max(map(largest.regret, largest.layout_groups(runs).values())) < 0.15
+
+
+def test_ranks_and_regret(largest) -> None:
+    # Published 1 to 4 s; the second is predicted to be fastest, and the last two are exchanged.
+    times = ((1.0, 2.0), (2.0, 1.0), (3.0, 4.0), (4.0, 3.0))
+    layouts = [{"published_s": published, "predicted_s": time} for published, time in times]
+    assert largest.rank_correlation(layouts) == pytest.approx(0.6)
+    assert largest.regret(layouts) == pytest.approx(1.0)
 
 
 def test_the_command_gives_the_recorded_predictions_on_a_clean_clone() -> None:

@@ -194,11 +194,42 @@ def test_hardware_of_a_file_has_its_rates_and_the_shares_of_a_device_like_it(
     file.write_text(f"{text}product_share = 0.9\n")
     like = hardware_named(str(file))
     assert (like.product_share, like.attention_share, like.bytes_per_s) == (0.9, 0.73, 0.864e12)
+    assert like.processors == 0
+    file.write_text(f"{text}processors = 92\n")
+    assert hardware_named(str(file)).processors == 92
     profile = estimate_profile(graph_of(wide(), batch), batch, str(file))
     assert profile.device == "L20-48GB" and "NVIDIA L20 data sheet" in profile.source
     file.write_text(f"{rates}product_share = 1.2\n")
     with pytest.raises(BadInput, match=r"l20\.toml: hardware\.product_share"):
         hardware_named(str(file))
+
+
+def test_a_product_takes_whole_waves_of_tiles() -> None:
+    gpu = HARDWARE["A100-80GB"]
+    high, wide, processors = 256, 128, 108
+    for tiles, waves in ((108, 1), (109, 2), (216, 2), (217, 3)):
+        filled = gpu.filled(high, wide * tiles)
+        assert filled == pytest.approx(tiles / (waves * processors))
+    # A row more costs a row of tiles more; which side of a tile is the longer one does not matter.
+    rows, columns = 40 * high, 27 * wide
+    assert gpu.filled(rows, columns) == gpu.filled(columns, rows) == 1
+    assert gpu.filled(rows + 1, columns) == pytest.approx((rows + 1) / rows * 10 / 11)
+    # Few tiles are divided along the sum: only their edges are lost.
+    assert gpu.filled(high, wide) == 1
+    assert gpu.filled(64, wide) == pytest.approx(64 / high)
+    assert gpu.filled(high, wide, 109) == gpu.filled(high, wide * 109)
+    assert replace(gpu, processors=0).filled(1, 1) == 1
+
+
+def test_the_share_of_a_wave_counts_in_estimates(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    # 1 x 8 tiles of 128 x 256, half of which 64 rows fill; the weights' gradient fills 8 x 16.
+    gpu = HARDWARE["A100-80GB"]
+    rate = gpu.flops_per_s * gpu.sustained_share * gpu.product_share
+    operations = 2 * ROWS * WIDTH * WIDTH
+    estimated = estimate_profile(graph_of(wide(), batch), batch, "A100-80GB").layers[0]
+    assert estimated.forward_s.at(ROWS) == pytest.approx(2 * operations / rate, rel=1e-6)
+    weight_s = estimated.backward_weight_s.at(ROWS)
+    assert weight_s == pytest.approx(operations / rate * 2 * 108 / 128, rel=1e-6)
 
 
 class Attention(nn.Module):

@@ -20,15 +20,21 @@ Peaks are from data sheets. The shares are from these sources:
 - Memory: 90 % for transfers of 100 MB and more (Isaev et al., Calculon, SC 2023, system A100-80GB).
 - Sustained: a training run is slower than the best kernels, because shapes are not the best, clocks
   fall under load and not every message is hidden. One published run for each kind of device sets
-  this share: MPT-1b with 2,048 words of ``benchmarks/hardware.py`` gives 0.75 on the A100 and 0.66
+  this share: MPT-1b with 2,048 words of ``benchmarks/hardware.py`` gives 0.78 on the A100 and 0.67
   on the H100. The other runs of that benchmark check it. Of newer kinds than the A100 all others
   are as the H100, the rest as the A100.
+
+A product is computed in tiles of its result, one on each processor of the device at a time. So a
+last wave that is not full costs as much as a full one, and a tile at the edge as much as a whole
+one (NVIDIA, Matrix multiplication background user's guide, 2023, sections 3.1 and 3.2, with its
+tiles of 256 x 128). Numbers of processors are those of the data sheets.
 
 If all shares are 1, a device is estimated at its roofline. A device that is not in the table has a
 file of its own (`HardwareEntry`).
 """
 
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -43,6 +49,9 @@ MEMORY_SHARE = 0.9
 
 LAUNCH_S = 5e-6
 
+TILE = (256, 128)
+"""Rows and columns, or columns and rows, of a result that one processor computes at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -50,6 +59,7 @@ class Hardware:
 
     ``half_flops_per_s`` is for bfloat16 (float16 on V100 and T4) with sums in float32 and without
     sparsity, ``flops_per_s`` for float32 outside of tensor cores.
+    ``processors`` are the multiprocessors, 0 if products are not to be rounded up to full waves.
     ``launch_s`` is the least time of a kernel. ``fused_attention``: attention runs as one kernel,
     which never writes its scores.
     """
@@ -67,13 +77,36 @@ class Hardware:
     memory_share: float = 1.0
     sustained_share: float = 1.0
     fused_attention: bool = False
+    processors: int = 0
+
+    def filled(self, rows: int, columns: int, count: int = 1) -> float:
+        """The share of the processors' time that ``count`` products with results of ``rows`` x
+        ``columns`` use. Where tiles are fewer than processors, cuBLAS divides a product along its
+        sum, so that only the edges of tiles are lost.
+        """
+        if not self.processors:
+            return 1.0
+        high, wide = TILE
+        tiles = count * min(
+            ceil(rows / high) * ceil(columns / wide), ceil(rows / wide) * ceil(columns / high)
+        )
+        waves = tiles / self.processors
+        used = count * rows * columns / (high * wide * self.processors)
+        return used / (ceil(waves) if waves > 1 else waves)
 
 
-V100_SHARES = (0.66, 0.66, 0.66, 0.75)
-A100_SHARES = (0.87, 0.73, 0.63, 0.75)
-ADA_SHARES = (0.87, 0.73, 0.63, 0.66)
-H100_SHARES = (0.80, 0.37, 0.31, 0.66)
-MI300X_SHARES = (0.51, 0.37, 0.31, 0.66)
+V100_SHARES = (0.66, 0.66, 0.66, 0.78)
+A100_SHARES = (0.87, 0.73, 0.63, 0.78)
+ADA_SHARES = (0.87, 0.73, 0.63, 0.67)
+H100_SHARES = (0.80, 0.37, 0.31, 0.67)
+MI300X_SHARES = (0.51, 0.37, 0.31, 0.67)
+
+PROCESSORS = {
+    **{"V100-16GB": 80, "A100-40GB": 108, "A100-80GB": 108, "H100-80GB": 132, "H200-141GB": 132},
+    **{"H20-96GB": 78, "B200-180GB": 148, "T4-16GB": 40, "A10-24GB": 72, "L4-24GB": 58},
+    **{"L40S-48GB": 142, "RTX3090-24GB": 82, "RTX4090-24GB": 128},
+}
+"""Multiprocessors of NVIDIA's devices."""
 
 
 def gpu(
@@ -99,6 +132,7 @@ def gpu(
         MEMORY_SHARE,
         sustained,
         True,
+        PROCESSORS.get(name, 0),
     )
 
 
@@ -131,7 +165,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 class HardwareEntry(Entry):
     """The table ``[hardware]`` of a file: rates of a data sheet, and shares as of a device ``like``
-    it, or the roofline; shares that are given count."""
+    it, or the roofline; shares that are given count. Processors are those of no other device."""
 
     name: str
     flops_per_s: Rate
@@ -141,6 +175,7 @@ class HardwareEntry(Entry):
     source: str
     like: str = ""
     launch_s: Rate | None = None
+    processors: int | None = Field(default=None, ge=0)
     product_share: Share | None = None
     attention_share: Share | None = None
     attention_backward_share: Share | None = None
@@ -178,7 +213,9 @@ def hardware_of(entry: HardwareEntry) -> Hardware:
     """The device that a file describes."""
     given = entry.model_dump(exclude={"like"}, exclude_none=True)
     like: dict[str, Any] = (
-        asdict(hardware_named(entry.like)) if entry.like else {"launch_s": LAUNCH_S}
+        asdict(hardware_named(entry.like)) | {"processors": 0}
+        if entry.like
+        else {"launch_s": LAUNCH_S}
     )
     return Hardware(**like | given)
 

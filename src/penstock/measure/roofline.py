@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -98,6 +99,9 @@ OPERATIONS: dict[Any, Callable[..., float]] = {
 }
 """For each operator that multiplies matrices, the number of its operations from its arguments."""
 
+PRODUCTS = frozenset(getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm"))
+"""Products of matrices: results of rows and columns, perhaps several."""
+
 FREE = frozenset(
     [
         *("_unsafe_view", "device", "empty", "empty_like", "empty_strided"),
@@ -175,7 +179,11 @@ class OperatorSeconds(TorchDispatchMode):
         half = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
         hardware = self._hardware
         peak = hardware.half_flops_per_s if half else hardware.flops_per_s
-        computing_s = operations / (peak * hardware.sustained_share * self._share(func))
+        share = self._share(func)
+        if func.overloadpacket in PRODUCTS:
+            *counts, rows, columns = result.shape
+            share *= hardware.filled(rows, columns, prod(counts))
+        computing_s = operations / (peak * hardware.sustained_share * share)
         return max(computing_s, self._kernel_s(sum(tensor.nbytes for tensor in tensors)))
 
     def _share(self, func: Any) -> float:
