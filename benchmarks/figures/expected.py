@@ -48,6 +48,7 @@ def hardware() -> Iterator[str]:
 
 def largest() -> Iterator[str]:
     benchmark, found = script("largest.py"), results("largest/results.json")
+    yield benchmark.layout_counts(found["runs"])
     yield from (table.strip() for table in benchmark.tables(found).values())
     yield benchmark.counts(found["runs"])
 
