@@ -8,6 +8,7 @@ from functools import cache
 from itertools import pairwise
 from statistics import median
 
+from history import history_table
 from results import BENCHMARKS, ROOT, beside, results, script
 
 __all__ = ["EXPECTED", "expected"]
@@ -40,6 +41,20 @@ def convergence() -> Iterator[str]:
 def fsdp() -> Iterator[str]:
     yield script("fsdp.py").table().strip()
     yield script("fsdp.py").summary()
+
+
+def history() -> Iterator[str]:
+    yield "\n".join(history_table())
+
+
+def gpu() -> Iterator[str]:
+    """Estimates are those of all layers together over their measured time."""
+    for row in results("gpu/alone.json")["rows"].values():
+        measured, predicted = row["step_s"], row["predicted_s"]
+        yield (
+            f"| {1e3 * measured:.1f} | {1e3 * predicted:.1f} | "
+            f"{100 * (predicted / measured - 1):+.1f} % | {row['estimate_all']:.2f} |"
+        )
 
 
 def hardware() -> Iterator[str]:
@@ -264,7 +279,9 @@ EXPECTED: dict[str, Callable[[], Iterator[str]]] = {
     "docs/benchmarks/capture.md": capture,
     "docs/benchmarks/convergence.md": convergence,
     "docs/benchmarks/fsdp.md": fsdp,
+    "docs/benchmarks/gpu.md": gpu,
     "docs/benchmarks/hardware.md": hardware,
+    "docs/benchmarks/history.md": history,
     "docs/benchmarks/largest.md": largest,
     "docs/benchmarks/models.md": models,
     "docs/benchmarks/papers.md": papers,
