@@ -8,6 +8,7 @@ from functools import cache
 from itertools import pairwise
 from statistics import median
 
+from ages import made
 from history import history_table
 from results import BENCHMARKS, ROOT, beside, results, script
 
@@ -191,6 +192,25 @@ def start_here() -> Iterator[str]:
     yield f"iteration {1e3 * plan['iteration_s']:.0f} ms, {100 * plan['gap']:.1f} % above the bound"
 
 
+BENCHMARKED = {
+    "Which architectures of `transformers` work ([models](models.md))": "models/results.json",
+    "The runtime adds less to an action than torch's ([runtime](runtime.md))": (
+        "runtime/results.json"
+    ),
+    "Simulating is fast enough for planners ([schedules](schedules.md))": (
+        "simulator/results.json"
+    ),
+}
+"""The promises of README that a benchmark holds."""
+
+
+def promises() -> Iterator[str]:
+    yield "\n".join(script("promises.py").table(results("promises/results.json")))
+    for promise, name in BENCHMARKED.items():
+        commit, day = made(name)
+        yield f"| {promise} | `benchmarks/{name}` | {day} | `{commit}` |"
+
+
 def rehearsal() -> Iterator[str]:
     benchmark = script("rehearsal/rehearse.py")
     path = BENCHMARKS / "rehearsal" / "results.json"
@@ -286,6 +306,7 @@ EXPECTED: dict[str, Callable[[], Iterator[str]]] = {
     "docs/benchmarks/models.md": models,
     "docs/benchmarks/papers.md": papers,
     "docs/benchmarks/planning.md": planning,
+    "docs/benchmarks/promises.md": promises,
     "docs/benchmarks/rehearsal.md": rehearsal,
     "docs/benchmarks/reliability.md": reliability,
     "docs/benchmarks/runtime.md": runtime,

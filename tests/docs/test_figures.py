@@ -1,5 +1,6 @@
 """Figures of pages against result files: none differs today, and a changed digit is found."""
 
+import json
 import re
 import sys
 from random import Random
@@ -79,6 +80,17 @@ def test_a_wrong_figure_a_missing_key_and_an_unknown_file_are_told(figures: Any)
     assert "line 3: document[0]" in told(f"{path}: document[0]")
     assert "KeyError 'slower'" in told(f"{path}: slower")
     assert "No such file" in told("runtime/gone.json: 1.11")
+
+
+def test_every_test_of_a_promise_exists_and_passed() -> None:
+    promises = script_at("benchmarks/promises.py", "promises_of_readme")
+    recorded = json.loads(promises.RESULTS.read_text(encoding="utf-8"))
+    assert recorded["passed"].keys() == promises.PROMISES.keys()
+    assert all(passed and not failed for passed, failed in recorded["passed"].values())
+    for tests in promises.PROMISES.values():
+        path, _, name = tests.partition("::")
+        source = (promises.ROOT / path).read_text(encoding="utf-8")
+        assert f"def {name or 'test_'}" in source, tests
 
 
 def test_expressions_are_paths_comparisons_and_a_few_functions() -> None:
