@@ -12,7 +12,10 @@ from scripts import script_at
 PAGES = (
     "README.md",
     "docs/start-here.md",
+    "docs/benchmarks/convergence.md",
+    "docs/benchmarks/gpu.md",
     "docs/benchmarks/runtime.md",
+    "docs/benchmarks/schedules.md",
     "docs/benchmarks/planning.md",
     "docs/benchmarks/reliability.md",
     "docs/benchmarks/rehearsal.md",
@@ -43,11 +46,11 @@ def test_every_figure_of_the_first_page_has_a_source(figures: Any) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_changed_digit_is_found(figures: Any, page: str) -> None:
-    """Of a few figures, drawn by the page's name."""
+    """Of some figures, drawn by the page's name."""
     text = figures.read(page)
     spans = figures.checked(page, text).figures
     draw = Random(page)
-    for start, end in draw.sample(spans, min(8, len(spans))):
+    for start, end in draw.sample(spans, min(25, len(spans))):
         digits = [place for place in range(start, end) if text[place].isdigit()]
         place = draw.choice(digits)
         other = str((int(text[place]) + draw.randint(1, 9)) % 10)
