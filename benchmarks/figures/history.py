@@ -109,15 +109,6 @@ FIGURES = (
         "inner loops changed twice, last from numba to C++",
     ),
     Figure(
-        "estimates of published runs, worst error, %",
-        "hardware/results.json",
-        "3c66050d",
-        "max(abs(rows.error)) * 100",
-        1,
-        "less",
-        "MPT-13b on H100, both times",
-    ),
-    Figure(
         "capture of the Llama of 80 layers, CPU seconds",
         "capture/results.json",
         "f6c5c02f",
