@@ -14,7 +14,7 @@ from penstock.errors import Infeasible
 from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.cost_tables import whole_chain
 from penstock.plan.infeasible import infeasible
-from penstock.plan.leanest import leanest, reach
+from penstock.plan.leanest import LeanestSearch, leanest
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates, table_of
 from penstock.planning.answers import find_plan
@@ -162,12 +162,13 @@ def test_the_answer_comes_soon(
 ):
     """It asks how far stages of one width reach 164, 2847 and 356 times: 0.01 to 0.2 s."""
     asked: list[None] = []
+    reach = LeanestSearch.reach
 
     def counted(*arguments: Any) -> Any:
         asked.append(None)
         return reach(*arguments)
 
-    monkeypatch.setattr("penstock.plan.leanest.reach", counted)
+    monkeypatch.setattr(LeanestSearch, "reach", counted)
     problem = planning_problem(
         hungry(100), find_cluster(cluster), 1024, micro_batch_size=micro_batch_size
     )

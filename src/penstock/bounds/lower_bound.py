@@ -300,7 +300,6 @@ def messages(
 def messages_of_cut(
     known: Prepared, problem: PlanningProblem, before: Stage, stage: Stage, rows: int
 ) -> tuple[float, ...]:
-    """`messages`, computed."""
     edges = [edge for edge in known.near[stage.layers.start] if edge.consumer in stage.layers]
     transfer_s = problem.cluster.transfer_s
     if before.replicas == stage.replicas == 1:

@@ -1,9 +1,9 @@
-"""Seconds of collective communication: gradient all-reduce, and rows between replicated stages."""
+"""Seconds of collective communication: gradient all-reduce, and what else occupies links."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, permutations
+from itertools import pairwise, permutations
 from typing import NamedTuple, cast
 
 from penstock.cluster.cluster import Cluster
@@ -14,7 +14,6 @@ __all__ = [
     "STATISTICS_S",
     "STATISTIC_BYTES",
     "AllReduceCost",
-    "RowTransfer",
     "all_reduce_costs",
     "all_reduce_s",
     "best_ring",
@@ -22,8 +21,6 @@ __all__ = [
     "message_resources",
     "norm_sums_s",
     "ring_quality",
-    "row_messages",
-    "split_concat_s",
 ]
 
 
@@ -37,14 +34,6 @@ dozen small operators around each sum. Starting them takes this long, on a CPU a
 
 MOST_ANSWERS = 1 << 16
 """When a cluster's cache has this many entries, it is cleared."""
-
-
-class RowTransfer(NamedTuple):
-    """Rows of a micro-batch that one device sends another."""
-
-    source: int
-    target: int
-    rows: int
 
 
 def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> float:
@@ -159,56 +148,6 @@ def chain_cost(cluster: Cluster, group: Sequence[int]) -> AllReduceCost:
     return AllReduceCost(
         latency_s=sum(cluster.latency(*link) for link in links), s_per_byte=1 / min(rates)
     )
-
-
-def split_concat_s(
-    cluster: Cluster,
-    sender_devices: Sequence[int],
-    sender_slices: Sequence[int],
-    receiver_devices: Sequence[int],
-    receiver_slices: Sequence[int],
-    bytes_of_rows: Callable[[int], float],
-) -> float:
-    """Seconds to move the rows of one micro-batch from one stage's replicas to another's.
-
-    Each sender sends each receiver the rows that both hold (split/concat of DAPPLE, PPoPP 2021):
-
-        sender slices     |   0   |   1   |
-        receiver slices   |  0 | 1  |  2  |        messages 0->0, 0->1, 1->1, 1->2
-
-    A device sends its messages one after the other and receives them one after the other. Messages
-    between hosts also take turns on the ports. The result is the time of the busiest resource.
-    ``bytes_of_rows(n)`` are the bytes of ``n`` rows.
-    """
-    if len(sender_devices) == len(receiver_devices) == 1:
-        size_bytes = bytes_of_rows(sender_slices[0])
-        return cluster.transfer_s(sender_devices[0], receiver_devices[0], size_bytes)
-    busy_s: dict[tuple[str, int], float] = defaultdict(float)
-    for message in row_messages(sender_devices, sender_slices, receiver_devices, receiver_slices):
-        seconds = cluster.transfer_s(message.source, message.target, bytes_of_rows(message.rows))
-        for resource in message_resources(cluster, message.source, message.target):
-            busy_s[resource] += seconds
-    return max(busy_s.values(), default=0.0)
-
-
-def row_messages(
-    sender_devices: Sequence[int],
-    sender_slices: Sequence[int],
-    receiver_devices: Sequence[int],
-    receiver_slices: Sequence[int],
-) -> Iterator[RowTransfer]:
-    """The messages of `split_concat_s`; rows that stay on their device need none."""
-    have, need = list(accumulate(sender_slices)), list(accumulate(receiver_slices))
-    sender = receiver = row = 0
-    while sender < len(have) and receiver < len(need):
-        end = min(have[sender], need[receiver])
-        source, target = sender_devices[sender], receiver_devices[receiver]
-        if end > row and source != target:
-            yield RowTransfer(source, target, end - row)
-        row = end
-        sender_done, receiver_done = have[sender] == end, need[receiver] == end
-        sender += sender_done
-        receiver += receiver_done
 
 
 def message_resources(cluster: Cluster, source: int, target: int) -> tuple[tuple[str, int], ...]:

@@ -3,15 +3,16 @@
 All times are of one micro-batch, all sizes of one device.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import all_reduce_s, norm_sums_s, split_concat_s
+from penstock.cluster.collectives import all_reduce_s, message_resources, norm_sums_s
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled, remembered
-from penstock.plan.row_split import split_rows
+from penstock.plan.row_split import row_overlaps, split_rows
 from penstock.plan.sharding import gathered_s, held_bytes, step_share, two_layers_bytes
 from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
 from penstock.schedule.family import DepthFunction
@@ -34,6 +35,7 @@ __all__ = [
     "peak_memory_bytes",
     "rows_by_speed",
     "run_costs",
+    "split_concat_s",
     "stage_seconds",
     "state_bytes",
     "transfer",
@@ -250,6 +252,39 @@ def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transf
         )
 
     return recalled(problem, transfer, (cut, *down), computed)
+
+
+def split_concat_s(
+    cluster: Cluster,
+    sender_devices: Sequence[int],
+    sender_slices: Sequence[int],
+    receiver_devices: Sequence[int],
+    receiver_slices: Sequence[int],
+    bytes_of_rows: Callable[[int], float],
+) -> float:
+    """Seconds to move the rows of one micro-batch from one stage's replicas to another's.
+
+    Each sender sends each receiver the rows that both hold (split/concat of DAPPLE, PPoPP 2021):
+
+        sender slices     |   0   |   1   |
+        receiver slices   |  0 | 1  |  2  |        messages 0->0, 0->1, 1->1, 1->2
+
+    A device sends its messages one after the other and receives them one after the other. Messages
+    between hosts also take turns on the ports. The result is the time of the busiest resource.
+    ``bytes_of_rows(n)`` are the bytes of ``n`` rows.
+    """
+    if len(sender_devices) == len(receiver_devices) == 1:
+        size_bytes = bytes_of_rows(sender_slices[0])
+        return cluster.transfer_s(sender_devices[0], receiver_devices[0], size_bytes)
+    busy_s: dict[tuple[str, int], float] = defaultdict(float)
+    for sender, receiver, rows in row_overlaps(sender_slices, receiver_slices):
+        source, target = sender_devices[sender], receiver_devices[receiver]
+        # Rows that stay on their device need no message.
+        if source != target:
+            seconds = cluster.transfer_s(source, target, bytes_of_rows(len(rows)))
+            for resource in message_resources(cluster, source, target):
+                busy_s[resource] += seconds
+    return max(busy_s.values(), default=0.0)
 
 
 @remembered

@@ -56,12 +56,10 @@ class ChainCosts:
 
     @cached_property
     def runs(self) -> RunTables:
-        """The tables of the profile."""
         return run_tables(self.problem, self.cuts)
 
     @cached_property
     def runs_in_core(self) -> RunCosts:
-        """The same for the core."""
         return runs_in_core(self.runs)
 
     @cached_property

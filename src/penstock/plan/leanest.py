@@ -1,7 +1,7 @@
 """Whether any pipeline fits in memory: a search by memory alone, fast for a thousand devices."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -64,99 +64,169 @@ def leanest(
     windows = [windows_of(devices, kinds, size, w) for w in widths_for(size, len(devices))]
     most = min(len(devices), layers, problem.max_stages or layers)
     depths = [depth(stages, micro_batches) for stages in range(1, most + 1)]
-    runs = quick_runs(problem, chain, windows, len(devices), depths)
+    search = LeanestSearch(problem, chain, devices, windows, depths)
+    runs = search.quick_runs()
     if not runs and len(devices) * len(windows) * most * layers**2 <= MOST_WORK:
-        runs = all_runs(problem, chain, windows, len(devices), depths)
+        runs = search.all_runs()
     if not runs:
         return None
-    parts = tuple(
-        stage_of(problem, chain, devices, run, depth(len(runs) - index, micro_batches))
-        for index, run in enumerate(runs)
-    )
+    parts = tuple(map(search.stage_of, runs, reversed(depths[: len(runs)])))
     return Plan(parts, micro_batches, size, schedule)
 
 
-def quick_runs(
-    problem: PlanningProblem,
-    chain: ChainCosts,
-    windows: list[DeviceWindows],
-    devices: int,
-    depths: Sequence[int],
-) -> list[Run]:
-    """The layers and devices of each stage; empty if none are found.
+@dataclass(frozen=True)
+class LeanestSearch:
+    """A search on devices in their order; ``chain`` may have the costs of a stricter problem.
 
-    A run of layers ``lo..hi-1`` that fits mostly fits without its last layers too. So for ``k``
-    stages from position ``p`` it looks only at the least first layer:
-
-        m(k, p) = min over widths r of  the least lo with lo .. m(k-1, p+r) - 1 on r devices
-
-    Equal windows share their tables.
+    ``depths[k - 1]`` are the micro-batches in flight of a stage with ``k`` from it to the end.
     """
-    # Behind the last layer nothing is left; one further stands for "cannot be reached".
-    reached = [np.full(devices + 1, len(problem.profile.layers), dtype=np.int64)]
-    chosen: list[Integers] = []
-    for depth in depths:
-        lows, widths = extended(problem, chain, windows, reached[-1], depth)
-        reached.append(lows)
-        chosen.append(widths)
-        if not lows.min():
-            return traced(reached, chosen)
-        if not (lows[:-1] < reached[-2][:-1]).any():
-            return []
-    return []
 
+    problem: PlanningProblem
+    chain: ChainCosts
+    devices: Sequence[Device]
+    windows: list[DeviceWindows]
+    depths: Sequence[int]
 
-def all_runs(
-    problem: PlanningProblem,
-    chain: ChainCosts,
-    windows: list[DeviceWindows],
-    devices: int,
-    depths: Sequence[int],
-) -> list[Run]:
-    """The same, exactly: of all first layers from which the rest of the model fits.
+    def quick_runs(self) -> list[Run]:
+        """The layers and devices of each stage; empty if none are found.
 
-    Stage by stage it marks, for each position, every layer from which the stages so far reach the
-    end. Each mark is checked against all ends of the stage before it.
-    """
-    ends = np.arange(len(problem.profile.layers) + 1, dtype=np.int64)
-    marks = [np.zeros((devices + 1, len(ends)), dtype=bool)]
-    marks[0][:, -1] = True
-    for depth in depths:
-        found = np.zeros_like(marks[0])
-        for group in windows:
-            tables = np.stack([runs_that_fit(problem, chain, w, depth, ends) for w in group.loads])
-            for position, kind in enumerate(group.kinds):
-                found[position] |= (tables[kind] & marks[-1][position + group.width]).any(axis=1)
-        marks.append(found)
-        if found[:, 0].any():
-            return followed(problem, chain, windows, marks, depths)
-    return []
+        A run of layers ``lo..hi-1`` that fits mostly fits without its last layers too. So for ``k``
+        stages from position ``p`` it looks only at the least first layer:
 
+            m(k, p) = min over widths r of  the least lo with lo .. m(k-1, p+r) - 1 on r devices
 
-def followed(
-    problem: PlanningProblem,
-    chain: ChainCosts,
-    windows: list[DeviceWindows],
-    marks: list[NDArray[np.bool_]],
-    depths: Sequence[int],
-) -> list[Run]:
-    """The stages along the marks of `all_runs`, from the first device that can hold layer 0."""
-    runs: list[Run] = []
-    ends = np.arange(marks[0].shape[1], dtype=np.int64)
-    position, lo = int(marks[-1][:, 0].argmax()), 0
-    for stages in range(len(marks) - 1, 0, -1):
-        for group in windows:
-            after = position + group.width
-            if after >= len(marks[0]):
-                continue
-            load = group.loads[int(group.kinds[position])]
-            fits = runs_that_fit(problem, chain, load, depths[stages - 1], ends)[lo]
-            if (fits & marks[stages - 1][after]).any():
-                hi = int((fits & marks[stages - 1][after]).argmax())
-                runs.append((range(lo, hi), range(position, after)))
-                position, lo = after, hi
-                break
-    return runs
+        Equal windows share their tables.
+        """
+        # Behind the last layer nothing is left; one further stands for "cannot be reached".
+        reached = [np.full(len(self.devices) + 1, len(self.problem.profile.layers), dtype=np.int64)]
+        chosen: list[Integers] = []
+        for depth in self.depths:
+            lows, widths = self.extended(reached[-1], depth)
+            reached.append(lows)
+            chosen.append(widths)
+            if not lows.min():
+                return traced(reached, chosen)
+            if not (lows[:-1] < reached[-2][:-1]).any():
+                return []
+        return []
+
+    def all_runs(self) -> list[Run]:
+        """The same, exactly: of all first layers from which the rest of the model fits.
+
+        Stage by stage it marks, for each position, every layer from which the stages so far reach
+        the end. Each mark is checked against all ends of the stage before it.
+        """
+        ends = np.arange(len(self.problem.profile.layers) + 1, dtype=np.int64)
+        marks = [np.zeros((len(self.devices) + 1, len(ends)), dtype=bool)]
+        marks[0][:, -1] = True
+        for depth in self.depths:
+            found = np.zeros_like(marks[0])
+            for group in self.windows:
+                tables = np.stack([self.runs_that_fit(w, depth, ends) for w in group.loads])
+                for position, kind in enumerate(group.kinds):
+                    found[position] |= (tables[kind] & marks[-1][position + group.width]).any(
+                        axis=1
+                    )
+            marks.append(found)
+            if found[:, 0].any():
+                return self.followed(marks)
+        return []
+
+    def followed(self, marks: list[NDArray[np.bool_]]) -> list[Run]:
+        """The stages along the marks of `all_runs`, from the first device that can hold layer 0."""
+        runs: list[Run] = []
+        ends = np.arange(marks[0].shape[1], dtype=np.int64)
+        position, lo = int(marks[-1][:, 0].argmax()), 0
+        for stages in range(len(marks) - 1, 0, -1):
+            for group in self.windows:
+                after = position + group.width
+                if after >= len(marks[0]):
+                    continue
+                load = group.loads[int(group.kinds[position])]
+                fits = self.runs_that_fit(load, self.depths[stages - 1], ends)[lo]
+                if (fits & marks[stages - 1][after]).any():
+                    hi = int((fits & marks[stages - 1][after]).argmax())
+                    runs.append((range(lo, hi), range(position, after)))
+                    position, lo = after, hi
+                    break
+        return runs
+
+    def extended(self, before: Integers, depth: int) -> tuple[Integers, Integers]:
+        """The least first layer from every position with one stage more, and that stage's width."""
+        none = len(self.problem.profile.layers) + 1
+        ends, places = np.unique(before, return_inverse=True)
+        lows, widths = np.full(len(before), none), np.zeros(len(before), dtype=np.int64)
+        for group in self.windows:
+            found = np.stack([self.reach(load, depth, ends) for load in group.loads])
+            here = found[group.kinds, places[group.width :]]
+            better = here < lows[: len(here)]
+            lows[: len(here)][better] = here[better]
+            widths[: len(here)][better] = group.width
+        return lows, widths
+
+    def stage_of(self, run: Run, depth: int) -> Stage:
+        """A stage of layers on devices; with recompute where it must be."""
+        layers, places = run
+        rows = split_rows(
+            min(self.problem.micro_batch_sizes), [self.devices[i].speed for i in places]
+        )
+        end = np.array([layers.stop])
+        ways = [
+            [bool(fits[layers.start, 0]) for fits in self.fitting(load, depth, end)]
+            for load in {
+                (n, self.devices[i].memory_bytes, len(places))
+                for i, n in zip(places, rows, strict=True)
+            }
+        ]
+        first = [all(way) for way in zip(*ways, strict=True)].index(True)
+        whole, by_block = self.ways_to_recompute(depth)[first]
+        return Stage(layers, tuple(places), rows, recompute=whole, by_block=by_block)
+
+    def ways_to_recompute(self, depth: int) -> list[tuple[bool, bool]]:
+        """Whether a stage recomputes as a whole, and by block: what is allowed and saves memory."""
+        first, *others = self.problem.recompute_ways
+        return [first, *(way for way in others if way != (True, False) or depth > 1)]
+
+    def reach(self, load: Load, depth: int, ends: Integers) -> Integers:
+        """For each end the least first layer of a run that fits; one past the last if none does."""
+        fits = self.runs_that_fit(load, depth, ends)
+        return np.where(fits.any(axis=0), fits.argmax(axis=0), len(fits))
+
+    def runs_that_fit(self, load: Load, depth: int, ends: Integers) -> NDArray[np.bool_]:
+        """Whether the layers from each first layer (rows) to each end (columns) fit on a window."""
+        layers = len(self.problem.profile.layers)
+        real = np.minimum(ends, layers)
+        # All devices of a stage do the same.
+        ways = zip(*(self.fitting(one, depth, real) for one in sorted(load)), strict=True)
+        fits = np.logical_or.reduce([np.logical_and.reduce(way) for way in ways])
+        return fits & (np.arange(layers + 1)[:, None] < real) & (ends <= layers)
+
+    def fitting(
+        self, load: tuple[int, float, int], depth: int, ends: Integers
+    ) -> list[NDArray[np.bool_]]:
+        """Which runs to ``ends`` fit in each of the `ways_to_recompute`.
+
+        ``load`` is that of a device. The formula is `penstock.plan.cost.device_memory_bytes`.
+        """
+        rows, memory_bytes, replicas = load
+        tables = self.chain.runs
+        saved = runs_at(tables.saved, rows)[:, ends]
+        held = tables.held_by(replicas)[:, ends] + self.chain.workspace(rows)[:, ends]
+        found: list[NDArray[np.bool_]] = []
+        for whole, by_block in self.ways_to_recompute(depth):
+            if by_block:
+                chain = self.chain.by_block
+                found += replace(self, problem=chain.problem, chain=chain).fitting(
+                    load, depth, ends
+                )
+            elif whole and depth > 1:
+                inputs = at(tables.inputs[:, :, ends], rows)
+                found.append(
+                    held + (depth - 1) * inputs + np.maximum(saved, inputs) <= memory_bytes
+                )
+            else:
+                found.append(held + depth * saved <= memory_bytes)
+        return found
 
 
 def widths_for(size: int, devices: int) -> list[int]:
@@ -169,7 +239,6 @@ def widths_for(size: int, devices: int) -> list[int]:
 def windows_of(
     devices: Sequence[Device], device_kinds: Sequence[int], size: int, width: int
 ) -> DeviceWindows:
-    """The windows of one width."""
     index: dict[Load, int] = {}
     known: dict[tuple[int, ...], int] = {}
     kinds: list[int] = []
@@ -185,26 +254,6 @@ def windows_of(
     return DeviceWindows(width, np.array(kinds, dtype=np.int64), tuple(index))
 
 
-def extended(
-    problem: PlanningProblem,
-    chain: ChainCosts,
-    windows: list[DeviceWindows],
-    before: Integers,
-    depth: int,
-) -> tuple[Integers, Integers]:
-    """The least first layer from every position with one stage more, and that stage's width."""
-    none = len(problem.profile.layers) + 1
-    ends, places = np.unique(before, return_inverse=True)
-    lows, widths = np.full(len(before), none), np.zeros(len(before), dtype=np.int64)
-    for group in windows:
-        found = np.stack([reach(problem, chain, load, depth, ends) for load in group.loads])
-        here = found[group.kinds, places[group.width :]]
-        better = here < lows[: len(here)]
-        lows[: len(here)][better] = here[better]
-        widths[: len(here)][better] = group.width
-    return lows, widths
-
-
 def traced(reached: list[Integers], chosen: list[Integers]) -> list[Run]:
     """Layers and devices of each stage, from the first device with which layer 0 is reached."""
     runs: list[Run] = []
@@ -215,89 +264,6 @@ def traced(reached: list[Integers], chosen: list[Integers]) -> list[Run]:
         runs.append((range(lo, hi), range(position, after)))
         position, lo = after, hi
     return runs
-
-
-def stage_of(
-    problem: PlanningProblem,
-    chain: ChainCosts,
-    devices: Sequence[Device],
-    run: tuple[range, range],
-    depth: int,
-) -> Stage:
-    """A stage of layers on devices; with recompute where it must be."""
-    layers, places = run
-    rows = split_rows(min(problem.micro_batch_sizes), [devices[i].speed for i in places])
-    end = np.array([layers.stop])
-    ways = [
-        [bool(fits[layers.start, 0]) for fits in fitting(problem, chain, load, depth, end)]
-        for load in {
-            (n, devices[i].memory_bytes, len(places)) for i, n in zip(places, rows, strict=True)
-        }
-    ]
-    first = [all(way) for way in zip(*ways, strict=True)].index(True)
-    whole, by_block = ways_to_recompute(problem, depth)[first]
-    return Stage(layers, tuple(places), rows, recompute=whole, by_block=by_block)
-
-
-def ways_to_recompute(problem: PlanningProblem, depth: int) -> list[tuple[bool, bool]]:
-    """Whether a stage recomputes as a whole, and by block: what is allowed, and saves memory."""
-    first, *others = problem.recompute_ways
-    return [first, *(way for way in others if way != (True, False) or depth > 1)]
-
-
-def reach(
-    problem: PlanningProblem,
-    chain: ChainCosts,
-    load: Load,
-    depth: int,
-    ends: Integers,
-) -> Integers:
-    """For each end the least first layer of a run that fits; one past the last where none does."""
-    fits = runs_that_fit(problem, chain, load, depth, ends)
-    return np.where(fits.any(axis=0), fits.argmax(axis=0), len(fits))
-
-
-def runs_that_fit(
-    problem: PlanningProblem,
-    chain: ChainCosts,
-    load: Load,
-    depth: int,
-    ends: Integers,
-) -> NDArray[np.bool_]:
-    """Whether the layers from each first layer (rows) to each end (columns) fit on a window."""
-    layers = len(problem.profile.layers)
-    real = np.minimum(ends, layers)
-    # All devices of a stage do the same.
-    ways = zip(*(fitting(problem, chain, one, depth, real) for one in sorted(load)), strict=True)
-    fits = np.logical_or.reduce([np.logical_and.reduce(way) for way in ways])
-    return fits & (np.arange(layers + 1)[:, None] < real) & (ends <= layers)
-
-
-def fitting(
-    problem: PlanningProblem,
-    chain: ChainCosts,
-    load: tuple[int, float, int],
-    depth: int,
-    ends: Integers,
-) -> list[NDArray[np.bool_]]:
-    """Which runs to ``ends`` fit in each of the `ways_to_recompute`.
-
-    ``load`` is that of a device. The formula is that of `penstock.plan.cost.device_memory_bytes`.
-    """
-    rows, memory_bytes, replicas = load
-    tables = chain.runs
-    saved = runs_at(tables.saved, rows)[:, ends]
-    held = tables.held_by(replicas)[:, ends] + chain.workspace(rows)[:, ends]
-    found: list[NDArray[np.bool_]] = []
-    for whole, by_block in ways_to_recompute(problem, depth):
-        if by_block:
-            found += fitting(chain.by_block.problem, chain.by_block, load, depth, ends)
-        elif whole and depth > 1:
-            inputs = at(tables.inputs[:, :, ends], rows)
-            found.append(held + (depth - 1) * inputs + np.maximum(saved, inputs) <= memory_bytes)
-        else:
-            found.append(held + depth * saved <= memory_bytes)
-    return found
 
 
 def device_orders(problem: PlanningProblem) -> tuple[tuple[int, ...], ...]:

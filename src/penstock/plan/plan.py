@@ -200,7 +200,6 @@ class Plan:
 
     @cached_property
     def known_shape(self) -> PipelineShape:
-        """The shape, made once."""
         return PipelineShape(
             stages=len(self.stages),
             micro_batches=self.micro_batches,

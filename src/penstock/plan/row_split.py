@@ -1,15 +1,15 @@
 """How the rows of a micro-batch are cut over replicas, and re-cut between two stages."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 __all__ = ["RowOverlap", "row_overlaps", "row_ranges", "split_rows"]
 
 
-@dataclass(frozen=True, slots=True)
-class RowOverlap:
+class RowOverlap(NamedTuple):
     """Rows of a micro-batch that replica ``sender`` has and replica ``receiver`` needs."""
 
     sender: int
@@ -34,12 +34,12 @@ def row_overlaps(sender: Sequence[int], receiver: Sequence[int]) -> tuple[RowOve
     >>> [(o.sender, o.receiver, o.rows) for o in row_overlaps((2, 2), (3, 1))]
     [(0, 0, range(0, 2)), (1, 0, range(2, 3)), (1, 1, range(3, 4))]
     """
-    overlaps = (
-        RowOverlap(i, j, range(max(have.start, need.start), min(have.stop, need.stop)))
-        for i, have in enumerate(row_ranges(sender))
-        for j, need in enumerate(row_ranges(receiver))
+    have, need = list(accumulate(sender)), list(accumulate(receiver))
+    ends = sorted(end for end in {0, *have, *need} if end <= min(have[-1], need[-1]))
+    return tuple(
+        RowOverlap(bisect_right(have, row), bisect_right(need, row), range(row, end))
+        for row, end in pairwise(ends)
     )
-    return tuple(overlap for overlap in overlaps if overlap.rows)
 
 
 def split_rows(rows: int, weights: Sequence[float]) -> tuple[int, ...]:

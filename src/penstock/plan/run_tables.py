@@ -162,7 +162,6 @@ def two_layers_table(parameters: Floats) -> Floats:
 
 
 def edges_by_tensor(profile: ModelProfile) -> list[list[Edge]]:
-    """The edges of each tensor."""
     by_tensor: dict[str, list[Edge]] = {}
     for edge in profile.edges:
         by_tensor.setdefault(edge.tensor, []).append(edge)

@@ -144,7 +144,6 @@ class DeviceLine:
 
     @property
     def blocks(self) -> int:
-        """How many blocks the line has."""
         return len(self.order) // self.block
 
     def devices(self, position: int, width: int) -> tuple[int, ...]:

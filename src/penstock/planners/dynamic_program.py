@@ -75,7 +75,6 @@ def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
 def table_of(
     chain: ChainCosts, order: tuple[int, ...], micro_batch_size: int, schedule: str
 ) -> PartitionTable:
-    """The table for one micro-batch size and order of devices."""
     line = device_line(order, micro_batch_size, MOST_BLOCKS)
     return partition(chain, line, micro_batch_size, schedule, drains=True)
 

@@ -66,7 +66,6 @@ class Question:
         return score_until(score, *self.until) if self.until else score
 
     def tell(self, step: SearchStep) -> None:
-        """Show a step."""
         if self.on_step:
             self.on_step(step)
 

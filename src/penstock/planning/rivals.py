@@ -102,7 +102,6 @@ def planned(problem: PlanningProblem, score: Score) -> Plan | None:
 
 
 def rival(problem: PlanningProblem, name: str, plan: Plan | None) -> Rival:
-    """What is predicted of a plan."""
     if plan is None:
         return Rival(name)
     prediction = predict_plan(problem, plan, with_timeline=False)

@@ -81,7 +81,6 @@ def workload_s(problem: PlanningProblem, plan: Plan) -> float:
 
 
 def workload_of(problem: PlanningProblem, plan: Plan, parts: Parts) -> float:
-    """`workload_s` from the parts of a plan."""
     messages = list(messages_of(problem.cluster, parts))
     busiest_s = max((shared_s(message, messages) for message in messages), default=0.0)
     computing_s = max(map(computing_of, plan.stages, parts.stages))
@@ -137,7 +136,6 @@ def ending_s(problem: PlanningProblem, plan: Plan, parts: Parts) -> float:
 
 
 def reduction(devices: Sequence[int], shares: Sequence[GradientShare], ports: Ports) -> Occupation:
-    """An all-reduce with all its buckets."""
     engines = {(kind, device) for device in devices for kind in ("send", "receive")}
     hosts = {("port out", host) for host in ports.outgoing}
     hosts |= {("port in", host) for host in ports.incoming}

@@ -80,7 +80,6 @@ class DeviceChange:
 
     @property
     def speed_factor(self) -> float:
-        """The factor of the device's speed."""
         return 1 + self.part if self.direction == "faster" else 1 / (1 + self.part)
 
 
@@ -160,8 +159,6 @@ def with_link_latency(cluster: Cluster, change: NumberChange) -> Cluster:
 
 
 def with_links(cluster: Cluster, figure: str, change: Callable[[float], float]) -> Cluster:
-    """The cluster with one figure of all links and ports changed."""
-
     def changed(thing: Host | Link, *names: str) -> Any:
         return replace(thing, **{name: change(getattr(thing, name)) for name in names})
 

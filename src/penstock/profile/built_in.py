@@ -170,7 +170,6 @@ def rows_of(table: str, path: str | Path) -> Iterator[LayerRow]:
 
 
 def layer_of(index: int, row: LayerRow, saved_mb: float, batch: int) -> LayerCost:
-    """The layer of a row."""
     half_s = row.figures["backward_ms"] / 1000 / 2
     return LayerCost(
         name=f"{index} {row.name}",
@@ -185,7 +184,6 @@ def layer_of(index: int, row: LayerRow, saved_mb: float, batch: int) -> LayerCos
 
 
 def edges_into(index: int, rows: list[LayerRow], batch: int, path: str | Path) -> Iterator[Edge]:
-    """The edges of what a layer reads."""
     for read in rows[index].reads:
         place, _, size = read.partition("=")
         try:

@@ -35,7 +35,6 @@ class ByteSums:
     before: tuple[int, ...]
 
     def of(self, layers: range) -> int:
-        """The bytes of ``layers``."""
         return self.before[layers.stop] - self.before[layers.start]
 
     def highest(self, stop: int, size: int) -> int:
@@ -55,7 +54,6 @@ class LargestAffine:
     per_sample: npt.NDArray[np.float64]
 
     def of(self, layers: range, samples: int) -> float:
-        """The largest cost of one of ``layers`` on ``samples`` samples."""
         run = slice(layers.start, layers.stop)
         return float((self.fixed[run] + self.per_sample[run] * samples).max())
 

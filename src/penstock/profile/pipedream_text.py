@@ -154,7 +154,6 @@ def check_ends(
 
 
 def layer_of(node: Node, batch: int, *, is_input: bool) -> LayerCost:
-    """The layer of a node."""
     forward_s, half_s = (0.0, 0.0) if is_input else (node.forward_s, node.backward_s / 2)
     return LayerCost(
         name=f"{node.name} {node.description}",

@@ -185,8 +185,6 @@ def one_at_a_time(schedule: Schedule, shape: PipelineShape) -> Schedule:
 
 
 def without_recomputes(schedule: Schedule) -> Schedule:
-    """The same schedule without R."""
-
     def kept(order: Order) -> list[Action]:
         return [action for action in order if action.kind != "R"]
 

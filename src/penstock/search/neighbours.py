@@ -96,7 +96,6 @@ def moved_cuts(plan: Plan) -> Iterator[Plan]:
 
 
 def with_stages(plan: Plan, changed: dict[int, Stage]) -> Plan:
-    """The plan with some stages replaced."""
     stages = tuple(changed.get(s, stage) for s, stage in enumerate(plan.stages))
     return replace(plan, stages=stages)
 

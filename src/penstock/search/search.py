@@ -254,14 +254,12 @@ def search_alone(
 
 
 def asked_before(plan: Plan) -> Planner:
-    """A planner whose plan is known."""
     return lambda problem, score: plan
 
 
 def planner_steps(
     judge: Judge, starts: Mapping[str, Planner]
 ) -> Generator[SearchStep, None, list[Plan]]:
-    """The plans of the other planners."""
     found: list[Plan] = []
     for name, planner in starts.items():
         yield judge.step(f"planner {name}")

@@ -89,6 +89,5 @@ def kinds_of_words(workload: Workload, orders: FlatOrders) -> npt.NDArray[np.int
 
 
 def listed(rows: Spans) -> tuple[Span, ...]:
-    """Spans as tuples."""
     pairs: list[list[float]] = rows.tolist()
     return tuple((start, end) for start, end in pairs)

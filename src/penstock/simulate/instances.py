@@ -59,7 +59,6 @@ class Instances:
     micro_batches_per_update: int = 0
 
     def of(self, action: Action) -> int:
-        """The instance that runs ``action``."""
         own = self.copies[action.stage]
         return own[action.micro_batch % len(own)]
 
@@ -74,7 +73,6 @@ class Instances:
 
     @cached_property
     def stage_of(self) -> tuple[int, ...]:
-        """The stage of each instance."""
         stages = {one: stage for stage, own in enumerate(self.copies) for one in own}
         return tuple(stages[instance] for instance in range(len(self.groups)))
 

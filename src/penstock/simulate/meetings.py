@@ -41,7 +41,6 @@ class MeetingPrice:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """All numbers."""
         return {**asdict(self), "step_s": self.step_s}
 
 

@@ -130,7 +130,6 @@ def pair_of(
     returns: bool,
     cluster: Cluster,
 ) -> Pair:
-    """One pair, with its seconds on the links of the cluster."""
     source, target = producer.devices[ends[0]], consumer.devices[ends[1]]
     down, up = load
     return Pair(

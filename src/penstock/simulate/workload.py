@@ -161,7 +161,6 @@ class Workload:
 
     @cached_property
     def replicas(self) -> tuple[Replica, ...]:
-        """The replicas of all instances."""
         made: list[Replica] = []
         for instance, stage in enumerate(self.parts.stages):
             first = self.group_starts[self.instances.groups[instance]]
@@ -172,7 +171,6 @@ class Workload:
 
     @cached_property
     def devices(self) -> tuple[DeviceWork, ...]:
-        """The work of every device position."""
         made: list[DeviceWork] = []
         for group, members in enumerate(self.instances.members):
             first = self.parts.stages[members[0]]
@@ -216,7 +214,6 @@ class Workload:
         return tuple(map(frozenset, found))
 
     def reduction(self, instances: tuple[int, ...], shares: Sequence[GradientShare]) -> Reduction:
-        """The reduction among all replicas of ``instances``."""
         members = (r for i in instances for r in range(self.starts[i], self.starts[i + 1]))
         buckets = (
             Bucket(self.instances.stage_of[instances[0]], share.seconds, share.bytes)

@@ -137,17 +137,14 @@ class StraightPipeline:
 
     @property
     def problem(self) -> PlanningProblem:
-        """What is asked."""
         return self.chain.problem
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """The accelerators in order."""
         return fastest_devices(self.problem)
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
-        """Their speeds."""
         return tuple(self.problem.cluster.devices[device].speed for device in self.devices)
 
     @cached_property
@@ -166,7 +163,6 @@ class StraightPipeline:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of an iteration."""
         return self.problem.global_batch // self.micro_batch_size
 
     @property
@@ -237,7 +233,6 @@ class StraightPipeline:
         return all(self.transfers_s[cut] <= self.bottleneck_s(cuts) for cut in cuts[1:-1])
 
     def bottleneck_s(self, cuts: tuple[int, ...]) -> float:
-        """The slowest stage."""
         return max(self.busy_s(s, lo, hi) for s, (lo, hi) in enumerate(pairwise(cuts)))
 
     def estimate_s(self, cuts: tuple[int, ...]) -> float:
@@ -271,7 +266,6 @@ class StraightPipeline:
         return min(1.0, forward_s / self.prefix_s[-1]) if self.prefix_s[-1] > 0 else 0.0
 
     def plan(self, cuts: tuple[int, ...]) -> Plan:
-        """The plan with these cuts."""
         return Plan(
             stages=tuple(
                 Stage(range(lo, hi), (device,), (self.micro_batch_size,), self.recompute)
@@ -390,5 +384,4 @@ def border_moves(cuts: tuple[int, ...], stage: int) -> list[tuple[int, tuple[int
 
 
 def bottleneck(cuts: tuple[int, ...], busy_s: Callable[[int, int, int], float]) -> float:
-    """The slowest stage."""
     return max(busy_s(s, lo, hi) for s, (lo, hi) in enumerate(pairwise(cuts)))

@@ -213,7 +213,6 @@ class Search:
         return (*stages, *self.rest_of(taken[-1].end, behind, real))
 
     def rest_of(self, lo: int, occupancy: int, real: dict[int, int]) -> tuple[Assignment, ...]:
-        """The last stage."""
         devices = self.groups.rest(occupancy, self.size)
         slices = self.groups.slices(devices, self.size)
         last = self.costs.cuts - 1
@@ -232,7 +231,6 @@ def renumbered(
 
 
 def search_of(chain: ChainCosts, groups: Groups, size: int, schedule: str) -> Search:
-    """The search for one micro-batch size."""
     problem, layers = chain.problem, chain.problem.profile.layers
     steps, occupied = steps_of(groups, size)
     devices = sum(len(server) for server in groups.places.servers)

@@ -50,7 +50,6 @@ class Groups:
         )
 
     def free(self, occupancy: int) -> tuple[int, ...]:
-        """The devices that an occupancy leaves."""
         used = self.places.used[occupancy]
         return self.behind(used, tuple(map(len, self.places.servers)))
 

@@ -47,7 +47,6 @@ class ScheduleArrays:
 
     @property
     def actions(self) -> int:
-        """How many actions all places have."""
         return (3 if self.split else 2) * int(self.micro_batches.sum())
 
 

@@ -119,11 +119,9 @@ class Draws:
         return ((z ^ (z >> 31)) >> 11) % limit
 
     def one_of(self, values: Sequence[T]) -> T:
-        """One of ``values``."""
         return values[self.below(len(values))]
 
     def chance(self, probability: float) -> bool:
-        """True with this probability."""
         return self.below(1 << 30) < probability * (1 << 30)
 
     def span(self, limit: int) -> tuple[int, int]:
