@@ -208,9 +208,9 @@ def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     bound_s = first_s = after_s = sent_early_s = 0.0
     before: Stage | None = None
     for stage in plan.stages:
-        fast_s, back_s, fast_tail_s, slow_whole_s, slow_tail_s = stage_times(known, problem, stage)
+        fast_s, back_s, fast_tail_s, slow_whole_s, slow_tail_s = stage_times(problem, stage)
         if before is not None:
-            down_s, up_s, received_s = messages(known, problem, before, stage)
+            down_s, up_s, received_s = messages(problem, before, stage)
             if known.any_streams:
                 down_s, up_s = max(0.0, down_s - sent_early_s), max(0.0, up_s - back_s)
             received_s = first_s - sent_early_s + batches * received_s
@@ -226,7 +226,7 @@ def plan_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     return bound_s
 
 
-def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tuple[float, ...]:
+def stage_times(problem: PlanningProblem, stage: Stage) -> tuple[float, ...]:
     """The times of a stage for `plan_bound_s`.
 
     Over all replicas, the least forward, the least backward, and the least time from the start of
@@ -237,14 +237,14 @@ def stage_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> tupl
     key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices, sharding)
 
     def computed() -> tuple[float, ...]:
-        replicas = replica_times(known, problem, stage)
+        replicas = replica_times(problem, stage)
         slow = max(replicas, key=lambda times: times.whole_s)
         return (
             min(times.forward_s for times in replicas),
             min(times.backward_s for times in replicas),
-            min(gradient_tail_s(known, problem, stage, times) for times in replicas),
+            min(gradient_tail_s(problem, stage, times) for times in replicas),
             slow.whole_s,
-            gradient_tail_s(known, problem, stage, slow) - slow.backward_s,
+            gradient_tail_s(problem, stage, slow) - slow.backward_s,
         )
 
     return recalled(problem, stage_times, key, computed)
@@ -265,17 +265,18 @@ class ReplicaTimes:
         return self.forward_s + self.backward_s
 
 
-def replica_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> list[ReplicaTimes]:
+def replica_times(problem: PlanningProblem, stage: Stage) -> list[ReplicaTimes]:
     """The times of the replicas that differ."""
     devices = problem.cluster.devices
+    sums = prepare(problem).sums
     kinds = {
         (rows, devices[device].speed)
         for device, rows in zip(stage.devices, stage.slices, strict=True)
     }
     return [
         ReplicaTimes(
-            known.sums.forward_s.of(stage.layers, rows) / speed,
-            known.sums.backward_s.of(stage.layers, rows) / speed,
+            sums.forward_s.of(stage.layers, rows) / speed,
+            sums.backward_s.of(stage.layers, rows) / speed,
             rows,
             speed,
         )
@@ -283,23 +284,20 @@ def replica_times(known: Prepared, problem: PlanningProblem, stage: Stage) -> li
     ]
 
 
-def messages(
-    known: Prepared, problem: PlanningProblem, before: Stage, stage: Stage
-) -> tuple[float, ...]:
+def messages(problem: PlanningProblem, before: Stage, stage: Stage) -> tuple[float, ...]:
     """Least seconds of the messages between two stages: down, up, and received by some replica.
 
     Only tensors of the layer right before the cut count, which are surely for this stage.
     """
     rows = sum(stage.slices)
     key = (stage.layers.start, stage.layers.stop, before.devices, stage.devices, rows)
-    return recalled(
-        problem, messages, key, lambda: messages_of_cut(known, problem, before, stage, rows)
-    )
+    return recalled(problem, messages, key, lambda: messages_of_cut(problem, before, stage, rows))
 
 
 def messages_of_cut(
-    known: Prepared, problem: PlanningProblem, before: Stage, stage: Stage, rows: int
+    problem: PlanningProblem, before: Stage, stage: Stage, rows: int
 ) -> tuple[float, ...]:
+    known = prepare(problem)
     edges = [edge for edge in known.near[stage.layers.start] if edge.consumer in stage.layers]
     transfer_s = problem.cluster.transfer_s
     if before.replicas == stage.replicas == 1:
@@ -319,15 +317,14 @@ def messages_of_cut(
     return 0.0, 0.0, sum(size.at(rows) for size in floors) / rate
 
 
-def gradient_tail_s(
-    known: Prepared, problem: PlanningProblem, stage: Stage, slow: ReplicaTimes
-) -> float:
+def gradient_tail_s(problem: PlanningProblem, stage: Stage, slow: ReplicaTimes) -> float:
     """Least seconds from the start of the last backward to the end of the optimizer's step.
 
     Gradients come from the last layer on; nothing is reduced before `BUCKET_BYTES` are there. Where
     devices divide parameters, gradients are summed in the backwards.
     """
-    lo, hi, sizes = stage.layers.start, stage.layers.stop, known.sums.own_parameter_bytes
+    sums = prepare(problem).sums
+    lo, hi, sizes = stage.layers.start, stage.layers.stop, sums.own_parameter_bytes
     size_bytes = sizes.of(stage.layers)
     fastest = max(problem.cluster.devices[device].speed for device in stage.devices)
     step_s = size_bytes * problem.profile.step_s_per_byte / fastest
@@ -337,7 +334,7 @@ def gradient_tail_s(
         return slow.backward_s + step_s
     # The first bucket ends with the last layer from which on enough bytes are there.
     full = max(sizes.highest(hi, BUCKET_BYTES), min(sizes.lowest(lo), hi - 1))
-    ready_s = known.sums.backward_s.of(range(full, hi), slow.rows)
+    ready_s = sums.backward_s.of(range(full, hi), slow.rows)
     reduce_s = size_bytes / BUCKET_BYTES * bucket_s(problem, stage)
     return max(slow.backward_s, ready_s / slow.speed + reduce_s) + step_s
 
