@@ -102,6 +102,44 @@ def test_what_mixes_samples_is_told_once(capsys: pytest.CaptureFixture[str]) -> 
         assert told == [expected] * (micro_batches == 2)
 
 
+class Counting(nn.Module):
+    """Counts its calls, or the samples that it has seen; with ``warms_up`` the count decides."""
+
+    def __init__(self, of_samples: bool, warms_up: bool) -> None:
+        super().__init__()
+        self.count, self.of_samples, self.warms_up = 0, of_samples, warms_up
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += len(x) if self.of_samples else 1
+        return x * min(1.0, self.count / 10) if self.warms_up else x
+
+
+@pytest.mark.parametrize("of_samples", [False, True])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_count_of_calls_is_told_where_it_counts_micro_batches(
+    of_samples: bool, micro_batches: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = capture_model(
+        net(Counting(of_samples, warms_up=False)), batch(), loss=functional.cross_entropy
+    )
+    with Pipeline(graph, one_rank(graph, micro_batches), batch()) as pipe:
+        for _ in range(2):
+            pipe.step(batch())
+    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    expected = (
+        "warning: forward changes 'between.count' with each of the 2 micro-batches of a step, and "
+        "your module alone changes it once; count steps outside of forward if that matters"
+    )
+    assert told == [expected] * (micro_batches == 2 and not of_samples)
+
+
+def test_a_count_of_calls_that_decides_is_refused() -> None:
+    model = net(Counting(of_samples=False, warms_up=True))
+    graph = capture_model(model, batch(), loss=functional.cross_entropy)
+    with Pipeline(graph, one_rank(graph, 2), batch()) as pipe, pytest.raises(RunFailed):
+        pipe.step(batch())
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
 @pytest.mark.parametrize("streams", [False, True])
 def test_later_steps_are_compared_every_so_often(schedule: str, streams: bool) -> None:

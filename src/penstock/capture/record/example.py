@@ -86,7 +86,8 @@ class Recorded:
     ``terms`` are the values of the loss's terms, if it is a list. A loss function that mixes
     samples does so from event ``whole_from`` on; ``refusal`` says why slices cannot give it.
     ``changes`` is the state that forward changes between units, ``changes_again`` what it changes
-    in every run; ``unit_changes`` are the same of units, each with its unit. ``outputs`` is what
+    in every run; ``unit_changes`` are the same of units, each with its unit. ``counters`` are the
+    attributes that are a number, another one after every run. ``outputs`` is what
     the model returned, ``output_values`` the values of the tensors in it (None: none was recorded).
     ``counts`` are the buffers that hold something of the samples after forward, but for those of
     batch norms, whose kernel writes unseen; each with the line that writes it, or its module, and
@@ -101,6 +102,7 @@ class Recorded:
     changes: tuple[StatePlace, ...] = ()
     changes_again: tuple[StatePlace, ...] = ()
     unit_changes: tuple[tuple[str, StatePlace], ...] = ()
+    counters: tuple[StatePlace, ...] = ()
     draws_python: bool = False
     outputs: Flattened = field(default_factory=Flattened)
     output_values: tuple[int | None, ...] = ()
@@ -563,8 +565,15 @@ class _Recorder:
                 # Statistics of norms are not read in training; other buffers are.
                 if unit is not None and not isinstance(self._program.module(place.path), Norm)
             ),
+            counters=tuple(place for place in sorted(again) if self._counts_calls(place, states)),
             device=self._device,
         )
+
+    def _counts_calls(self, place: StatePlace, states: Sequence[dict[StatePlace, Any]]) -> bool:
+        """Whether an attribute is a number that grows with calls; not one that counts samples."""
+        before, after = (state.get(place) for state in states[1:])
+        numbers = type(before) in (int, float) and type(after) in (int, float)
+        return numbers and bool((after - before) % self._size.samples)
 
     def _settle(self, leaves: Sequence[torch.Tensor], changed: str) -> None:
         """Let the user's model do what it does once: some replace modules in their first forward.

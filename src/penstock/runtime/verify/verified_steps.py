@@ -21,6 +21,7 @@ from penstock.runtime.verify.verify import (
     VerifyResult,
     buffers_of,
     compared,
+    counter_warning,
     mixing_warning,
     not_compared,
     obstacle,
@@ -142,10 +143,12 @@ class VerifiedSteps:
             return verify_with(engine, reference, batches)
 
     def _warn(self, batches: Batches) -> None:
-        text = "" if self._warned else mixing_warning(self._engine, batches)
-        self._warned = self._warned or bool(text)
-        if text and self._engine.world.rank == 0:
-            self.say(text)
+        if self._warned:
+            return
+        for text in (mixing_warning(self._engine, batches), counter_warning(self._engine, batches)):
+            self._warned = self._warned or bool(text)
+            if text and self._engine.world.rank == 0:
+                self.say(text)
 
     def _judge(self, result: VerifyResult) -> None:
         self.result = result

@@ -54,6 +54,7 @@ __all__ = [
     "VerifyResult",
     "buffers_of",
     "compared",
+    "counter_warning",
     "mixing_warning",
     "not_compared",
     "obstacle",
@@ -246,6 +247,18 @@ def mixing_warning(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> str:
         f"warning: your module is computed for each of {len(rows)} micro-batches of at most "
         f"{max(map(len, rows))} samples by itself, as in gradient accumulation, and not for the "
         f"{rows[-1].stop} samples of a step at once, because {reason}"
+    )
+
+
+def counter_warning(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> str:
+    """What to know of a number that forward changes, in a line; empty if there is none."""
+    count, counters = len(micro_batch_rows(engine, batches)), engine.graph.recorded.counters
+    if not counters or count == 1:
+        return ""
+    name = f"{counters[0].path}.{counters[0].key}".removeprefix(".")
+    return (
+        f"warning: forward changes '{name}' with each of the {count} micro-batches of a step, and "
+        f"your module alone changes it once; count steps outside of forward if that matters"
     )
 
 
