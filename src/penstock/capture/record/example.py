@@ -571,7 +571,8 @@ class _Recorder:
 
     def _counts_calls(self, place: StatePlace, states: Sequence[dict[StatePlace, Any]]) -> bool:
         """Whether an attribute is a number that grows with calls; not one that counts samples."""
-        before, after = (state.get(place) for state in states[1:])
+        before: Any = states[1].get(place)
+        after: Any = states[2].get(place)
         numbers = type(before) in (int, float) and type(after) in (int, float)
         return numbers and bool((after - before) % self._size.samples)
 
