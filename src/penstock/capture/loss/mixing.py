@@ -22,7 +22,7 @@ from penstock.capture.record.recording import (
     RecordedCall,
     TensorReference,
 )
-from penstock.capture.record.sizes import ValueSizes
+from penstock.capture.record.sizes import BatchSize, Formula, ValueSizes
 from penstock.capture.user_lines import line_in_words
 from penstock.torch_internals import pytree
 
@@ -181,6 +181,12 @@ class _Search:
         dims = [dim for dim in pytree.tree_leaves(given) if isinstance(dim, int)]
         return any(dim % count in samples for dim in dims if count)
 
+    def _rows_of_a_sample(self, value: int, dim: int) -> int:
+        """How many entries of a dimension are of one sample; 0 where that is not known."""
+        size = (self.sizes.formulas[value] or ())[dim]
+        each = size.each_sample() if isinstance(size, Formula) else None
+        return each.at(BatchSize(1)) if each is not None and each.is_constant else 0
+
     def _takes_by_place(self, event: RecordedCall) -> bool:
         """Whether an index takes some samples only, or takes them in another order."""
         first, index = event.args[0][:2] if event.args is not None else (None, None)
@@ -192,8 +198,11 @@ class _Search:
             if entry is Ellipsis:
                 dim = len(first.shape) - sum(map(dimensions, entries))
             elif isinstance(entry, slice) and dim in samples:
-                size = first.shape[dim]
-                if entry.indices(size) != (0, size, 1):
+                size, rows = first.shape[dim], self._rows_of_a_sample(first.value, dim)
+                start, stop, step = entry.indices(size)
+                # The same row of each sample mixes nothing.
+                by_sample = start < rows and (stop, step) == (size, rows)
+                if (start, stop, step) != (0, size, 1) and not by_sample:
                     return True
             elif isinstance(entry, TensorReference) and dim in samples and self._picks(entry):
                 return True
