@@ -634,7 +634,7 @@ def tables(verdicts: list[Verdict]) -> str:
 
 def place_of(mutant: Mutant) -> str:
     """The file, as the page names it."""
-    return f"`{mutant.file.removeprefix(SOURCE + '/')}`"
+    return f"`{mutant.file.removeprefix('src/')}`"
 
 
 def change_of(mutant: Mutant) -> str:

@@ -9,6 +9,7 @@ What is missing is replaced before anything imports it, also in the processes th
 """
 
 import sys
+from dataclasses import is_dataclass
 from importlib.util import find_spec
 from inspect import get_annotations
 from math import inf
@@ -145,7 +146,24 @@ def taken(kind: Any, value: Any) -> Any:
         return origin(taken(inner[0], item) for item in value)
     if origin is dict and isinstance(value, dict):
         return {key: taken(inner[1], item) for key, item in value.items()}
+    if is_dataclass(kind) and isinstance(value, dict):
+        kinds = get_type_hints(kind, include_extras=True)
+        return kind(**{name: taken(kinds[name], own) for name, own in value.items()})
     return kind.model_validate(value) if is_model(kind) and isinstance(value, dict) else value
+
+
+class Reader:
+    """What reads a kind of value without checking it."""
+
+    def __class_getitem__(cls, _: Any) -> type:
+        return cls
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+
+    def validate_python(self, value: Any, **_: Any) -> Any:
+        """The value, with its tables as what the kind names."""
+        return taken(self._kind, value)
 
 
 def is_model(kind: Any) -> bool:
@@ -158,13 +176,15 @@ def unchecked_pydantic() -> dict[str, ModuleType]:
     pydantic, core = ModuleType("pydantic"), ModuleType("pydantic_core")
     dataclasses = ModuleType("pydantic.dataclasses")
     nothing = lambda *_, **__: None  # noqa: E731
-    for name in ("AfterValidator", "BeforeValidator", "StringConstraints", "ConfigDict"):
+    for name in ("AfterValidator", "BeforeValidator", "StringConstraints", "GetCoreSchemaHandler"):
         setattr(pydantic, name, nothing)
     pydantic.ConfigDict = dict  # type: ignore[attr-defined]
     pydantic.BaseModel, pydantic.Field = Unchecked, Default  # type: ignore[attr-defined]
     pydantic.model_validator = lambda **_: lambda method: method  # type: ignore[attr-defined]
     pydantic.ValidationError = type("ValidationError", (ValueError,), {})  # type: ignore[attr-defined]
-    core.ErrorDetails = dict  # type: ignore[attr-defined]
+    pydantic.TypeAdapter = Reader  # type: ignore[attr-defined]
+    core.ErrorDetails = core.CoreSchema = dict  # type: ignore[attr-defined]
+    core.core_schema = ModuleType("pydantic_core.core_schema")  # type: ignore[attr-defined]
     core.PydanticCustomError = type("PydanticCustomError", (ValueError,), {})  # type: ignore[attr-defined]
     pydantic.dataclasses = dataclasses  # type: ignore[attr-defined]
     return {"pydantic": pydantic, "pydantic_core": core, "pydantic.dataclasses": dataclasses}
