@@ -2,6 +2,7 @@
 
     python benchmarks/planning.py [--quick] [--only model:cluster] [--out results.json]
     python benchmarks/planning.py --every-schedule [--only model:cluster]
+    python benchmarks/planning.py --rivals
     python benchmarks/planning.py --bounds
     python benchmarks/planning.py --random SEED [--count 60] [--jobs 2] [--out random.json]
     python benchmarks/planning.py --speed [--only WORDS] [--out speed.json]
@@ -31,13 +32,16 @@ HERE = Path(__file__).parent / "planning"
 sys.path.insert(0, str(HERE))
 
 from random_problems import random_row, random_table, random_words  # noqa: E402
-from rows import BATCHES, CLUSTERS, bounded_anew, every_schedule, run_row  # noqa: E402
+from rows import BATCHES, CLUSTERS, bounded_anew, every_schedule, run_row, with_rivals  # noqa: E402
 from speed import measure_speed  # noqa: E402
 from tables import WITHOUT_EXCHANGE, behind, markdown, search_of, summary_of  # noqa: E402
 
 PLANNER_LIMIT_S = 120.0
 SCHEDULE_LIMIT_S = 10.0
 ROW_LIMIT_S = 1800.0
+
+KEPT = ("every_schedule", "rivals", WITHOUT_EXCHANGE)
+"""What a row keeps that is asked by another option."""
 
 QUICK = ("bert-48:dapple-a", "vgg-19:dapple-c", "gnmt-16:slow-link", "xlnet-36:unequal")
 
@@ -125,7 +129,7 @@ def merged(before: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     if row.get("norms") and "answers" in before and "norms" not in before:
         old = ("answers", "whole_backwards", "equal_memory", "every_schedule", "machine")
         return row | {WITHOUT_EXCHANGE: {key: before[key] for key in old if key in before}}
-    return row | {k: before[k] for k in ("every_schedule", WITHOUT_EXCHANGE) if k in before}
+    return row | {k: before[k] for k in KEPT if k in before}
 
 
 def told(pair: str, row: dict[str, Any]) -> str:
@@ -172,6 +176,7 @@ def main() -> int:
         help=f"the published planners under each schedule, {SCHEDULE_LIMIT_S:g} s for each",
     )
     parser.add_argument("--bounds", action="store_true", help="bounds and gaps of known rows")
+    parser.add_argument("--rivals", action="store_true", help="data parallelism of known rows")
     parser.add_argument("--speed", action="store_true", help="whole-process times instead")
     parser.add_argument("--random", type=int, metavar="SEED", help="problems drawn from a seed")
     parser.add_argument("--count", type=int, default=60, help="how many of them")
@@ -192,10 +197,10 @@ def main() -> int:
         out = arguments.out or HERE / "random.json"
         return ask_random(arguments.random, arguments.count, arguments.jobs, out)
     out = arguments.out or HERE / "results.json"
-    if arguments.bounds:
+    if arguments.bounds or arguments.rivals:
+        change = bounded_anew if arguments.bounds else with_rivals
         known = {
-            pair: row if "failed" in row else bounded_anew(row)
-            for pair, row in read_rows(out).items()
+            pair: row if "failed" in row else change(row) for pair, row in read_rows(out).items()
         }
         write_rows(out, known)
         return 0

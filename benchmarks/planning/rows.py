@@ -17,13 +17,22 @@ from penstock.planning.assessment import PlannedPipeline
 from penstock.planning.comparison import AUTO, Comparison, compare_plans
 from penstock.planning.explanation import explain_plan, explanation_words
 from penstock.planning.planning_problem import planning_problem, schedules_named
+from penstock.planning.rivals import rivals_of
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
 from penstock.search.search import PLANNERS, STARTING_PLANNERS
 from penstock.simulate.score import make_score
 
-__all__ = ["BATCHES", "CLUSTERS", "EXPLAINED_GAP", "bounded_anew", "every_schedule", "run_row"]
+__all__ = [
+    "BATCHES",
+    "CLUSTERS",
+    "EXPLAINED_GAP",
+    "bounded_anew",
+    "every_schedule",
+    "run_row",
+    "with_rivals",
+]
 
 EXPLAINED_GAP = 0.05
 WHOLE = "whole-backwards"
@@ -138,6 +147,12 @@ def bounded_anew(row: dict[str, Any]) -> dict[str, Any]:
     return row | changed
 
 
+def with_rivals(row: dict[str, Any]) -> dict[str, Any]:
+    """A row that was asked before, with what is predicted of data parallelism in its kinds."""
+    problem = problem_of(row["model"], row["cluster"])
+    return row | {"rivals": [rival.to_json() for rival in rivals_of(problem, make_score(problem))]}
+
+
 def bound_of(comparisons: Iterable[Comparison]) -> dict[str, object]:
     """The bound that all gaps of a row are above."""
     for found in comparisons:
@@ -234,7 +249,7 @@ def every_schedule(model: str, cluster: str, limit_s: float) -> dict[str, object
     seen: set[object] = set()
     for planner in STARTING_PLANNERS:
         base = plan_without_limit(problem, planner)
-        for name in schedules_named(AUTO, "search"):
+        for name in schedules_named(AUTO, "search", norms=problem.profile.has_norms):
             planned = FAMILIES[name].is_planned
             case = (name, planner if planned else replace(base, planner="", schedule=""))
             if case in seen:

@@ -22,6 +22,9 @@ WITHOUT_EXCHANGE = "without_exchange_of_statistics"
 """Where a row of a model with batch normalisation keeps what it was before replicas paid for the
 exchange of statistics."""
 
+KINDS = {"data parallelism": "plain", "data parallelism by block": "by block"}
+"""Shorter names for two of the kinds of data parallelism."""
+
 CHOICE = 0.002
 """Of plans so near the fastest one `search` answers with that which people would choose."""
 
@@ -82,6 +85,9 @@ def summary_of(rows: Sequence[Row]) -> dict[str, object]:
         ("gap", gap_of),
         ("faster_than_whole_backwards", faster_of),
         ("faster_in_same_memory", faster_in_same_memory_of),
+        ("over_replicas", over_replicas),
+        ("over_published", over_published),
+        ("over_published_under_every_schedule", over_every_schedule),
         ("planning_cpu_s", lambda row: search_of(row).get("planning_cpu_s")),
     ):
         if found := figures(rows, figure):
@@ -97,6 +103,8 @@ def summary_words(rows: Sequence[Row]) -> list[str]:
     gaps, faster = figures(rows, gap_of), figures(rows, faster_of)
     held = figures(rows, faster_in_same_memory_of)
     spent = figures(rows, lambda row: search_of(row).get("planning_cpu_s"))
+    replicas = figures(rows, over_replicas)
+    own, every = figures(rows, over_published), figures(rows, over_every_schedule)
     slower = sum(bool(behind(row)) for row in done_of(rows))
     return [
         f"`search` is behind another plan on {slower} of {len(rows)} rows.",
@@ -106,6 +114,10 @@ def summary_words(rows: Sequence[Row]) -> list[str]:
         f"{sum(gap > EXPLAINED_GAP for gap in gaps)} of {len(rows)} rows are above 5 %, "
         f"{sum(gap > 0.15 for gap in gaps)} above 15 %.",
         f"Median {median(spent):.1f} s, at most {spent[-1]:.1f} s.",
+        f"With their papers' schedules the median is {median(own):.2f}, at most {own[-1]:.2f}; "
+        f"with every schedule {median(every):.3f}, at most {every[-1]:.2f}.",
+        f"Some kind fits on {len(replicas)} of {len(rows)} rows: median {median(replicas):.2f}, at "
+        f"most {replicas[-1]:.2f}.",
     ]
 
 
@@ -143,6 +155,35 @@ def over_published(row: Row) -> float | None:
     mine = search_of(row).get("iteration_s")
     others = [a["iteration_s"] for a in row["answers"] if a["planner"] != "search"]
     return min(filter(None, others)) / mine if mine and any(others) else None
+
+
+def over_every_schedule(row: Row) -> float | None:
+    """The same where they may use every schedule that `search` may use."""
+    mine = search_of(row).get("iteration_s")
+    best = row.get("every_schedule", {}).get("best", {}).get("iteration_s")
+    return min(filter(None, (over_published(row), best / mine))) if mine and best else None
+
+
+def over_replicas(row: Row) -> float | None:
+    """The fastest kind of data parallelism that fits, over `search`."""
+    mine = search_of(row).get("iteration_s")
+    others = [r["iteration_s"] for r in row.get("rivals", ()) if r["iteration_s"]]
+    return min(others) / mine if mine and others else None
+
+
+def replicas_of(row: Row) -> str:
+    """That ratio, and which kind it is."""
+    over = over_replicas(row)
+    if over is None:
+        return "none fits"
+    others = [r for r in row["rivals"] if r["iteration_s"]]
+    name = min(others, key=lambda r: r["iteration_s"])["name"]
+    return f"{times(over)}, {KINDS.get(name, name)}"
+
+
+def both_over(row: Row) -> str:
+    """With the schedules of their papers, and with every schedule."""
+    return f"{times(over_published(row))}, {times(over_every_schedule(row))}"
 
 
 def planner_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -183,9 +224,10 @@ def page_tables(rows: Sequence[Row]) -> dict[str, list[str]]:
         "The same within the memory of that plan": list(
             by_cluster(rows, lambda row: times(faster_in_same_memory_of(row)))
         ),
-        "The best of the published planners over `search`": list(
-            by_cluster(rows, lambda row: times(over_published(row)))
+        "The best of the published planners over `search`: own schedules, all": (
+            list(by_cluster(rows, both_over))
         ),
+        "The fastest data parallelism over `search`": list(by_cluster(rows, replicas_of)),
         "Each planner over `search`": list(planner_lines(rows)),
         "Gap above the bound for every order, in percent": list(
             by_cluster(rows, lambda row: percent(gap_of(row)))
