@@ -10,8 +10,9 @@ rival's are), ``efficiency`` (a GPT-like model), ``memory`` (the peak of
 each rank), ``data-parallel`` (against DistributedDataParallel), ``options`` (ours with an option
 against ours without), ``overlap`` (optimizer steps that are checked afterwards, measured and as
 simulated), ``without-flush`` (asynchronous schedules against 1F1B, measured and as simulated),
-``end-to-end`` (rounds of profile, plan and run, each against the rival's best schedule) and
-``equal`` (the same at equal transport and equal memory, with DistributedDataParallel too).
+``end-to-end`` (rounds of profile, plan and run, against the rival's best schedule at equal memory
+and transport, and against DistributedDataParallel and FSDP; one case joins two hosts by a slow
+link, as network namespaces, and needs root).
 docs/benchmarks/runtime.md says what is measured, and how.
 """
 
@@ -19,6 +20,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -34,8 +36,21 @@ LIMIT_S = 3600.0
 SHARED = (*("1f1b", "gpipe", "interleaved", "breadth-first", "zero-bubble", "zb-v", "dualpipe-v"),)
 OWN = ("hanayo", "chimera", "dualpipe", "zb-h1", "zb-h2", "v-half", "v-min", "list", "wavefront")
 FOUR_RANKS = ("1f1b", "interleaved", "zb-v")
-ENDING = ("1f1b", "interleaved", "dualpipe-v")
+ENDING = ("1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v")
 """The rival's schedules that our own plan is compared with."""
+
+SLOW_LINK = 12.5e6
+"""Bytes a second of the slow link: 100 Mb/s."""
+
+END_CASES = (
+    ("gpt", 2, 4, 0.0),
+    ("gpt", 2, 8, 0.0),
+    ("gpt", 2, 32, 0.0),
+    ("gpt-head", 2, 8, 0.0),
+    ("gpt", 2, 8, SLOW_LINK),
+    ("gpt", 4, 8, 0.0),
+)
+"""Model, ranks, micro-batches, and the rate of the link between the ranks (0: on one host)."""
 
 END_ROUNDS = 5
 """Profile, plan and run so often; from the least to the most holds the median with 94 %."""
@@ -53,7 +68,6 @@ PARTS = (
     "overlap",
     "without-flush",
     "end-to-end",
-    "equal",
 )
 
 
@@ -62,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="overhead only, in few rounds")
     parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--case", type=int, help="one case of end-to-end, from 0; others stay")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--out", type=Path, help=f"where to write them (all: {HERE.name}/)")
     parser.add_argument("--smallest", action="store_true", help=argparse.SUPPRESS)
@@ -70,7 +85,18 @@ def main() -> None:
     document: dict[str, Any] = {"machine": machine()}
     arguments.quick |= arguments.smallest
     parts = ["overhead"] if arguments.quick else list(PARTS)
-    for part in [arguments.only] if arguments.only else parts:
+    if arguments.only:
+        parts = [arguments.only]
+    if arguments.only and arguments.out and arguments.out.exists():
+        # The other parts stay; this one was measured on a machine of its own.
+        document = json.loads(arguments.out.read_text(encoding="utf-8"))
+        document[f"{arguments.only}_machine"] = machine()
+    for part in parts:
+        if arguments.case is not None:
+            before = document.get(part, [])
+            found = end_to_end(*END_CASES[arguments.case])
+            document[part] = in_order([row for row in before if "rounds" in row] + [found])
+            continue
         document[part] = measure(part, arguments.quick, arguments.smallest)
         if not arguments.json:
             print("\n".join([*table(part, document[part]), ""]), flush=True)
@@ -131,19 +157,39 @@ def measure(part: str, quick: bool, smallest: bool) -> Any:
             ]
             return run_tasks(tasks, 2, LIMIT_S)
         case _:
-            settings = {
-                "model_name": "gpt",
-                "micro_batches": MICRO_BATCHES,
-                "iterations": 5,
-                "rivals": list(ENDING),
-            }
-            kind = "equal" if part == "equal" else "end_to_end"
-            rounds = [run_tasks([(kind, settings)], 2, LIMIT_S)[0] for _ in range(END_ROUNDS)]
-            if part == "equal":
-                keys = ("equal_memory", "over_ddp", "ddp_over_best_rival")
-                return [{key: spread([row[key] for row in rounds]) for key in keys}, *rounds]
-            faster = sorted(row["faster"] for row in rounds)
-            return [{"faster": median(faster), "least": faster[0], "most": faster[-1]}, *rounds]
+            return [end_to_end(*case) for case in END_CASES]
+
+
+def end_to_end(
+    model: str, ranks: int, micro_batches: int, link_bytes_per_s: float
+) -> dict[str, Any]:
+    """The rounds of a case, and the spread of their ratios."""
+    from starting import run_tasks
+
+    settings = {
+        "model_name": model,
+        "micro_batches": micro_batches,
+        "iterations": 3,
+        "rivals": list(ENDING),
+        # It gathers every layer in every pass: 20 s an iteration over the slow link.
+        "fsdp": not link_bytes_per_s,
+    }
+    rounds = [
+        run_tasks([("end_to_end", settings)], ranks, LIMIT_S, link_bytes_per_s)[0]
+        for _ in range(END_ROUNDS)
+    ]
+    keys = ("equal_memory", "can_be_won", "all_memory")
+    spreads = {key: spread([row[key] for row in rounds]) for key in keys}
+    about: dict[str, Any] = {"model": model, "ranks": ranks, "micro_batches": micro_batches}
+    about["link_bytes_per_s"] = link_bytes_per_s
+    return {**about, **spreads, "machine": machine(), "rounds": rounds}
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of end-to-end in the order of the cases; of one case the last."""
+    keys = ("model", "ranks", "micro_batches", "link_bytes_per_s")
+    last = {tuple(row[key] for key in keys): row for row in rows}
+    return [last[case] for case in END_CASES if case in last]
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -219,7 +265,14 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "load": os.getloadavg()[0],
+        "commit": commit(),
     }
+
+
+def commit() -> str:
+    """The commit of the code that is measured."""
+    command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

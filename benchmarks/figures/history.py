@@ -27,15 +27,6 @@ class Figure:
 
 FIGURES = (
     Figure(
-        "end to end over torch's schedules, unequal memory and transport, times",
-        "runtime/results.json",
-        "3d230063",
-        'document["end-to-end"][0].faster',
-        2,
-        "more",
-        "first a plan that held each layer once, now each on both ranks",
-    ),
-    Figure(
         "overhead of an action on 2 ranks, median of schedules, us",
         "runtime/results.json",
         "3d230063",

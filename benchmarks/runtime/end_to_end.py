@@ -2,26 +2,33 @@
 
 import gc
 import os
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from heapq import nsmallest
+from itertools import combinations, pairwise
 from statistics import median
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from cases import CASES, bounds_of, plan_of
+from cases import CASES, Case, placement_of, plan_of
 from comparing import timed
 from contenders import Rival
 from models import Model, make_model
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.cluster.cluster import Cluster
+from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.toml_file import local_cluster
 from penstock.measure.layer_times import measure_profile
-from penstock.measure.workers import median_profile
+from penstock.measure.links import cluster_of, measure_pairs
+from penstock.measure.workers import profile_and_speeds
 from penstock.plan.plan import Plan, Stage
 from penstock.planning.answers import find_plan
 from penstock.planning.planning_problem import planning_problem
@@ -37,7 +44,7 @@ __all__ = [
     "cluster_of_ranks",
     "compare_data_parallel",
     "compare_end_to_end",
-    "compare_equal",
+    "with_memory",
 ]
 
 Name = TypeVar("Name")
@@ -45,109 +52,92 @@ Name = TypeVar("Name")
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
+CORES = os.cpu_count() or 1
+
+MOST_CUTS = 60
+"""How many cuts of the rival's model are simulated."""
+
 
 def compare_end_to_end(
-    model_name: str, micro_batches: int, iterations: int, rivals: list[str]
+    model_name: str, micro_batches: int, iterations: int, rivals: list[str], fsdp: bool = True
 ) -> dict[str, Any]:
-    """One round: a profile, our plan for it, and the rival's schedules, in one run.
+    """One round: a profile, our plans for it, and the rivals, in turns in the same processes.
 
-    The rival's schedules have their best cuts between blocks. Iterations of all are taken in turns.
+    All messages go through Gloo, and all have the same micro-batches. ``once`` is our plan for
+    devices with no more memory than the rival's 1F1B needs, as simulated. ``free`` is our plan for
+    all memory; its rivals are ``ddp`` and ``fsdp``, which compute every layer on every rank. The
+    rival's schedules are cut between the halves of blocks. Ratios are medians of pairs; above 1 we
+    are faster. ``ideal_s`` is the work of all layers, spread evenly: no order can be faster.
     """
-    model = make_model(model_name)
-    batch = model.batch(micro_batches)
-    graph = capture_model(
-        nn.Sequential(*model.blocks), model.batch(1), loss=model.loss, granularity="module"
-    )
-    plan, predicted_s = own_plan(graph, model, micro_batches)
-    pipe = Pipeline(graph, plan, model.batch(1), verify="off")
-    contenders: dict[str, tuple[Callable[[], None], Callable[[], object]]] = {
-        "ours": (lambda: None, lambda: pipe.step(batch))
-    }
-    for name in rivals:
-        rival = rival_of(name, model_name, micro_batches)
-        contenders[name] = (rival.prepare, lambda rival=rival: rival.step(batch))
-    taken = alternated(contenders, iterations)
-    pipe.close()
-    best = min(rivals, key=lambda name: median(taken[name]))
-    return {
-        "model": model_name,
-        "micro_batches": micro_batches,
-        "iterations": iterations,
-        "plan": {
-            "schedule": plan.schedule,
-            "stages": [[s.layers.start, s.layers.stop, *s.devices] for s in plan.stages],
-            "cut_after": [graph.layer_names[s.layers.stop - 1] for s in plan.stages[:-1]],
-        },
-        "predicted_s": predicted_s,
-        "seconds": {name: median(values) for name, values in taken.items()},
-        "best_rival": best,
-        "faster": ratio_of(taken[best], taken["ours"]),
-    }
-
-
-def compare_equal(
-    model_name: str, micro_batches: int, iterations: int, rivals: list[str]
-) -> dict[str, Any]:
-    """One round at equal transport (Gloo for all), and at equal memory.
-
-    ``once`` is our plan for devices with no more memory than the rival's 1F1B needs with its own
-    cuts, as simulated. ``free`` is our plan for all memory; its rival is ``ddp``,
-    DistributedDataParallel, which holds every layer on every rank too. Ratios are of medians of
-    pairs; above 1 we are faster.
-    """
+    os.sched_setaffinity(0, range(CORES))
     model, ranks = make_model(model_name), dist.get_world_size()
     batch = model.batch(micro_batches)
     graph = capture_model(
-        nn.Sequential(*model.blocks), model.batch(1), loss=model.loss, granularity="module"
+        nn.Sequential(*model.halves()), model.batch(1), loss=model.loss, granularity="module"
     )
-    profile = profile_of_ranks(graph, model)
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    case = CASES["1f1b"]
-    bounds = bounds_of(case, model_name, len(model.blocks), ranks)
-    by_hand = plan_of(case, bounds, graph.layer_names, ranks, micro_batches, model.rows)
-    needed = peak_bytes(by_hand, profile, cluster_of_ranks(ranks), model)
-    limits = {"once": needed, "free": whole / ranks}
+    profile, cluster = costs_of_ranks(graph, model)
+    cuts = {
+        name: best_cut(CASES[name], graph.layer_names, profile, cluster, micro_batches, model.rows)
+        for name in rivals
+    }
+    rival_bytes = {
+        name: peak_bytes(
+            plan_of(CASES[name], cut, graph.layer_names, ranks, micro_batches, model.rows),
+            profile,
+            cluster,
+        )
+        for name, cut in cuts.items()
+    }
+    needed = rival_bytes["1f1b"]
+    limits = {"once": needed, "free": cluster.devices[0].memory_bytes}
     contenders: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {}
     plans: dict[str, dict[str, Any]] = {}
     pipes: list[Pipeline] = []
     for name, limit in limits.items():
-        plan, predicted_s = planned(profile, model, micro_batches, int(limit))
-        source = nn.Sequential(*make_model(model_name).blocks)
-        pipe = Pipeline(
-            source,
-            plan,
-            model.batch(1),
-            loss=model.loss,
-            safety=Safety(transport="process-groups"),
-            verify="off",
-        )
+        plan, predicted_s = planned(profile, cluster, micro_batches, model.rows, limit)
+        source = nn.Sequential(*make_model(model_name).halves())
+        safety = Safety(transport="process-groups")
+        pipe = Pipeline(source, plan, model.batch(1), loss=model.loss, safety=safety, verify="off")
         pipes.append(pipe)
         contenders[name] = (lambda: None, lambda pipe=pipe: pipe.step(batch))
         plans[name] = {
             "schedule": plan.schedule,
             "stages": [[s.layers.start, s.layers.stop, *s.devices] for s in plan.stages],
             "predicted_s": predicted_s,
-            "peak_bytes": peak_bytes(plan, profile, cluster_of_ranks(ranks), model),
+            "peak_bytes": peak_bytes(plan, profile, cluster),
         }
     for name in rivals:
-        rival = rival_of(name, model_name, micro_batches)
+        other = make_model(model_name)
+        rival = Rival(CASES[name], replace(other, blocks=other.halves()), cuts[name], micro_batches)
         contenders[name] = (rival.prepare, lambda rival=rival: rival.step(batch))
     contenders["ddp"] = data_parallel_rival(make_model(model_name), batch, micro_batches)
+    if fsdp:
+        contenders["fsdp"] = fully_sharded_rival(make_model(model_name), batch, micro_batches)
     taken = alternated(contenders, iterations)
     for pipe in pipes:
         pipe.close()
-    best = min(rivals, key=lambda name: median(taken[name]))
+    seconds = {name: median(values) for name, values in taken.items()}
+    best = min(rivals, key=seconds.__getitem__)
+    replicas = [name for name in ("ddp", "fsdp") if name in seconds]
+    every = range(len(profile.layers))
+    work_s = profile.forward_s(every, model.rows) + profile.backward_s(every, model.rows)
+    ideal_s = work_s * micro_batches / min(ranks, CORES)
     return {
         "model": model_name,
+        "ranks": ranks,
         "micro_batches": micro_batches,
         "iterations": iterations,
         "limit_bytes": needed,
+        "rival_bytes": rival_bytes,
         "plans": plans,
-        "seconds": {name: median(values) for name, values in taken.items()},
+        "cuts": {name: [bounds.stop for bounds in cuts[name][:-1]] for name in rivals},
+        "seconds": seconds,
+        "ideal_s": ideal_s,
         "best_rival": best,
         "equal_memory": ratio_of(taken[best], taken["once"]),
-        "over_ddp": ratio_of(taken["ddp"], taken["free"]),
-        "ddp_over_best_rival": ratio_of(taken[best], taken["ddp"]),
+        "can_be_won": seconds[best] / ideal_s,
+        "best_replicas": min(replicas, key=seconds.__getitem__),
+        "all_memory": min(ratio_of(taken[name], taken["free"]) for name in replicas),
     }
 
 
@@ -156,45 +146,34 @@ def ratio_of(theirs: list[float], ours: list[float]) -> float:
     return median(b / a for a, b in zip(ours, theirs, strict=True))
 
 
-def peak_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster, model: Model) -> float:
+def peak_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster) -> float:
     """The most bytes of a device, as simulated; the benchmark takes no optimizer step."""
     found = simulate_plan(plan, profile, cluster, optimizer_bytes_per_parameter_byte=0.0)
     return max(found.peak_memory_bytes)
 
 
-def rival_of(name: str, model_name: str, micro_batches: int) -> Rival:
-    """A schedule of torch with its best cuts between blocks."""
-    case = CASES[name]
-    model = make_model(model_name)
-    bounds = bounds_of(case, model_name, len(model.blocks), dist.get_world_size())
-    return Rival(case, model, bounds, micro_batches)
-
-
-def own_plan(graph: LayerGraph, model: Model, micro_batches: int) -> tuple[Plan, float]:
-    """What the search finds under all schedules, with the rival's size of micro-batches."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    rank_bytes = whole // dist.get_world_size()
-    return planned(profile_of_ranks(graph, model), model, micro_batches, rank_bytes)
-
-
-def profile_of_ranks(graph: LayerGraph, model: Model) -> ModelProfile:
-    """What all ranks measure at the same time, because they will also work at the same time."""
+def costs_of_ranks(graph: LayerGraph, model: Model) -> tuple[ModelProfile, Cluster]:
+    """What layers and links take, measured by all ranks at the same time, as a job does it."""
+    cluster = cluster_of(*measure_pairs("cpu"))
+    dist.barrier()
+    shared = dist.get_world_size() > CORES
+    own = measure_profile(graph, model.batch(1), repeats=7, shares_cores=shared)
     profiles: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(profiles, measure_profile(graph, model.batch(1), repeats=7))
-    return median_profile(profiles)
+    dist.all_gather_object(profiles, own)
+    return profile_and_speeds(profiles, cluster)
 
 
 def planned(
-    profile: ModelProfile, model: Model, micro_batches: int, rank_bytes: int
+    profile: ModelProfile, cluster: Cluster, micro_batches: int, rows: int, rank_bytes: float
 ) -> tuple[Plan, float]:
     """The plan of rank 0 for so many bytes a rank, and its predicted seconds."""
-    chosen: list[Any] = [None]
-    if dist.get_rank() == 0:
+
+    def made() -> tuple[Plan, float]:
         problem = planning_problem(
             profile,
-            cluster_of_ranks(dist.get_world_size(), rank_bytes * dist.get_world_size()),
-            model.rows * micro_batches,
-            micro_batch_size=model.rows,
+            with_memory(cluster, rank_bytes),
+            rows * micro_batches,
+            micro_batch_size=rows,
             planner="search",
             recompute="off",
             optimizer_bytes_per_parameter_byte=0.0,
@@ -202,9 +181,72 @@ def planned(
         )
         score = make_score(problem)
         plan = find_plan(problem, "search", score)
-        chosen = [(plan, score(plan))]
-    dist.broadcast_object_list(chosen)
-    return chosen[0]
+        return plan, score(plan)
+
+    return of_first_rank(made)
+
+
+def with_memory(cluster: Cluster, rank_bytes: float) -> Cluster:
+    """The cluster with so much memory on each device."""
+
+    def on(host: Host) -> Host:
+        devices = [replace(device, memory_bytes=rank_bytes) for device in host.devices]
+        return replace(host, devices=tuple(devices))
+
+    return replace(cluster, hosts=tuple(map(on, cluster.hosts)))
+
+
+def best_cut(
+    case: Case,
+    layer_names: Sequence[str],
+    profile: ModelProfile,
+    cluster: Cluster,
+    micro_batches: int,
+    rows: int,
+) -> list[range]:
+    """The rival's modules of each stage, cut as is fastest by our simulator.
+
+    Of all cuts, the `MOST_CUTS` with the least work on the busiest rank are simulated.
+    """
+    ranks = len(cluster.devices)
+    numbers = [name.partition(".")[0] for name in layer_names]
+    count = max(int(number) for number in numbers if number.isdigit()) + 1
+    # The loss belongs to the last module.
+    owners = [int(number) if number.isdigit() else count - 1 for number in numbers]
+    stages = ranks * case.chunks
+    costs = [
+        profile.forward_s(layers, rows) + profile.backward_s(layers, rows)
+        for module in range(count)
+        if (layers := range(bisect_left(owners, module), bisect_right(owners, module)))
+    ]
+    placement = placement_of(case, ranks)
+
+    def bounds_at(cut: Sequence[int]) -> list[range]:
+        return [range(*ends) for ends in pairwise((0, *cut, count))]
+
+    def busiest_s(cut: Sequence[int]) -> float:
+        loads = [0.0] * ranks
+        for stage, modules in enumerate(bounds_at(cut)):
+            loads[placement[stage]] += sum(costs[module] for module in modules)
+        return max(loads)
+
+    def simulated_s(cut: Sequence[int]) -> float:
+        plan = plan_of(case, bounds_at(cut), layer_names, ranks, micro_batches, rows)
+        found = simulate_plan(plan, profile, cluster, optimizer_bytes_per_parameter_byte=0.0)
+        return found.iteration_s
+
+    def made() -> list[range]:
+        cuts = nsmallest(MOST_CUTS, combinations(range(1, count), stages - 1), key=busiest_s)
+        return bounds_at(min(cuts, key=simulated_s))
+
+    return of_first_rank(made)
+
+
+def of_first_rank(make: Callable[[], Name]) -> Name:
+    """What rank 0 makes, on all ranks."""
+    found: list[Any] = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
 def cluster_of_ranks(ranks: int, memory_bytes: int = 0) -> Cluster:
@@ -262,6 +304,27 @@ def data_parallel_rival(
                 (model.loss(wrapped(inputs), targets) / own_count).backward()
 
     return wrapped.zero_grad, step
+
+
+def fully_sharded_rival(
+    model: Model, batch: Batch, micro_batches: int
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """The same with FSDP2: every block divides its parameters over all ranks."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    whole = nn.Sequential(*model.blocks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    sharded = fully_shard(whole, mesh=mesh)
+    own_count = micro_batches // ranks
+
+    def step() -> None:
+        parts = [tensor.split(model.rows)[rank::ranks] for tensor in batch]
+        for number, (inputs, targets) in enumerate(zip(*parts, strict=True)):
+            sharded.set_requires_gradient_sync(number == own_count - 1)
+            (model.loss(sharded(inputs), targets) / own_count).backward()
+
+    return whole.zero_grad, step
 
 
 def alternated(

@@ -1,8 +1,9 @@
-"""The two models of the benchmark, as lists of blocks that both runtimes cut alike.
+"""The models of the benchmark, as lists of blocks that both runtimes cut alike.
 
 ``tiny`` (8 x (Linear 32 -> 32, ReLU), 4 rows a micro-batch, mean squared error) takes so little
 computing that an iteration is nearly all overhead. ``gpt`` has 8 pre-norm blocks of width 256,
-4 heads, 128 positions, a vocabulary of 4096, and 2 sequences a micro-batch.
+4 heads, 128 positions, a vocabulary of 4096, and 2 sequences a micro-batch. ``gpt-head`` is the
+same with a vocabulary of 16384, whose head takes as long as five blocks.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 __all__ = ["Model", "make_model"]
+
+VOCABULARY = {"gpt": 4096, "gpt-head": 16384}
+"""Words of the models of language."""
 
 
 @dataclass(frozen=True)
@@ -29,28 +33,52 @@ class Model:
         rows = self.rows * micro_batches
         if self.name == "tiny":
             return torch.randn(rows, 32), torch.randn(rows, 32)
-        tokens = torch.randint(0, 4096, (rows, 129))
+        tokens = torch.randint(0, VOCABULARY[self.name], (rows, 129))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
+    def halves(self) -> list[nn.Module]:
+        """The same modules, with the two halves of each block apart: twice as many cuts."""
+        parts: list[nn.Module] = []
+        for block in self.blocks:
+            parts += list(block.children()) if isinstance(block, Block) else [block]
+        return parts
 
-class Block(nn.Module):
-    """A pre-norm transformer block."""
+
+class Attention(nn.Module):
+    """Causal self-attention, added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm, self.heads = nn.LayerNorm(width), heads
         self.projections, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.heads = heads
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Attention, then a two-layer perceptron, each added to its input."""
+        """``(rows, length, width)`` to the same."""
         rows, length, width = hidden.shape
-        joint = self.projections(self.first_norm(hidden)).view(rows, length, 3, self.heads, -1)
+        joint = self.projections(self.norm(hidden)).view(rows, length, 3, self.heads, -1)
         query, key, value = joint.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        hidden = hidden + self.output(mixed.transpose(1, 2).reshape(rows, length, width))
-        return hidden + self.narrow(functional.gelu(self.wide(self.second_norm(hidden))))
+        return hidden + self.output(mixed.transpose(1, 2).reshape(rows, length, width))
+
+
+class Perceptron(nn.Module):
+    """A two-layer perceptron, added to its input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``(rows, length, width)`` to the same."""
+        return hidden + self.narrow(functional.gelu(self.wide(self.norm(hidden))))
+
+
+class Block(nn.Sequential):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(Attention(width, heads), Perceptron(width))
 
 
 class Embedding(nn.Module):
@@ -78,6 +106,7 @@ def make_model(name: str, blocks: int = 8) -> Model:
             nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(blocks)
         ]
         return Model(name, layers, functional.mse_loss, 4)
-    layers = [Embedding(4096, 128, 256), *(Block(256, 4) for _ in range(blocks))]
-    layers.append(nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 4096, bias=False)))
+    words = VOCABULARY[name]
+    layers = [Embedding(words, 128, 256), *(Block(256, 4) for _ in range(blocks))]
+    layers.append(nn.Sequential(nn.LayerNorm(256), nn.Linear(256, words, bias=False)))
     return Model(name, layers, token_loss, 2)

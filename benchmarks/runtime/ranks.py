@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from comparing import compare
-from end_to_end import compare_data_parallel, compare_end_to_end, compare_equal
+from end_to_end import compare_data_parallel, compare_end_to_end
 from endless import compare_endless
 from memory import measure_memory
 from options import compare_option
@@ -23,7 +23,6 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "compare": compare,
     "memory": measure_memory,
     "end_to_end": compare_end_to_end,
-    "equal": compare_equal,
     "data_parallel": compare_data_parallel,
     "option": compare_option,
     "endless": compare_endless,

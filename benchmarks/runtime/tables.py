@@ -1,6 +1,8 @@
 """The tables of the page on the runtime, from the benchmark's results."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any, TypeAlias
 
 __all__ = ["page_tables"]
@@ -8,6 +10,16 @@ __all__ = ["page_tables"]
 Rows: TypeAlias = list[dict[str, Any]]
 
 WITHOUT = "-"
+
+AT = {
+    "`gpt`, 2 ranks, 4 micro-batches": "times as fast with 4 micro-batches",
+    "`gpt`, 2 ranks, 8 micro-batches": "with 8",
+    "`gpt`, 2 ranks, 32 micro-batches": "with 32",
+    "`gpt`, 4 ranks, 8 micro-batches": "on 4 ranks",
+    "`gpt-head`, 2 ranks, 8 micro-batches": "where the head takes as long as five blocks",
+    "`gpt`, 2 ranks, 100 Mb/s, 8 micro-batches": "over a link of 100 Mb/s",
+}
+"""The cases of `end_to_end` in the words of README."""
 
 
 def page_tables(document: dict[str, Any]) -> dict[str, list[str]]:
@@ -45,33 +57,52 @@ def efficiency(rows: Rows) -> Iterator[str]:
 
 
 def end_to_end(rows: Rows) -> Iterator[str]:
-    """Our plan of each round beside the rival's schedules."""
+    """Each case: our plan within the memory of the rival's, and ours beside replicas."""
     yield (
-        "| round | our schedule | predicted | ours | torch 1F1B | interleaved | DualPipeV "
-        "| times as fast as the best |"
+        "| case | our schedules | ours | best of torch | times as fast | could be at most | won "
+        "| all memory: ours | best of DDP and FSDP2 | times as fast |"
     )
-    yield "|---" * 8 + "|"
-    for index, row in enumerate(rows[1:], start=1):
-        taken = (row["seconds"][name] for name in ("ours", "1f1b", "interleaved", "dualpipe-v"))
-        seconds = " | ".join(f"{value:.2f} s" for value in (row["predicted_s"], *taken))
-        schedule = row["plan"]["schedule"]
-        yield f"| {index} | `{schedule}` | {seconds} | {row['faster']:.3f} |"
-
-
-def equal(rows: Rows) -> Iterator[str]:
-    """Our plan within the memory of the rival's, and ours beside DistributedDataParallel."""
-    yield (
-        "| round | ours, in torch's memory | torch 1F1B | interleaved | DualPipeV "
-        "| times as fast as the best | ours, all memory | DDP | times as fast as DDP |"
-    )
-    yield "|---" * 9 + "|"
-    for index, row in enumerate(rows[1:], start=1):
-        seconds = {name: f"{value:.2f} s" for name, value in row["seconds"].items()}
-        pipelines = " | ".join(
-            seconds[name] for name in ("once", "1f1b", "interleaved", "dualpipe-v")
+    yield "|---" * 10 + "|"
+    for row in rows:
+        rounds = row["rounds"]
+        schedules = Counter(one["plans"]["once"]["schedule"] for one in rounds)
+        named = ", ".join(f"`{name}` {count}" for name, count in schedules.most_common())
+        rivals = Counter(one["best_rival"] for one in rounds).most_common(1)[0][0]
+        replicas = Counter(one["best_replicas"] for one in rounds).most_common(1)[0][0]
+        cells = (
+            end_case(row),
+            named,
+            f"{median(one['seconds']['once'] for one in rounds):.3f} s",
+            f"{median(one['seconds'][one['best_rival']] for one in rounds):.3f} s ({rivals})",
+            spread(row["equal_memory"]),
+            f"{row['can_be_won']['median']:.2f}",
+            f"{100 * won(row):.0f} %",
+            f"{median(one['seconds']['free'] for one in rounds):.3f} s",
+            f"{median(one['seconds'][one['best_replicas']] for one in rounds):.3f} s ({replicas})",
+            spread(row["all_memory"]),
         )
-        copies = f"{seconds['free']} | {seconds['ddp']} | {row['over_ddp']:.3f}"
-        yield f"| {index} | {pipelines} | {row['equal_memory']:.3f} | {copies} |"
+        yield f"| {' | '.join(cells)} |"
+
+
+def end_case(row: dict[str, Any]) -> str:
+    """A case of `end_to_end` in words."""
+    link = f", {8e-6 * row['link_bytes_per_s']:.0f} Mb/s" if row["link_bytes_per_s"] else ""
+    return f"`{row['model']}`, {row['ranks']} ranks{link}, {row['micro_batches']} micro-batches"
+
+
+def in_words(row: dict[str, Any]) -> str:
+    """How many times as fast ours is, in a case."""
+    return f"{spread(row['equal_memory'])} {AT[end_case(row)]}"
+
+
+def won(row: dict[str, Any]) -> float:
+    """Of the seconds that any order could save over the best rival, the share that ours saves."""
+    return (1 - 1 / row["equal_memory"]["median"]) / (1 - 1 / row["can_be_won"]["median"])
+
+
+def spread(found: dict[str, float]) -> str:
+    """The median and the range of rounds."""
+    return f"{found['median']:.2f} ({found['least']:.2f} to {found['most']:.2f})"
 
 
 def memory(rows: Rows) -> Iterator[str]:
@@ -109,7 +140,6 @@ TABLES: dict[str, Callable[[Rows], Iterator[str]]] = {
     "gloo": overhead,
     "efficiency": efficiency,
     "end-to-end": end_to_end,
-    "equal": equal,
     "memory": memory,
     "without-flush": without_flush,
 }

@@ -73,13 +73,16 @@ def test_a_figure_without_a_source_is_counted_and_a_stated_one_by_its_reason(fig
 
 
 def test_a_wrong_figure_a_missing_key_and_an_unknown_file_are_told(figures: Any) -> None:
-    def told(comment: str) -> str:
-        text = f"# Title\n\nIt is 1.11 of it. <!-- figures: {comment} -->\n"
+    def told(comment: str, shown: str = "1.11") -> str:
+        text = f"# Title\n\nIt is {shown} of it. <!-- figures: {comment} -->\n"
         return " ".join(figures.checked("docs/index.md", text).differs)
 
-    path = "runtime/results.json"
-    assert told(f'{path}: document["end-to-end"][0].faster + 0.01') == ""
-    assert "is 1.10056, and the page has 1.11" in told(f'{path}: document["end-to-end"][0].faster')
+    path, place = "runtime/results.json", 'document["end-to-end"][0].equal_memory.median'
+    cases = json.loads((figures.ROOT / "benchmarks" / path).read_text(encoding="utf-8"))
+    value = cases["end-to-end"][0]["equal_memory"]["median"]
+    assert told(f"{path}: {place}", f"{value:.2f}") == ""
+    assert told(f"{path}: {place} + 0.01", f"{value + 0.01:.2f}") == ""
+    assert f"is {value:.6g}, and the page has 9.99" in told(f"{path}: {place}", "9.99")
     assert "line 3: document[0]" in told(f"{path}: document[0]")
     assert "KeyError 'slower'" in told(f"{path}: slower")
     assert "No such file" in told("runtime/gone.json: 1.11")
