@@ -8,8 +8,8 @@
 A table is compared with what its benchmark's script makes of the result file
 (`figures/expected.py`). Prose names the source of its figures in a comment behind them:
 
-    The median is **1.01** (0.98 to 1.03).
-    <!-- figures: runtime/results.json document["end-to-end"][0].equal_memory: median; least; most -->
+    It takes 1.2 to 1.3 s.
+    <!-- figures: runtime/results.json data-parallel: min(ours_s); max(ours_s) -->
 
 The expressions (`figures/expressions.py`), here of a part of the file, find the numbers of the
 paragraph before them, in that order, each rounded as it stands there. What has no result file says

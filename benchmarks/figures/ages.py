@@ -8,9 +8,12 @@ from typing import Any
 
 from results import git, results
 
-__all__ = ["MADE_BY", "aged", "made", "older"]
+__all__ = ["MADE_BY", "aged", "has_history", "made", "older"]
 
 LINE = re.compile(r"\n\*Older than the code:.*<!-- age -->\n")
+
+FIRST = "3d230063"
+"""The commit that first recorded a benchmark."""
 
 PLANS = ("bounds", "core", "plan", "planners", "planning", "schedule", "search", "simulate")
 PIPELINES = ("capture", "runtime", "jobs", "measure", *PLANS)
@@ -80,6 +83,11 @@ def is_known(commit: str) -> bool:
         return bool(commit) and git("merge-base", commit, "HEAD") != ""
     except CalledProcessError:
         return False
+
+
+def has_history() -> bool:
+    """Whether the commits are here; a shallow clone has the last one only."""
+    return is_known(FIRST)
 
 
 def recorded(document: Any) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import pairwise
 from statistics import median
 
-from ages import made
+from ages import has_history, made
 from history import history_table
 from results import BENCHMARKS, ROOT, beside, results, script
 
@@ -45,7 +45,8 @@ def fsdp() -> Iterator[str]:
 
 
 def history() -> Iterator[str]:
-    yield "\n".join(history_table())
+    if has_history():
+        yield "\n".join(history_table())
 
 
 def gpu() -> Iterator[str]:
@@ -202,7 +203,7 @@ BENCHMARKED = {
 
 def promises() -> Iterator[str]:
     yield "\n".join(script("promises.py").table(results("promises/results.json")))
-    for promise, name in BENCHMARKED.items():
+    for promise, name in BENCHMARKED.items() if has_history() else ():
         commit, day = made(name)
         yield f"| {promise} | `benchmarks/{name}` | {day} | `{commit}` |"
 
