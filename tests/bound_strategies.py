@@ -100,7 +100,8 @@ def bound_clusters(draw: st.DrawFn, counts: tuple[int, ...]) -> Cluster:
     pairs = [(i, j) for i in range(sum(counts)) for j in range(sum(counts)) if i != j]
     linked = draw(st.lists(st.sampled_from(pairs), unique=True)) if len(pairs) else []
     links = tuple(Link(i, j, draw(rates), draw(latencies)) for i, j in linked)
-    return Cluster("drawn", hosts, links if draw(st.booleans()) else ())
+    step_s = draw(st.sampled_from([0.0, 0.0, 0.2]))
+    return Cluster("drawn", hosts, links if draw(st.booleans()) else (), sum_step_s=step_s)
 
 
 @st.composite

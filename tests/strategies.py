@@ -114,7 +114,8 @@ def clusters(draw: st.DrawFn, most_hosts: int = 3, most_devices: int = 4) -> Clu
     if total > 1 and draw(st.booleans()):
         links = (Link(0, total - 1, 50.0, 0.01),)
     stream = any(device.concurrent_passes for host in hosts for device in host.devices)
-    return Cluster("cluster", tuple(hosts), links, not stream and draw(st.booleans()))
+    in_order, step_s = not stream and draw(st.booleans()), draw(st.sampled_from([0.0, 0.0, 0.2]))
+    return Cluster("cluster", tuple(hosts), links, in_order, step_s)
 
 
 @st.composite

@@ -37,6 +37,7 @@ __all__ = [
     "hold",
     "identity_of",
     "is_gpu",
+    "keep_freed_memory",
     "kind_of",
     "memory_bytes_of",
     "own_device",
@@ -295,6 +296,33 @@ def release_unused(device: torch.device) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # in glibc only
     if trim is not None:
         trim(0)
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Parameters of ``mallopt`` in glibc's malloc.h."""
+
+KEPT_BYTES = 256 << 20
+"""Free memory at the end of the heap that is kept."""
+
+MAPPED_BYTES = 32 << 20
+"""Larger blocks are mapped one by one and returned when freed (the largest value of glibc)."""
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """On a CPU, make the C library keep freed memory, unless the environment says what it does.
+
+    Otherwise each tensor of a layer may be made of pages that the kernel has to clear first. Does
+    nothing with other libraries than glibc.
+    """
+    if device.type != "cpu":
+        return
+    chosen = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+    if any(name in os.environ for name in chosen):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def check_room(device: torch.device, wanted_bytes: float, what: str) -> None:

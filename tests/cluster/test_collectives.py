@@ -24,6 +24,19 @@ def test_a_ring_moves_twice_the_bytes_but_one_share():
     assert all_reduce_s(cluster, range(4), 400.0) == pytest.approx(2 * 3 / 4 * 4 + 2 * 3 * 2)
 
 
+def test_a_step_of_a_sum_may_take_longer_than_a_message():
+    cluster = Cluster("one", (Host("h", (DEVICE,) * 4, 100.0, link_latency_s=2.0),), sum_step_s=3.0)
+    assert all_reduce_s(cluster, range(4), 400.0) == pytest.approx(2 * 3 / 4 * 4 + 2 * 3 * 3)
+    faster = replace(cluster, sum_step_s=1.0)
+    assert all_reduce_s(faster, range(4), 400.0) == pytest.approx(2 * 3 / 4 * 4 + 2 * 3 * 2)
+
+
+def test_hosts_sum_inside_and_between_in_steps_that_take_as_long():
+    cluster = replace(two_hosts(4), sum_step_s=0.25)
+    inside_s = 2 * (4 + 3 * 0.25)
+    assert all_reduce_s(cluster, range(8), 400.0) == pytest.approx(inside_s + 40 + 2 * 1)
+
+
 def test_one_device_and_no_bytes_take_no_time():
     assert all_reduce_s(two_hosts(2), [3], 400.0) == 0.0
     assert all_reduce_s(two_hosts(2), [0, 3], 0.0) == 0.0

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,13 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.measure import layer_times
-from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
+from penstock.measure.layer_runs import LayerRun, RunSettings
+from penstock.measure.layer_times import (
+    measure_profile,
+    measure_step_s_per_byte,
+    time_stages,
+    whole_model,
+)
 from penstock.measure.roofline import estimate_profile
 from penstock.profile.model_profile import Affine, SharedParameter
 
@@ -98,6 +105,41 @@ def test_times_are_those_of_the_layers_and_grow_with_the_samples(clock: type[Clo
     assert profile.batch_size == 8
     others = [layer for layer in profile.layers if layer.name != "slow"]
     assert all(layer.forward_s.at(8) == layer.backward_s.at(8) == 0 for layer in others)
+
+
+def test_a_stage_is_timed_in_the_order_of_a_pipeline(
+    clock: type[Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forwards and backwards take turns, with one more forward under way, and each counts once."""
+    told: list[str] = []
+
+    def telling(letter: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def tells(*given: Any) -> Any:
+            told.append(letter)
+            return work(*given)
+
+        return tells
+
+    graph = graph_of(chain(slow=SlowLayer(), out=nn.Linear(16, 4)))
+    leaves, settings = graph.batch_leaves(example()), RunSettings(torch.device("cpu"))
+    stages = whole_model(graph, 1)
+    time_stages(stages, leaves, settings)  # the first call of a stage does more
+    monkeypatch.setattr(LayerRun, "forward", telling("F", LayerRun.forward))
+    monkeypatch.setattr(torch.autograd, "backward", telling("B", torch.autograd.backward))
+    found = time_stages(stages, leaves, settings)
+    assert "".join(told) == "FFBFBB"
+    own_s = 8 * PER_SAMPLE_S
+    assert (found.forward_s, found.backward_s) == pytest.approx((own_s, 3 * own_s))
+
+
+def test_layers_are_timed_with_the_memory_that_training_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the engine does; else the kernel clears pages for each tensor of a layer."""
+    asked: list[torch.device] = []
+    monkeypatch.setattr(layer_times, "keep_freed_memory", asked.append)
+    measure_profile(graph_of(net()), example(), batch_sizes=(2,), repeats=1)
+    assert asked == [torch.device("cpu")]
 
 
 def test_batch_norms_that_use_their_own_statistics_are_counted_with_their_channels() -> None:

@@ -42,6 +42,7 @@ def test_a_live_group_measures_loopback(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(host.devices) == 2
     assert 1e7 < host.link_bytes_per_s < 1e12
     assert 0 <= host.link_latency_s < 0.05
+    assert 0 < clusters[0].sum_step_s < 0.5
     assert sum(d.memory_bytes for d in host.devices) == usable_memory_bytes()
     assert host.full_speed_devices == (1 if usable_cores() == 1 else 0)
 

@@ -30,19 +30,20 @@ DEVICES = (0, 1, 2, 3)
 PLAN = Plan((Stage(range(4), DEVICES, (1, 1, 1, 1)),), 2, 4, "1f1b")
 
 
-def problem() -> PlanningProblem:
+def problem(sum_step_s: float = 0.0) -> PlanningProblem:
     """Four layers on four devices, between which gradients pass for longer than layers compute."""
     cost, size = Affine(0.0, 1e-3), Affine(0.0, 1e3)
     layer = LayerCost("layer", cost, cost, cost, 10_000_000)
     edges = tuple(Edge(i, i + 1, f"x{i}", size, size) for i in range(3))
     profile = ModelProfile("four", (layer,) * 4, edges, batch_size=8)
-    cluster = Cluster("c", (Host("h", (Device("gpu", inf),) * 4, 1e9),))
+    hosts = (Host("h", (Device("gpu", inf),) * 4, 1e9),)
+    cluster = Cluster("c", hosts, sum_step_s=sum_step_s)
     return PlanningProblem(profile, cluster, 8, (4, 8))
 
 
-def seconds() -> dict[str, float]:
+def seconds(sum_step_s: float = 0.0) -> dict[str, float]:
     """What each part of the package says of one problem, asked anew."""
-    asked = problem()
+    asked = problem(sum_step_s)
     score, stage, chain = make_score(asked), PLAN.stages[0], whole_chain(asked)
     costs = chain.costs([DEVICES], [stage.slices])
     walks, layout = search_costs(asked), layout_of(asked, PLAN)
@@ -69,6 +70,15 @@ def seconds() -> dict[str, float]:
     for name in ("data-parallel", "dapple", "spp", "dynamic-program"):
         found[name] = score(find_plan(whole, name, score))
     return found | {rival.name: rival.iteration_s for rival in baselines.rivals}
+
+
+def test_steps_that_take_longer_do_so_everywhere() -> None:
+    once, longer = seconds(), seconds(sum_step_s=0.01)
+    assert not [name for name in once if not longer[name] > once[name] * (1 + 1e-6)]
+    for name in ("collectives", "core, planners"):
+        assert longer[name] - once[name] == pytest.approx(2 * 3 * 0.01)
+    more_s = longer["engine"] - once["engine"]
+    assert longer["core, walks"] - once["core, walks"] == pytest.approx(more_s)
 
 
 @pytest.fixture

@@ -101,7 +101,9 @@ class Cluster:
 
     ``messages_in_order``: a device sends and receives one message at a time, in the planned order
     (`penstock.schedule.message_order`), as ranks do that share one communicator of NCCL. Otherwise
-    messages start in the order in which they are ready.
+    messages start in the order in which they are ready. ``sum_step_s`` is the least time of a step
+    of an all-reduce, whatever the latency of its link: more than that of a message, where threads
+    of a process group have to wake one another.
 
     Raises:
         BadInput: no devices; a rate, speed, memory or latency out of range; or two devices that
@@ -112,6 +114,7 @@ class Cluster:
     hosts: tuple[Host, ...]
     links: tuple[Link, ...] = ()
     messages_in_order: bool = False
+    sum_step_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_cluster(self)
@@ -239,6 +242,11 @@ def check_cluster(cluster: Cluster) -> None:
         raise BadInput(f"cluster '{cluster.name}' has no devices; add a [[hosts]] entry")
     for host in cluster.hosts:
         check_host(cluster, host)
+    if not 0 <= cluster.sum_step_s < float("inf"):
+        raise BadInput(
+            f"cluster '{cluster.name}': sum_step_s is {cluster.sum_step_s}; give finite seconds >= "
+            f"0 (0: the latency of the links)"
+        )
     streaming = [device.kind for device in cluster.devices if device.concurrent_passes]
     if cluster.messages_in_order and streaming:
         raise BadInput(

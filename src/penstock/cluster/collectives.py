@@ -146,7 +146,7 @@ def chain_cost(cluster: Cluster, group: Sequence[int]) -> AllReduceCost:
     shares = [duplex_share(cluster, link) if len(links) > 1 else 1.0 for link in links]
     rates = [cluster.bandwidth(*link) * share for link, share in zip(links, shares, strict=True)]
     return AllReduceCost(
-        latency_s=sum(cluster.latency(*link) for link in links), s_per_byte=1 / min(rates)
+        latency_s=sum(step_latency(cluster, *link) for link in links), s_per_byte=1 / min(rates)
     )
 
 
@@ -222,7 +222,7 @@ def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
         [hop_rate(cluster, *hop) for hop in hops],
         [(cluster.host_index[i], cluster.host_index[j]) for i, j in through_ports],
         port_rates(cluster),
-        max(cluster.latency(*hop) for hop in hops),
+        max(step_latency(cluster, *hop) for hop in hops),
     )
 
 
@@ -242,6 +242,11 @@ def duplex_share(cluster: Cluster, hop: tuple[int, int]) -> float:
     """The fraction of a hop's rate that is left when both devices send and receive at once."""
     turning = cluster.half_duplex_devices
     return 0.5 if hop[0] in turning or hop[1] in turning else 1.0
+
+
+def step_latency(cluster: Cluster, source: int, target: int) -> float:
+    """Seconds of a step of an all-reduce without any bytes."""
+    return max(cluster.latency(source, target), cluster.sum_step_s)
 
 
 def hop_rate(cluster: Cluster, source: int, target: int) -> float:
@@ -284,7 +289,7 @@ def hop_table(cluster: Cluster, devices: Sequence[int]) -> HopTable:
     host_index, places = cluster.host_index, range(len(devices))
     return HopTable(
         rates=[[hop_rate(cluster, i, j) for j in devices] for i in devices],
-        latencies=[[cluster.latency(i, j) for j in devices] for i in devices],
+        latencies=[[step_latency(cluster, i, j) for j in devices] for i in devices],
         ports={
             (a, b): (host_index[devices[a]], host_index[devices[b]])
             for a in places

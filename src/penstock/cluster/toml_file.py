@@ -160,6 +160,7 @@ class ClusterEntry(Entry):
     hosts: list[HostEntry]
     links: list[LinkEntry] = Field(default_factory=list[LinkEntry])
     messages: Messages = "as ready"
+    sum_step: Seconds = 0.0
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -184,7 +185,8 @@ def cluster_from_toml(text: str, path: str | Path) -> Cluster:
     with in_one_line(f"{path}: "):
         hosts = tuple(h for host in entry.hosts for h in hosts_of(host))
         links = tuple(Link(**fields_of(link)) for link in entry.links)
-        return Cluster(entry.name, hosts, links, entry.messages == "in order")
+        in_order = entry.messages == "in order"
+        return Cluster(entry.name, hosts, links, in_order, entry.sum_step)
 
 
 def hosts_of(entry: HostEntry) -> list[Host]:
@@ -231,7 +233,9 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
         BadInput: the file cannot be written.
     """
     messages = "in order" if cluster.messages_in_order else "as ready"
-    blocks = [table("", {"name": cluster.name, "messages": messages})]
+    blocks = [
+        table("", {"name": cluster.name, "messages": messages, "sum_step": cluster.sum_step_s})
+    ]
     for host in cluster.hosts:
         blocks.append(table("[[hosts]]", values_of(host, HostEntry)))
         for device, equal in groupby(host.devices):

@@ -33,9 +33,10 @@ double gathered_pass_s(const std::vector<double>& gathers_s, const std::vector<d
 }
 
 void make_links(Links* self, const Pairs& bytes_per_s, const Pairs& both_ways_bytes_per_s,
-                const Pairs& latency_s, const Array<std::uint8_t, 2>& uses_port) {
+                const Pairs& latency_s, const Array<std::uint8_t, 2>& uses_port,
+                double sum_step_s) {
   new (self) Links{bytes_per_s.data(), both_ways_bytes_per_s.data(), latency_s.data(),
-                   uses_port.data(), static_cast<int>(latency_s.shape(0))};
+                   uses_port.data(), static_cast<int>(latency_s.shape(0)), sum_step_s};
 }
 
 void make_costs(SearchCosts* self, const RunCosts& runs, const Pairs& layers,
@@ -88,7 +89,7 @@ void bind_costs(nb::module_& module) {
   // Links and whatever has them point to the arrays.
   nb::class_<Links>(module, "Links")
       .def("__init__", make_links, "bytes_per_s"_a, "both_ways_bytes_per_s"_a, "latency_s"_a,
-           "uses_port"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           "uses_port"_a, "sum_step_s"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            nb::keep_alive<1, 5>());
   nb::class_<SearchCosts>(module, "SearchCosts")
       .def("__init__", make_costs, "runs"_a, "layers"_a, "step_s_per_byte"_a, "edges"_a,

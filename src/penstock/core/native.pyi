@@ -163,6 +163,7 @@ class Links:
         both_ways_bytes_per_s: npt.NDArray[np.float64],
         latency_s: npt.NDArray[np.float64],
         uses_port: npt.NDArray[np.uint8],
+        sum_step_s: float,
     ) -> None: ...
 
 class SearchCosts:

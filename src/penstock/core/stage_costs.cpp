@@ -128,7 +128,7 @@ void StageCosts::set_reduce_costs(std::span<const int> devices) {
     for (std::size_t i = 0; i < members.size(); ++i) {
       const std::size_t link = links.of(members[i], members[(i + 1) % members.size()]);
       slowest = std::min(slowest, links.both_ways_bytes_per_s[link]);
-      latency_s = std::max(latency_s, links.latency_s[link]);
+      latency_s = std::max({latency_s, links.latency_s[link], links.sum_step_s});
     }
     return std::pair(slowest, latency_s);
   };
@@ -147,7 +147,7 @@ void StageCosts::set_reduce_costs(std::span<const int> devices) {
       continue;
     }
     const std::size_t link = links.of(ring[i - 1], ring[i]);
-    chain_latency_s += links.latency_s[link];
+    chain_latency_s += std::max(links.latency_s[link], links.sum_step_s);
     chain_rate = std::max(chain_rate, 1 / links.both_ways_bytes_per_s[link]);
     inside_latency_s = std::max(inside_latency_s, chain_latency_s);
     // Only devices inside a longer chain send and receive at the same time.

@@ -28,6 +28,7 @@ struct Links {
   const double *bytes_per_s, *both_ways_bytes_per_s, *latency_s;
   const std::uint8_t* uses_port;
   int devices;
+  double sum_step_s;  // the least seconds of a step of an all-reduce
 
   std::size_t of(int source, int target) const {
     return static_cast<std::size_t>(source) * devices + target;

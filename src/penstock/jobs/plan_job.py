@@ -11,7 +11,7 @@ from penstock.plan.fitted_plan import with_undoable_step
 from penstock.plan.in_words import parallel_words
 from penstock.plan.ordering import schedule_refusal, updates_per_batch
 from penstock.plan.plan import Plan
-from penstock.plan.problem import AS_FAST, PlanningProblem
+from penstock.plan.problem import PREDICTION_ERROR, SHARED_CORES_ERROR, PlanningProblem
 from penstock.plan.sharding import with_sharding
 from penstock.plan.side_by_side import pipelines_in
 from penstock.planning.answers import TimeLimit, find_plan
@@ -73,7 +73,7 @@ def training_problem(
         blocks="allowed",
         sharding=request.sharding,
         memory_reserve=request.memory_reserve,
-        as_fast=AS_FAST,
+        as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
     )
 
 

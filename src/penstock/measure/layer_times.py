@@ -1,11 +1,13 @@
 """Measures a model's profile on this device, layer by layer."""
 
 import gc
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch, StageProgram
 from penstock.capture.stand_ins import is_on_meta
 from penstock.capture.torch_calls import CountedNorms
-from penstock.device import allocated_bytes, begin_peak, kind_of, peak_bytes
+from penstock.device import allocated_bytes, begin_peak, keep_freed_memory, kind_of, peak_bytes
 from penstock.errors import BadInput
 from penstock.machine import usable_cores
 from penstock.measure.affine_fit import fit_affine, whole_bytes
@@ -36,6 +38,10 @@ from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.words import counted
 
 __all__ = ["LayerBytes", "PassSeconds", "layer_costs", "measure_profile", "measure_step_s_per_byte"]
+
+
+Differentiated: TypeAlias = tuple[list[torch.Tensor], list[torch.Tensor]]
+"""Outputs of a layer that gradients start from, and these gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +118,8 @@ def layer_sizes(
     return sizes
 
 
-IN_FLIGHT = 2
-"""Micro-batches in flight while the whole model is timed."""
+MICRO_BATCHES, IN_FLIGHT = 3, 2
+"""Micro-batches of a step while the whole model is timed, and how many are in flight at once."""
 
 STAGES = 8
 """The most stages in which the whole model is timed, to find what each of them adds."""
@@ -169,6 +175,7 @@ def measure(
 ) -> ModelProfile:
     """The profile, of a model that is on the device as a whole unless ``lends`` (see `walk`)."""
     device, shares_cores = settings.device, settings.shares_cores
+    keep_freed_memory(device)  # as the engine does that will run the layers
     with undisturbed(graph, settings.device) as graph:
         leaves = [leaf.to(device) for leaf in graph.batch_leaves(batch)]
         sizes = tuple(batch_sizes) or default_sizes(leaves[0].shape[0])
@@ -353,28 +360,29 @@ def time_stages(
 ) -> PassSeconds:
     """Mean seconds of a micro-batch's passes through all stages, with others in flight.
 
-    In a pipeline the forwards of other micro-batches push activations out of the caches, so a
-    backward reads them from memory.
+    Forwards and backwards take turns as in a pipeline, where each finds in the caches what the
+    other has left there: F F B F B B.
     """
     seconds_of = work_s(settings.device, shares_cores=settings.shares_cores)
-    made: list[list[torch.Tensor]] = []
-    forward_s = 0.0
+    made: deque[list[Differentiated]] = deque()
+    forward_s = backward_s = 0.0
 
     def visit(_: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
         nonlocal forward_s
         found: list[tuple[torch.Tensor, ...]] = []
         forward_s += seconds_of(lambda: found.append(run.forward()))
-        made.append(run.differentiable(found[0]))
+        if outputs := run.differentiable(found[0]):
+            made[-1].append((outputs, [torch.ones_like(one) for one in outputs]))
         return found[0]
 
-    for _ in range(IN_FLIGHT):
-        walk(programs, leaves, settings, visit)
-    ends = [(outputs, [torch.ones_like(one) for one in outputs]) for outputs in made if outputs]
-    made.clear()
-    backward_s = 0.0
-    while ends:
-        backward_s += seconds_of(partial(torch.autograd.backward, *ends.pop()))
-    return PassSeconds(forward_s / IN_FLIGHT, backward_s / IN_FLIGHT)
+    for begun in range(MICRO_BATCHES + IN_FLIGHT - 1):
+        if begun < MICRO_BATCHES:
+            made.append([])
+            walk(programs, leaves, settings, visit)
+        ends = made.popleft() if begun >= IN_FLIGHT - 1 else []
+        while ends:
+            backward_s += seconds_of(partial(torch.autograd.backward, *ends.pop()))
+    return PassSeconds(forward_s / MICRO_BATCHES, backward_s / MICRO_BATCHES)
 
 
 def median_times(runs: Sequence[PassSeconds]) -> PassSeconds:

@@ -38,6 +38,9 @@ SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
 GPU_SIZES_BYTES = (4_096, *(1_048_576 * 4**step for step in range(5)))
 """Between GPUs 4 MiB may be mostly latency, and most of these say what the bandwidth is."""
 
+SUMMED, SUMS = 256, 50
+"""How many numbers are summed over all ranks to measure what a sum takes, and how many times."""
+
 ROUND_TRIPS = 10
 """Measured round trips; one more before them is a warm-up, which also makes the connection."""
 
@@ -82,7 +85,8 @@ class Member:
 
     ``node`` is the number that torchrun or srun has given its host; empty without them. It tells
     hosts with the same name apart, and ``identity`` devices of a host. ``by_nccl``: its messages go
-    by NCCL, which carries them in order (`penstock.cluster.cluster.Cluster`).
+    by NCCL, which carries them in order. ``sum_step_s`` is what it has measured of an all-reduce
+    (both: `penstock.cluster.cluster.Cluster`).
     """
 
     host: str
@@ -92,6 +96,7 @@ class Member:
     node: str = ""
     identity: str = "cpu"
     by_nccl: bool = False
+    sum_step_s: float = 0.0
 
 
 class Carrier(NamedTuple):
@@ -134,7 +139,8 @@ def measure_pairs(
     carrier = carrier or Carrier(own_device)
     where, group = carrier
     by_nccl = distributed.get_backend(group) == "nccl"
-    member = replace(this_member(own_device), by_nccl=by_nccl)
+    step_s = measured_sum_step(carrier)
+    member = replace(this_member(own_device), by_nccl=by_nccl, sum_step_s=step_s)
     members = gathered_members(member, carrier)
     rounds = rounds_of(places_of(members))
     pairs = [pair for together in rounds for pair in together]
@@ -237,6 +243,25 @@ def usable_bytes(device: torch.device) -> float:
     if is_gpu(device):
         return min(memory_bytes_of(device), free_memory(device).bytes)
     return memory_bytes_of(device)
+
+
+def measured_sum_step(carrier: Carrier) -> float:
+    """Seconds of a step of an all-reduce of a few numbers over all ranks, of which a ring has two
+    for each rank but one.
+
+    The mean, since whoever waits longest for a core delays the sum for all.
+    """
+    numbers = torch.zeros(SUMMED, device=carrier.memory)
+    ranks = distributed.get_world_size()
+
+    def sums() -> None:
+        for _ in range(SUMS):
+            distributed.all_reduce(numbers, group=carrier.group)
+
+    if ranks == 1:
+        return 0.0
+    seconds_of = work_s(carrier.memory, ahead=True, launches=False)
+    return [seconds_of(sums) for _ in range(2)][1] / SUMS / (2 * (ranks - 1))
 
 
 def measured_pair(lower: int, upper: int, carrier: Carrier) -> MeasuredLink | None:
@@ -388,7 +413,8 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
             )
         )
     in_order = all(member.by_nccl for member in members)
-    cluster = Cluster("measured", tuple(hosts), messages_in_order=in_order)
+    step_s = median(member.sum_step_s for member in members)
+    cluster = Cluster("measured", tuple(hosts), messages_in_order=in_order, sum_step_s=step_s)
     between = {pair: f for pair, f in measured.items() if cluster.uses_port(*pair)}
     crowded = [f.crowded for f in between.values() if f.crowded]
     if crowded and median(crowded) < CROWDED:

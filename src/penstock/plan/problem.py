@@ -18,6 +18,8 @@ from penstock.words import html_table
 __all__ = [
     "AS_FAST",
     "MEMORY_RESERVE",
+    "PREDICTION_ERROR",
+    "SHARED_CORES_ERROR",
     "BlockChoice",
     "Planner",
     "PlanningProblem",
@@ -44,8 +46,13 @@ LARGEST_BATCH = 10_000_000
 """The most samples of a global batch."""
 
 AS_FAST = 0.002
-"""By default, plans that are slower than the best by at most this share count as equally fast:
-profiles are no more precise."""
+"""By default, plans that are slower than the best by at most this share count as equally fast."""
+
+PREDICTION_ERROR, SHARED_CORES_ERROR = 0.03, 0.05
+"""Where a plan is to be trained, those that are slower than the best by at most this share count as
+equally fast: by so much measured runs differ from their predictions, and most of them are slower,
+the more devices and stages they have (`docs/benchmarks/rehearsal.md`). The second holds where ranks
+share cores, for which they wait after every message."""
 
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 """Whether whole stages recompute: where memory asks for it, all of them, none."""

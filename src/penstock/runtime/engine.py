@@ -7,8 +7,6 @@ That costs thousands of page faults for each micro-batch of a model of moderate 
 requests the same sizes repeatedly, so keeping its memory pays.
 """
 
-import ctypes
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -23,6 +21,7 @@ from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage.call import casts_kept
 from penstock.capture.stage_program import Batch, StageProgram
+from penstock.device import keep_freed_memory
 from penstock.errors import BadInput
 from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
@@ -84,8 +83,7 @@ class Engine:
         also_crossed: Sequence[Sequence[BoundaryTensors]] = (),
         compiler: StageCompiler | None = None,
     ) -> None:
-        if world.device.type == "cpu":
-            keep_freed_memory()
+        keep_freed_memory(world.device)
         self.graph, self.plan, self.world = graph, plan, world
         self.kinds, self.kind = graph.kinds, 0
         self._sizes_run = set[tuple[int, tuple[int, ...]]]()
@@ -613,27 +611,3 @@ def check_sizes(sizes_by_rank: Sequence[Sequence[float]], names: Sequence[str]) 
                     f"{own:g} on rank {rank} and {expected:g} on rank 0; give every rank the same "
                     "batches in the same order"
                 )
-
-
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Parameters of ``mallopt`` in glibc's malloc.h."""
-
-KEPT_BYTES = 256 << 20
-"""Free memory at the end of the heap that is kept."""
-
-MAPPED_BYTES = 32 << 20
-"""Larger blocks are mapped one by one and returned when freed (the largest value of glibc)."""
-
-
-def keep_freed_memory() -> None:
-    """Make the C library keep freed memory, unless the user has set it by environment variables.
-
-    Does nothing with other libraries than glibc.
-    """
-    chosen = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-    if any(name in os.environ for name in chosen):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(TRIM_THRESHOLD, KEPT_BYTES)
-        mallopt(MMAP_THRESHOLD, MAPPED_BYTES)

@@ -1,7 +1,8 @@
 """Chooses among plans that are about as fast as the best one, as people would.
 
 The criteria, in this order: fewer devices; sets of devices that are whole hosts, or neighbours on
-one host; fewer stages; less recompute; more memory left; the shortest time.
+one host; fewer stages; whole backwards rather than halves; less recompute; more memory left; the
+shortest time.
 """
 
 from collections import Counter
@@ -72,7 +73,7 @@ def about_as_fast(simulated: Mapping[Plan, float], as_fast: float) -> dict[Plan,
 
 
 def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
-    """Devices, how scattered they are, stages, layers that recompute, stages that divide.
+    """Devices, how scattered they are, stages, halves, layers that recompute, stages that divide.
 
     The fewer the better.
     """
@@ -82,8 +83,8 @@ def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
         if stage.recompute or stage.by_block
     )
     divided = sum(bool(stage.sharding) for stage in plan.stages)
-    scattered = scatter(problem.cluster, plan)
-    return len(plan.devices), *scattered, len(plan.stages), recomputed, divided
+    scattered, halves = scatter(problem.cluster, plan), FAMILIES[plan.schedule].splits
+    return len(plan.devices), *scattered, len(plan.stages), halves, recomputed, divided
 
 
 def scatter(cluster: Cluster, plan: Plan) -> tuple[int, int]:

@@ -76,7 +76,13 @@ def search_costs(problem: PlanningProblem) -> SearchCosts:
             HostRules(host.full_speed_devices, host.half_duplex, host.separate_links)
             for host in cluster.hosts
         ],
-        Links(links.bytes_per_s, both_ways, links.latency_s, links.uses_port.astype(np.uint8)),
+        Links(
+            links.bytes_per_s,
+            both_ways,
+            links.latency_s,
+            links.uses_port.astype(np.uint8),
+            cluster.sum_step_s,
+        ),
     )
 
 
