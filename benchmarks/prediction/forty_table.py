@@ -41,8 +41,8 @@ def words(document: dict[str, Any]) -> str:
     bias = mean(row["error"] for row in document["rows"])
     return (
         f"The median error is {100 * median(errors):.1f} %, the worst {100 * errors[-1]:.1f} %, "
-        f"the mean {100 * bias:+.1f} %; {within} of {len(errors)} are within 12 %. The same plan trained again took up to "
-        f"{100 * max(noise):.1f} % more or less time."
+        f"the mean {100 * bias:+.1f} %; {within} of {len(errors)} are within 12 %. The same plan "
+        f"trained again took up to {100 * max(noise):.1f} % more or less time."
     )
 
 
