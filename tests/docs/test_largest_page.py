@@ -31,6 +31,28 @@ def test_the_page_has_the_recorded_tables(largest) -> None:
     assert largest.sources() in page
 
 
+def test_every_recorded_run_comes_out_again(largest) -> None:
+    """All rows, those of long tables too, which the page does not list."""
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
+    again = largest.run_results(quick=False)
+    assert len(again) == len(recorded)
+    for run, found in zip(recorded, again, strict=True):
+        times = {name: value for name, value in run.items() if isinstance(value, float)}
+        assert found == run | {name: pytest.approx(value) for name, value in times.items()}
+
+
+def test_a_changed_row_changes_what_the_page_says(largest) -> None:
+    """Each run that is counted as near is made twice as long, and is missed by the count."""
+    runs = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
+    page = largest.PAGE.read_text(encoding="utf-8")
+    near = [run for run in runs if run["judges"] and run["published_s"] and largest.is_within(run)]
+    assert f"{len(near)} of " in largest.counts(runs)
+    for run in near:
+        longer = run | {"predicted_s": 2 * run["predicted_s"]}
+        changed = [longer if other is run else other for other in runs]
+        assert largest.counts(changed) not in page, f"{run['source']}, {run['plan']}"
+
+
 def test_what_sets_a_share_judges_nothing_and_most_others_are_near(largest) -> None:
     runs = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
     assert {run["source"] for run in runs if run["sets"]} == {"nemo", "nemotron-15b"}

@@ -16,7 +16,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.data_parallel import data_parallel
 
-__all__ = ["CASES", "TABLE", "TIE", "best_of_form", "form_of"]
+__all__ = ["CASES", "TABLE", "TIE", "best_of_form", "form_of", "least_latency_s"]
 
 DEVICES = 16
 TIE = 1.03
@@ -90,17 +90,29 @@ def of_form(problem: PlanningProblem, form: str) -> Iterator[list[Assignment]]:
                 yield assigned(problem, (cut, layers), (first, second), size)
 
 
+def estimated(problem: PlanningProblem, form: str) -> list[tuple[float, int, list[Assignment]]]:
+    """The plans of a form that fit, each behind its closed form; the least first."""
+    found: list[tuple[float, int, list[Assignment]]] = []
+    for number, assignments in enumerate(of_form(problem, form)):
+        plan = fitted_plan(problem, assignments, "1f1b")
+        if plan is not None:
+            found.append((plan_latency_s(problem, plan), number, assignments))
+    return sorted(found)
+
+
+def least_latency_s(problem: PlanningProblem, form: str, score: Score) -> float:
+    """The least closed form of the plans of a form."""
+    if form == "data-parallel":
+        return plan_latency_s(problem, data_parallel(problem, score))
+    return estimated(problem, form)[0][0]
+
+
 def best_of_form(problem: PlanningProblem, form: str, score: Score) -> float:
     """The least simulated seconds of a form, of the 20 plans with the least closed form."""
     if form == "data-parallel":
         return score(data_parallel(problem, score))
-    estimated: list[tuple[float, int, list[Assignment]]] = []
-    for number, assignments in enumerate(of_form(problem, form)):
-        plan = fitted_plan(problem, assignments, "1f1b")
-        if plan is not None:
-            estimated.append((plan_latency_s(problem, plan), number, assignments))
     plans: list[Plan | None] = []
-    for _, _, assignments in sorted(estimated)[:20]:
+    for _, _, assignments in estimated(problem, form)[:20]:
         plans += [fitted_plan(problem, assignments, schedule) for schedule in SCHEDULES]
     return min(score(plan) for plan in plans if plan is not None)
 
