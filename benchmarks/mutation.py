@@ -357,12 +357,13 @@ def names_around(mutant: Mutant) -> set[str]:
 
 
 def tests_for(mutant: Mutant) -> list[str]:
-    """The module itself, for its examples, the tests of its package, then those that import it."""
+    """The module itself, for its examples, then tests: of its package, of its users, those that
+    import it."""
     path = Path(mutant.file).with_suffix("")
     module = ".".join(path.parts[1:])
     names = path.parts[3:] or path.parts[-1:]
     words = {stem(word) for name in names for word in name.split("_")}
-    around = names_around(mutant)
+    around, users = names_around(mutant), users_of(module)
     first = next((room for room, names in CORE_TESTS.items() if path.name in names), "simulate")
 
     def order(file: Path) -> tuple[int, int, str]:
@@ -374,9 +375,11 @@ def tests_for(mutant: Mutant) -> list[str]:
             rank = 0 if folder in ("core", first) or likeness else 1
         else:
             rank = 0 if folder in (mutant.package, "system") else 1
+        if folder in users and not likeness:
+            rank = 2
         return rank, -likeness, str(file)
 
-    rooms = (mutant.package, *ALSO.get(mutant.package, ()))
+    rooms = (mutant.package, *ALSO.get(mutant.package, ()), *users)
     files = [
         file
         for file, text in test_texts().items()
@@ -385,6 +388,17 @@ def tests_for(mutant: Mutant) -> list[str]:
     ]
     itself = [mutant.file] if mutant.file.endswith(".py") else []
     return [*itself, *(str(file.relative_to(ROOT)) for file in sorted(files, key=order))]
+
+
+@cache
+def users_of(module: str) -> frozenset[str]:
+    """The packages whose sources import a module."""
+    named = re.compile(rf"\b{re.escape(module)}\b")
+    return frozenset(
+        package
+        for package, paths in packages().items()
+        if any(named.search(path.read_text(encoding="utf-8")) for path in paths)
+    )
 
 
 def stem(word: str) -> str:
@@ -407,8 +421,10 @@ class Workplace:
                 shutil.copy(path, folder)
 
     def write(self, path: Path, text: str) -> None:
-        """Change a file, at a time of its own: compiled modules are told apart by it."""
+        """Change a file; one of Python at a time of its own: compiled modules are known by it."""
         path.write_text(text, encoding="utf-8")
+        if path.suffix != ".py":  # CMake never has done with a file of the future
+            return
         self.changes += 1
         moment = time.time() + 2 * self.changes
         os.utime(path, (moment, moment))

@@ -88,6 +88,21 @@ def test_every_choice_of_a_policy_is_a_number_of_it() -> None:
     assert all(value in CHOICES[name] for name, value in policy._asdict().items())
 
 
+def test_the_draws_are_those_of_split_mix_64() -> None:
+    """The first five numbers of seed 1234567, as published with the generator."""
+    draws = Draws(1234567)
+    assert [draws.below(2**53) for _ in range(5)] == [
+        number >> 11
+        for number in (
+            6457827717110365317,
+            3203168211198807973,
+            9817491932198370423,
+            4593380528125082431,
+            16408922859458223821,
+        )
+    ]
+
+
 def test_the_same_shape_gives_the_same_order() -> None:
     shape = PipelineShape(3, 7, memory_bytes=(2.0, 2.0, 1.0))
     assert list_schedule(shape) == list_schedule(shape)

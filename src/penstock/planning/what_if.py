@@ -190,12 +190,12 @@ def with_device_change(cluster: Cluster, change: DeviceChange) -> Cluster:
 class WhatIf:
     """The changes; ``words`` names each as it was asked for."""
 
-    bandwidth: NumberChange | None = None
-    latency: NumberChange | None = None
-    devices: tuple[DeviceChange, ...] = ()
-    micro_batches: int = 0
-    schedule: str = ""
-    words: tuple[str, ...] = ()
+    bandwidth: NumberChange | None
+    latency: NumberChange | None
+    devices: tuple[DeviceChange, ...]
+    micro_batches: int
+    schedule: str
+    words: tuple[str, ...]
 
 
 def read_what_if(
