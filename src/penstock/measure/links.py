@@ -246,22 +246,24 @@ def usable_bytes(device: torch.device) -> float:
 
 
 def measured_sum_step(carrier: Carrier) -> float:
-    """Seconds of a step of an all-reduce of a few numbers over all ranks, of which a ring has two
-    for each rank but one.
+    """Seconds of a step of an all-reduce of a few numbers, of which a ring has two for each rank
+    but one; 0 for a rank alone.
 
-    The mean, since whoever waits longest for a core delays the sum for all.
+    The mean, since whoever waits longest for a core delays the sum for all. GPUs are not held, as
+    they would not begin together.
     """
-    numbers = torch.zeros(SUMMED, device=carrier.memory)
     ranks = distributed.get_world_size()
+    if ranks == 1:
+        return 0.0
+    numbers = torch.zeros(SUMMED, device=carrier.memory)
+    seconds_of = work_s(carrier.memory)
 
     def sums() -> None:
         for _ in range(SUMS):
             distributed.all_reduce(numbers, group=carrier.group)
 
-    if ranks == 1:
-        return 0.0
-    seconds_of = work_s(carrier.memory, ahead=True, launches=False)
-    return [seconds_of(sums) for _ in range(2)][1] / SUMS / (2 * (ranks - 1))
+    seconds_of(sums)
+    return seconds_of(sums) / SUMS / (2 * (ranks - 1))
 
 
 def measured_pair(lower: int, upper: int, carrier: Carrier) -> MeasuredLink | None:

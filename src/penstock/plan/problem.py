@@ -51,8 +51,8 @@ AS_FAST = 0.002
 PREDICTION_ERROR, SHARED_CORES_ERROR = 0.03, 0.05
 """Where a plan is to be trained, those that are slower than the best by at most this share count as
 equally fast: by so much measured runs differ from their predictions, and most of them are slower,
-the more devices and stages they have (`docs/benchmarks/rehearsal.md`). The second holds where ranks
-share cores, for which they wait after every message."""
+the more devices and stages they have (`benchmarks/prediction/README.md`). The second holds where
+ranks share cores, for which they wait after every message."""
 
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 """Whether whole stages recompute: where memory asks for it, all of them, none."""
