@@ -10,6 +10,7 @@ from torch import nn
 
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
+from penstock.jobs.training_loop import nothing_left
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 
 SCRIPT = """
@@ -56,3 +57,9 @@ def test_other_ranks_are_told_that_this_one_is_reading() -> None:
 def test_a_limit_below_zero_is_refused() -> None:
     with pytest.raises(BadInput, match=r"batch_limit_s is -1.*; it must be >= 0"):
         Job("small", model=nn.Identity, data=where, batch_limit_s=-1)
+
+
+def test_a_run_without_a_step_left_says_whether_steps_or_data_are_missing() -> None:
+    job = Job("small", model=nn.Identity, data=where, steps=5)
+    assert "has taken 5 steps already and is to take 5" in nothing_left(job, 5)
+    assert "the data of job 'small' end after 4 steps" in nothing_left(job, 4)
