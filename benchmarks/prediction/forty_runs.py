@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,6 +88,11 @@ def plan_of(case: LocalCase, job: Job, costs: CostedJob) -> Plan:
     return new_plan(job, TrainRequest(workers=sum(case.replicas)), costs.profile, costs.cluster)
 
 
+def plan_words(replicas: Sequence[int], schedule: str) -> str:
+    """A plan's name in the results."""
+    return f"{'+'.join(map(str, replicas))} {schedule}"
+
+
 def local_rows(name: str) -> list[dict[str, Any]]:
     """The runs of a model on one host, and the first of them again."""
     job = find_job(name)
@@ -97,8 +103,7 @@ def local_rows(name: str) -> list[dict[str, Any]]:
         plan = plan_of(case, job, costs[ranks])
         figures = run(job, costs[ranks], plan, STEPS, ranks)
         transport = "shared memory" if ranks > 1 else "none"
-        replicas = "+".join(str(len(stage.devices)) for stage in plan.stages)
-        words = f"{replicas} {plan.schedule}"
+        words = plan_words([len(stage.devices) for stage in plan.stages], plan.schedule)
         rows.append(row(job.name, words, ranks, transport, "one host", figures))
     return rows
 
@@ -121,9 +126,8 @@ def host_row(name: str, case: HostCase) -> dict[str, Any]:
         "error": predicted_s / measured_s - 1,
         "others_cores": round(load.cores, 2),
     }
-    replicas = "+".join(str(len(stage["devices"])) for stage in plan["stages"])
+    words = plan_words([len(stage["devices"]) for stage in plan["stages"]], plan["schedule"])
     network = f"two hosts, {case.bytes_per_s * 8 / 1e9:.0f} Gb/s"
-    words = f"{replicas} {plan['schedule']}"
     return row(shown, words, 2 * case.ranks, "process groups", network, figures)
 
 

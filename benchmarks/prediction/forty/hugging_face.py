@@ -1,12 +1,14 @@
-"""Models and data of the jobs in this folder: a T5, a Llama, a ViT and a residual LSTM."""
+"""Models and data of the jobs in this folder: a T5, a ViT and a residual LSTM."""
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import count
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["Recurrent", "frames", "llama", "pictures", "t5", "texts", "translations", "vit"]
+__all__ = ["Recurrent", "frames", "pictures", "t5", "translations", "vit"]
 
 LENGTH, VOCABULARY = 64, 1024
 
@@ -27,23 +29,6 @@ def t5() -> nn.Module:
         use_cache=False,
     )
     return T5ForConditionalGeneration(settings)
-
-
-def llama() -> nn.Module:
-    """A decoder of six blocks of width 384."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    settings = LlamaConfig(
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=LENGTH,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(settings)
 
 
 def vit() -> nn.Module:
@@ -79,49 +64,29 @@ class Recurrent(nn.Module):
         return functional.cross_entropy(self.head(frames[:, -1]), labels)
 
 
-def drawn(seed: int, step: int, batch_size: int) -> torch.Tensor:
-    """Numbers of words; they depend on the step alone."""
-    generator = torch.Generator().manual_seed(1_000_003 * seed + step)
-    return torch.randint(1, VOCABULARY, (batch_size, LENGTH), generator=generator)
-
-
-def texts(
-    split: str, seed: int, start_step: int, batch_size: int
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Texts to continue."""
-    while True:
-        words = drawn(seed, start_step, batch_size)
-        yield {"input_ids": words, "labels": words}
-        start_step += 1
+def drawn(seed: int, step: int) -> torch.Generator:
+    """Where a batch comes from; it depends on the step alone."""
+    return torch.Generator().manual_seed(1_000_003 * seed + step)
 
 
 def translations(
     split: str, seed: int, start_step: int, batch_size: int
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Texts to turn around."""
-    while True:
-        words = drawn(seed, start_step, batch_size)
+    for step in count(start_step):
+        shape, generator = (batch_size, LENGTH), drawn(seed, step)
+        words = torch.randint(1, VOCABULARY, shape, generator=generator)
         yield {"input_ids": words, "labels": words.flip(1)}
-        start_step += 1
 
 
-def pictures(
-    split: str, seed: int, start_step: int, batch_size: int
+def noise(
+    name: str, shape: tuple[int, ...], split: str, seed: int, start_step: int, batch_size: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Pictures of noise with a class each."""
-    while True:
-        generator = torch.Generator().manual_seed(1_000_003 * seed + start_step)
-        values = torch.randn(batch_size, 3, 64, 64, generator=generator)
-        yield {"pixel_values": values, "labels": torch.arange(batch_size) % 10}
-        start_step += 1
+    """Samples of noise with a class each."""
+    for step in count(start_step):
+        values = torch.randn(batch_size, *shape, generator=drawn(seed, step))
+        yield {name: values, "labels": torch.arange(batch_size) % 10}
 
 
-def frames(
-    split: str, seed: int, start_step: int, batch_size: int
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Rows of noise with a class each."""
-    while True:
-        generator = torch.Generator().manual_seed(1_000_003 * seed + start_step)
-        values = torch.randn(batch_size, LENGTH, 256, generator=generator)
-        yield {"frames": values, "labels": torch.arange(batch_size) % 10}
-        start_step += 1
+pictures = partial(noise, "pixel_values", (3, 64, 64))
+frames = partial(noise, "frames", (LENGTH, 256))
