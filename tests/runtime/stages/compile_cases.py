@@ -116,7 +116,7 @@ def trained_at_lengths(lengths: Sequence[int], *, compile: bool) -> dict[str, An
     graph = capture_model(model, batches[0], loss=nn.MSELoss(), dynamic=dynamic, compile=compile)
     with Pipeline(
         graph,
-        Plan((Stage(range(3), (0,), (2,)),), 2, 2, "gpipe"),
+        Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "gpipe"),
         batches[0],
         optimizer=lambda p: torch.optim.SGD(p, 0.1),
     ) as pipe:

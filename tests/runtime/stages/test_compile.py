@@ -145,6 +145,18 @@ def test_what_cannot_be_compiled_runs_as_it_is(made: Any, graphs: int) -> None:
         assert getattr(ours, "calls", 0) == getattr(theirs, "calls", 0)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("model", MODELS)
+def test_statistics_of_micro_batches_in_flight_are_written_while_the_first_step_is_checked(
+    model: str,
+) -> None:
+    """The check runs each stage uncompiled, and autograd rejects a buffer that was written to."""
+    stage = Stage(range(LAYERS), (0,), (4,))
+    options: dict[str, Any] = {"model": model, "sizes": (ROWS, ROWS)}
+    plan = replace(ALONE, stages=(stage,))
+    assert_same(trained(plan, compile=True, **options), trained(plan, compile=False, **options))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_batches_of_another_length_than_the_example_run_as_they_are() -> None:

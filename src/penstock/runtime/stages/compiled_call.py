@@ -97,6 +97,8 @@ class CompiledCall(StageCall):
         known = [tensor.shape for tensor in (*leaves, *inputs)] == self._shapes
         if deferred is not None or not known:
             return self._plain.run(leaves, inputs, deferred)
+        if self._module.unchecked:
+            self._check(leaves, inputs)
         # Whatever is different now (a mode, a number that the user has set) runs uncompiled.
         with torch.compiler.set_stance("eager_on_recompile"), forwards_put(self._compiled):
             if torch.is_grad_enabled():
@@ -107,6 +109,20 @@ class CompiledCall(StageCall):
             with torch.enable_grad():
                 outputs = self._beside.run(leaves, recorded)
         return tuple(output.detach() for output in outputs)
+
+    def _check(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """Compare the stage's calls with those of the example, in a run that leaves nothing behind.
+
+        It is uncompiled. As a micro-batch of the step it would save the statistics of batch
+        normalisation for its backward, and compiled micro-batches write to them before that.
+        """
+        module, context = self._module, self._module.context
+        device = (*leaves, *inputs)[0].device
+        module.tell(RunContext(trial=True))
+        with replayed(module, device, random_state(device)), torch.enable_grad():
+            self._plain.run(leaves, [tensor.detach() for tensor in inputs])
+        module.tell(context)
+        module.unchecked = False
 
     @property
     def in_evaluation(self) -> StageCall:
