@@ -234,9 +234,9 @@ def growth(
     """How much each figure of `state_of_process` grows over ``steps`` steps, by schedule."""
     join()
     found: dict[str, dict[str, int]] = {}
-    torch.manual_seed(0)
-    graph = capture_model(Model(2), batch(3), loss=nn.functional.cross_entropy)
     for schedule in schedules:
+        torch.manual_seed(0)
+        graph = capture_model(Model(2), batch(3), loss=nn.functional.cross_entropy)
         plan = plan_of(
             len(graph.layer_names), (1, 1), schedule, recompute=schedule == "gpipe", rows=2
         )
