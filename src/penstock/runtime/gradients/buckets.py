@@ -13,6 +13,7 @@ from torch import nn
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import ParameterUse
 from penstock.cluster.collectives import BUCKET_BYTES
+from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
 from penstock.runtime.processes.world import Groups, World, await_work
@@ -277,6 +278,7 @@ class GradientBuckets:
         self._used = {stage: set(own.values()) for stage, own in parameters.items()}
         self.buckets: list[GradientBucket] = []
         every = {name: p for own in parameters.values() for name, p in own.items()}
+        self._names = {id(parameter): name for name, parameter in every.items()}
         sharded = owners or {}
         kinds: dict[tuple[tuple[int, ...], tuple[int, ...], int, bool], list[nn.Parameter]] = {}
         for name, parameter in every.items():
@@ -347,7 +349,20 @@ class GradientBuckets:
         self._launch_complete()
 
     def finish(self) -> None:
-        """Start the remaining sums and wait for all. Gradients may be changed afterwards."""
+        """Start the remaining sums and wait for all. Gradients may be changed afterwards.
+
+        Raises:
+            BadInput: a forward has given a parameter another type, and its gradient other memory.
+        """
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                gradient = parameter.grad
+                if gradient is not None and gradient.dtype != bucket.flat.dtype:
+                    raise BadInput(
+                        f"forward turns '{self._names[id(parameter)]}' from {bucket.flat.dtype} "
+                        f"into {gradient.dtype}, as module.to(dtype) does, and its gradient would "
+                        f"not count as others do; turn it before the pipeline is made"
+                    )
         for bucket in self.shared:
             bucket.missing = 0
         self._launch(len(self.shared))
