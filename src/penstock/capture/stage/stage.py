@@ -12,7 +12,7 @@ is as the user made it.
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
 from typing import Any, Literal, TypeAlias
@@ -521,6 +521,21 @@ class ProgramStage:
     def share_state(self, other: "ProgramStage") -> None:
         """Keep state for replays where another form of this stage finds it."""
         self._kept_before = other._kept_before
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within a run, calls of modules are none of this forward's, and run on copies of state."""
+        places = (*self._state.places, *self._unit_state)
+        before = [value_at(place) for place in places]
+        self.inside = True
+        try:
+            for place, value in zip(places, before, strict=True):
+                put(place, copied(value))
+            yield
+        finally:
+            self.inside = False
+            for place, value in zip(places, before, strict=True):
+                put(place, value)
 
     # Forwards of units while the stage runs.
 
