@@ -47,6 +47,7 @@ from penstock.capture.record.recording import (
     Address,
     BlockCall,
     Made,
+    RecordedCall,
     tensors_in,
 )
 from penstock.capture.record.sizes import BatchSize
@@ -114,6 +115,10 @@ class ProgramPart:
     def paths(self) -> frozenset[str]:
         """The paths of its units."""
         return frozenset(path for path, _ in self.units)
+
+    def makes(self, number: int, event: RecordedCall) -> bool:
+        """Whether the stage makes a call: its own, or one before that depends on no stage."""
+        return number < self.last and (number >= self.first or not event.depends)
 
 
 @dataclass(slots=True)
@@ -284,11 +289,7 @@ class ProgramStage:
             for value, (address, slot) in source.items():
                 table = units if len(address) == 2 else calls
                 table.setdefault(address, {})[slot] = value
-        acted = {
-            events[i].address
-            for i in actions
-            if self.probes or part.first <= i < part.last or not events[i].depends
-        }
+        acted = {events[i].address for i in actions if self.probes or part.makes(i, events[i])}
         self._answers = part.answers
         if self.probes or self.costs == "estimated":
             self._answers = {e.address: e.answer for e in events if e.asks and e.depends}
