@@ -266,3 +266,55 @@ def test_a_loss_that_is_injected_into_the_backward_is_refused_with_the_line() ->
     module = graph.stage(range(len(graph.layer_names))).module
     with pytest.raises(BadInput, match=r"Inject at .*test_custom_backward\.py:\d+ gives gradients"):
         module(*graph.batch_leaves(BATCH))
+
+
+class RunsAgain(Function):
+    """Calls its module again in its backward, as the functions of reversible layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, module: Any) -> Any:
+        ctx.module = module
+        ctx.save_for_backward(x)
+        return x + module(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            ctx.module(x).backward(gradients[0])
+        return gradients[0] + x.grad, None
+
+
+class Counted(nn.Linear):
+    calls = 0
+
+    def forward(self, input: Any) -> Any:
+        """Counts its calls."""
+        self.calls += 1
+        return super().forward(input)
+
+
+class Reversible(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(4, 8), Counted(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        hidden: Any = RunsAgain.apply(self.first(x), self.again)
+        return self.last(torch.tanh(hidden) * 2)
+
+
+def test_a_function_may_call_its_module_again_in_its_backward() -> None:
+    model = Reversible().double()
+    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+
+
+def test_the_check_of_the_first_run_is_no_call_of_the_forward() -> None:
+    model = Reversible().double()
+    graph = capture_model(model, BATCH, loss=functional.cross_entropy)
+    front, back = graph.stage(range(2)), graph.stage(range(2, 4))
+    sent = front.module(BATCH[0])
+    assert model.again.calls == 1
+    loss, _ = back.module(BATCH[1], *sent)
+    assert torch.equal(loss, functional.cross_entropy(model(BATCH[0]), BATCH[1]))

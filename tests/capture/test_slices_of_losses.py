@@ -121,7 +121,7 @@ RIGHT: dict[str, tuple[torch.Tensor, Loss]] = {
 }
 
 
-def network() -> nn.Module:
+def network() -> nn.Sequential:
     layers = [nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 5)]
     return nn.Sequential(*layers).double()
 
@@ -175,6 +175,44 @@ def test_what_slices_cannot_make_up_is_refused_with_the_line(name: str) -> None:
     target, loss = REFUSED[name]
     with pytest.raises(BadInput, match=r"test_slices_of_losses\.py:\d+ `.*list the terms"):
         StagedRun(Inside(loss), (inputs(), target))
+
+
+class TargetsFirst(Inside):
+    """Every stage but the first reads targets that were normalised over the batch before it."""
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss."""
+        x = self.network[0](x)
+        target = (target - target.mean(0)) / target.std(0)
+        return self.loss(self.network[3:](self.network[1:3](x) + target[:, :1]), target)
+
+
+def test_values_of_the_whole_step_may_be_taken_before_the_last_stage() -> None:
+    model = TargetsFirst(functional.mse_loss)
+    plain = copy.deepcopy(model)
+    own = StagedRun(model, (inputs(), NUMBERS))
+    wanted = plain(inputs(), NUMBERS)
+    wanted.backward()
+    assert own.step((inputs(), NUMBERS), (5, 3)) == pytest.approx(float(wanted.detach()), rel=1e-9)
+    for key, parameter in plain.named_parameters():
+        found = own.gradient(key)
+        assert found is not None and parameter.grad is not None
+        assert gap(found, parameter.grad) < 1e-9, key
+
+
+class Flagged(Inside):
+    """It asks whether something holds, and adds 1, which is equal to True."""
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss."""
+        if not bool(x.isfinite().all()):
+            raise ValueError
+        return self.loss(self.network(x), target + 1)
+
+
+def test_a_flag_that_is_asked_for_is_no_number_of_the_batch() -> None:
+    graph = capture_model(Flagged(functional.mse_loss), (inputs(), NUMBERS))
+    assert graph.loss_mode == "rows"
 
 
 TOLD: dict[str, Loss] = {

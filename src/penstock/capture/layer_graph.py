@@ -504,7 +504,8 @@ class LayerGraph:
             for part_of_it in (self.stage(layers[:-1]), self.stage(layers[-1:])):
                 sized |= part_of_it.sized - set(inputs)
                 inputs = tuple(sorted({*inputs, *part_of_it.batch_inputs}))
-        acts = any(part.first <= n < part.last for n in self.recorded.parts.actions)
+        events = self.recorded.record.events
+        acts = any(part.makes(n, events[n]) for n in self.recorded.parts.actions)
         if self._needs_step and (has_loss or acts):
             inputs = (*inputs, len(self.call.layout.leaves))
         outputs = tuple(range(len(self.output_layers))) if is_last else ()

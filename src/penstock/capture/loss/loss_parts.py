@@ -234,7 +234,7 @@ class _Walk:
         self._answers = {
             event.answer
             for event in record.events
-            if event.asks and not event.depends and isinstance(event.answer, int | float)
+            if event.asks and not event.depends and type(event.answer) in (int, float)
         }
         # Ones and zeros that a program asks for are equal to flags and dimensions.
         self._numbers = {answer for answer in self._answers if isinstance(answer, float)}

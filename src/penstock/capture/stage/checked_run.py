@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.capture.record.absent import Absent
+from penstock.capture.record.absent import Absent, NeedsValues
 from penstock.capture.record.example import leaves_as_values
 from penstock.capture.record.outside_state import kept_random_state
 from penstock.capture.record.recording import (
@@ -60,7 +60,8 @@ def checked(
         finally:
             compare(record, again)
             for kind, given in functions.items():
-                check_gradients(kind, *given)
+                with stage.aside():
+                    check_gradients(kind, *given)
 
     return run
 
@@ -89,7 +90,7 @@ def check_gradients(kind: Any, call: Callable[..., Any], given: tuple[Any, ...],
             zeros = [torch.zeros_like(tensor) for tensor in made]
             found = torch.autograd.grad(made, read, zeros, allow_unused=True) if made else ()
             injects = any(bool(gradient.any()) for gradient in found if gradient is not None)
-    except Exception:  # it does not run by itself; the first step's comparison sees more
+    except (NeedsValues, Exception):  # it does not run by itself; the comparison sees more
         return
     if injects:
         raise BadInput(

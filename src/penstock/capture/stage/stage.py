@@ -12,7 +12,7 @@ is as the user made it.
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
 from typing import Any, Literal, TypeAlias
@@ -47,6 +47,7 @@ from penstock.capture.record.recording import (
     Address,
     BlockCall,
     Made,
+    RecordedCall,
     tensors_in,
 )
 from penstock.capture.record.sizes import BatchSize
@@ -114,6 +115,10 @@ class ProgramPart:
     def paths(self) -> frozenset[str]:
         """The paths of its units."""
         return frozenset(path for path, _ in self.units)
+
+    def makes(self, number: int, event: RecordedCall) -> bool:
+        """Whether the stage makes a call: its own, or one before that depends on no stage."""
+        return number < self.last and (number >= self.first or not event.depends)
 
 
 @dataclass(slots=True)
@@ -284,11 +289,7 @@ class ProgramStage:
             for value, (address, slot) in source.items():
                 table = units if len(address) == 2 else calls
                 table.setdefault(address, {})[slot] = value
-        acted = {
-            events[i].address
-            for i in actions
-            if self.probes or part.first <= i < part.last or not events[i].depends
-        }
+        acted = {events[i].address for i in actions if self.probes or part.makes(i, events[i])}
         self._answers = part.answers
         if self.probes or self.costs == "estimated":
             self._answers = {e.address: e.answer for e in events if e.asks and e.depends}
@@ -521,6 +522,21 @@ class ProgramStage:
     def share_state(self, other: "ProgramStage") -> None:
         """Keep state for replays where another form of this stage finds it."""
         self._kept_before = other._kept_before
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within a run, calls of modules are none of this forward's, and run on copies of state."""
+        places = (*self._state.places, *self._unit_state)
+        before = [value_at(place) for place in places]
+        self.inside = True
+        try:
+            for place, value in zip(places, before, strict=True):
+                put(place, copied(value))
+            yield
+        finally:
+            self.inside = False
+            for place, value in zip(places, before, strict=True):
+                put(place, value)
 
     # Forwards of units while the stage runs.
 
