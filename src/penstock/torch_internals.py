@@ -54,6 +54,7 @@ __all__ = [
     "has_global_hooks",
     "holder_of",
     "kernels_for_now",
+    "modes_on",
     "muon_direction",
     "muon_rate",
     "own_buffers",
@@ -154,15 +155,14 @@ def has_global_hooks() -> bool:
 # What runs now.
 
 
-def taken_off(last: TorchFunctionMode | None) -> list[TorchFunctionMode]:
-    """Take function modes off the stack down to ``last`` (None: all), which is not returned."""
-    above: list[TorchFunctionMode] = []
-    while internals._len_torch_function_stack():
-        mode = overrides._pop_mode()
-        if mode is last:
-            break
-        above.append(mode)
-    return above[::-1]
+def modes_on() -> int:
+    """How many function modes are on the stack."""
+    return internals._len_torch_function_stack()
+
+
+def taken_off(left: int) -> list[TorchFunctionMode]:
+    """Take function modes off the stack, all but the lowest ``left``; the lowest one first."""
+    return [overrides._pop_mode() for _ in range(modes_on() - left)][::-1]
 
 
 def put_on(modes: Iterable[TorchFunctionMode]) -> None:

@@ -54,9 +54,7 @@ from penstock.torch_internals import (
     checkpoint_here,
     forward_hooks,
     own_buffers,
-    put_on,
     pytree,
-    taken_off,
     write_count,
 )
 
@@ -385,7 +383,7 @@ class ProgramRecording(TorchFunctionMode):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Within, the program's calls are recorded, as stages see them: below the user's modes."""
+        """Within, the program's calls are recorded."""
         # A cut inside of a module with hooks on its backward would break them.
         own = [path for path in self.between if path in self.has_hooks]
         wrappers = {path: partial(self._around_hooked, path) for path in own}
@@ -397,12 +395,8 @@ class ProgramRecording(TorchFunctionMode):
         with muted, forwards_replaced(self.program, wrappers), functions_through(self._function):
             self._active, self._at_start = True, self._skeleton_state()
             try:
-                with fresh_results(), scripts_seen(self._note_script):
-                    put_on([self, *taken_off(None)])
-                    try:
-                        yield
-                    finally:
-                        put_on(taken_off(self))
+                with fresh_results(), scripts_seen(self._note_script), self:
+                    yield
             finally:
                 self._active = False
                 self._finish()

@@ -63,6 +63,7 @@ from penstock.torch_internals import (
     NoFunctionCalls,
     forward_hooks,
     has_global_hooks,
+    modes_on,
     own_buffers,
     put_on,
     pytree,
@@ -253,7 +254,7 @@ class ProgramStage:
         self._streams = any(event.random and not event.depends for event in events)
         self.draws_alike = self._streams or recorded.draws_python
         self._find_watched(actions)
-        self._mode = _Watch(self)
+        self._mode, self._modes = _Watch(self), 0
         self._running: dict[str, int] | None = None
         self._wanted = len(part.sent)
         # Forward that changes its own state must run to its end, or its last lines never count
@@ -730,13 +731,16 @@ class ProgramStage:
             restore_random_state(device, state)
 
     def _watch(self) -> None:
-        """Watch calls, below all modes of the user: each of these takes off the topmost."""
+        """Watch calls, below all modes entered since the run began: each takes off the topmost.
+
+        Above those that were there before, as the record was made: they may make other calls.
+        """
         self._watching = True
-        put_on([self._mode, *taken_off(None)])
+        put_on([self._mode, *taken_off(self._modes)])
 
     def _unwatch(self) -> None:
         self._watching = False
-        put_on(taken_off(self._mode))
+        put_on(taken_off(self._modes)[1:])
 
     def _collect(self, tensors: Sequence[torch.Tensor], slots: Mapping[Any, int]) -> None:
         """Take what is sent; end the forward when all of it is made."""
@@ -843,6 +847,7 @@ class ProgramStage:
             after = self._enter(run.keep_as, run.replay)
         self._running = {}
         with_grad = torch.is_grad_enabled()
+        self._modes = modes_on()
         try:
             if refused:
                 # What is sent is taken inside of the module's call, so hooks would be skipped.
