@@ -130,6 +130,18 @@ def inputs() -> torch.Tensor:
     return torch.randn(8, 6, generator=torch.Generator().manual_seed(7)).double()
 
 
+def assert_equals_plain(
+    own: StagedRun, plain: nn.Module, wanted: torch.Tensor, target: torch.Tensor
+) -> None:
+    """A step of unequal slices has the loss ``wanted`` of the plain model, and its gradients."""
+    wanted.backward()
+    assert own.step((inputs(), target), (5, 3)) == pytest.approx(float(wanted.detach()), rel=1e-9)
+    for key, parameter in plain.named_parameters():
+        found = own.gradient(key)
+        assert found is not None and parameter.grad is not None
+        assert gap(found, parameter.grad) < 1e-9, key
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_slices_add_up_to_the_whole(name: str) -> None:
     target, loss = RIGHT[name]
@@ -137,13 +149,7 @@ def test_slices_add_up_to_the_whole(name: str) -> None:
     model = network()
     plain = copy.deepcopy(model)
     own = StagedRun(model, (inputs(), target), loss=loss)
-    wanted = loss(plain(inputs()), target)
-    wanted.backward()
-    assert own.step((inputs(), target), (5, 3)) == pytest.approx(float(wanted.detach()), rel=1e-9)
-    for key, parameter in plain.named_parameters():
-        found = own.gradient(key)
-        assert found is not None and parameter.grad is not None
-        assert gap(found, parameter.grad) < 1e-9, key
+    assert_equals_plain(own, plain, loss(plain(inputs()), target), target)
     assert own.last.mixing == ""
 
 
@@ -191,13 +197,7 @@ def test_values_of_the_whole_step_may_be_taken_before_the_last_stage() -> None:
     model = TargetsFirst(functional.mse_loss)
     plain = copy.deepcopy(model)
     own = StagedRun(model, (inputs(), NUMBERS))
-    wanted = plain(inputs(), NUMBERS)
-    wanted.backward()
-    assert own.step((inputs(), NUMBERS), (5, 3)) == pytest.approx(float(wanted.detach()), rel=1e-9)
-    for key, parameter in plain.named_parameters():
-        found = own.gradient(key)
-        assert found is not None and parameter.grad is not None
-        assert gap(found, parameter.grad) < 1e-9, key
+    assert_equals_plain(own, plain, plain(inputs(), NUMBERS), NUMBERS)
 
 
 class Flagged(Inside):
