@@ -11,7 +11,7 @@ is as the user made it.
 
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
@@ -254,7 +254,7 @@ class ProgramStage:
         self._streams = any(event.random and not event.depends for event in events)
         self.draws_alike = self._streams or recorded.draws_python
         self._find_watched(actions)
-        self._mode, self._modes = _Watch(self), 0
+        self._mode, self._modes_before = _Watch(self), 0
         self._running: dict[str, int] | None = None
         self._wanted = len(part.sent)
         # Forward that changes its own state must run to its end, or its last lines never count
@@ -527,17 +527,14 @@ class ProgramStage:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Within a run, calls of modules are none of this forward's, and run on copies of state."""
-        places = (*self._state.places, *self._unit_state)
-        before = [value_at(place) for place in places]
+        before = self._state_now()
         self.inside = True
         try:
-            for place, value in zip(places, before, strict=True):
-                put(place, copied(value))
+            self._put_state(map(copied, before))
             yield
         finally:
             self.inside = False
-            for place, value in zip(places, before, strict=True):
-                put(place, value)
+            self._put_state(before)
 
     # Forwards of units while the stage runs.
 
@@ -736,11 +733,11 @@ class ProgramStage:
         Above those that were there before, as the record was made: they may make other calls.
         """
         self._watching = True
-        put_on([self._mode, *taken_off(self._modes)])
+        put_on([self._mode, *taken_off(self._modes_before)])
 
     def _unwatch(self) -> None:
         self._watching = False
-        put_on(taken_off(self._modes)[1:])
+        put_on(taken_off(self._modes_before)[1:])
 
     def _collect(self, tensors: Sequence[torch.Tensor], slots: Mapping[Any, int]) -> None:
         """Take what is sent; end the forward when all of it is made."""
@@ -847,7 +844,7 @@ class ProgramStage:
             after = self._enter(run.keep_as, run.replay)
         self._running = {}
         with_grad = torch.is_grad_enabled()
-        self._modes = modes_on()
+        self._modes_before = modes_on()
         try:
             if refused:
                 # What is sent is taken inside of the module's call, so hooks would be skipped.
@@ -952,11 +949,9 @@ class ProgramStage:
 
     def _enter(self, keep_as: Any, replay: Any) -> list[Any] | None:
         """State before this run; of a replay that of the first run. Returns what to put back."""
-        places = (*self._state.places, *self._unit_state)
-        now = [value_at(place) for place in places]
+        now = self._state_now()
         if replay is not None:
-            for place, value in zip(places, self._kept_before.pop(replay), strict=True):
-                put(place, copied(value))
+            self._put_state(map(copied, self._kept_before.pop(replay)))
             return now
         if keep_as is not None:
             self._kept_before[keep_as] = [copied(value) for value in now]
@@ -964,9 +959,17 @@ class ProgramStage:
 
     def _leave(self, after: list[Any] | None) -> None:
         if after is not None:
-            for place, value in zip((*self._state.places, *self._unit_state), after, strict=True):
-                put(place, value)
+            self._put_state(after)
         self._state.leave(self._state_key)
+
+    def _state_now(self) -> list[Any]:
+        """The values of all places where the program keeps state."""
+        return [value_at(place) for place in (*self._state.places, *self._unit_state)]
+
+    def _put_state(self, values: Iterable[Any]) -> None:
+        """Put values into the places of `_state_now`."""
+        for place, value in zip((*self._state.places, *self._unit_state), values, strict=True):
+            put(place, value)
 
 
 def has_absent(values: Sequence[Any]) -> bool:
