@@ -178,7 +178,7 @@ def end_to_end(
         run_tasks([("end_to_end", settings)], ranks, LIMIT_S, link_bytes_per_s)[0]
         for _ in range(END_ROUNDS)
     ]
-    keys = ("equal_memory", "can_be_won", "all_memory")
+    keys = ("equal_memory", "can_be_won", "fastest", "all_memory")
     spreads = {key: spread([row[key] for row in rounds]) for key in keys}
     about: dict[str, Any] = {"model": model, "ranks": ranks, "micro_batches": micro_batches}
     about["link_bytes_per_s"] = link_bytes_per_s
