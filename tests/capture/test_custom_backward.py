@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from plain_training import assert_pipeline_equals_plain
+from plain_training import assert_pipeline_equals_plain, in_pipeline
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -318,3 +318,103 @@ def test_the_check_of_the_first_run_is_no_call_of_the_forward() -> None:
     assert model.again.calls == 1
     loss, _ = back.module(BATCH[1], *sent)
     assert torch.equal(loss, functional.cross_entropy(model(BATCH[0]), BATCH[1]))
+
+
+class TimesScale(Function):
+    """Reads what the forward has left in its module, and not what it was given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, module: Any) -> Any:
+        ctx.module = module
+        return x * module.scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * ctx.module.scale, None
+
+
+class Scales(nn.Module):
+    """Multiplies by a number of its samples, or of its calls, which its backward reads again."""
+
+    scale: Any = 0
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def times_scale(self, x: Any) -> Any:
+        return torch.sin(x) * self.scale
+
+    def times_scale_here(self, gradient: Any) -> Any:
+        return gradient * self.scale
+
+    def times_calls(self, gradient: Any) -> Any:
+        self.scale += 10
+        return gradient * self.scale
+
+    def forward(self, x: Any) -> Any:
+        """Of what it is multiplied by, nothing is saved for the backward."""
+        if self.way == "a hook that counts":
+            self.scale += 1
+            hooked = x * 1.0
+            hooked.register_hook(self.times_calls)
+            return hooked
+        self.scale = x.detach().abs().mean() + 0.1
+        if self.way == "a checkpoint":
+            return torch.utils.checkpoint.checkpoint(self.times_scale, x, use_reentrant=False)
+        if self.way == "a hook":
+            hooked = x * 1.0
+            hooked.register_hook(self.times_scale_here)
+            return hooked
+        return TimesScale.apply(x, self)
+
+
+class InAUnit(nn.Module):
+    def __init__(self, way: str = "a function") -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 8)
+        self.last, self.scales = nn.Linear(8, 3), Scales(way)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(self.second(self.scales(self.first(x)))))
+
+
+class BetweenUnits(InAUnit):
+    def forward(self, x: Any) -> Any:
+        hidden = self.first(x)
+        self.scale = hidden.detach().abs().mean() + 0.1
+        hidden: Any = TimesScale.apply(hidden, self)
+        return self.last(torch.tanh(self.second(hidden)))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "recompute"])
+@pytest.mark.parametrize("model", [InAUnit, BetweenUnits])
+def test_a_backward_finds_the_state_that_its_own_forward_left(model: Any, schedule: str) -> None:
+    again = schedule == "recompute"
+    assert_pipeline_equals_plain(
+        model().double(),
+        BATCH,
+        loss=functional.cross_entropy,
+        micro_batches=3,
+        per_micro_batch=True,
+        schedule="gpipe" if again else schedule,
+        recompute=again,
+    )
+
+
+@pytest.mark.parametrize("way", ["a hook", "a checkpoint"])
+def test_hooks_and_checkpoints_find_the_state_of_their_forward(way: str) -> None:
+    assert_pipeline_equals_plain(
+        InAUnit(way).double(),
+        BATCH,
+        loss=functional.cross_entropy,
+        micro_batches=3,
+        per_micro_batch=True,
+    )
+
+
+def test_what_a_backward_counts_is_counted_on_with_what_forwards_have_counted() -> None:
+    model = InAUnit("a hook that counts").double()
+    graph = capture_model(model, BATCH, loss=functional.cross_entropy)
+    in_pipeline(model, graph, BATCH, micro_batches=3, schedule="gpipe")
+    assert model.scales.scale == 3 * 11

@@ -18,7 +18,7 @@ from penstock.capture.record.model_state import StatePlace
 from penstock.capture.record.user_program import UserProgram
 from penstock.torch_internals import own_buffers, write_count
 
-__all__ = ["KeptState", "Place", "copied", "place_of", "put", "value_at"]
+__all__ = ["KeptState", "Place", "changed_by", "copied", "place_of", "put", "value_at"]
 
 Place = tuple[dict[str, Any], str]
 """The dict that holds a piece of state, and its key there."""
@@ -51,6 +51,14 @@ def put(place: Place, value: Any) -> None:
 def copied(value: Any) -> Any:
     """A value that later writes to a tensor do not change."""
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def changed_by(before: Any, after: Any, now: Any) -> Any:
+    """``now`` with the change from ``before`` to ``after``: numbers are counted further."""
+    if after is before:
+        return now
+    numbers = all(type(value) in (int, float) for value in (before, after, now))
+    return now + (after - before) if numbers else after
 
 
 class KeptState:

@@ -52,7 +52,15 @@ from penstock.capture.record.recording import (
 )
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import UserProgram
-from penstock.capture.stage.kept_state import KeptState, Place, copied, place_of, put, value_at
+from penstock.capture.stage.kept_state import (
+    KeptState,
+    Place,
+    changed_by,
+    copied,
+    place_of,
+    put,
+    value_at,
+)
 from penstock.capture.stage.whole_blocks import numbers_in, units_in, whole_blocks
 from penstock.capture.user_lines import line_of, line_of_user, line_with_source
 from penstock.device import device_in_use
@@ -129,7 +137,8 @@ class StageRun:
     ``seed`` makes equal what all stages draw between units in one micro-batch. ``own_seed`` is for
     what this stage alone draws then, and comes from the rank's own generator. ``whole`` are the
     values of the whole step by address, and ``share`` is the micro-batch's part of its samples.
-    ``keep_as`` names the state before a run that will be replayed under this name. What a ``trial``
+    ``keep_as`` names the state before a run that will be replayed under this name, and ``leave_as``
+    the state after a run whose backward will find it (`ProgramStage.in_backward`). What a ``trial``
     changes of the state is put back.
     """
 
@@ -141,6 +150,7 @@ class StageRun:
     share: float = 1.0
     keep_as: Any = None
     replay: Any = None
+    leave_as: Any = None
     trial: bool = False
 
 
@@ -266,12 +276,14 @@ class ProgramStage:
         )
         self._ends_early = not (recorded.changes_again or record.is_temporary or hooked)
         self._kept_before: dict[Any, list[Any]] = {}
+        self._left_after: dict[Any, list[Any]] = {}
         self._state_key = "probe" if self.probes else (part.first, part.last)
         self._make_ways()
         self._containers = list(self._modules_between())
         self._unit_state = [
             place_of(program, place) for unit, place in recorded.unit_changes if unit in part.paths
         ]
+        self.has_state = bool(state.places or self._unit_state)
         self.hold(alone=alone)
         self._reset(StageRun(BatchSize(1)))
 
@@ -521,8 +533,28 @@ class ProgramStage:
                 self._exchanged.append((place, absent_like(tuple(buffer.shape), buffer.dtype)))
 
     def share_state(self, other: "ProgramStage") -> None:
-        """Keep state for replays where another form of this stage finds it."""
-        self._kept_before = other._kept_before
+        """Keep state for replays and backwards where another form of this stage finds it."""
+        self._kept_before, self._left_after = other._kept_before, other._left_after
+
+    @contextmanager
+    def in_backward(self, name: Any) -> Iterator[None]:
+        """Within, the state is as the run that left it under this name did, if one has.
+
+        The user's code also runs in a backward: autograd functions, hooks, checkpoints. It finds
+        what its own forward has left, however many others have run since. What it changes stays.
+        """
+        left = self._left_after.pop(name, None)
+        if left is None:
+            yield
+            return
+        self._state.enter(self._state_key)
+        now = self._state_now()
+        self._put_state(left)
+        try:
+            yield
+        finally:
+            self._put_state(map(changed_by, left, self._state_now(), now))
+            self._state.leave(self._state_key)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -837,9 +869,8 @@ class ProgramStage:
             stand_in.needs_grad = own.requires_grad
             swapped.append((place, own))
             place[0][place[1]] = stand_in
-        has_state = bool(self._state.places or self._unit_state)
         after: list[Any] | None = None
-        if has_state:
+        if self.has_state:
             self._state.enter(self._state_key)
             after = self._enter(run.keep_as, run.replay)
         self._running = {}
@@ -866,8 +897,8 @@ class ProgramStage:
             self._running = None
             if torch.is_grad_enabled() != with_grad:
                 torch.set_grad_enabled(with_grad)
-            if has_state:
-                self._leave(after)
+            if self.has_state:
+                self._leave(run, after)
             for place, value in reversed(swapped):  # a module may be there under two names
                 place[0][place[1]] = value
             self._restore(muted)
@@ -957,7 +988,9 @@ class ProgramStage:
             self._kept_before[keep_as] = [copied(value) for value in now]
         return now if self.probes or self._run.trial else None
 
-    def _leave(self, after: list[Any] | None) -> None:
+    def _leave(self, run: StageRun, after: list[Any] | None) -> None:
+        if run.leave_as is not None:
+            self._left_after[run.leave_as] = self._state_now()
         if after is not None:
             self._put_state(after)
         self._state.leave(self._state_key)

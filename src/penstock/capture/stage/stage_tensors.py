@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,15 @@ class RunContext:
 
     ``name`` tells this micro-batch from all others of the run, ``micro_batch`` from those that are
     kept at the same time. ``keep``: it will run again (``replay``), with the state that this run
-    began with. ``trial``: what it changes of the model's state is put back.
+    began with. ``returns``: its backward will run, with the state that this run leaves. ``trial``:
+    what it changes of the model's state is put back.
     """
 
     name: tuple[int, ...] = ()
     micro_batch: int = 0
     keep: bool = False
     replay: bool = False
+    returns: bool = False
     trial: bool = False
 
 
@@ -115,6 +118,11 @@ class StageModule(nn.Module):
         """Say which run the next one is."""
         self.__dict__["context"] = context  # not as a module sets attributes, which takes longer
 
+    def in_backward(self, micro_batch: int) -> AbstractContextManager[None]:
+        """Within, the model's state is as the forward of this micro-batch has left it."""
+        stage = self.stage
+        return stage.in_backward(micro_batch) if stage.has_state else nullcontext()
+
     def own_modules(self) -> list[nn.Module]:
         """All modules within this stage's units."""
         program = self.graph.program
@@ -163,6 +171,8 @@ class StageModule(nn.Module):
             run.replay = context.micro_batch
         elif context.keep:
             run.keep_as = context.micro_batch
+        if context.returns:
+            run.leave_as = context.micro_batch
         if step_row is not None:
             total, run.whole = graph.step_values.of_row(step_row[0], size.lengths)
             run.share = size.samples / total

@@ -246,11 +246,12 @@ class ModuleRunner:
             return ()
         roots, seeds = self._seeds(kept, gradients)
         deferred = kept.deferred
-        if roots and deferred is not None and deferred.products:
-            entered = [kept.inputs[i] for i in self._grad_inputs]
-            deferred.first_half(roots, seeds, entered, self._call.others())
-        elif roots:
-            run_backward(roots, seeds)
+        with self._module.in_backward(micro_batch):
+            if roots and deferred is not None and deferred.products:
+                entered = [kept.inputs[i] for i in self._grad_inputs]
+                deferred.first_half(roots, seeds, entered, self._call.others())
+            elif roots:
+                run_backward(roots, seeds)
         self._kept[micro_batch] = Kept([], [], deferred=deferred)
         return self._input_gradients(kept)
 
@@ -274,7 +275,7 @@ class ModuleRunner:
         again = kept.before is not None
         name = work.names[micro_batch] if work.names else (micro_batch,)
         keep, replay = again and not recording, again and recording
-        self._call.tell(RunContext(name, micro_batch, keep, replay))
+        self._call.tell(RunContext(name, micro_batch, keep, replay, recording))
         if self._plain:
             outputs = self._call.run(work.leaves[micro_batch], inputs, kept.deferred)
         else:
@@ -340,7 +341,8 @@ class ModuleRunner:
         """Accumulate gradients; the last backward also starts the sums of complete buckets."""
         with self._around_backward(micro_batch):
             if roots:
-                run_backward(roots, seeds)
+                with self._module.in_backward(micro_batch):
+                    run_backward(roots, seeds)
 
     def _around_backward(self, micro_batch: int) -> AbstractContextManager[object]:
         if micro_batch == self._work.last_backward:
