@@ -50,7 +50,7 @@ def figures(profile: ModelProfile, name: str) -> list[tuple[str, float]]:
     for ends, sizes in sorted(edge_bytes(profile.edges).items()):
         found += [(f"edge {ends}, {way}", sizes[i]) for i, way in enumerate(("there", "back"))]
     for cut in range(1, len(profile.layers)):
-        tensors = {edge.tensor for edge in profile.crossing(cut)}
+        tensors = {edge.tensor for edge in profile.crossing[cut]}
         found.append((f"tensors over cut {cut}", float(len(tensors))))
     return found
 

@@ -231,7 +231,7 @@ def norms_s(problem: PlanningProblem, stage: Stage) -> tuple[float, float]:
 
 def crossing_bytes(profile: ModelProfile, cut: int, of: Callable[[Edge], Affine]) -> Affine:
     """Bytes of all tensors from before ``cut`` to after it, each counted once."""
-    return sum((of(edge) for edge in first_of_each_tensor(profile.crossing(cut))), Affine())
+    return sum((of(edge) for edge in first_of_each_tensor(profile.crossing[cut])), Affine())
 
 
 def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transfer:

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from penstock.profile.model_profile import Affine, Edge, ModelProfile
+from penstock.profile.model_profile import Affine, ModelProfile
 
 __all__ = ["AffineSums", "ByteSums", "LayerSums"]
 
@@ -61,8 +61,6 @@ class LargestAffine:
 class LayerSums:
     """Prefix sums over the layers of a profile: all that simulating and bounding a plan needs.
 
-    ``crossing[cut]`` are the edges from a layer before ``cut`` to one at or after it.
-
     >>> from penstock.profile.model_profile import LayerCost
     >>> layer = LayerCost("linear", Affine(1.0, 0.5), Affine(2.0), Affine(1.0))
     >>> LayerSums(ModelProfile("net", (layer,) * 3)).forward_s.of(range(1, 3), samples=4)
@@ -86,7 +84,6 @@ class LayerSums:
         self.cast_bytes = byte_sums(layer.cast_bytes for layer in layers)
         self.norms = byte_sums(layer.norms for layer in layers)
         self.norm_channels = byte_sums(layer.norm_channels for layer in layers)
-        self.crossing = crossing_edges(profile)
 
     @cached_property
     def by_block(self) -> "LayerSums":
@@ -114,12 +111,3 @@ def affine_sums(costs: Iterable[Affine]) -> AffineSums:
 def byte_sums(sizes: Iterable[int]) -> ByteSums:
     """Prefix sums of ``sizes``, starting with zero."""
     return ByteSums(tuple(accumulate(sizes, initial=0)))
-
-
-def crossing_edges(profile: ModelProfile) -> tuple[tuple[Edge, ...], ...]:
-    """`ModelProfile.crossing` of every cut, in one pass."""
-    crossing: list[list[Edge]] = [[] for _ in range(len(profile.layers) + 1)]
-    for edge in profile.edges:
-        for cut in range(edge.producer + 1, edge.consumer + 1):
-            crossing[cut].append(edge)
-    return tuple(tuple(edges) for edges in crossing)

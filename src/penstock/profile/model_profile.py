@@ -285,9 +285,14 @@ class ModelProfile(Table):
         """Bytes that ``layers`` keep for the backward of one micro-batch of ``samples``."""
         return sum(self.layers[i].saved_bytes.at(samples) for i in layers)
 
-    def crossing(self, cut: int) -> tuple[Edge, ...]:
-        """Edges from a layer before ``cut`` to one at or after it, in the profile's order."""
-        return tuple(edge for edge in self.edges if edge.producer < cut <= edge.consumer)
+    @cached_property
+    def crossing(self) -> tuple[tuple[Edge, ...], ...]:
+        """For each cut the edges from a layer before it to one at or after it, in order."""
+        found: list[list[Edge]] = [[] for _ in range(len(self.layers) + 1)]
+        for edge in self.edges:
+            for cut in range(edge.producer + 1, edge.consumer + 1):
+                found[cut].append(edge)
+        return tuple(map(tuple, found))
 
     def incoming(self, layers: range) -> tuple[Edge, ...]:
         """One edge for each tensor that a stage of ``layers`` reads from earlier layers."""

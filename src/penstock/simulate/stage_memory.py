@@ -118,7 +118,7 @@ def stage_memory(
         input_bytes = partly_saved_bytes(layers, rows, sums, frozenset(recompute_layers))
     else:
         inputs = first_of_each_tensor(
-            edge for edge in sums.crossing[layers.start] if edge.consumer in layers
+            edge for edge in sums.profile.crossing[layers.start] if edge.consumer in layers
         )
         input_bytes = sum(edge.bytes.at(rows) for edge in inputs)
     state_bytes = held_bytes(

@@ -220,8 +220,8 @@ def message_seconds(device: Device, layers: range, rows: int, sums: LayerSums) -
     """
     if not (device.message_s or device.message_bytes_per_s):
         return MessageSeconds()
-    before = [edge for edge in sums.crossing[layers.start] if edge.consumer < layers.stop]
-    after = [edge for edge in sums.crossing[layers.stop] if edge.producer >= layers.start]
+    before = [edge for edge in sums.profile.crossing[layers.start] if edge.consumer < layers.stop]
+    after = [edge for edge in sums.profile.crossing[layers.stop] if edge.producer >= layers.start]
 
     def seconds(edges: Sequence[Edge], size: Callable[[Edge], Affine]) -> float:
         moved = sum(size(edge).at(rows) for edge in first_of_each_tensor(edges))

@@ -160,7 +160,7 @@ def edges_between(producer: range, consumer: range, sums: LayerSums) -> tuple[Ed
     """One edge for each tensor that is made in ``producer`` and read in ``consumer``."""
     return first_of_each_tensor(
         edge
-        for edge in sums.crossing[consumer.start]
+        for edge in sums.profile.crossing[consumer.start]
         if edge.producer in producer and edge.consumer in consumer
     )
 

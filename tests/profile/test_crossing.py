@@ -1,6 +1,5 @@
-"""Tables of a profile say the same as the profile."""
+"""What a profile says of its cuts."""
 
-from penstock.profile.layer_sums import crossing_edges
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 
@@ -11,6 +10,5 @@ def test_the_edges_of_every_cut_are_those_that_cross_it() -> None:
     ends = [(0, 1), (0, 2), (1, 2), (2, 3), (1, 3)]
     edges = tuple(Edge(i, j, f"tensor{i}", one, one) for i, j in ends)
     profile = ModelProfile("four", layers, edges)
-    crossed = [[(edge.producer, edge.consumer) for edge in cut] for cut in crossing_edges(profile)]
+    crossed = [[(edge.producer, edge.consumer) for edge in cut] for cut in profile.crossing]
     assert crossed == [[], [(0, 1), (0, 2)], [(0, 2), (1, 2), (1, 3)], [(2, 3), (1, 3)], []]
-    assert crossing_edges(profile) == tuple(profile.crossing(cut) for cut in range(5))
