@@ -317,3 +317,33 @@ def test_a_dict_batch_reaches_the_loss_function_whole(pipeline):
     batch = {"x": words, "y": targets}
     graph = capture_model(model, batch, loss=loss)
     pipeline.assert_composition_equals_model(graph, model, batch, [1], loss=loss, rows=4)
+
+
+class Target(nn.Module):
+    """A branch through which no gradient goes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x)).detach()
+
+
+class Distilled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.target = nn.Linear(4, 8), Target()
+        self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        target = self.target(hidden)
+        return self.last(self.second(hidden) * target)
+
+
+def test_a_detached_tensor_crosses_without_a_gradient():
+    batch = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    graph = capture_model(Distilled(), batch, loss=functional.cross_entropy)
+    assert graph.layer_names[:3] == ("first", "target.layer", "second")
+    assert [spec.requires_grad for spec in graph.stage(range(2)).sent] == [True, False]

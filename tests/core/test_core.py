@@ -55,6 +55,8 @@ def test_words_that_lead_nowhere_are_refused(word: int, why: str) -> None:
         native.Orders(np.array([0, 2]), np.array([0]), 1, (0,), (1,), 2, 1)
     with pytest.raises(ValueError, match="equally many"):
         native.Orders(start, np.array([0]), 1, (0,), (1,), 2, 3)
+    with pytest.raises(ValueError, match="each instance has a group and its rounds"):
+        native.Orders(start, np.array([0]), 1, (0, 0), (1,), 2, 1)
 
 
 def names_in(node: ast.Module | ast.ClassDef) -> set[str]:

@@ -157,3 +157,16 @@ def test_methods_that_would_not_be_called_are_refused() -> None:
 
     with pytest.raises(BadInput, match=r"Mine\.training_step would not be called"):
         Both(model(), plan=plan_of)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")
+def test_a_plan_says_what_is_computed_again_and_not_the_arguments(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    from penstock.loops.hugging_face import PipelineTrainer
+
+    arguments = TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], gradient_checkpointing=True
+    )
+    trainer = PipelineTrainer(model(), arguments, plan=plan_of)
+    assert not trainer.args.gradient_checkpointing

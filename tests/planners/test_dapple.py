@@ -11,9 +11,11 @@ from reference.plain_dapple import every_latency_s, plan_latency_s, slides_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.cost import peak_memory_bytes
+from penstock.plan.cost_tables import whole_chain
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.dapple.dapple import dapple_candidates
+from penstock.planners.dapple.dapple import dapple_candidates, search_of
+from penstock.planners.dapple.groups import Groups
 from penstock.planners.dapple.latency import latency_s, pivot_of
 from penstock.planners.dapple.placement import POLICIES, occupancies
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -177,6 +179,18 @@ def test_the_search_finds_the_least_of_all_plans_of_up_to_three_stages(
     found_s = min((c.estimate_s for c in dapple_candidates(problem)), default=inf)
     least_s = min(every_latency_s(problem), default=inf)
     assert found_s == pytest.approx(least_s, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("fixed", [0.4, -0.4])
+def test_no_slice_of_a_layer_costs_less_a_row_than_the_search_counts_on(fixed: float) -> None:
+    """The largest slice costs the least a row, or where a part is negative a single row does."""
+    work = Affine(fixed, 1.0)
+    profile = ModelProfile("m", (LayerCost("l", work, work, Affine(), 5),) * 3)
+    problem = PlanningProblem(profile, cluster_of(2), 8, (4, 2))
+    groups = Groups(problem.cluster, occupancies(problem.cluster, 1.0))
+    search = search_of(whole_chain(problem), groups, 2, "1f1b")
+    least = min(2 * work.at(rows) / rows for rows in range(1, 5))
+    assert list(search.least_s) == pytest.approx([0.0, least, 2 * least, 3 * least])
 
 
 @given(st.lists(st.integers(1, 9), min_size=4, max_size=6), st.integers(0, 3))

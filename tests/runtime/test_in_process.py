@@ -127,6 +127,14 @@ def test_a_checkpoint_of_stages_that_update_apart_goes_on_exactly(
             assert torch.equal(tensor, weights[name]), name
 
 
+def test_a_step_that_is_left_out_counts_as_one() -> None:
+    first, second = batches(2)
+    with pipeline(plan_for("1f1b")) as pipe:
+        before = pipe.step(first)
+        pipe.skip_step()
+        assert (before.step, pipe.step(second).step) == (1, 3)
+
+
 def test_several_processes_are_refused_in_a_line() -> None:
     for line in launch_workers(all_stages_in_one_process, (), workers=2, threads=1):
         assert line.startswith("transport 'in-process' holds all stages in one process, and 2 run")

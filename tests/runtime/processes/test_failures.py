@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 from runtime.processes.rank_processes import run_ranks
 from runtime.training_cases import fail_at_rank_one
+
+from penstock.runtime.processes.failures import Failures
+from penstock.runtime.processes.world import World
 
 TRANSPORTS = ("shared-memory", pytest.param("process-groups", marks=pytest.mark.slow))
 END_S = 10.0
@@ -54,7 +58,6 @@ def test_a_hanging_rank_is_named_when_the_time_limit_is_over(
 
 
 def test_no_plan_runs_on_too_few_workers() -> None:
-    import torch
     from torch import nn
 
     from penstock.capture.chain import Chain
@@ -70,3 +73,12 @@ def test_no_plan_runs_on_too_few_workers() -> None:
     shorter = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "1f1b")
     with pytest.raises(BadInput, match="covers 2 layers, the model Chain has 3; plan again"):
         Pipeline(chain, shorter, batch)
+
+
+def test_a_process_that_is_alone_waits_without_a_store_to_look_into() -> None:
+    world = World(0, 1, torch.device("cpu"), ("host",), ("cpu",), None, timeout_s=10.0)
+    failures = Failures(world, lambda: None)
+    failures.check()
+    with failures.shared():
+        failures.check()
+    assert not failures.first
