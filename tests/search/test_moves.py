@@ -1,15 +1,24 @@
 """Moves by hand: what the climbs try next to a plan."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 
-from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.search.judge import judge_of
-from penstock.search.neighbours import climb, joined_stages, moves, swapped_devices
+from penstock.search.neighbours import (
+    climb,
+    freed_devices,
+    joined_stages,
+    moves,
+    on_unused_devices,
+    split_stages,
+    swapped_devices,
+)
 from penstock.simulate.score import make_score
 
 
@@ -44,10 +53,48 @@ def test_two_stages_join_on_the_devices_of_both() -> None:
     assert one in list(moves(problem(), plan))
 
 
-def test_stages_of_a_mirrored_or_looped_plan_do_not_join() -> None:
+def test_two_stages_join_on_the_devices_of_one_which_frees_the_others() -> None:
+    plan = plan_on((0,), (2,), (1, 3), schedule="early-backward", depths=(4, 3, 1))
+    freed = list(freed_devices(problem(), plan))
+    groups = [((0,), (1, 3)), ((2,), (1, 3)), ((0,), (2,)), ((0,), (1, 3))]
+    assert [other.device_groups for other in freed] == groups
+    assert freed[0].stages == (Stage(range(4), (0,), (2,)), plan.stages[2])
+    assert freed[3].stages == (plan.stages[0], Stage(range(2, 6), (1, 3), (1, 1)))
+    assert [other.in_flight_limit for other in freed] == [(3, 1), (3, 1), (4, 1), (4, 1)]
+    assert set(freed) <= set(moves(problem(), plan))
+
+
+def test_a_stage_is_split_and_half_of_it_goes_to_unused_devices() -> None:
+    plan = plan_on((0,), (1,), schedule="early-backward", depths=(3, 1))
+    split = list(split_stages(problem(), plan))
+    # Of the two unused devices, which are alike, the first is tried.
+    groups = [((0,), (2,), (1,)), ((2,), (0,), (1,)), ((0,), (1,), (2,)), ((0,), (2,), (1,))]
+    assert [other.device_groups for other in split] == groups
+    assert [stage.layers for stage in split[0].stages] == [range(1), range(1, 3), range(3, 6)]
+    assert [other.in_flight_limit for other in split] == [(3, 3, 1)] * 2 + [(3, 1, 1)] * 2
+    assert set(split) <= set(moves(problem(), plan))
+    assert not list(split_stages(problem(), plan_on((0, 1), (2, 3))))
+
+
+def test_devices_are_replaced_by_as_many_that_are_unused() -> None:
+    plan = plan_on((0, 1), (2,))
+    replaced = list(on_unused_devices(problem(), plan))
+    assert [other.device_groups for other in replaced] == [((0, 1), (3,))]
+    assert replaced[0] in set(moves(problem(), plan))
+    # Those with links of their own are tried one by one.
+    links = tuple(Link(i, j, 10.0) for i in range(4) for j in range(4) if i != j)
+    linked = replace(problem(), cluster=replace(problem().cluster, links=links))
+    one = plan_on((0,))
+    assert [o.devices for o in on_unused_devices(linked, one)] == [(1,), (2,), (3,)]
+    assert [o.devices for o in on_unused_devices(problem(), one)] == [(1,), (2,)]
+
+
+def test_stages_of_a_mirrored_or_looped_plan_neither_join_nor_split() -> None:
     mirrored = plan_on((0,), (1,), schedule="chimera")
     looped = plan_on((0,), (1,), (0,), schedule="interleaved")
-    assert not [*joined_stages(problem(), mirrored), *joined_stages(problem(), looped)]
+    for plan in (mirrored, looped):
+        for change in (joined_stages, freed_devices, split_stages):
+            assert not list(change(problem(), plan))
 
 
 def test_two_sets_of_devices_change_places_unless_they_are_alike() -> None:
@@ -57,6 +104,13 @@ def test_two_sets_of_devices_change_places_unless_they_are_alike() -> None:
     uneven = list(swapped_devices(problem(), plan_on((0,), (2, 3))))
     assert [other.device_groups for other in uneven] == [((2, 3), (0,))]
     assert [stage.slices for stage in uneven[0].stages] == [(1, 1), (2,)]
+
+
+def test_devices_that_are_alike_change_places_if_they_have_links_of_their_own() -> None:
+    links = tuple(Link(i, j, 10.0 + j) for i in range(4) for j in range(4) if i != j)
+    linked = replace(problem(), cluster=replace(problem().cluster, links=links))
+    groups = [other.device_groups for other in swapped_devices(linked, plan_on((0,), (1,)))]
+    assert groups == [((1,), (0,))]
 
 
 def test_layers_go_with_the_devices_too() -> None:

@@ -169,10 +169,10 @@ def adapted_to(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
 
 def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:
     """The best plan found under ``schedule`` on the device sets of ``plan``; None if none fits."""
-    groups = frozenset(plan.device_groups)
+    groups = set(plan.device_groups)
 
     def on_its_devices(other: Plan) -> float:
-        return score(other) if groups.issuperset(other.device_groups) else inf
+        return score(other) if groups == set(other.device_groups) else inf
 
     judge = judge_of(problem.under((schedule,)), on_its_devices)
     starts = skeletons_of_plans(problem, plain_families([schedule]), [plan])

@@ -59,6 +59,9 @@ def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
         joined_stages(problem, plan),
         moved_rows(plan) if family.is_planned else (),
         other_micro_batches(problem, plan),
+        on_unused_devices(problem, plan),
+        freed_devices(problem, plan),
+        split_stages(problem, plan),
     ):
         yield priced(problem, other)
 
@@ -144,8 +147,10 @@ def swapped_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     """
     cluster, same = problem.cluster, {devices: devices for devices in plan.device_groups}
     for s, (before, after) in enumerate(pairwise(plan.device_groups)):
-        places = {(cluster.host_index[d], cluster.devices[d]) for d in (*before, *after)}
-        if len(before) == len(after) and len(places) == 1:
+        both = (*before, *after)
+        places = {(cluster.host_index[d], cluster.devices[d]) for d in both}
+        linked = not cluster.linked_devices.isdisjoint(both)
+        if len(before) == len(after) and len(places) == 1 and not linked:
             continue
         swapped = on_groups(problem, plan, same | {before: after, after: before})
         yield swapped
@@ -157,43 +162,93 @@ def swapped_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
 
 def joined_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     """Two neighbouring stages as one on the devices of both, where a device has one stage."""
+    if not plan.placement and not plan.mirrored:
+        for s, (before, after) in enumerate(pairwise(plan.stages)):
+            yield from joined_on(problem, plan, s, (*before.devices, *after.devices))
+
+
+def freed_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """Two neighbouring stages as one on the devices of one, where a device has one stage."""
+    if not plan.placement and not plan.mirrored:
+        for s, pair in enumerate(pairwise(plan.stages)):
+            for stage in pair:
+                yield from joined_on(problem, plan, s, stage.devices)
+
+
+def joined_on(
+    problem: PlanningProblem, plan: Plan, at: int, devices: tuple[int, ...]
+) -> Iterator[Plan]:
+    """The plan with a stage and the next as one on these devices, if each gets a sample."""
+    if len(devices) <= plan.micro_batch_size:
+        before, after = plan.stages[at : at + 2]
+        joined = Stage(
+            range(before.layers.start, after.layers.stop),
+            devices,
+            rows_by_speed(problem.cluster, devices, plan.micro_batch_size),
+            before.recompute and after.recompute,
+            by_block=before.by_block and after.by_block,
+            sharding=before.sharding and after.sharding,
+        )
+        yield with_stage_count(plan, at, 2, (joined,))
+
+
+def split_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """A stage as two halves, one of them on unused devices, where a device has one stage."""
     if plan.placement or plan.mirrored:
         return
-    for s, (before, after) in enumerate(pairwise(plan.stages)):
-        devices = (*before.devices, *after.devices)
-        if len(devices) <= plan.micro_batch_size:
-            rows = rows_by_speed(problem.cluster, devices, plan.micro_batch_size)
-            layers = range(before.layers.start, after.layers.stop)
-            whole = before.recompute and after.recompute
-            joined = Stage(
-                layers,
-                devices,
-                rows,
-                whole,
-                by_block=before.by_block and after.by_block,
-                sharding=before.sharding and after.sharding,
-            )
-            yield replace(
-                plan,
-                stages=(*plan.stages[:s], joined, *plan.stages[s + 2 :]),
-                in_flight_limit=(*plan.in_flight_limit[:s], *plan.in_flight_limit[s + 1 :]),
-                costs=(),
-                memory_bytes=(),
-            )
+    for s, stage in enumerate(plan.stages):
+        middle = (stage.layers.start + stage.layers.stop) // 2
+        if middle == stage.layers.start:
+            continue
+        first = range(stage.layers.start, middle)
+        second = range(middle, stage.layers.stop)
+        for devices in unused_sets(problem, plan, len(stage.devices)):
+            other = on_devices(problem, plan, stage, devices)
+            for pair in ((stage, other), (other, stage)):
+                halves = (replace(pair[0], layers=first), replace(pair[1], layers=second))
+                yield with_stage_count(plan, s, 1, halves)
+
+
+def on_unused_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
+    """A set of devices replaced by as many that are unused."""
+    same = {devices: devices for devices in plan.device_groups}
+    for before in plan.device_groups:
+        for devices in unused_sets(problem, plan, len(before)):
+            yield on_groups(problem, plan, same | {before: devices})
+
+
+def unused_sets(problem: PlanningProblem, plan: Plan, count: int) -> list[tuple[int, ...]]:
+    """So many unused devices, once from the first of each kind on; those with links are kinds."""
+    cluster, found = problem.cluster, dict[object, tuple[int, ...]]()
+    unused = sorted(set(range(len(cluster.devices))) - set(plan.devices))
+    for at, device in enumerate(unused[: len(unused) - count + 1]):
+        own = device if device in cluster.linked_devices else None
+        kind = cluster.host_index[device], cluster.devices[device], own
+        found.setdefault(kind, tuple(unused[at : at + count]))
+    return list(found.values())
+
+
+def with_stage_count(plan: Plan, at: int, removed: int, added: tuple[Stage, ...]) -> Plan:
+    """The plan with so many stages from ``at`` on replaced by others, as deep as the last was."""
+    limits, end = plan.in_flight_limit, at + removed
+    depths = (*limits[:at], *limits[end - 1 : end] * len(added), *limits[end:])
+    stages = (*plan.stages[:at], *added, *plan.stages[end:])
+    return replace(plan, stages=stages, in_flight_limit=depths, costs=(), memory_bytes=())
+
+
+def on_devices(
+    problem: PlanningProblem, plan: Plan, stage: Stage, devices: tuple[int, ...]
+) -> Stage:
+    """A stage on other devices."""
+    slices = rows_by_speed(problem.cluster, devices, plan.micro_batch_size)
+    return replace(stage, devices=devices, slices=slices)
 
 
 def on_groups(
     problem: PlanningProblem, plan: Plan, new: dict[tuple[int, ...], tuple[int, ...]]
 ) -> Plan:
     """The plan with its sets of devices replaced."""
-    rows = {
-        devices: rows_by_speed(problem.cluster, devices, plan.micro_batch_size)
-        for devices in new.values()
-    }
-    stages = tuple(
-        replace(stage, devices=new[stage.devices], slices=rows[new[stage.devices]])
-        for stage in plan.stages
-    )
+    stages = tuple(on_devices(problem, plan, stage, new[stage.devices]) for stage in plan.stages)
     return replace(plan, stages=stages)
 
 
