@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock.errors import PeerFailed, Stalled
-from penstock.runtime.clock import AHEAD, DeviceClock, StepClock, clock_for
+from penstock.runtime.clock import AHEAD, DeviceClock, StepClock, clock_for, clock_offsets
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 
 
@@ -180,3 +180,34 @@ def test_events_of_a_real_device_are_in_order() -> None:
     assert [record.micro_batch for record in records] == [0, 1, 2]
     assert all(record.end_s > record.start_s for record in records)
     assert all(a.end_s <= b.start_s + 1e-5 for a, b in pairwise(records))
+
+
+class OtherHost:
+    """Two ranks on two hosts; the clock of the other is 40 s ahead, and messages take time."""
+
+    one_host, size = False, 2
+
+    def __init__(self, delays_s: list[float]) -> None:
+        self.delays_s = delays_s
+        self.now_s = 100.0
+
+    def now(self) -> float:
+        return self.now_s
+
+    def barrier(self) -> None:
+        self.now_s += 1.0
+
+    def all_gather(self, moment_s: float) -> list[float]:
+        """The other looks at its clock after a delay, and its answer takes as long."""
+        delay_s = self.delays_s.pop(0) if self.delays_s else 0.5
+        self.now_s += 2 * delay_s
+        return [moment_s, moment_s + delay_s + 40.0]
+
+    def broadcast(self, value: list[float]) -> list[float]:
+        return value
+
+
+@pytest.mark.parametrize("delays_s", [[0.3, 0.01, 0.2], [0.01], [0.3, 0.2, 0.01, 0.2]])
+def test_clocks_are_compared_in_the_round_with_the_quickest_answer(delays_s: list[float]) -> None:
+    world: Any = OtherHost(delays_s)
+    assert clock_offsets(world, world.now) == pytest.approx([0.0, -40.01])
