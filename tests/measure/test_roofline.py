@@ -282,6 +282,30 @@ def test_a_causal_mask_halves_the_work_of_attention() -> None:
     )
 
 
+class Biased(nn.Module):
+    """Attention with a bias that is trained, of which the fused kernel gives no gradient."""
+
+    def __init__(self, told: dict[str, float]) -> None:
+        super().__init__()
+        self.bias, self.told = nn.Parameter(torch.zeros(64, 64)), told
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(-1, 64, 4, 64).transpose(1, 2)
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(heads, heads, heads, attn_mask=self.bias, **self.told).mean((1, 2))
+
+
+def test_attention_has_no_dropout_where_none_is_asked_for() -> None:
+    batch = torch.zeros(8, 64, 256), torch.zeros(8, dtype=torch.long)
+
+    def cost_with(**told: float) -> LayerCost:
+        graph = graph_of(nn.Sequential(Biased(told), nn.Linear(64, 4)), batch)
+        return estimate_profile(graph, batch, "H100-80GB", batch_sizes=(8,)).layers[0]
+
+    assert cost_with() == cost_with(dropout_p=0.0)
+    assert cost_with().forward_s.at(8) < cost_with(dropout_p=0.5).forward_s.at(8)
+
+
 class Elementwise(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x * 2.0 + 1.0)

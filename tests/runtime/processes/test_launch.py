@@ -20,6 +20,7 @@ from runtime.processes.workers_under_test import (
     fail_without_the_store,
     kill_the_server,
     listening_addresses,
+    many_bytes,
     parent_and_variable,
     threads_and_rank,
 )
@@ -100,6 +101,11 @@ def test_a_temporary_directory_with_a_long_path_is_named(tmp_path: Path) -> None
     assert (
         f"has {len(str(long))} characters, too many for a socket in it; set TMPDIR" in done.stderr
     )
+
+
+def test_results_that_a_pipe_does_not_hold_are_read_while_the_workers_live() -> None:
+    found = launch_workers(many_bytes, (1 << 20,), workers=2)
+    assert [len(each) for each in found] == [1 << 20, 1 << 20]
 
 
 def test_results_come_back_in_order_of_rank_with_a_process_group() -> None:

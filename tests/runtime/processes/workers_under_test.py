@@ -41,6 +41,11 @@ def add_ranks() -> int:
     return int(total)
 
 
+def many_bytes(count: int) -> bytes:
+    """More than a pipe holds, so the worker cannot end before they are read."""
+    return b"x" * count
+
+
 def threads_and_rank() -> tuple[int, int, str]:
     return int(os.environ["RANK"]), torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
 
