@@ -347,3 +347,37 @@ def test_a_detached_tensor_crosses_without_a_gradient():
     graph = capture_model(Distilled(), batch, loss=functional.cross_entropy)
     assert graph.layer_names[:3] == ("first", "target.layer", "second")
     assert [spec.requires_grad for spec in graph.stage(range(2)).sent] == [True, False]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.inner = torch.zeros(())
+
+    def forward(self, x):
+        self.inner = torch.tanh(self.up(x))
+        return x + self.down(self.inner)
+
+
+class Blocks(nn.Module):
+    def __init__(self, *, looks_inside):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head, self.looks_inside = nn.Linear(4, 3), looks_inside
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x + self.blocks[1].inner.mean() if self.looks_inside else x)
+
+
+@pytest.mark.parametrize("looks_inside", [False, True])
+def test_blocks_of_which_only_the_result_is_read_run_as_a_whole(looks_inside):
+    model = Blocks(looks_inside=looks_inside)
+    batch = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    graph = capture_model(model, batch, loss=functional.cross_entropy)
+    layers = list(graph.layer_names)
+    stage = graph.stage(range(layers.index("blocks.0.up"), layers.index("blocks.2.up")))
+    whole = {"blocks.0"} if looks_inside else {"blocks.0", "blocks.1"}
+    assert set(stage.module.stage.own_blocks) == whole
