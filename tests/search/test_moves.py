@@ -74,6 +74,8 @@ def test_a_stage_is_split_and_half_of_it_goes_to_unused_devices() -> None:
     assert [other.in_flight_limit for other in split] == [(3, 3, 1)] * 2 + [(3, 1, 1)] * 2
     assert set(split) <= set(moves(problem(), plan))
     assert not list(split_stages(problem(), plan_on((0, 1), (2, 3))))
+    assert not list(split_stages(replace(problem(), max_stages=2), plan))
+    assert list(split_stages(replace(problem(), max_stages=3), plan)) == split
 
 
 def test_devices_are_replaced_by_as_many_that_are_unused() -> None:

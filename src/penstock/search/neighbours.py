@@ -194,7 +194,7 @@ def joined_on(
 
 def split_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     """A stage as two halves, one of them on unused devices, where a device has one stage."""
-    if plan.placement or plan.mirrored:
+    if plan.placement or plan.mirrored or len(plan.stages) == problem.max_stages:
         return
     for s, stage in enumerate(plan.stages):
         middle = (stage.layers.start + stage.layers.stop) // 2
