@@ -16,6 +16,7 @@ from penstock.search.neighbours import (
     joined_stages,
     moves,
     on_unused_devices,
+    sets_of,
     split_stages,
     swapped_devices,
 )
@@ -83,6 +84,8 @@ def test_devices_are_replaced_by_as_many_that_are_unused() -> None:
     replaced = list(on_unused_devices(problem(), plan))
     assert [other.device_groups for other in replaced] == [((0, 1), (3,))]
     assert replaced[0] in set(moves(problem(), plan))
+    assert sets_of(problem().cluster, [1, 2], 2) == [(1, 2)]
+    assert not sets_of(problem().cluster, [1, 2], 4)
     # Those with links of their own are tried one by one.
     links = tuple(Link(i, j, 10.0) for i in range(4) for j in range(4) if i != j)
     linked = replace(problem(), cluster=replace(problem().cluster, links=links))

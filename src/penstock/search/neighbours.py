@@ -1,9 +1,10 @@
 """Plans one move away from a plan, and the climb from neighbour to faster neighbour."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 
+from penstock.cluster.cluster import Cluster
 from penstock.plan.choices import choice_refusal
 from penstock.plan.cost import depths_of, rows_by_speed
 from penstock.plan.ordering import blocks_refusal
@@ -128,7 +129,7 @@ def other_memory(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
 def shifted_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     """A device moved from one set to another, or to or from the unused; the order is kept."""
     groups = plan.device_groups
-    unused = sorted(set(range(len(problem.cluster.devices))) - set(plan.devices))
+    unused = unused_devices(problem, plan)
     order = (*plan.devices, *unused)
     for giver in range(-1, len(groups)):
         for taker in range(-1, len(groups)):
@@ -147,10 +148,8 @@ def swapped_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     """
     cluster, same = problem.cluster, {devices: devices for devices in plan.device_groups}
     for s, (before, after) in enumerate(pairwise(plan.device_groups)):
-        both = (*before, *after)
-        places = {(cluster.host_index[d], cluster.devices[d]) for d in both}
-        linked = not cluster.linked_devices.isdisjoint(both)
-        if len(before) == len(after) and len(places) == 1 and not linked:
+        kinds = {kind_of(cluster, device) for device in (*before, *after)}
+        if len(before) == len(after) and len(kinds) == 1:
             continue
         swapped = on_groups(problem, plan, same | {before: after, after: before})
         yield swapped
@@ -196,13 +195,14 @@ def split_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     """A stage as two halves, one of them on unused devices, where a device has one stage."""
     if plan.placement or plan.mirrored or len(plan.stages) == problem.max_stages:
         return
+    unused = unused_devices(problem, plan)
     for s, stage in enumerate(plan.stages):
         middle = (stage.layers.start + stage.layers.stop) // 2
         if middle == stage.layers.start:
             continue
         first = range(stage.layers.start, middle)
         second = range(middle, stage.layers.stop)
-        for devices in unused_sets(problem, plan, len(stage.devices)):
+        for devices in sets_of(problem.cluster, unused, len(stage.devices)):
             other = on_devices(problem, plan, stage, devices)
             for pair in ((stage, other), (other, stage)):
                 halves = (replace(pair[0], layers=first), replace(pair[1], layers=second))
@@ -212,19 +212,28 @@ def split_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
 def on_unused_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     """A set of devices replaced by as many that are unused."""
     same = {devices: devices for devices in plan.device_groups}
+    unused = unused_devices(problem, plan)
     for before in plan.device_groups:
-        for devices in unused_sets(problem, plan, len(before)):
+        for devices in sets_of(problem.cluster, unused, len(before)):
             yield on_groups(problem, plan, same | {before: devices})
 
 
-def unused_sets(problem: PlanningProblem, plan: Plan, count: int) -> list[tuple[int, ...]]:
-    """So many unused devices, once from the first of each kind on; those with links are kinds."""
-    cluster, found = problem.cluster, dict[object, tuple[int, ...]]()
-    unused = sorted(set(range(len(cluster.devices))) - set(plan.devices))
-    for at, device in enumerate(unused[: len(unused) - count + 1]):
-        own = device if device in cluster.linked_devices else None
-        kind = cluster.host_index[device], cluster.devices[device], own
-        found.setdefault(kind, tuple(unused[at : at + count]))
+def unused_devices(problem: PlanningProblem, plan: Plan) -> list[int]:
+    """The devices that no stage has."""
+    return sorted(set(range(len(problem.cluster.devices))) - set(plan.devices))
+
+
+def kind_of(cluster: Cluster, device: int) -> object:
+    """Equal for devices that are alike and on one host; none is like one with its own links."""
+    own = device if device in cluster.linked_devices else None
+    return cluster.host_index[device], cluster.devices[device], own
+
+
+def sets_of(cluster: Cluster, devices: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """So many of the devices in a row, once from the first of each kind on."""
+    found = dict[object, tuple[int, ...]]()
+    for at in range(len(devices) - count + 1):
+        found.setdefault(kind_of(cluster, devices[at]), tuple(devices[at : at + count]))
     return list(found.values())
 
 
