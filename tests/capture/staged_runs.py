@@ -13,7 +13,7 @@ from torch import nn
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
-from penstock.capture.stage.stage_tensors import RunContext
+from penstock.capture.stage.stage import RunContext
 
 __all__ = ["WAYS", "StagedRun", "bounds_of", "gap"]
 

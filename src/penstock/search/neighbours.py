@@ -44,7 +44,8 @@ def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     """Plans one move away, with the costs that their schedules need.
 
     When a cut moves, the plan keeps its costs, and so its order. Under schedules that search for
-    orders only cuts move. Depths, the schedule and rows move under the planners' own schedules.
+    orders only cuts move. Depths, the schedule and rows move under the planners' own schedules, and
+    the number of stages where a device has one of them.
     """
     family = FAMILIES[plan.schedule]
     if family.is_planned:
@@ -53,16 +54,17 @@ def moves(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
     yield from moved_cuts(plan)
     if family.is_searched:
         return
+    one_stage_each = not plan.placement and not plan.mirrored
     for other in chain(
         other_memory(problem, plan),
         shifted_devices(problem, plan),
         swapped_devices(problem, plan),
-        joined_stages(problem, plan),
+        joined_stages(problem, plan) if one_stage_each else (),
         moved_rows(plan) if family.is_planned else (),
         other_micro_batches(problem, plan),
         on_unused_devices(problem, plan),
-        freed_devices(problem, plan),
-        split_stages(problem, plan),
+        freed_devices(problem, plan) if one_stage_each else (),
+        split_stages(problem, plan) if one_stage_each else (),
     ):
         yield priced(problem, other)
 
@@ -160,18 +162,16 @@ def swapped_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
 
 
 def joined_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Two neighbouring stages as one on the devices of both, where a device has one stage."""
-    if not plan.placement and not plan.mirrored:
-        for s, (before, after) in enumerate(pairwise(plan.stages)):
-            yield from joined_on(problem, plan, s, (*before.devices, *after.devices))
+    """Two neighbouring stages as one on the devices of both."""
+    for s, (before, after) in enumerate(pairwise(plan.stages)):
+        yield from joined_on(problem, plan, s, (*before.devices, *after.devices))
 
 
 def freed_devices(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """Two neighbouring stages as one on the devices of one, where a device has one stage."""
-    if not plan.placement and not plan.mirrored:
-        for s, pair in enumerate(pairwise(plan.stages)):
-            for stage in pair:
-                yield from joined_on(problem, plan, s, stage.devices)
+    """Two neighbouring stages as one on the devices of one."""
+    for s, pair in enumerate(pairwise(plan.stages)):
+        for stage in pair:
+            yield from joined_on(problem, plan, s, stage.devices)
 
 
 def joined_on(
@@ -192,8 +192,8 @@ def joined_on(
 
 
 def split_stages(problem: PlanningProblem, plan: Plan) -> Iterator[Plan]:
-    """A stage as two halves, one of them on unused devices, where a device has one stage."""
-    if plan.placement or plan.mirrored or len(plan.stages) == problem.max_stages:
+    """A stage as two halves, one of them on unused devices."""
+    if len(plan.stages) == problem.max_stages:
         return
     unused = unused_devices(problem, plan)
     for s, stage in enumerate(plan.stages):

@@ -19,7 +19,8 @@ from penstock.capture.deferred_weights import (
     deferred_addmm,
     deferred_linear,
 )
-from penstock.capture.stage.stage_tensors import RunContext, StageModule
+from penstock.capture.stage.stage import RunContext
+from penstock.capture.stage.stage_tensors import StageModule
 from penstock.torch_internals import own_parameters
 
 __all__ = ["ProgramCall", "StageCall", "casts_kept", "entering", "forwards_put"]

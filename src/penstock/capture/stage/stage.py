@@ -78,7 +78,15 @@ from penstock.torch_internals import (
     taken_off,
 )
 
-__all__ = ["Costs", "PathChanged", "ProgramPart", "ProgramStage", "Purpose", "StageRun"]
+__all__ = [
+    "Costs",
+    "PathChanged",
+    "ProgramPart",
+    "ProgramStage",
+    "Purpose",
+    "RunContext",
+    "StageRun",
+]
 
 Costs: TypeAlias = Literal["", "measured", "estimated"]
 """For which costs a stage runs, if it runs for these."""
@@ -131,27 +139,39 @@ class ProgramPart:
 
 
 @dataclass(slots=True)
+class RunContext:
+    """Which run of a stage it is.
+
+    ``name`` tells this micro-batch from all others of the run, ``micro_batch`` from those that are
+    kept at the same time. ``keep``: it will run again (``replay``), with the state that this run
+    began with. ``returns``: its backward will run, with the state that this run leaves. ``trial``:
+    what it changes of the model's state is put back.
+    """
+
+    name: tuple[int, ...] = ()
+    micro_batch: int = 0
+    keep: bool = False
+    replay: bool = False
+    returns: bool = False
+    trial: bool = False
+
+
+@dataclass(slots=True)
 class StageRun:
     """What one run of a stage is told.
 
     ``seed`` makes equal what all stages draw between units in one micro-batch. ``own_seed`` is for
     what this stage alone draws then, and comes from the rank's own generator. ``whole`` are the
     values of the whole step by address, and ``share`` is the micro-batch's part of its samples.
-    ``keep_as`` names the state before a run that will be replayed under this name, and ``leave_as``
-    the state after a run whose backward will find it (`ProgramStage.in_backward`). What a ``trial``
-    changes of the state is put back.
     """
 
     size: BatchSize
     received: Mapping[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    context: RunContext = field(default_factory=RunContext)
     seed: int = 0
     own_seed: int = 0
     whole: Mapping[Address, Sequence[Any]] = field(default_factory=dict[Address, Sequence[Any]])
     share: float = 1.0
-    keep_as: Any = None
-    replay: Any = None
-    leave_as: Any = None
-    trial: bool = False
 
 
 _NO_RUN = StageRun(BatchSize(0))
@@ -872,7 +892,7 @@ class ProgramStage:
         after: list[Any] | None = None
         if self.has_state:
             self._state.enter(self._state_key)
-            after = self._enter(run.keep_as, run.replay)
+            after = self._enter(run.context)
         self._running = {}
         with_grad = torch.is_grad_enabled()
         self._modes_before = modes_on()
@@ -898,7 +918,7 @@ class ProgramStage:
             if torch.is_grad_enabled() != with_grad:
                 torch.set_grad_enabled(with_grad)
             if self.has_state:
-                self._leave(run, after)
+                self._leave(run.context, after)
             for place, value in reversed(swapped):  # a module may be there under two names
                 place[0][place[1]] = value
             self._restore(muted)
@@ -978,19 +998,19 @@ class ProgramStage:
         for place, value in muted:
             put(place, value)
 
-    def _enter(self, keep_as: Any, replay: Any) -> list[Any] | None:
+    def _enter(self, context: RunContext) -> list[Any] | None:
         """State before this run; of a replay that of the first run. Returns what to put back."""
         now = self._state_now()
-        if replay is not None:
-            self._put_state(map(copied, self._kept_before.pop(replay)))
+        if context.replay:
+            self._put_state(map(copied, self._kept_before.pop(context.micro_batch)))
             return now
-        if keep_as is not None:
-            self._kept_before[keep_as] = [copied(value) for value in now]
-        return now if self.probes or self._run.trial else None
+        if context.keep:
+            self._kept_before[context.micro_batch] = [copied(value) for value in now]
+        return now if self.probes or context.trial else None
 
-    def _leave(self, run: StageRun, after: list[Any] | None) -> None:
-        if run.leave_as is not None:
-            self._left_after[run.leave_as] = self._state_now()
+    def _leave(self, context: RunContext, after: list[Any] | None) -> None:
+        if context.returns:
+            self._left_after[context.micro_batch] = self._state_now()
         if after is not None:
             self._put_state(after)
         self._state.leave(self._state_key)

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,32 +13,14 @@ from penstock.capture.loss.loss_parts import LossAction
 from penstock.capture.record.absent import Absent, absent_like
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.stage.checked_run import checked
-from penstock.capture.stage.stage import ProgramPart, ProgramStage, Purpose, StageRun
+from penstock.capture.stage.stage import ProgramPart, ProgramStage, Purpose, RunContext, StageRun
 from penstock.capture.stage_program import TensorSpec
 from penstock.torch_internals import without_modes
 
 if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph
 
-__all__ = ["RunContext", "StageModule", "weight_of_rows"]
-
-
-@dataclass(slots=True)
-class RunContext:
-    """Which run of a stage it is.
-
-    ``name`` tells this micro-batch from all others of the run, ``micro_batch`` from those that are
-    kept at the same time. ``keep``: it will run again (``replay``), with the state that this run
-    began with. ``returns``: its backward will run, with the state that this run leaves. ``trial``:
-    what it changes of the model's state is put back.
-    """
-
-    name: tuple[int, ...] = ()
-    micro_batch: int = 0
-    keep: bool = False
-    replay: bool = False
-    returns: bool = False
-    trial: bool = False
+__all__ = ["StageModule", "weight_of_rows"]
 
 
 @lru_cache(maxsize=256)
@@ -164,15 +145,9 @@ class StageModule(nn.Module):
                 by_index[index] = by_index[index].clone()
         by_index |= self._absent_leaves(size)
         given = dict(zip(self.part.received, received, strict=True))
-        run = StageRun(size, given, trial=context.trial)
+        run = StageRun(size, given, context)
         if stage.draws_alike:
             run.seed = zlib.crc32(repr(context.name).encode())
-        if context.replay:
-            run.replay = context.micro_batch
-        elif context.keep:
-            run.keep_as = context.micro_batch
-        if context.returns:
-            run.leave_as = context.micro_batch
         if step_row is not None:
             total, run.whole = graph.step_values.of_row(step_row[0], size.lengths)
             run.share = size.samples / total

@@ -31,7 +31,8 @@ from penstock.capture.record.outside_state import random_state
 from penstock.capture.record.recording import tensors_in
 from penstock.capture.record.units import is_torchs
 from penstock.capture.stage.call import ProgramCall, StageCall, entering, forwards_put
-from penstock.capture.stage.stage_tensors import RunContext, StageModule
+from penstock.capture.stage.stage import RunContext
+from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan

@@ -34,7 +34,8 @@ from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.recording import BlockCall, tensors_in
 from penstock.capture.stage.call import ProgramCall, StageCall
-from penstock.capture.stage.stage_tensors import RunContext, StageModule
+from penstock.capture.stage.stage import RunContext
+from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage.whole_blocks import whole_blocks
 from penstock.capture.stage_program import StageProgram
 from penstock.plan.plan import Plan

@@ -12,7 +12,7 @@ from penstock.capture.deferred_weights import DeferredGradients, run_backward
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.record.outside_state import RandomState, random_state
 from penstock.capture.stage.call import ProgramCall, StageCall, entering
-from penstock.capture.stage.stage_tensors import RunContext
+from penstock.capture.stage.stage import RunContext
 from penstock.capture.stage_program import StageProgram, TensorSpec
 from penstock.runtime.stages.random_stream import replayed
 from penstock.schedule.action import ActionKind

@@ -36,7 +36,8 @@ from penstock.capture.record.absent import VALUES, Absent, absent_like, call_nam
 from penstock.capture.record.recording import draws
 from penstock.capture.restored import kept_buffers
 from penstock.capture.stage.call import StageCall
-from penstock.capture.stage.stage_tensors import RunContext, StageModule
+from penstock.capture.stage.stage import RunContext
+from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
 from penstock.capture.tensor_split import divided_dims
 from penstock.capture.torch_calls import TorchCalls
