@@ -78,6 +78,132 @@ def case(name: str, make: Callable[[], nn.Module], *args: Any, **options: Any) -
     CASES[name] = Case(make, *args, **options)
 
 
+# Sizes that values decide about.
+
+MODULES = {"granularity": "module"}
+
+
+class Experts(nn.Module):
+    """Each sample goes to its best two of three experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        made = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            made = self.add(made, expert, x, chosen == number, weights)
+        return x + made
+
+    def add(self, made: Any, expert: Any, x: Any, mine: Any, weights: Any) -> Any:
+        rows, places = mine.nonzero(as_tuple=True)
+        return made.index_add_(0, rows, expert(x[rows]) * weights[rows, places][:, None])
+
+
+class ExpertsByWhere(Experts):
+    def add(self, made: Any, expert: Any, x: Any, mine: Any, weights: Any) -> Any:
+        rows, places = torch.where(mine)
+        made[rows] += expert(x[rows]) * weights[rows, places, None]
+        return made
+
+
+class ExpertsByRows(Experts):
+    def add(self, made: Any, expert: Any, x: Any, mine: Any, weights: Any) -> Any:
+        rows = mine.any(-1).nonzero().squeeze(-1)
+        share = (weights * mine).sum(-1)[rows]
+        return made.index_add(0, rows, expert(x[rows]) * share[:, None])
+
+
+class ExpertsSkipped(Experts):
+    def add(self, made: Any, expert: Any, x: Any, mine: Any, weights: Any) -> Any:
+        rows = mine.any(-1)
+        if rows.any():
+            made[rows] += expert(x[rows]) * (weights * mine).sum(-1)[rows][:, None]
+        return made
+
+
+class SomeRows(Stack):
+    """Blocks that compute the samples of a mask only; it has them all in the example."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        rows = (y[:, 0] < self.limit) if hasattr(self, "limit") else (y[:, 0] < 1e9)
+        for block in self.blocks:
+            made = x.clone()
+            made[rows] = block(x[rows])
+            x = made
+        return functional.mse_loss(self.head(x), y)
+
+
+class Assembles(Stack):
+    """Results of blocks are written into tensors of the batch."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        for number, block in enumerate(self.blocks):
+            made = x.clone()
+            if number == 0:
+                made[:, :5] = block(x)[:, :5]
+            elif number == 1:
+                made[y[:, 0] < 0] = block(x)[y[:, 0] < 0]
+            else:
+                made[:] = block(x)
+            x = made
+        return functional.mse_loss(self.head(x), y)
+
+
+class PackedSequences(nn.Module):
+    """Sequences are packed and padded in the model's own forward, as tutorials do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.head = nn.Linear(2, 8), nn.Linear(8, 8)
+        self.recurrent = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        sizes = 1 + (x > 0).sum(1) % 4
+        steps = self.steps(x.view(-1, 4, 2))
+        packed = nn.utils.rnn.pack_padded_sequence(
+            steps, sizes.cpu(), batch_first=True, enforce_sorted=False
+        )
+        made, (hidden, _) = self.recurrent(packed)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(made, batch_first=True, total_length=4)
+        return functional.mse_loss(self.head(torch.tanh(padded.sum(1) + hidden[-1])), y)
+
+
+class MovesAverage(Stack):
+    """Forward moves an average of the first blocks' weights, which makes targets."""
+
+    def __init__(self, *, by_data: bool = False) -> None:
+        super().__init__()
+        self.average, self.by_data = copy.deepcopy(self.blocks[0]).requires_grad_(False), by_data
+
+    def forward(self, x: Any, y: Any) -> Any:
+        made = self.blocks[0](x)
+        with torch.no_grad():
+            pairs = zip(self.average.parameters(), self.blocks[0].parameters(), strict=True)
+            for own, other in pairs:
+                if self.by_data:
+                    own.data = own.data * 0.9 + other.data * 0.1
+                else:
+                    own.mul_(0.9).add_(other, alpha=0.1)
+            target = self.average(x)
+        for block in self.blocks[1:]:
+            made = block(made)
+        return functional.mse_loss(self.head(made), y) + functional.mse_loss(made, target)
+
+
+case("experts by places", lambda: Stack(Experts), options=MODULES)
+case("experts by where", lambda: Stack(ExpertsByWhere), options=MODULES)
+case("experts by rows", lambda: Stack(ExpertsByRows), options=MODULES)
+case("experts without samples are skipped", lambda: Stack(ExpertsSkipped), options=MODULES)
+case("blocks of all samples in the example", SomeRows, lambda m, s: setattr(m, "limit", s * 0.3))
+case("results written into tensors of the batch", Assembles)
+case("packed sequences", PackedSequences, options=MODULES)
+case("an average of weights moved by forward", MovesAverage, apart=True)
+case("an average of weights set by forward", lambda: MovesAverage(by_data=True), apart=True)
+
 # Autograd of the user.
 
 

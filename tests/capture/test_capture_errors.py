@@ -189,21 +189,3 @@ def test_a_tensor_that_has_no_slices_is_named():
     sparse = (BATCH[0].to_sparse(), BATCH[1])
     with pytest.raises(BadInput, match=r"^batch\[0\] has the layout torch.sparse_coo, .*to_dense"):
         capture_model(_Linear(), sparse, loss=LOSS)
-
-
-def test_packed_sequences_between_modules_are_sent_into_a_module():
-    class Packs(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.layer = nn.Linear(4, 4), nn.LSTM(4, 4, batch_first=True)
-
-        def forward(self, values, lengths):
-            values = self.first(values)
-            packed = nn.utils.rnn.pack_padded_sequence(
-                values, lengths, batch_first=True, enforce_sorted=False
-            )
-            return self.layer(packed)[1][0][-1]
-
-    batch = (torch.randn(3, 5, 4), torch.tensor([5, 2, 3]), torch.tensor([0, 1, 2]))
-    with pytest.raises(CaptureFailed, match="move the line into a module of its own"):
-        capture_model(Packs(), batch, loss=LOSS)

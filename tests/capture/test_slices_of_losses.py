@@ -131,7 +131,7 @@ def inputs() -> torch.Tensor:
 
 
 def assert_equals_plain(
-    own: StagedRun, plain: nn.Module, wanted: torch.Tensor, target: torch.Tensor
+    own: StagedRun, plain: nn.Module, wanted: torch.Tensor, target: Any
 ) -> None:
     """A step of unequal slices has the loss ``wanted`` of the plain model, and its gradients."""
     wanted.backward()
@@ -151,6 +151,37 @@ def test_slices_add_up_to_the_whole(name: str) -> None:
     own = StagedRun(model, (inputs(), target), loss=loss)
     assert_equals_plain(own, plain, loss(plain(inputs()), target), target)
     assert own.last.mixing == ""
+
+
+EVERY = torch.ones(8, dtype=torch.bool)
+SOME = torch.tensor([1, 1, 0, 1, 0, 1, 0, 0]).bool()
+NONE_OF_THE_SECOND = torch.tensor([1, 0, 1, 1, 1, 0, 0, 0]).bool()
+MASKED: dict[str, Loss] = {
+    "a mean": lambda o, t: (o - t[0])[t[1]].square().mean(),
+    "a loss function": lambda o, t: functional.mse_loss(o[t[1]], t[0][t[1]]),
+    "selected of columns": lambda o, t: torch.masked_select((o - t[0]).abs(), t[1][:, None]).mean(),
+    "selected of all": lambda o, t: (
+        (o - t[0]).masked_select(t[1][:, None].expand_as(o)).square().mean()
+    ),
+    "a sum by what is kept": lambda o, t: (o - t[0])[t[1]].square().sum() / o[t[1]].shape[0],
+    "flattened": lambda o, t: (o - t[0])[t[1]].flatten().square().mean(),
+}
+
+
+@pytest.mark.parametrize("example", [EVERY, SOME], ids=["every", "some"])
+@pytest.mark.parametrize("mask", [SOME, NONE_OF_THE_SECOND, EVERY], ids=["some", "none", "every"])
+@pytest.mark.parametrize("name", MASKED)
+def test_a_mean_over_a_mask_is_of_what_the_mask_has_now(
+    name: str, mask: torch.Tensor, example: torch.Tensor
+) -> None:
+    """Though all of it may be true in the example, as if the samples decided about its size."""
+    loss = MASKED[name]
+    torch.manual_seed(0)
+    model = network()
+    plain = copy.deepcopy(model)
+    own = StagedRun(model, (inputs(), (NUMBERS, example)), loss=loss)
+    target = (NUMBERS, mask)
+    assert_equals_plain(own, plain, loss(plain(inputs()), target), target)
 
 
 REFUSED: dict[str, tuple[torch.Tensor, Loss]] = {

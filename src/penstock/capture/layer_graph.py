@@ -138,6 +138,8 @@ class LayerGraph:
         if changed is not None:
             path = f"{changed.path}." if changed.path else ""
             return f"its forward updates buffer '{path}{changed.key}'"
+        for name in sorted(self.written_parameters):
+            return f"its forward writes to parameter '{name}'"
         return ""
 
     def _is_module(self, path: str) -> bool:
@@ -191,6 +193,11 @@ class LayerGraph:
             self.state.starts_training = False
             for root in self.program.root_names:
                 self.program.module(root).train()
+
+    @property
+    def written_parameters(self) -> frozenset[str]:
+        """The parameters that forward itself writes to between modules."""
+        return frozenset[str]().union(*(k.recorded.record.parameter_writes for k in self.kinds))
 
     @property
     def calls(self) -> list[str]:
@@ -570,6 +577,9 @@ class LayerGraph:
             for number, event in enumerate(record.events[:end])
             if event.asks and not event.depends
         }
+        # The lengths by which sequences are packed: by them all stages know the sizes.
+        packing = (e for e in record.events[:end] if e.address[1] == "_pack_padded_sequence")
+        wanted |= {record.values[value].maker for event in packing for value in event.reads[1:2]}
         wanted |= set(range(part.first, part.last))
         if is_last and self.wants != "outputs":
             wanted |= {n for n, own in recorded.parts.actions.items() if own}

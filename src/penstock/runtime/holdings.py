@@ -52,7 +52,7 @@ class Holdings:
             {n: own for n, own in holders.items() if n not in alone} for holders in self.holders_at
         ]
         self._modules = [program.module for program in programs.values()]
-        self._tied = graph.tied_names
+        self._tied, self._written = graph.tied_names, graph.written_parameters
         self._rank, self._shards = rank, shards
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -69,6 +69,11 @@ class Holdings:
         """All buffers."""
         named = (pair for module in self._modules for pair in module.named_buffers())
         return list({self._tied.get(name, name): buffer for name, buffer in named}.items())
+
+    def changed_by_forward(self) -> dict[str, torch.Tensor]:
+        """All buffers, and the parameters that forward writes to."""
+        written = ((name, p) for name, p in self.named_parameters() if name in self._written)
+        return dict([*self.named_buffers(), *written])
 
     def held_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers, including constants of the capture."""

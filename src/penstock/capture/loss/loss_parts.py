@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from penstock.capture.record.absent import call_name
 from penstock.capture.record.recording import (
     Address,
     ProgramRecording,
@@ -247,12 +248,16 @@ class _Walk:
         """Values that depend on samples, though they may have no dimension of samples."""
         self._shared: set[int] = set()
         """Values made of what all samples share alone: those of a slice are those of the batch."""
+        self._drawn: set[int] = set()
+        """Values made of random numbers, which are one draw for all samples."""
         for number, value in enumerate(record.values):
             event = record.events[value.maker]
             if self._is_shared(event):
                 self._shared.add(number)
             elif sizes.has_samples(number) or any(read in self._sampled for read in event.reads):
                 self._sampled.add(number)
+            if event.random or any(read in self._drawn for read in event.reads):
+                self._drawn.add(number)
 
     def _is_shared(self, event: RecordedCall) -> bool:
         if event.address[0] == "":
@@ -311,7 +316,8 @@ class _Walk:
         if isinstance(entry, TensorReference):
             if not isinstance(entry.value, int) or entry.value in self.record.dependent:
                 return False
-            return not self.sizes.has_samples(entry.value) and entry.value not in self._shared
+            is_of_all = self.sizes.has_samples(entry.value) or entry.value in self._shared
+            return entry.value in self._sampled | self._drawn and not is_of_all
         if isinstance(entry, bool) or not isinstance(entry, int | float):
             return False
         return entry in self._answers or varies(self._others, event, position, entry)
@@ -577,8 +583,10 @@ def weighed(
                 with NoFunctionCalls():
                     factor = target_count(args, kwargs) / value
             case "count":
-                if not args[0].numel():
-                    return torch.sum(*args, **kwargs)  # the mean of nothing is NaN
+                if not args[0].numel():  # the mean of nothing is NaN
+                    if call_name(func) == "mean":
+                        return torch.sum(*args, **kwargs)
+                    return func(*args, **{**kwargs, "reduction": "sum"})
                 factor = args[0].numel() / value
     if any(action.kind == "targets" for action in actions) and float(factor) == 0:
         return func(*args, **{**kwargs, "reduction": "sum"})  # the mean of no target is NaN

@@ -31,11 +31,13 @@ from penstock.torch_internals import (
 )
 
 __all__ = [
+    "MASKS",
     "SHAPE_ONLY",
     "VALUES",
     "Absent",
     "NeedsValues",
     "NoHandle",
+    "UnknownSize",
     "absent_like",
     "call_name",
     "check_none_lost",
@@ -58,6 +60,10 @@ class NeedsValues(BaseException):
 
     No `Exception`, so that a handler in the user's code does not swallow it.
     """
+
+
+class UnknownSize(NeedsValues):
+    """A unit is given a tensor whose size depends on values."""
 
 
 class Absent(torch.Tensor):
@@ -112,7 +118,16 @@ class Absent(torch.Tensor):
     grad_fn = property(lambda self: None)  # pyright: ignore
     is_leaf = property(lambda self: not self.needs_grad)  # pyright: ignore
     grad = property(lambda self: None, lambda self, value: None)  # pyright: ignore
-    data = property(lambda self: self, lambda self, value: None)  # pyright: ignore
+
+    @property
+    def data(self) -> "Absent":  # pyright: ignore
+        return self
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:  # pyright: ignore
+        """Nothing is set; but those who watch calls see it, as they do of other tensors."""
+        setter: Any = torch.Tensor.data.__set__  # pyright: ignore
+        torch.overrides.handle_torch_function(setter, (self, value), self, value)
 
     @property
     def requires_grad(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -347,6 +362,10 @@ _IN_PLACE = frozenset(
 )
 
 
+MASKS = (torch.bool, torch.uint8)
+"""The types of an index that select where they are true."""
+
+
 def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, torch.Tensor]]:
     """Tensors whose values decide about the size of a result; with True, bounds of slices."""
     if name in ("__getitem__", "__setitem__"):
@@ -354,7 +373,7 @@ def deciding_tensors(name: str, args: Any, kwargs: Any) -> Iterator[tuple[bool, 
             if isinstance(entry, slice):
                 bounds = entry.start, entry.stop, entry.step
                 yield from ((True, bound) for bound in bounds if isinstance(bound, torch.Tensor))
-            elif isinstance(entry, torch.Tensor) and entry.dtype in (torch.bool, torch.uint8):
+            elif isinstance(entry, torch.Tensor) and entry.dtype in MASKS:
                 yield False, entry
     elif name in ("masked_select", "repeat_interleave", "nonzero"):
         second = args[1] if len(args) > 1 else kwargs.get("mask", kwargs.get("repeats"))
@@ -371,11 +390,15 @@ _BY_VALUES = frozenset(
 """Calls whose result has a shape that depends on the values of arguments that are tensors."""
 
 
+_PACKING = ("_pack_padded_sequence", "_pad_packed_sequence")
+
+
 def call_name(func: Any) -> str:
-    """The name of a torch function; of a property, that of the attribute: ``.T``."""
+    """The name of a torch function; of a property, that of the attribute: ``.T``, ``.data=``."""
     name = getattr(func, "__name__", "") or getattr(func, "name", "")
     if name in ("__get__", "__set__"):
-        return f".{getattr(getattr(func, '__self__', None), '__name__', '')}"
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        return f".{attribute}{'=' if name == '__set__' else ''}"
     return name
 
 
@@ -412,6 +435,8 @@ def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     name = call_name(func)
     if name in _HOOKS:
         return NoHandle()  # its gradient arrives where it is
+    if name in _PACKING and type(args[0]) is Absent and _is_here(args[1]):
+        return _packed(func, name, *args)
     if name in VALUES or name[:1] == "." or "out" in kwargs:
         return _result(func, name, args, kwargs)
     if writes_first(name) or (name in _BY_VALUES and _has_tensor((args[1:], kwargs))):
@@ -498,12 +523,15 @@ def _absent_result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
         written.plain = _copy_of(written.plain)
     try:
         result = _on_meta(func, args, kwargs)
-    except _SizeUnknown:
-        return _unknown(args, grad)
-    except (RuntimeError, NotImplementedError) as error:
-        if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
-            return _unknown(args, grad)
-        raise
+    except (_SizeUnknown, RuntimeError, NotImplementedError) as error:
+        is_other = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
+        if is_other and "meta" not in str(error).lower():
+            raise
+        if written is None or (type(written) is Absent and written.is_unknown):
+            return _unknown(name, args, kwargs, grad)
+        if type(written) is Absent:  # it stays as large as it is, and is seen to be written to
+            written.plain = _copy_of(written.plain)
+        result = None if name == "__setitem__" else getattr(written, "plain", written)
     if written is None:
         for value in args:
             if type(value) is Absent and value.plain is result:  # relu(x, inplace=True)
@@ -580,8 +608,10 @@ def _with_numbers(
     if len(args) < 2:
         return args, kwargs, None
     second = args[1]
-    if name == "masked_select" and type(second) is not Absent:
-        return (args[0], second), {}, torch.Tensor.__getitem__
+    if name == "masked_select" and type(second) is not Absent and not args[0].is_unknown:
+        shape = torch.broadcast_shapes(args[0].shape, second.shape)
+        whole = absent_call(torch.Tensor.expand, (args[0], shape), {})
+        return (whole, second.expand(shape)), {}, torch.Tensor.__getitem__
     if name == "repeat_interleave" and _is_here(second):
         repeats = int(second) * args[0].shape[kwargs.get("dim", 0)] if not second.dim() else 0
         size = int(second.sum()) if second.dim() else repeats
@@ -589,6 +619,25 @@ def _with_numbers(
     if name in _BY_VALUES:
         return (args[0], *map(_numbers, args[1:])), kwargs, None
     return args, kwargs, None
+
+
+def _packed(
+    func: Callable[..., Any], name: str, given: Absent, sizes: torch.Tensor, *others: Any
+) -> tuple[Absent, torch.Tensor]:
+    """Sequences packed, or padded, by lengths that are here: one column of zeros tells the sizes.
+
+    That is ``(batch, time, ...)``, or time first, from and to ``(all steps, ...)``.
+    """
+    packs = name == "_pack_padded_sequence"
+    rows: tuple[int, ...] = (int(sizes.sum()),)
+    if packs:  # the longest comes first
+        rows = (len(sizes), int(sizes[0])) if others[0] else (int(sizes[0]), len(sizes))
+    with NoFunctionCalls():
+        found, told = func(torch.zeros(*rows, 1), sizes, *others)
+    grad, dtype = torch.is_grad_enabled() and given.needs_grad, given.plain.dtype
+    if given.is_unknown:
+        return absent_like((0,), dtype, grad, is_unknown=True), told
+    return absent_like((*found.shape[:-1], *given.plain.shape[len(rows) :]), dtype, grad), told
 
 
 def _is_here(value: Any) -> bool:
@@ -607,7 +656,7 @@ def _places_of_masks(args: tuple[Any, ...]) -> tuple[Any, ...]:
     given = args[1] if isinstance(args[1], tuple) else (args[1],)
     found: list[Any] = []
     for entry in given:
-        if _is_here(entry) and entry.dtype in (torch.bool, torch.uint8):
+        if _is_here(entry) and entry.dtype in MASKS:
             found += entry.nonzero(as_tuple=True)
         elif _is_here(entry) and not entry.dim():
             found.append(int(entry))
@@ -696,8 +745,16 @@ def _out(value: Any, grad: bool) -> Any:
     return value
 
 
-def _unknown(args: tuple[Any, ...], grad: bool) -> Absent:
+def _unknown(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Any:
     """A result whose size depends on values: it may be handed on, but its shape not be read."""
     tensors = (leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
     dtype = next((tensor.dtype for tensor in tensors), torch.float32)
-    return absent_like((0,), dtype, grad, is_unknown=True)
+
+    def one() -> Absent:
+        return absent_like((0,), dtype, grad, is_unknown=True)
+
+    by_dims = name == "where" or kwargs.get("as_tuple", False)
+    if name in ("nonzero", "where") and by_dims and len(args) == 1 and not args[0].is_unknown:
+        dtype, grad = torch.int64, False
+        return tuple(one() for _ in range(max(1, args[0].dim())))
+    return one()

@@ -31,7 +31,7 @@ from penstock.capture.loss.loss_parts import (
 )
 from penstock.capture.loss.mixing import mixing_call, start_of_whole_loss
 from penstock.capture.model_outputs import Flattened, flatten_outputs
-from penstock.capture.record.absent import Absent, NeedsValues
+from penstock.capture.record.absent import Absent, NeedsValues, UnknownSize
 from penstock.capture.record.failures import (
     LengthRefused,
     check_model,
@@ -142,6 +142,18 @@ class _Attempt:
     settled: bool = False
     failure: Exception | None = None
     """With tensors without values the program failed, outside of modules."""
+
+    def give_values(self) -> None:
+        """Run with the values of the model and the batch; no unit needs made-up ones then."""
+        self.with_values = True
+        self.valued.clear()
+
+
+def modules_above(path: str) -> Iterator[str]:
+    """The modules that hold one, the innermost first, without the root."""
+    while "." in path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 class _Again(Exception):
@@ -267,7 +279,7 @@ class _Recorder:
             records.append(own)
             batches.append(other)
         self._check_results(records)
-        self._find_varying([*records, again])
+        self._find_varying([*records, again, *self._alone(first.record)])
         if self._attempt.failure is not None:
             raise only_whole(self._program, self._attempt.failure)
         first.sizes, first.size = ValueSizes(records, batches, self._shapes_at), self._example
@@ -290,6 +302,47 @@ class _Recorder:
         except MustOpen as unit:
             self._open(unit.unit, "it makes a part of the loss")
         return first
+
+    def _close_where_values_skip(
+        self, first: ProgramRecording, others: Sequence[ProgramRecording]
+    ) -> None:
+        """Close modules that call others only where activations say so, as experts with tokens."""
+        asking = [n for n, event in enumerate(first.events) if event.asks and event.depends]
+        fresh: set[str] = set()
+        for other in others if asking else ():
+            for path, count in first.counts.items():
+                if not count or other.counts[path]:
+                    continue
+                callers = (p for p in modules_above(path) if self._calls_some(other, p))
+                above = next(callers, "")
+                within = [
+                    number
+                    for number, event in enumerate(first.events)
+                    if event.is_unit and event.address[0].startswith(f"{above}.")
+                ]
+                asks = any(within[0] < number < within[-1] for number in asking)
+                if above and asks and self._can_open(above):
+                    fresh.add(above)
+        fresh.difference_update(self._attempt.closed)
+        if fresh:
+            self._attempt.closed |= dict.fromkeys(fresh, "activations decide what it calls")
+            raise _Again
+
+    def _calls_some(self, record: ProgramRecording, path: str) -> bool:
+        """Whether a module has called some of its modules; no list of modules calls any."""
+        module = self._program.module(path)
+        called = any(n and unit.startswith(f"{path}.") for unit, n in record.counts.items())
+        return called and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+
+    def _alone(self, record: ProgramRecording) -> Iterator[ProgramRecording]:
+        """Two samples, each alone, where values of activations decide: they may skip calls."""
+        if not any(event.asks and event.depends for event in record.events):
+            return
+        size = BatchSize(1, self._size.lengths)
+        for row in (0, self._size.samples - 1):
+            with contextlib.suppress(_NotThere):  # norms do not take one sample
+                leaves = [leaf[row : row + 1] for leaf in self._leaves]
+                yield self._once(leaves, size, must_run=False)
 
     def _counts(
         self, record: ProgramRecording, others: Sequence[ProgramRecording]
@@ -325,6 +378,7 @@ class _Recorder:
     def _find_varying(self, records: Sequence[ProgramRecording]) -> None:
         """Calls of which other batches have more, or fewer: no cut among those of one unit."""
         first, *others = records
+        self._close_where_values_skip(first, others)
         varying = {p for other in others for p, n in first.counts.items() if n != other.counts[p]}
         if not varying <= self._attempt.varying:
             self._attempt.varying |= varying
@@ -413,7 +467,7 @@ class _Recorder:
                 raise _NotThere from error
             self._on_failure(error, program, size)
         if record.has_unknown and not self._attempt.with_values and not self._is_on_meta:
-            self._attempt.with_values = True
+            self._attempt.give_values()
             raise _Again
         fresh = {path: why for path, why in record.opened.items() if self._can_open(path)}
         if fresh:
@@ -440,11 +494,14 @@ class _Recorder:
         """Values are asked for between units: close the module that asks, or give it values."""
         path = innermost_module(asked.__traceback__, program)
         attempt = self._attempt
-        if path is not None and path not in attempt.closed and path not in attempt.opened:
+        no_values = not attempt.with_values and not self._is_on_meta
+        # No module can be closed around a size that was made before it.
+        can_close = not (no_values and isinstance(asked, UnknownSize))
+        if can_close and path is not None and path not in {*attempt.closed, *attempt.opened}:
             attempt.closed[path] = str(asked)
             raise _Again
-        if not attempt.with_values and not self._is_on_meta:
-            attempt.with_values = True
+        if no_values:
+            attempt.give_values()
             raise _Again
         where = line_of(asked.__traceback__)
         raise CaptureFailed(
@@ -469,7 +526,8 @@ class _Recorder:
             if path is not None and path not in attempt.closed and path not in attempt.opened:
                 attempt.closed[path] = first_line(error)
                 raise _Again from error
-            attempt.with_values, attempt.failure = True, error
+            attempt.give_values()
+            attempt.failure = error
             raise _Again from error
         raise does_not_run(program, error, size, self._example) from error
 

@@ -21,6 +21,7 @@ from functools import partial, wraps
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -29,6 +30,7 @@ from penstock.capture.record.absent import (
     VALUES,
     Absent,
     NeedsValues,
+    UnknownSize,
     absent_like,
     call_name,
     check_none_lost,
@@ -199,6 +201,12 @@ class _Memory:
         self._tensors[key] = known
         return key
 
+    def note_moved(self, tensor: torch.Tensor) -> None:
+        """Know a tensor that a write has given other memory: that of an absent one."""
+        key = self.note(tensor)
+        if key is not None:
+            self._versions[key] = -1
+
     def take_write(self, tensor: torch.Tensor) -> int | None:
         """The key of the tensor's memory if it was written to since the last look."""
         key = memory_of(tensor)
@@ -271,6 +279,11 @@ def draws(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if "dropout" in name:
         return bool(kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True)))
     return True
+
+
+_NO_CALLS = {".shape", ".dtype", ".device", ".is_leaf", ".ndim"}
+_NO_CALLS |= {".grad", ".grad=", ".requires_grad", ".requires_grad="}
+"""Properties that are read, or set, without a trace in the record."""
 
 
 class ProgramRecording(TorchFunctionMode):
@@ -358,6 +371,10 @@ class ProgramRecording(TorchFunctionMode):
         for name, parameter in named:
             self.param_names.setdefault(id(parameter), name)
         self._buffer_names = {id(buffer): name for name, buffer in program.named_buffers()}
+        self._param_memory = {
+            memory_of(parameter): name for name, parameter in program.named_parameters()
+        }
+        self.parameter_writes: dict[str, list[int]] = {}
         self._buffer_memory = {memory_of(buffer): n for n, buffer in program.named_buffers()}
         self._owner: dict[str, str] = {}
         for path in self.units:
@@ -444,7 +461,7 @@ class ProgramRecording(TorchFunctionMode):
         address = self._next_address(self._anchor, kind.__name__, line)
         reads = RecordedCall(address, kind, line)
         given = tensors_in((args, kwargs))
-        reads.args = pytree.tree_map(self._reference, (args, kwargs))
+        reads.args = self._references((args, kwargs))
         self._read(reads, given)
         self._function_depth += 1
         try:
@@ -542,7 +559,15 @@ class ProgramRecording(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = call_name(func)
-        if name in (".shape", ".dtype", ".device", ".grad", ".is_leaf", ".requires_grad", ".ndim"):
+        if name.rstrip("=") in (
+            ".shape",
+            ".dtype",
+            ".device",
+            ".grad",
+            ".is_leaf",
+            ".requires_grad",
+            ".ndim",
+        ):
             return func(*args, **kwargs)
         if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
             self.norms.append(self._inside or line_in_words(line_of_user()))
@@ -557,9 +582,11 @@ class ProgramRecording(TorchFunctionMode):
         self._record_sizes(name, args, kwargs, line)
         place = (self._anchor, name, line)
         before: Any = torch.get_rng_state() if name not in ("size", "dim") else None
-        wrote = writes_first(name) or "out" in kwargs
+        wrote = writes_first(name) or "out" in kwargs or name == ".data="
         memory = memory_of(args[0]) if wrote and args else None
         result = func(*args, **kwargs)
+        if memory is not None and memory_of(args[0]) != memory:
+            self._memory.note_moved(args[0])
         made, given = tensors_in(result), tensors_in((args, kwargs))
         asks = name in VALUES
         if not made and not asks and not wrote:
@@ -574,6 +601,9 @@ class ProgramRecording(TorchFunctionMode):
         if memory in self._buffer_memory:  # a write may make a buffer absent, in other memory
             buffer = self._buffer_memory[memory_of(args[0])] = self._buffer_memory[memory]
             self.buffer_writes.setdefault(buffer, []).append(len(self.events) - 1)
+        if memory in self._param_memory:
+            own = self._param_memory[memory_of(args[0])] = self._param_memory[memory]
+            self.parameter_writes.setdefault(own, []).append(len(self.events) - 1)
         return result
 
     def _next_address(self, anchor: Address | None, name: str, line: Line) -> Address:
@@ -634,7 +664,7 @@ class ProgramRecording(TorchFunctionMode):
         for tensor in given:
             self._memory.note(tensor)
         self._note_apart(made, name, args, given)
-        event.args = pytree.tree_map(self._reference, (args, kwargs))
+        event.args = self._references((args, kwargs))
         skipped = _only_shape(name, args, given)
         self._read(event, [tensor for tensor in given if tensor is not skipped])
         number = len(self.events)
@@ -659,6 +689,16 @@ class ProgramRecording(TorchFunctionMode):
         values = [self.current.get(tensor) for tensor in tensors_in(inputs)]
         makers = [-1 if value is None else self.values[value].maker for value in values]
         self.regions.append((min(makers, default=-1) + 1, number + 1))
+
+    def _references(self, given: Any) -> Any:
+        """Arguments with references in place of tensors; packed sequences become plain tuples."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, PackedSequence):
+                return tuple(map(self._reference, value))
+            return self._reference(value)
+
+        return pytree.tree_map(plain, given, is_leaf=lambda v: isinstance(v, PackedSequence))
 
     def _reference(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -762,7 +802,7 @@ class ProgramRecording(TorchFunctionMode):
         n = self.counts[path]
         self.counts[path] = n + 1
         event = RecordedCall((path, n), line=line_of_user(3), depends=True, is_unit=True)
-        event.args = pytree.tree_map(self._reference, (args, kwargs))
+        event.args = self._references((args, kwargs))
         given = tensors_in((args, kwargs))
         check_none_lost(given)
         for tensor in given:
@@ -875,7 +915,7 @@ class ProgramRecording(TorchFunctionMode):
             if type(value) is not Absent:
                 return value
             if value.is_unknown:
-                raise NeedsValues(f"a tensor of unknown size in '{path}'")
+                raise UnknownSize(f"a tensor of unknown size in '{path}'")
             if id(value) not in made:
                 made[id(value)] = _drawn(value, home)
                 self._apart.set(made[id(value)], self._is_apart(value))
@@ -962,6 +1002,21 @@ class ProgramRecording(TorchFunctionMode):
         """The calls by their addresses."""
         return {event.address: event for event in self.events}
 
+    def _keep_with_writes(self) -> None:
+        """No cut among the calls that read a parameter which is written to, or what it is made of.
+
+        As where forward itself moves an average of weights: the stage that does it needs them all.
+        """
+        for name, writes in self.parameter_writes.items():
+            names = {name}.union(*(self.events[number].params for number in self.behind(writes)))
+            units = {self._owner.get(own) for own in names}
+            users = [
+                number
+                for number, event in enumerate(self.events)
+                if names.intersection(event.params) or (event.is_unit and event.address[0] in units)
+            ]
+            self.regions.append((min(*users, *writes), max(*users, *writes) + 1))
+
     def behind(self, events: Iterable[int]) -> frozenset[int]:
         """These events, and those that make what they read."""
         todo, found = list(events), set[int]()
@@ -975,6 +1030,7 @@ class ProgramRecording(TorchFunctionMode):
     def _finish(self) -> None:
         """Find what depends on parameters, and which blocks are closed."""
         self.regions += [(first, last) for _, first, last in self.checkpoints.values()]
+        self._keep_with_writes()
         self.dependent: set[int] = set()
         self.decided: set[int] = set()
         """Values whose sizes activations decide about, and what is made of these."""

@@ -8,14 +8,15 @@ such as ``(length + 3) // 4``, is found by recording at these lengths. One that 
 samples explains is not known for other batches; values of such a size are not sent between stages.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations_with_replacement
 from typing import Any, TypeAlias
 
-from penstock.capture.record.recording import ProgramRecording
+from penstock.capture.record.absent import MASKS, writes_first
+from penstock.capture.record.recording import ProgramRecording, RecordedCall, TensorReference
 
 __all__ = ["BatchSize", "Formula", "Size", "SizeAtLengths", "ValueSizes", "shapes_of"]
 
@@ -129,11 +130,15 @@ class ValueSizes:
         }
         self.formulas: list[tuple[Size, ...] | None] = []
         self._is_at_lengths = False
+        sizes: list[list[tuple[int, ...]]] = []
         for value in first.values:
             key = first.events[value.maker].address, value.slot
             found = [value.shape, *(known.get(key) for known in shapes)]
             self.formulas.append(self._fitted(key, found))
+            sizes.append(sizes_of_dims(found))
         self._called_by_sample(first)
+        for number in decided_by_values(first, sizes):
+            self.formulas[number] = None
 
     def shapes_at(self, lengths: tuple[int, ...]) -> Mapping[Any, tuple[int, ...]]:
         """The shapes of all values at these lengths, by address and slot; recorded once."""
@@ -229,6 +234,91 @@ def shapes_of(recording: ProgramRecording) -> dict[Any, tuple[int, ...]]:
     """The shapes of all values, by the address of their maker and their slot there."""
     events = recording.events
     return {(events[v.maker].address, v.slot): v.shape for v in recording.values}
+
+
+_LIKE_THE_FIRST = frozenset(
+    [
+        *("masked_fill", "masked_scatter", "scatter", "scatter_add", "scatter_reduce"),
+        *("index_add", "index_copy", "index_fill", "index_put"),
+    ]
+)
+"""Calls whose result is as large as their first argument, whatever the others are."""
+
+
+def sizes_of_dims(shapes: Sequence[tuple[int, ...] | None]) -> list[tuple[int, ...]]:
+    """For each dimension of a value its size in all recordings; nothing where one is missing."""
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
+        return []
+    return list(zip(*known, strict=True))
+
+
+def decided_by_values(
+    record: ProgramRecording, sizes: Sequence[Sequence[tuple[int, ...]]]
+) -> Iterator[int]:
+    """Values with a size that values of the batch decide about, as in ``h[mask]``.
+
+    Such a size may look like a formula: all of a mask is true in the example, or an expert has no
+    token. ``sizes`` are those of each dimension of each value, in all recordings. A value made of
+    such a value has such a size if it has the same sizes in all recordings, or others that neither
+    its arguments nor the batch have.
+    """
+    of_batch: set[int] = set()
+    given: set[tuple[int, ...]] = set()
+    decided: dict[int, set[tuple[int, ...]]] = {}
+    for number, (value, own) in enumerate(zip(record.values, sizes, strict=True)):
+        event = record.events[value.maker]
+        if event.address[0] == "":
+            of_batch.add(number)
+            given.update(own)
+        if not of_batch.intersection(event.reads):
+            continue
+        of_batch.add(number)
+        name = str(event.address[1])
+        reads = event.reads[:1] if writes_first(name) or name in _LIKE_THE_FIRST else event.reads
+        bad = set[tuple[int, ...]]().union(*(decided.get(read, ()) for read in reads))
+        if bad:
+            known = given.union(*(sizes[read] for read in reads))
+            bad |= {size for size in own if len(set(size)) > 1 and size not in known}
+        place = _decided_dim(event, value.slot, of_batch)
+        bad &= set(own)
+        if place is not None and place < len(own):
+            bad.add(own[place])
+        if bad:
+            decided[number] = bad
+            yield number
+
+
+def _decided_dim(event: RecordedCall, slot: Any, of_batch: Collection[int]) -> int | None:
+    """The dimension of a call's result whose size its arguments' values decide about."""
+    if event.is_unit or event.args is None:
+        return None
+    (args, kwargs), name = event.args, event.address[1]
+
+    def decides(entry: Any) -> bool:
+        return isinstance(entry, TensorReference) and entry.value in of_batch
+
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        masks = [decides(entry) and entry.dtype in MASKS for entry in index]
+        if not any(masks):
+            return None
+        taken = sum(
+            len(entry.shape) if mask else entry is not None and entry is not Ellipsis
+            for entry, mask in zip(index, masks, strict=True)
+        )
+        before = index[: masks.index(True)]
+        rest = len(args[0].shape) - taken if Ellipsis in before else 0
+        return rest + sum(entry is None or isinstance(entry, slice) for entry in before)
+    if name == "repeat_interleave":
+        repeats = args[1] if len(args) > 1 else kwargs.get("repeats")
+        dim = args[2] if len(args) > 2 else kwargs.get("dim")
+        return (dim or 0) if decides(repeats) else None
+    if name == "where" and len(args) + len(kwargs) > 1:
+        return None
+    if name == "unique":
+        return None if slot == 1 else 0  # the second result tells where each entry is
+    return 0 if name in ("nonzero", "argwhere", "where", "masked_select") else None
 
 
 def fitted(batches: Sequence[BatchSize], sizes: Sequence[int]) -> Formula | None:

@@ -14,7 +14,7 @@ Gradient accumulation over micro-batches weights each mean by its own number of 
 of the loss by rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -163,14 +163,18 @@ def slope(value: torch.Tensor, by: torch.Tensor) -> float | None:
 
 
 def accumulate(
-    module: nn.Module, measured: Sequence[Callable[[], MeasuredLoss]], scale: float = 1.0
+    module: nn.Module,
+    measured: Sequence[Callable[[], MeasuredLoss]],
+    changed: Iterable[torch.Tensor],
+    scale: float = 1.0,
 ) -> float:
     """Run all micro-batches, one at a time; returns the loss of all of them together.
 
     Gradients are those of ``scale`` times the loss. Each runs forward twice: how much one counts is
-    known when the terms of all are counted, and only one at a time is in memory.
+    known when the terms of all are counted, and only one at a time is in memory. ``changed`` are
+    the tensors that a forward changes.
     """
-    with kept_attributes(module), kept_buffers(module.buffers()):
+    with kept_attributes(module), kept_buffers(changed):
         sizes = [size_of(measure()) for measure in measured]
     rows = sum(own for own, _ in sizes)
     totals = [sum(counts) for counts in zip(*(own for _, own in sizes), strict=True)]
@@ -195,6 +199,13 @@ def backward_of(part: MeasuredLoss, rows: int, totals: Sequence[float], scale: f
     if part.loss.requires_grad:
         backward_seen(roots, starts)
     return value
+
+
+def changed_tensors(graph: LayerGraph, module: nn.Module) -> list[torch.Tensor]:
+    """What a forward of the user's module changes: buffers, and parameters that it writes to."""
+    names = names_of(module)
+    written = (p for n, p in module.named_parameters() if names[n] in graph.written_parameters)
+    return [*module.buffers(), *written]
 
 
 @dataclass(frozen=True)
@@ -250,7 +261,8 @@ def run_own_module(
         with seen, off:
             if len(micro_batches) > 1:
                 measured = partial(measured_loss, module, placed, precision)
-                return accumulate(module, [partial(measured, own) for own in micro_batches], scale)
+                every = [partial(measured, own) for own in micro_batches]
+                return accumulate(module, every, changed_tensors(graph, module), scale)
             with precision:
                 loss = module(*placed)[0]
             if loss.requires_grad:

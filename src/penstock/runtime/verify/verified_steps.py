@@ -135,7 +135,7 @@ class VerifiedSteps:
     ) -> VerifyResult:
         """Compare the same batches again, starting with buffers ``before``; new values are kept."""
         engine = self._engine
-        named = dict(engine.held.named_buffers())
+        named = engine.held.changed_by_forward()
         with kept_buffers(named.values()):
             with torch.no_grad():
                 for name, buffer in named.items():

@@ -103,7 +103,7 @@ def untouched(engine: Engine) -> Iterator[None]:
     """Within, the pipeline may run; its buffers, gradients and random states are restored."""
     random = engine.random.state
     gradients = engine.buckets.buckets
-    tensors = [*(tensor for _, tensor in engine.held.named_buffers()), *(b.flat for b in gradients)]
+    tensors = [*engine.held.changed_by_forward().values(), *(b.flat for b in gradients)]
     states = kept_random_state(engine.world.device)
     try:
         with states, engine.graph.untouched_state(), kept_buffers(tensors):
@@ -113,8 +113,8 @@ def untouched(engine: Engine) -> Iterator[None]:
 
 
 def buffers_of(engine: Engine) -> dict[str, torch.Tensor]:
-    """Copies of the buffers that this rank holds."""
-    return {name: buffer.clone() for name, buffer in engine.held.named_buffers()}
+    """Copies of the buffers that this rank holds, and of all else that forward changes."""
+    return {n: t.detach().clone() for n, t in engine.held.changed_by_forward().items()}
 
 
 def obstacle(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> str:
