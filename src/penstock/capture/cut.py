@@ -348,7 +348,7 @@ class Cut:
                 continue
             spec = self.spec(value)
             cost = self.record.values[value].bytes
-            if spec.reduced and spec.batch_dim >= 0:
+            if (spec.reduced and spec.batch_dim >= 0) or value in self.recorded.sizes.decided:
                 cost += _COST_OF_UNORDERED_ROWS
             change[made + 1] += cost
             change[last + 1] -= cost

@@ -137,8 +137,13 @@ class ValueSizes:
             self.formulas.append(self._fitted(key, found))
             sizes.append(sizes_of_dims(found))
         self._called_by_sample(first)
-        for number in decided_by_values(first, sizes):
-            self.formulas[number] = None
+        self.decided: set[int] = set()
+        """Values with a size that values of the batch decide about, though it may have a formula:
+        that of all of a mask, if all of it is true in the example."""
+        for number, is_whole in decided_by_values(first, sizes):
+            self.decided.add(number)
+            if not is_whole:
+                self.formulas[number] = None
 
     def shapes_at(self, lengths: tuple[int, ...]) -> Mapping[Any, tuple[int, ...]]:
         """The shapes of all values at these lengths, by address and slot; recorded once."""
@@ -227,7 +232,9 @@ class ValueSizes:
     def is_proportional(self, value: int) -> bool:
         """Whether the number of elements is a multiple of the samples."""
         formulas = self.formulas[value]
-        return formulas is not None and any(f.each_sample() is not None for f in formulas)
+        if formulas is None or value in self.decided:
+            return False
+        return any(formula.each_sample() is not None for formula in formulas)
 
 
 def shapes_of(recording: ProgramRecording) -> dict[Any, tuple[int, ...]]:
@@ -255,17 +262,17 @@ def sizes_of_dims(shapes: Sequence[tuple[int, ...] | None]) -> list[tuple[int, .
 
 def decided_by_values(
     record: ProgramRecording, sizes: Sequence[Sequence[tuple[int, ...]]]
-) -> Iterator[int]:
+) -> Iterator[tuple[int, bool]]:
     """Values with a size that values of the batch decide about, as in ``h[mask]``.
 
-    Such a size may look like a formula: all of a mask is true in the example, or an expert has no
-    token. ``sizes`` are those of each dimension of each value, in all recordings. A value made of
-    such a value has such a size if it has the same sizes in all recordings, or others that neither
-    its arguments nor the batch have.
+    Such a size may look like a formula: all of a mask is true in the example (then, with True, it
+    is a size of the batch or of an argument), or an expert has no token. ``sizes`` are those of
+    each dimension of each value, in all recordings. What is made of such a value has such a size if
+    it has the same sizes in all recordings, or others that no argument has, nor the batch.
     """
     of_batch: set[int] = set()
     given: set[tuple[int, ...]] = set()
-    decided: dict[int, set[tuple[int, ...]]] = {}
+    decided: dict[int, dict[tuple[int, ...], bool]] = {}
     for number, (value, own) in enumerate(zip(record.values, sizes, strict=True)):
         event = record.events[value.maker]
         if event.address[0] == "":
@@ -276,17 +283,20 @@ def decided_by_values(
         of_batch.add(number)
         name = str(event.address[1])
         reads = event.reads[:1] if writes_first(name) or name in _LIKE_THE_FIRST else event.reads
-        bad = set[tuple[int, ...]]().union(*(decided.get(read, ()) for read in reads))
+        known = given.union(*(sizes[read] for read in reads))
+        bad: dict[tuple[int, ...], bool] = {}
+        for read in reads:
+            bad |= decided.get(read, {})
         if bad:
-            known = given.union(*(sizes[read] for read in reads))
-            bad |= {size for size in own if len(set(size)) > 1 and size not in known}
+            new = (size for size in own if len(set(size)) > 1 and size not in known)
+            bad |= dict.fromkeys(new, all(bad.values()))
+        bad = {size: is_whole for size, is_whole in bad.items() if size in own}
         place = _decided_dim(event, value.slot, of_batch)
-        bad &= set(own)
         if place is not None and place < len(own):
-            bad.add(own[place])
+            bad[own[place]] = own[place] in known
         if bad:
             decided[number] = bad
-            yield number
+            yield number, all(bad.values())
 
 
 def _decided_dim(event: RecordedCall, slot: Any, of_batch: Collection[int]) -> int | None:
@@ -310,10 +320,6 @@ def _decided_dim(event: RecordedCall, slot: Any, of_batch: Collection[int]) -> i
         before = index[: masks.index(True)]
         rest = len(args[0].shape) - taken if Ellipsis in before else 0
         return rest + sum(entry is None or isinstance(entry, slice) for entry in before)
-    if name == "repeat_interleave":
-        repeats = args[1] if len(args) > 1 else kwargs.get("repeats")
-        dim = args[2] if len(args) > 2 else kwargs.get("dim")
-        return (dim or 0) if decides(repeats) else None
     if name == "where" and len(args) + len(kwargs) > 1:
         return None
     if name == "unique":
