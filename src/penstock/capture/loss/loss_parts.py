@@ -317,7 +317,8 @@ class _Walk:
             if not isinstance(entry.value, int) or entry.value in self.record.dependent:
                 return False
             is_of_all = self.sizes.has_samples(entry.value) or entry.value in self._shared
-            return entry.value in self._sampled | self._drawn and not is_of_all
+            is_of_step = entry.value in self._sampled or entry.value in self._drawn
+            return is_of_step and not is_of_all
         if isinstance(entry, bool) or not isinstance(entry, int | float):
             return False
         return entry in self._answers or varies(self._others, event, position, entry)

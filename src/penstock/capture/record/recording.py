@@ -559,15 +559,7 @@ class ProgramRecording(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = call_name(func)
-        if name.rstrip("=") in (
-            ".shape",
-            ".dtype",
-            ".device",
-            ".grad",
-            ".is_leaf",
-            ".requires_grad",
-            ".ndim",
-        ):
+        if name in _NO_CALLS:
             return func(*args, **kwargs)
         if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
             self.norms.append(self._inside or line_in_words(line_of_user()))

@@ -283,15 +283,17 @@ def decided_by_values(
         of_batch.add(number)
         name = str(event.address[1])
         reads = event.reads[:1] if writes_first(name) or name in _LIKE_THE_FIRST else event.reads
-        known = given.union(*(sizes[read] for read in reads))
         bad: dict[tuple[int, ...], bool] = {}
         for read in reads:
             bad |= decided.get(read, {})
+        place = _decided_dim(event, value.slot, of_batch)
+        if not bad and place is None:
+            continue
+        known = given.union(*(sizes[read] for read in reads))
         if bad:
             new = (size for size in own if len(set(size)) > 1 and size not in known)
             bad |= dict.fromkeys(new, all(bad.values()))
         bad = {size: is_whole for size, is_whole in bad.items() if size in own}
-        place = _decided_dim(event, value.slot, of_batch)
         if place is not None and place < len(own):
             bad[own[place]] = own[place] in known
         if bad:
