@@ -1,10 +1,13 @@
 """``penstock profile``, ``train``, ``verify``, ``report`` and ``list``: jobs and their runs."""
 
 import shlex
+import signal
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Argument, Option
 
@@ -19,6 +22,31 @@ if TYPE_CHECKING:
 __all__ = ["catalogue", "profile", "report", "train", "verify"]
 
 LOADING = "loading PyTorch"
+
+
+@contextmanager
+def loading(note: Callable[[str], None]) -> Generator[None]:
+    """Within, modules are imported, which is said if it takes long.
+
+    Ctrl-C counts, too, where a module takes it for a failure of an import of its own.
+    """
+    pressed: list[int] = []
+
+    def press(number: int, frame: object) -> NoReturn:
+        pressed.append(number)
+        raise KeyboardInterrupt
+
+    watches = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if watches:
+        signal.signal(signal.SIGINT, press)
+    try:
+        with notice_if_long(note, LOADING):
+            yield
+    finally:
+        if watches:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def profile(
@@ -42,7 +70,7 @@ def profile(
     terminal.check_places(out)
     if estimate:
         hardware_named(estimate)
-    with notice_if_long(terminal.note, LOADING):
+    with loading(terminal.note):
         from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import check_device, profile_job
         from penstock.profile.json_file import write_profile
@@ -112,7 +140,7 @@ def train(
     if started.ranks == 1:
         # It imports torch while this process does.
         begin_fork_server(["penstock.jobs.rank_program"])
-    with notice_if_long(terminal.note, LOADING):
+    with loading(terminal.note):
         from penstock.jobs.job_file import find_job
         from penstock.jobs.rank_program import run_started_rank
         from penstock.jobs.train import TrainRequest, train_job
@@ -189,7 +217,7 @@ def verify(
     """
 
     terminal.check_places(out)
-    with notice_if_long(terminal.note, LOADING):
+    with loading(terminal.note):
         from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import check_device
         from penstock.jobs.train import verify_job

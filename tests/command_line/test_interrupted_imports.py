@@ -1,0 +1,30 @@
+"""Ctrl-C while a command imports what it needs."""
+
+import signal
+
+import pytest
+
+from penstock.command_line.job_commands import loading
+
+
+def test_ctrl_c_counts_though_an_import_takes_it_for_its_own_failure() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    gone_on = False
+    with pytest.raises(KeyboardInterrupt), loading(lambda words: None):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException:  # as modules do around imports that may fail
+            gone_on = True
+    assert gone_on
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_another_handler_stays() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        with loading(lambda words: None):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
