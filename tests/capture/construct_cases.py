@@ -125,6 +125,16 @@ class ExpertsSkipped(Experts):
         return made
 
 
+class SkipsInRoot(Stack):
+    """The model itself skips a block where activations say so."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        x = self.blocks[0](x)
+        if len(x) > 1 and bool(x.square().mean() > 0):
+            x = self.blocks[1](x)
+        return functional.mse_loss(self.head(self.blocks[3](self.blocks[2](x))), y)
+
+
 class SomeRows(Stack):
     """Blocks that compute the samples of a mask only; it has them all in the example."""
 
@@ -198,6 +208,7 @@ case("experts by places", lambda: Stack(Experts), options=MODULES)
 case("experts by where", lambda: Stack(ExpertsByWhere), options=MODULES)
 case("experts by rows", lambda: Stack(ExpertsByRows), options=MODULES)
 case("experts without samples are skipped", lambda: Stack(ExpertsSkipped), options=MODULES)
+case("a block that one sample skips", SkipsInRoot)
 case("blocks of all samples in the example", SomeRows, lambda m, s: setattr(m, "limit", s * 0.3))
 case("results written into tensors of the batch", Assembles)
 case("packed sequences", PackedSequences, options=MODULES)

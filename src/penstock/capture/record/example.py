@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NoReturn
 
 import torch
@@ -308,21 +309,21 @@ class _Recorder:
     ) -> None:
         """Close modules that call others only where activations say so, as experts with tokens."""
         asking = [n for n, event in enumerate(first.events) if event.asks and event.depends]
-        fresh: set[str] = set()
+        callers: set[str] = set()
         for other in others if asking else ():
             for path, count in first.counts.items():
-                if not count or other.counts[path]:
-                    continue
-                callers = (p for p in modules_above(path) if self._calls_some(other, p))
-                above = next(callers, "")
-                within = [
-                    number
-                    for number, event in enumerate(first.events)
-                    if event.is_unit and event.address[0].startswith(f"{above}.")
-                ]
-                asks = any(within[0] < number < within[-1] for number in asking)
-                if above and asks and self._can_open(above):
-                    fresh.add(above)
+                if count and not other.counts[path]:
+                    above = (p for p in modules_above(path) if self._calls_some(other, p))
+                    callers.update(islice(above, 1))
+        fresh: set[str] = set()
+        for path in filter(self._can_open, callers):
+            within = [
+                number
+                for number, event in enumerate(first.events)
+                if event.is_unit and event.address[0].startswith(f"{path}.")
+            ]
+            if any(within[0] < number < within[-1] for number in asking):
+                fresh.add(path)
         fresh.difference_update(self._attempt.closed)
         if fresh:
             self._attempt.closed |= dict.fromkeys(fresh, "activations decide what it calls")

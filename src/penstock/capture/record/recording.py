@@ -590,12 +590,13 @@ class ProgramRecording(TorchFunctionMode):
         if asks and not any(self._is_computed(tensor) for tensor in given):
             return result
         self._record_call(event, name, args, kwargs, given, made, wrote)
-        if memory in self._buffer_memory:  # a write may make a buffer absent, in other memory
-            buffer = self._buffer_memory[memory_of(args[0])] = self._buffer_memory[memory]
-            self.buffer_writes.setdefault(buffer, []).append(len(self.events) - 1)
-        if memory in self._param_memory:
-            own = self._param_memory[memory_of(args[0])] = self._param_memory[memory]
-            self.parameter_writes.setdefault(own, []).append(len(self.events) - 1)
+        for names, writes in (
+            (self._buffer_memory, self.buffer_writes),
+            (self._param_memory, self.parameter_writes),
+        ):
+            if memory in names:  # a write may make a tensor absent, in other memory
+                own = names[memory_of(args[0])] = names[memory]
+                writes.setdefault(own, []).append(len(self.events) - 1)
         return result
 
     def _next_address(self, anchor: Address | None, name: str, line: Line) -> Address:
