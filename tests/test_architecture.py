@@ -29,8 +29,6 @@ PURE = (
     "bridges",
 )
 
-MOST_LINES_OF_A_FILE = 1100
-MOST_LINES_OF_A_FUNCTION = 80
 MOST_PARAMETERS = 8
 
 PUBLIC_AND_BY_NAME = {
@@ -129,18 +127,6 @@ def test_pure_packages_import_without_torch() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_module_is_read_in_a_sitting_and_a_function_fits_on_a_screen() -> None:
-    too_long: list[str] = []
-    for path in MODULES:
-        if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES_OF_A_FILE:
-            too_long.append(place_of(path))
-        for function in functions_of(tree_of(path)):
-            lines = (function.end_lineno or function.lineno) - function.lineno + 1
-            if lines > MOST_LINES_OF_A_FUNCTION:
-                too_long.append(f"{place_of(path)}: {function.name}")
-    assert too_long == []
 
 
 def test_a_function_has_few_parameters() -> None:
