@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +18,7 @@ from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.weight_rule import OptimizerSync
 
-RUNTIME = Path(penstock.__file__).parent / "runtime"
+SOURCE = Path(penstock.__file__).parent
 
 
 def two_stages(
@@ -44,20 +45,24 @@ def two_stages(
 
 
 def entered_by_the_second_step() -> set[str]:
-    """The files of the runtime, on this rank, of which a function was called."""
+    """The files of the package, on this rank, of which a function is called, in any thread."""
     files: set[str] = set()
+    steps = 0
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(RUNTIME):
-            files.add(path.relative_to(RUNTIME).as_posix())
+        if steps == 1 and event == "call" and path.is_relative_to(SOURCE):
+            files.add(path.relative_to(SOURCE).as_posix())
 
+    threading.setprofile(note)
     pipe, batch = two_stages("1f1b", "process-groups")
     with pipe:
         pipe.step(batch)
         sys.setprofile(note)
+        steps = 1
         pipe.step(batch)
-        sys.setprofile(None)
+        steps = 2
+    sys.setprofile(None)
     return files
 
 
