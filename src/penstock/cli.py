@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.command_line.options import check_removed_options, with_options
+from penstock.command_line.options import with_options
 from penstock.command_line.terminal import print_error, silence_output
 from penstock.errors import INTERRUPTED, SIGNALLED, RunFailed
 
@@ -97,7 +97,6 @@ def run() -> int:
         app = app_of([word for word in words[1:2] if word in COMMANDS] or COMMANDS)
         app(arguments, prog_name="penstock")
     try:
-        check_removed_options(arguments)
         app = app_of(arguments[:1] if arguments[0] in COMMANDS else COMMANDS)
         code: object = app(arguments, standalone_mode=False)
         sys.stdout.flush()

@@ -1,22 +1,18 @@
 """Arguments and options that several commands share, and options that commands had once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from typer import Argument, Option
-
-from penstock.errors import BadInput
 
 if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
     from penstock.planning.plan_files import PlanInputs
 
 __all__ = [
-    "REMOVED_OPTIONS",
     "AsJson",
     "AskedProblem",
     "Batch",
@@ -48,7 +44,6 @@ __all__ = [
     "TensorParallel",
     "Tries",
     "Workers",
-    "check_removed_options",
     "names_in",
     "with_options",
 ]
@@ -317,33 +312,3 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = Signature(options)  # pyright: ignore[reportAttributeAccessIssue]
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
-
-
-LAYOUTS = "write the cuts as the split_points of --from torch, or as a layout of --from megatron"
-
-REMOVED_OPTIONS = {
-    ("", "--allow-pickle", ""): "checkpoints of format 1 are not read; resume with the version "
-    "that wrote them, and save the weights with --save-weights",
-    ("rehearse", "--network", ""): "links are always emulated; leave it out",
-    ("rehearse", "--fault", ""): "ask 'penstock simulate' with --device and --link-bandwidth",
-    ("simulate", "--trace", ""): "write it with --picture trace.json",
-    ("import", "--from", "deepspeed"): LAYOUTS,
-    ("import", "--from", "huggingface"): LAYOUTS,
-    ("import", "--from", "torchtitan"): LAYOUTS,
-}
-"""What to use instead, by command (empty: any), option and value (empty: any)."""
-
-
-def check_removed_options(words: Sequence[str]) -> None:
-    """Raise for the first removed option among the words of a command line.
-
-    Raises:
-        BadInput: what to use instead.
-    """
-    command = words[0] if words else ""
-    for word, following in zip(words[1:], [*words[2:], ""], strict=False):
-        option, equals, value = word.partition("=")
-        for where, chosen in product((command, ""), (value if equals else following, "")):
-            if instead := REMOVED_OPTIONS.get((where, option, chosen)):
-                what = f"{option} {chosen}".rstrip()
-                raise BadInput(f"penstock {command} has no {what} any more: {instead}")

@@ -68,7 +68,7 @@ from penstock.jobs import JOBS
 from penstock.jobs.job import Job, as_optimizer
 from penstock.jobs.samples import HELD_OUT, ModelOfArguments, TextData, data_named
 
-__all__ = ["KEYS", "REMOVED_KEYS", "find_job", "read_job"]
+__all__ = ["KEYS", "find_job", "read_job"]
 
 
 class TextTable(Entry):
@@ -93,10 +93,6 @@ class MadeOf(Entry):
 
 KEYS = ("base", *MadeOf.model_fields, *(field.name for field in fields(Job)))
 """The keys of a job file: the fields of a job, those that make them, and a built-in job."""
-
-REMOVED_KEYS = {
-    "gradient_noise": "leave it out; a callback can compare squared norms of gradients itself",
-}
 
 NUMBER = re.compile("[0-9]{1,9}")
 
@@ -188,8 +184,6 @@ def search_beside(path: Path) -> None:
 def job_of(table: dict[str, Any], path: Path) -> Job:
     for key in table:
         if key not in KEYS:
-            if instead := REMOVED_KEYS.get(key):
-                raise BadInput(f"'{key}' is no key any more: {instead}")
             raise BadInput(unknown_key(key, KEYS))
     if "rows" in table:
         table["rows"] = with_numbers(table["rows"])

@@ -44,7 +44,6 @@ from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, me
 from penstock.runtime.metrics import END, StepMetrics
 from penstock.runtime.processes.heartbeat import LIMIT_S, doing
 from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.removed import without_removed
 from penstock.runtime.settings import (
     MakeOptimizer,
     MakeSchedule,
@@ -129,7 +128,6 @@ class Pipeline:
     _steps: Steps
     _verified: VerifiedSteps
 
-    @without_removed
     def __init__(
         self,
         model: nn.Module | LayerGraph,
@@ -559,7 +557,6 @@ class Pipeline:
         self._tell(Saved(self.steps, target.folder.final))
         return target.folder.final
 
-    @without_removed
     def load(self, directory: Path | str, *, loader: StatefulLoader | None = None) -> int:
         """Continue from a checkpoint of any plan, or from the newest undamaged one of a directory.
 

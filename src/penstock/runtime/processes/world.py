@@ -31,7 +31,6 @@ from penstock.runtime.processes.heartbeat import (
     CurrentWait,
 )
 from penstock.runtime.processes.store import met_at
-from penstock.runtime.removed import check_variables
 from penstock.runtime.serialization import from_bytes, to_bytes
 from penstock.torch_internals import abort_group, default_store
 
@@ -412,10 +411,8 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     `own_device`.
 
     Raises:
-        BadInput: torchrun's environment variables are incomplete, or one is set that is gone; or
-            see `World.take_device`.
+        BadInput: torchrun's environment variables are incomplete; or see `World.take_device`.
     """
-    check_variables()
     HEARTBEAT.limit_s, HEARTBEAT.phase = timeout_s, "builds the pipeline"
     if dist.is_initialized():
         HEARTBEAT.begin(default_store(), dist.get_rank(), dist.get_world_size())
