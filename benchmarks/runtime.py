@@ -7,12 +7,10 @@ The script starts its own rank processes, one thread each, every rank on a core 
 there are cores. Parts: ``overhead`` (seconds beyond the ideal of an action, on a model that hardly
 computes; all that ``--quick`` measures), ``gloo`` (the same, our messages through Gloo as the
 rival's are), ``efficiency`` (a GPT-like model), ``memory`` (the peak of
-each rank), ``data-parallel`` (against DistributedDataParallel), ``options`` (ours with an option
-against ours without), ``overlap`` (optimizer steps that are checked afterwards, measured and as
-simulated), ``without-flush`` (asynchronous schedules against 1F1B, measured and as simulated),
-``end-to-end`` (rounds of profile, plan and run, against the rival's best schedule at equal memory
-and transport, and against DistributedDataParallel and FSDP; one case joins two hosts by a slow
-link, as network namespaces, and needs root).
+each rank), ``data-parallel`` (against DistributedDataParallel), ``end-to-end`` (rounds of profile,
+plan and run, against the rival's best schedule at equal memory and transport, and against
+DistributedDataParallel and FSDP; one case joins two hosts by a slow link, as network namespaces,
+and needs root).
 docs/benchmarks/runtime.md says what is measured, and how.
 """
 
@@ -55,18 +53,12 @@ END_CASES = (
 END_ROUNDS = 5
 """Profile, plan and run so often; from the least to the most holds the median with 94 %."""
 
-ENDLESS = ("1f1b", "vanilla", "pipedream", "2bw", "spectrain", "pipeoptim")
-OPTIONS = ("compile", "shard_optimizer", "accumulate")
-
 PARTS = (
     "overhead",
     "gloo",
     "efficiency",
     "memory",
     "data-parallel",
-    "options",
-    "overlap",
-    "without-flush",
     "end-to-end",
 )
 
@@ -137,25 +129,6 @@ def measure(part: str, quick: bool, smallest: bool) -> Any:
         case "data-parallel":
             settings = {"model_name": "gpt", "micro_batches": MICRO_BATCHES, "rounds": 8}
             return run_tasks([("data_parallel", settings)], 2, LIMIT_S)
-        case "options":
-            return [
-                run_tasks(
-                    [("option", {"option": option, "micro_batches": 16, "rounds": 8})], 2, LIMIT_S
-                )[0]
-                for option in OPTIONS
-            ]
-        case "overlap":
-            tasks = [
-                ("overlapping", {"model_name": name, "micro_batches": count, "rounds": 5})
-                for name, count in (("waiting", 8), ("waiting", 16), ("gpt", 8))
-            ]
-            return run_tasks(tasks, 4, LIMIT_S)
-        case "without-flush":
-            tasks = [
-                ("endless", {"schedules": list(ENDLESS), "micro_batches": count, "rounds": 3})
-                for count in (4, 16)
-            ]
-            return run_tasks(tasks, 2, LIMIT_S)
         case _:
             return [end_to_end(*case) for case in END_CASES]
 

@@ -26,7 +26,7 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.capture.stage_program import StageProgram
 
-RESULTS = Path(__file__).parent / "capture" / "stage_forward.json"
+RESULTS = Path(__file__).parent / "runtime" / "stage_forward.json"
 STAGES = 4
 
 Call = Callable[[], Any]

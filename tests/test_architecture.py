@@ -161,7 +161,7 @@ def test_modules_import_one_another_only_where_that_is_listed() -> None:
 
 
 def shared_package(modules: Iterable[str]) -> str:
-    return ".".join(os.path.commonprefix([name.split(".") for name in modules]))
+    return os.path.commonpath([name.replace(".", "/") for name in modules]).replace("/", ".")
 
 
 def test_a_class_holds_few_attributes_and_little_code() -> None:

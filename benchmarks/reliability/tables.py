@@ -4,7 +4,6 @@ python benchmarks/reliability/tables.py [--write]
 """
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,43 +11,15 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "commands_table",
     "elastic_table",
     "faults_table",
     "lost_workers_table",
     "phases_table",
-    "readers_table",
     "soak_table",
 ]
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "benchmarks" / "reliability.md"
-
-
-def readers_table(readers: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each reader."""
-    rows = [
-        "| reader | inputs | read | refused | failures | longest message | slowest |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for found in sorted(readers, key=lambda result: result["reader"]):
-        counts = " | ".join(f"{found[key]:,}" for key in ("inputs", "read", "refused", "failed"))
-        slowest = f"{found['longest_message']} | {found['slowest_s']:.2f} s"
-        rows.append(f"| {found['reader']} | {counts} | {slowest} |")
-    return "\n".join(rows)
-
-
-def commands_table(document: Mapping[str, Any]) -> str:
-    """A row for each command: how its changed command lines ended."""
-    rows = [
-        "| command | lines | done | refused | as real processes | longest line | slowest |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for name, found in sorted(document["commands"].items()):
-        lines, done = sum(found["codes"].values()), found["codes"].get("0", 0)
-        limits = f"{found['longest']} | {found['slowest_s']:.1f} s"
-        rows.append(f"| {name} | {lines} | {done} | {lines - done} | {found['apart']} | {limits} |")
-    return "\n".join(rows)
 
 
 def faults_table(faults: Sequence[Mapping[str, Any]]) -> str:
@@ -149,12 +120,6 @@ def elastic_table(found: Mapping[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def counts_in_words(faults: Sequence[Mapping[str, Any]]) -> str:
-    """How many runs were broken, and how many of them had a flaw."""
-    flawed = sum(bool(fault["flaws"]) for fault in faults)
-    return f"{len(faults)} runs were broken, and {flawed} had a flaw"
-
-
 def replaced(text: str, table: str) -> str:
     """``text`` with ``table`` in the place of the one that has the same first line, if any."""
     lines = text.splitlines()
@@ -170,21 +135,18 @@ def main() -> None:
     """Print the tables; with ``--write`` put them into the page."""
     faults = results("chaos")["faults"]
     tables = [
-        readers_table(results("readers")["readers"]),
-        commands_table(results("commands")),
         faults_table(faults),
         phases_table(faults),
         lost_workers_table(results("lost_worker")["runs"]),
         elastic_table(results("elastic")),
         *([soak_table(results("soak")["trends"])] if (HERE / "soak.json").exists() else []),
     ]
-    print("\n\n".join([*tables, counts_in_words(faults)]))
+    print("\n\n".join(tables))
     if "--write" in sys.argv:
         text = PAGE.read_text()
         for table in tables:
             text = replaced(text, table)
-        words = r"\d+ runs were broken, and \d+ had a flaw"
-        PAGE.write_text(re.sub(words, counts_in_words(faults), text))
+        PAGE.write_text(text)
 
 
 def results(name: str) -> Any:

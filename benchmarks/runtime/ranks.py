@@ -12,10 +12,7 @@ import torch
 import torch.distributed as dist
 from comparing import compare
 from end_to_end import compare_data_parallel, compare_end_to_end
-from endless import compare_endless
 from memory import measure_memory
-from options import compare_option
-from overlapping import compare_overlapping
 
 __all__ = ["main"]
 
@@ -24,9 +21,6 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "memory": measure_memory,
     "end_to_end": compare_end_to_end,
     "data_parallel": compare_data_parallel,
-    "option": compare_option,
-    "endless": compare_endless,
-    "overlapping": compare_overlapping,
 }
 
 

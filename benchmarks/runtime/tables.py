@@ -11,16 +11,6 @@ Rows: TypeAlias = list[dict[str, Any]]
 
 WITHOUT = "-"
 
-AT = {
-    "`gpt`, 2 ranks, 4 micro-batches": "times as fast with 4 micro-batches",
-    "`gpt`, 2 ranks, 8 micro-batches": "with 8",
-    "`gpt`, 2 ranks, 32 micro-batches": "with 32",
-    "`gpt`, 4 ranks, 8 micro-batches": "on 4 ranks",
-    "`gpt-head`, 2 ranks, 8 micro-batches": "where the head takes as long as five blocks",
-    "`gpt`, 2 ranks, 100 Mb/s, 8 micro-batches": "over a link of 100 Mb/s",
-}
-"""The cases of `end_to_end` in the words of README."""
-
 
 def page_tables(document: dict[str, Any]) -> dict[str, list[str]]:
     """The lines of each part's table; parts that were not measured are left out."""
@@ -91,11 +81,6 @@ def end_case(row: dict[str, Any]) -> str:
     return f"`{row['model']}`, {row['ranks']} ranks{link}, {row['micro_batches']} micro-batches"
 
 
-def in_words(row: dict[str, Any]) -> str:
-    """How many times as fast ours is, in a case."""
-    return f"{spread(row['equal_memory'])} {AT[end_case(row)]}"
-
-
 def won(row: dict[str, Any]) -> float:
     """Of the seconds that any order could save over the best rival, the share that ours saves."""
     return (1 - 1 / row["equal_memory"]["median"]) / (1 - 1 / row["can_be_won"]["median"])
@@ -122,27 +107,12 @@ def memory(rows: Rows) -> Iterator[str]:
         yield f"| `{ours['case']}` | {ours['micro_batches']} | {cells} |"
 
 
-def without_flush(rows: Rows) -> Iterator[str]:
-    """Asynchronous schedules against 1F1B, measured and as simulated."""
-    yield (
-        "| micro-batches a batch | schedule | measured | simulated "
-        "| times as fast as 1F1B, measured | simulated |"
-    )
-    yield "|---" * 6 + "|"
-    for count in rows:
-        for row in count["rows"]:
-            seconds = f"{row['measured_s']:.2f} s | {row['predicted_s']:.2f} s"
-            times = f"{row['times_as_fast']:.2f} | {row['predicted_times_as_fast']:.2f}"
-            yield f"| {count['micro_batches']} | `{row['schedule']}` | {seconds} | {times} |"
-
-
 TABLES: dict[str, Callable[[Rows], Iterator[str]]] = {
     "overhead": overhead,
     "gloo": overhead,
     "efficiency": efficiency,
     "end-to-end": end_to_end,
     "memory": memory,
-    "without-flush": without_flush,
 }
 
 

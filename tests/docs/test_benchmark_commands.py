@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -32,12 +30,3 @@ def test_the_runtime_benchmark_prints_both_ratios_and_nothing_else() -> None:
     assert values["overhead_ratio"].keys() == {"1f1b/2"}
     assert values["limit_ratio"].keys() == {"1f1b/2", "zb-h1/2"}
     assert all(isinstance(ratio, float) for ratio in values["limit_ratio"].values())
-
-
-@pytest.mark.slow
-def test_the_verification_benchmark_prints_a_line_of_json_for_each_case() -> None:
-    (line,) = output_of("benchmarks/verify.py", "--smallest").splitlines()
-    case = json.loads(line)
-    assert (case["model"], case["ranks"], case["rounds"]) == ("gpt-text", 1, 2)
-    assert case["verified"].startswith("equal to your module on the whole batch: ")
-    assert case["added_over_plain"].keys() == {"wall", "cpu"}

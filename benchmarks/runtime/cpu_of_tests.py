@@ -1,6 +1,6 @@
 """CPU seconds of the test command, user and system, of all its processes.
 
-    python benchmarks/yardsticks/cpu_of_tests.py [--out FILE] [-- PYTEST ARGUMENTS]
+    python benchmarks/runtime/cpu_of_tests.py [--out FILE] [-- PYTEST ARGUMENTS]
 
 Processes that tests start and wait for count too.
 """

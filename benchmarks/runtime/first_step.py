@@ -1,6 +1,6 @@
 """Seconds from the start of ``penstock train`` to its first step, by part.
 
-    python benchmarks/yardsticks/first_step.py [--job gpt-text] [--workers 4] [--times 3] [--out F]
+    python benchmarks/runtime/first_step.py [--job gpt-text] [--workers 4] [--times 3] [--out F]
 
 The command runs as a user runs it. Each line that it prints ends a part; the script stamps the
 lines as they come, so it needs nothing from inside. The CPU seconds are of the command and all
