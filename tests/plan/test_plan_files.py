@@ -129,11 +129,6 @@ def test_the_order_of_a_plan_is_its_schedules():
     assert str(order_of(unlimited)).splitlines()[0] == "stage 0   F0 F1 F2 B0 B1 B2"
 
 
-def test_a_schedule_that_is_made_no_longer_is_answered_with_what_to_use():
-    with pytest.raises(BadInput, match=r"^schedule 'exact' is made no longer; use 'zero-bubble'"):
-        order_of(replace(PLAN, schedule="exact"))
-
-
 def test_an_unknown_schedule_is_answered_with_those_there_are():
     with pytest.raises(BadInput, match=rf"'zigzag' is unknown; .*{len(FAMILIES)} .*penstock list"):
         order_of(Plan(PLAN.stages, 3, 4, "zigzag"))

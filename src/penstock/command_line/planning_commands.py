@@ -96,11 +96,7 @@ def explained(
     planned: "PlannedPipeline", problem: "PlanningProblem"
 ) -> tuple[dict[str, object], list[str]]:
     """What limits a plan: as a key of the JSON, and in words."""
-    from penstock.planning.assumed_split import whole_backwards_words
     from penstock.planning.explanation import explain_plan, explanation_words
 
     explanation = explain_plan(planned, problem)
-    words = list(explanation_words(explanation))
-    if planned.assumed_split:
-        words.append(whole_backwards_words(problem))
-    return {"explanation": explanation.to_json()}, words
+    return {"explanation": explanation.to_json()}, explanation_words(explanation)

@@ -102,8 +102,6 @@ def headline(planned: PlannedPipeline) -> list[str]:
     if plan.tensor_groups:
         lines.append(groups_line(plan.tensor_groups))
     lines += reserve_lines(planned.memory_reserve)
-    if planned.assumed_split:
-        lines.append(str(planned.assumed_split))
     if planned.by_length:
         mean_s = seconds_text(expected_s(planned.by_length))
         lines.append(f"mean over lengths {mean_s} ({', '.join(map(str, planned.by_length))})")

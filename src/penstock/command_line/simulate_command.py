@@ -18,15 +18,6 @@ __all__ = ["simulate"]
 
 MOST_ITERATIONS = 1000
 
-LinkBandwidth: TypeAlias = Annotated[
-    str, Option(metavar="CHANGE", help="What if: bandwidth of all links, such as x0.5 or 10GB/s.")
-]
-DeviceSpeeds: TypeAlias = Annotated[
-    list[str] | None,
-    Option(
-        metavar="CHANGE", help="What if: a device's speed, such as '3 slower 20 %'; repeatable."
-    ),
-]
 MicroBatches: TypeAlias = Annotated[
     int,
     Option(
@@ -54,11 +45,6 @@ def simulate(
     profile: options.PlansProfile = "",
     cluster: options.PlansCluster = "",
     profile_batch: options.ProfileBatch = 0,
-    link_bandwidth: LinkBandwidth = "",
-    link_latency: Annotated[
-        str, Option(metavar="CHANGE", help="What if: latency of all links, such as x0.5 or 5us.")
-    ] = "",
-    device: DeviceSpeeds = None,
     micro_batches: MicroBatches = 0,
     schedule: Annotated[str, Option(metavar="NAME", help="What if: another schedule.")] = "",
     optimizer: options.Optimizer = "",
@@ -83,7 +69,7 @@ def simulate(
     from penstock.plan.optimizer_state import optimizer_state
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import PlanInputs, inputs_of_plan
-    from penstock.planning.what_if import play, play_changed, read_what_if
+    from penstock.planning.what_if import WhatIf, play, play_changed
     from penstock.report.timeline_files import check_timeline_path
     from penstock.simulate.meetings import meeting_price
     from penstock.timeline.json_file import timeline_to_json, write_timeline
@@ -91,7 +77,7 @@ def simulate(
     if picture:
         check_timeline_path(picture)
     terminal.check_places(out, picture, csv)
-    asked = read_what_if(link_bandwidth, link_latency, device or (), micro_batches, schedule)
+    asked = WhatIf(micro_batches, schedule)
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     state = optimizer_state(optimizer) if optimizer else inputs.optimizer_state

@@ -9,7 +9,7 @@ from penstock.errors import BadInput
 from penstock.plan.choices import choice_refusal, choices_of
 from penstock.plan.in_one_process import PlanInOneProcess, merged
 from penstock.plan.plan import Plan
-from penstock.schedule.registry import FAMILIES, known_schedule
+from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.validate import validate
 
@@ -35,7 +35,7 @@ def order_of(plan: Plan) -> Schedule:
         planned = replace(plan.planned, micro_batches=plan.micro_batches)
         return merged(order_of(planned), planned.shape())
     check_choices(plan)
-    family = known_schedule(plan.schedule)
+    family = FAMILIES.get(plan.schedule)
     if family is None:
         raise BadInput(
             f"the plan's schedule '{plan.schedule}' is unknown; use one of the "

@@ -13,7 +13,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.plan.throughput import NOT_KNOWN, Throughput, throughput_of
 from penstock.planning.answers import find_plan
-from penstock.planning.assumed_split import AssumedSplit, assumed_split
 from penstock.planning.rivals import PLAIN, Rival, best_rival, rivals_of
 from penstock.planning.spp_bound import is_spp_order, spp_bound_s
 from penstock.profile.model_profile import ModelProfile
@@ -48,10 +47,9 @@ class PlannedPipeline:
     ``spp_bound_s`` is SPP's bound for a plan in SPP's order of work, infinite for other orders.
     Where batches have different lengths, ``prediction`` and the bound are for the mean costs, and
     ``by_length`` has the prediction of each length. ``memory_reserve`` is the share of each
-    device's memory that the plan had to leave free. ``assumed_split`` is given where the plan
-    splits backwards and the profile does not. ``throughput`` is what it trains each second, by the
-    mean over lengths. ``optimizer_state`` are the bytes that the optimizer keeps for each byte of
-    parameters.
+    device's memory that the plan had to leave free. ``throughput`` is what it trains each second,
+    by the mean over lengths. ``optimizer_state`` are the bytes that the optimizer keeps for each
+    byte of parameters.
     """
 
     plan: Plan
@@ -61,7 +59,6 @@ class PlannedPipeline:
     spp_bound_s: float
     by_length: tuple[LengthPrediction, ...] = ()
     memory_reserve: float = 0.0
-    assumed_split: AssumedSplit | None = None
     throughput: Throughput = NOT_KNOWN
     optimizer_state: float = 2.0
 
@@ -135,7 +132,6 @@ class PlannedPipeline:
             "speedup_over_data_parallel": finite(self.speedup_over_data_parallel),
             "rivals": [rival.to_json() for rival in self.baselines.rivals],
             **(lengths if by_length else {}),
-            **({"assumed_split": self.assumed_split.to_json()} if self.assumed_split else {}),
         }
 
 
@@ -204,7 +200,6 @@ def assess_plan(
         spp_bound_s(problem, plan) if is_spp_order(plan) else inf,
         by_length,
         problem.memory_reserve,
-        assumed_split(problem, plan, prediction.iteration_s),
         throughput_of(problem.profile, problem.cluster, plan.devices, plan.global_batch, mean_s),
         problem.optimizer_bytes_per_parameter_byte,
     )

@@ -12,7 +12,6 @@ from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.plan import Plan, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.assessment import PlannedPipeline
-from penstock.planning.assumed_split import AssumedSplit
 from penstock.planning.path_shares import (
     AllReduce,
     PathShare,
@@ -153,7 +152,6 @@ class Explanation:
     busiest_link: Utilisation | None
     fullest: Fullness
     forbidden: Change | None
-    assumed_split: AssumedSplit | None = None
 
     def seconds(self, kind: ShareKind) -> float:
         """Seconds of one kind on the critical path."""
@@ -205,7 +203,6 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
         busiest_link=links[0] if links else None,
         fullest=fullest_of(problem.cluster, peaks),
         forbidden=best_forbidden(problem, plan, stage) if is_planned else None,
-        assumed_split=planned.assumed_split,
     )
 
 
@@ -216,7 +213,7 @@ def explanation_words(explanation: Explanation) -> list[str]:
 
 
 def remarks(explanation: Explanation) -> list[str]:
-    """What memory forbids, and what had to be assumed, in sentences; often none."""
+    """What memory forbids, in a sentence; often none."""
     words: list[str] = []
     fullest, forbidden = explanation.fullest, explanation.forbidden
     if forbidden and forbidden.fullest:
@@ -226,8 +223,6 @@ def remarks(explanation: Explanation) -> list[str]:
         )
     elif fullest.share >= NEAR_THE_LIMIT:
         words.append(f"Device {fullest.device} is full: {memory_words(fullest)}.")
-    if explanation.assumed_split:
-        words.append(sentence(str(explanation.assumed_split)))
     return words
 
 

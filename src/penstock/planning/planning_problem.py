@@ -22,7 +22,7 @@ from penstock.plan.problem import (
 from penstock.planners.pinned import check_pins
 from penstock.planners.registry import OWN_SCHEDULES
 from penstock.profile.model_profile import ModelProfile
-from penstock.schedule.registry import FAMILIES, known_schedule
+from penstock.schedule.registry import FAMILIES
 from penstock.simulate.simulation import check_plan_fits_inputs
 
 __all__ = [
@@ -66,8 +66,7 @@ def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
     2
 
     Raises:
-        BadInput: no member has the name; the message says which was probably meant, or what to use
-            instead of a schedule that is made no longer.
+        BadInput: no member has the name; the message says which was probably meant.
     """
     if name not in registry and thing == "planner":
         from penstock.planning.plugins import add_installed
@@ -75,8 +74,6 @@ def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
         add_installed()
     if name in registry:
         return registry[name]
-    if thing == "schedule":
-        known_schedule(name)
     near = get_close_matches(name.lower(), registry, n=1)
     hint = f"did you mean '{near[0]}'?" if near else "use one that 'penstock list' names"
     raise BadInput(f"{thing} '{name}' is unknown; {hint}")

@@ -1,16 +1,10 @@
-"""The same plan with one thing changed: the cluster's links or devices, micro-batches, schedule."""
+"""Simulate a plan as it is, or with other micro-batches or another schedule."""
 
-import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
-from math import isfinite
-from typing import Any, Literal
 
-from penstock.cluster.cluster import Cluster, Host, Link
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.tensor_groups import Groups
-from penstock.cluster.toml_file import Dimension, parse_quantity
 from penstock.document import Json
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
@@ -30,221 +24,37 @@ from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Timeline
 
 __all__ = [
-    "DeviceChange",
-    "NumberChange",
     "PlayedPlan",
     "WhatIf",
-    "changed_cluster",
     "changed_plan",
     "play",
     "play_changed",
-    "read_bandwidth_change",
-    "read_device_change",
-    "read_latency_change",
-    "read_what_if",
-    "with_device_change",
-    "with_link_bandwidth",
-    "with_link_latency",
 ]
-
-FACTOR = re.compile(r"\s*(?:[x\N{MULTIPLICATION SIGN}]\s*([\d.]+(?:e[-+]?\d+)?)|([\d.]+)\s*x)\s*")
-DEVICE = re.compile(r"\s*(\d+)[\s:]+(slower|faster)[\s:]+([\d.]+)\s*%\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class NumberChange:
-    """A change of a rate (bytes per second) or a latency (seconds): a factor, or a new value."""
-
-    figure: float
-    is_factor: bool
-
-    def of(self, before: float) -> float:
-        """The changed number. With a factor, 0 (there is no such link) stays 0.
-
-        >>> NumberChange(2.0, is_factor=True).of(5.0), NumberChange(2.0, is_factor=False).of(5.0)
-        (10.0, 2.0)
-        """
-        return self.figure * before if self.is_factor else self.figure
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceChange:
-    """A device that becomes slower or faster by ``part``: 0.2 for 20 %.
-
-    20 % slower means that it takes 1.2 times as long, 20 % faster that it does 1.2 times as much.
-    """
-
-    device: int
-    direction: Literal["slower", "faster"]
-    part: float
-
-    @property
-    def speed_factor(self) -> float:
-        return 1 + self.part if self.direction == "faster" else 1 / (1 + self.part)
-
-
-def read_bandwidth_change(text: str) -> NumberChange:
-    """Parse a change of rates: a factor, or a rate.
-
-    >>> read_bandwidth_change("x2"), read_bandwidth_change("10 GB/s")
-    (NumberChange(figure=2.0, is_factor=True), NumberChange(figure=10000000000.0, is_factor=False))
-
-    Raises:
-        BadInput: neither, or not above 0.
-    """
-    change = read_number_change(text, "bandwidth", "link bandwidth", "x2, x0.5 or 10GB/s")
-    if not change.figure > 0:
-        raise BadInput(f"link bandwidth '{text}' must be > 0; write x2, x0.5 or 10GB/s")
-    return change
-
-
-def read_latency_change(text: str) -> NumberChange:
-    """Parse a change of latencies: a factor, or a time.
-
-    >>> read_latency_change("x0.5"), read_latency_change("5us")
-    (NumberChange(figure=0.5, is_factor=True), NumberChange(figure=5e-06, is_factor=False))
-
-    Raises:
-        BadInput: neither, or below 0.
-    """
-    return read_number_change(text, "time", "link latency", "x2, x0.5 or 5us")
-
-
-def read_number_change(text: str, dimension: Dimension, thing: str, forms: str) -> NumberChange:
-    """Parse a factor or a quantity; ``thing`` and ``forms`` are used in error messages."""
-    try:
-        if match := FACTOR.fullmatch(text):
-            change = NumberChange(float(match[1] or match[2]), is_factor=True)
-        else:
-            change = NumberChange(parse_quantity(text, dimension), is_factor=False)
-    except ValueError as error:
-        raise BadInput(f"{thing} '{text}' is not a change: {error}; write {forms}") from None
-    if not (change.figure >= 0 and isfinite(change.figure)):
-        raise BadInput(f"{thing} '{text}' must be finite and >= 0; write {forms}")
-    return change
-
-
-def read_device_change(text: str) -> DeviceChange:
-    """Parse a change of one device's speed.
-
-    >>> read_device_change("3 slower 20 %")
-    DeviceChange(device=3, direction='slower', part=0.2)
-    >>> read_device_change("3:faster:50%").speed_factor
-    1.5
-
-    Raises:
-        BadInput: the text has another form.
-    """
-    match = DEVICE.fullmatch(text)
-    try:
-        if match is None:
-            raise ValueError
-        part = float(match[3]) / 100
-    except ValueError:
-        raise BadInput(
-            f"device change '{text}' cannot be read; write the device's number, slower or faster, "
-            f"and percent: '3 slower 20 %' or 3:slower:20%"
-        ) from None
-    return DeviceChange(int(match[1]), "faster" if match[2] == "faster" else "slower", part)
-
-
-def with_link_bandwidth(cluster: Cluster, change: NumberChange) -> Cluster:
-    """The cluster with the rates of all links and ports changed; missing ones stay missing."""
-    return with_links(cluster, "bytes_per_s", lambda before: before and change.of(before))
-
-
-def with_link_latency(cluster: Cluster, change: NumberChange) -> Cluster:
-    """The cluster with the latencies of all links and ports changed."""
-    return with_links(cluster, "latency_s", change.of)
-
-
-def with_links(cluster: Cluster, figure: str, change: Callable[[float], float]) -> Cluster:
-    def changed(thing: Host | Link, *names: str) -> Any:
-        return replace(thing, **{name: change(getattr(thing, name)) for name in names})
-
-    hosts = (changed(host, f"link_{figure}", f"port_{figure}") for host in cluster.hosts)
-    links = (changed(link, figure) for link in cluster.links)
-    return replace(cluster, hosts=tuple(hosts), links=tuple(links))
-
-
-def with_device_change(cluster: Cluster, change: DeviceChange) -> Cluster:
-    """The cluster with one device slower or faster.
-
-    Raises:
-        BadInput: the cluster has no such device.
-    """
-    last = len(cluster.devices) - 1
-    if change.device > last:
-        raise BadInput(
-            f"cluster '{cluster.name}' has no device {change.device}; its devices are 0..{last}"
-        )
-    devices = list(cluster.devices)
-    changed = devices[change.device]
-    devices[change.device] = replace(changed, speed=changed.speed * change.speed_factor)
-    left = iter(devices)
-    hosts = (replace(h, devices=tuple(islice(left, len(h.devices)))) for h in cluster.hosts)
-    return replace(cluster, hosts=tuple(hosts))
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The changes; ``words`` names each as it was asked for."""
+    """The number of micro-batches (0: as is) and the schedule (empty: as is) to simulate.
 
-    bandwidth: NumberChange | None
-    latency: NumberChange | None
-    devices: tuple[DeviceChange, ...]
-    micro_batches: int
-    schedule: str
-    words: tuple[str, ...]
-
-
-def read_what_if(
-    link_bandwidth: str = "",
-    link_latency: str = "",
-    devices: Sequence[str] = (),
-    micro_batches: int = 0,
-    schedule: str = "",
-) -> WhatIf:
-    """The changes that people ask for in words; an empty or 0 argument changes nothing.
-
-    >>> read_what_if(link_bandwidth="x2", devices=["3 slower 20 %"]).words
-    ('link bandwidth x2', 'device 3 slower 20 %')
+    >>> WhatIf(8, "zb-h1").words
+    ('8 micro-batches', 'schedule zb-h1')
 
     Raises:
-        BadInput: a change that cannot be read, or an unknown schedule.
+        BadInput: an unknown schedule.
     """
-    if schedule:
-        member_named(FAMILIES, schedule, "schedule")
-    words = [
-        *([f"link bandwidth {link_bandwidth}"] if link_bandwidth else []),
-        *([f"link latency {link_latency}"] if link_latency else []),
-        *(f"device {text}" for text in devices),
-        *([f"{micro_batches} micro-batches"] if micro_batches else []),
-        *([f"schedule {schedule}"] if schedule else []),
-    ]
-    return WhatIf(
-        read_bandwidth_change(link_bandwidth) if link_bandwidth else None,
-        read_latency_change(link_latency) if link_latency else None,
-        tuple(read_device_change(text) for text in devices),
-        micro_batches,
-        schedule,
-        tuple(words),
-    )
 
+    micro_batches: int = 0
+    schedule: str = ""
 
-def changed_cluster(cluster: Cluster, changes: WhatIf) -> Cluster:
-    """The cluster after the changes; the same object where there are none.
+    def __post_init__(self) -> None:
+        if self.schedule:
+            member_named(FAMILIES, self.schedule, "schedule")
 
-    Raises:
-        BadInput: the cluster has no such device.
-    """
-    if changes.bandwidth:
-        cluster = with_link_bandwidth(cluster, changes.bandwidth)
-    if changes.latency:
-        cluster = with_link_latency(cluster, changes.latency)
-    for change in changes.devices:
-        cluster = with_device_change(cluster, change)
-    return cluster
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Each change; none for the plan as it is."""
+        batches = [f"{self.micro_batches} micro-batches"] if self.micro_batches else []
+        return (*batches, *([f"schedule {self.schedule}"] if self.schedule else []))
 
 
 def changed_plan(problem: PlanningProblem, plan: Plan, changes: WhatIf) -> Plan:
@@ -384,18 +194,16 @@ def play(
 
 
 def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:
-    """Simulate the same plan with the changes that are asked for.
+    """Simulate the same plan with ``changes``.
 
     Raises:
-        BadInput: no such device, or the plan cannot have the schedule.
+        BadInput: the plan cannot have the schedule.
     """
-    cluster = changed_cluster(before.problem.cluster, changes)
-    problem = replace(before.problem, cluster=cluster)
-    plan = changed_plan(problem, before.planned.plan, changes)
+    problem = before.problem
     return play(
-        plan,
+        changed_plan(problem, before.planned.plan, changes),
         problem.profile,
-        cluster,
+        problem.cluster,
         before.iterations,
         before.optimizer_sync,
         problem.memory_reserve,

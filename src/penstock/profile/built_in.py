@@ -135,7 +135,6 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
         batch_size=batch,
         source=entry.source,
         device=entry.device,
-        halves_assumed=True,
         tokens_per_sample=entry.tokens_per_sample,
     )
     return without_batch_inputs(profile)

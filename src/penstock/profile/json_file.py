@@ -32,7 +32,6 @@ FIRST = ("name", "source", "device", "notes", "batch_size")
 OFTEN_EMPTY = (
     "device",
     "notes",
-    "halves_assumed",
     "whole_loss",
     "tokens_per_sample",
     "flops_per_sample",

@@ -209,8 +209,7 @@ class ModelProfile(Table):
 
     If batches have different lengths, ``by_length`` has the costs of each, from short to long. Then
     times and edges are means over all batches, and saved bytes those of the longest batch.
-    ``halves_assumed``: the backward was measured as a whole, and the times of its halves are
-    assumed. ``tensor_parallel`` says what a tensor group divides, if that is known. A sample has
+    ``tensor_parallel`` says what a tensor group divides, if that is known. A sample has
     ``tokens_per_sample``; its forward and backward take ``flops_per_sample`` floating-point
     operations, without recompute (0: not known, and nothing is predicted by them). With
     ``whole_loss`` the last layer runs once for all samples of a step; its costs are added up here.
@@ -231,7 +230,6 @@ class ModelProfile(Table):
     source: str = "unknown"
     device: str = ""
     by_length: tuple[LengthCosts, ...] = ()
-    halves_assumed: bool = False
     tensor_parallel: TensorParallelCosts | None = None
     notes: tuple[str, ...] = ()
     tokens_per_sample: float = 0.0

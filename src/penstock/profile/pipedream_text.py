@@ -69,7 +69,6 @@ def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelPro
         ),
         batch_size=profile_batch,
         source=f"PipeDream text {Path(path).name}; {dropped_text(nodes[name] for name in inputs)}",
-        halves_assumed=True,
     )
     return without_batch_inputs(profile)
 

@@ -8,7 +8,7 @@ from typing import cast
 from penstock.errors import BadInput
 from penstock.schedule.family import Family
 
-__all__ = ["FAMILIES", "GONE", "Families", "known_schedule"]
+__all__ = ["FAMILIES", "Families"]
 
 
 class Families(Mapping[str, Family]):
@@ -102,17 +102,3 @@ FAMILIES = Families(
     }
 )
 """Values are paths of records, relative to `penstock.schedule`."""
-
-GONE = {"exact": "'zero-bubble' or 'list'"}
-"""Schedules that are made no longer, and what to use instead."""
-
-
-def known_schedule(name: str) -> Family | None:
-    """The family of a schedule; None where there is none of the name.
-
-    Raises:
-        BadInput: there was one.
-    """
-    if name in GONE:
-        raise BadInput(f"schedule '{name}' is made no longer; use {GONE[name]}")
-    return FAMILIES.get(name)
