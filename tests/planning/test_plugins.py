@@ -2,8 +2,6 @@
 
 import csv
 import os
-import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ from penstock.errors import BadInput, PluginFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planning.planning_problem import planning_problem
-from penstock.planning.plugins import load_plugins
+from penstock.planning.plugins import add_planner
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.action import Action
 from penstock.schedule.family import Family
@@ -27,8 +25,6 @@ from penstock.schedule.schedule import Schedule, schedule_from_actions
 from penstock.schedule.shape import PipelineShape
 from penstock.search.search import PLANNERS
 from penstock.simulate.simulation import simulate_plan
-
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "own-planner.md"
 
 
 @pytest.fixture(autouse=True)
@@ -140,21 +136,18 @@ def test_a_schedule_that_fails_is_one_line(
     assert "backwards-first" not in FAMILIES
 
 
-def test_names_of_the_package_cannot_be_taken(tmp_path: Path) -> None:
-    file = tmp_path / "plugin.py"
-    for text, told in (
-        ("PLANNERS = {'dapple': print}", "planner 'dapple' is one of the package"),
-        ("SCHEDULES = {'1f1b': print}", "schedule '1f1b' is one of the package"),
-        ("PLANNERS = {'mine': 3}", "planner 'mine' is a int, not a function"),
-        ("SCHEDULES = {'mine': 3}", "schedule 'mine' is a int, not a function"),
-        ("x = 1", "defines neither PLANNERS nor SCHEDULES"),
-    ):
-        file.write_text(text)
-        with pytest.raises(BadInput, match=told):
-            load_plugins([str(file)])
-    file.write_text("import nothing_of_this_name")
-    with pytest.raises(PluginFailed, match="raised ModuleNotFoundError"):
-        load_plugins([str(file)])
+@pytest.mark.parametrize(
+    ("add", "name", "told"),
+    [
+        (add_planner, "dapple", "planner 'dapple' is one of the package"),
+        (FAMILIES.add, "1f1b", "schedule '1f1b' is one of the package"),
+        (add_planner, "mine", "planner 'mine' is a int, not a function"),
+        (FAMILIES.add, "mine", "schedule 'mine' is a int, not a function"),
+    ],
+)
+def test_names_of_the_package_cannot_be_taken(add: Any, name: str, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        add(name, 3)
 
 
 def test_a_comparison_has_a_row_for_a_planner_that_fails(
@@ -217,20 +210,17 @@ def test_entry_points_of_another_package_are_found(tmp_path: Path) -> None:
     assert any("halves" in line for line in listed) and any("its-order" in line for line in listed)
 
 
-def test_the_command_of_the_guide_writes_a_table(
+def test_compare_and_plan_write_tables(
     penstock: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = GUIDE.read_text(encoding="utf-8")
-    (file,) = re.findall(r"^# mine.py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    (tmp_path / "mine.py").write_text(file, encoding="utf-8")
-    (command,) = re.findall(r"^penstock (.+)$", text, re.MULTILINE)
-    answer = penstock(*shlex.split(command), "--quiet")
+    problem = ("vgg-19", "--cluster", "dapple-c", "--batch", "256", "--quiet")
+    wanted = ("--planners", "single-device,gpipe", "--csv", "compared.csv")
+    answer = penstock("compare", *problem, *wanted)
     assert answer.code == 0, answer.errors
     with (tmp_path / "compared.csv").open(encoding="utf-8", newline="") as opened:
         rows = {row["planner"]: row for row in csv.DictReader(opened)}
-    assert set(rows) == {"alone", "gpipe"}
-    assert rows["alone"]["micro_batches"] == "256" and float(rows["gpipe"]["iteration_s"]) > 0
-    problem = ("vgg-19", "--cluster", "dapple-c", "--batch", "256", "--plugin", "mine.py")
-    assert penstock("plan", *problem, "--planner", "alone", "--csv", "p.csv", "--quiet").code == 0
+    assert set(rows) == {"single-device", "gpipe"}
+    assert int(rows["single-device"]["stages"]) == 1 and float(rows["gpipe"]["iteration_s"]) > 0
+    assert penstock("plan", *problem, "--planner", "gpipe", "--csv", "p.csv").code == 0
     assert (tmp_path / "p.csv").read_text().startswith("stage,first_layer,last_layer,devices,rows,")

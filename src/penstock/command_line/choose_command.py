@@ -31,7 +31,6 @@ def choose(
     ] = 0.0,
     planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
     profile_batch: options.ProfileBatch = 0,
-    plugin: options.Plugins = None,
     csv: options.Csv = "",
     out: options.Out = "",
     terminal: Terminal,

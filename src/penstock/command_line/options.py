@@ -33,7 +33,6 @@ __all__ = [
     "PlanToFollow",
     "PlansCluster",
     "PlansProfile",
-    "Plugins",
     "ProfileBatch",
     "ProfilePath",
     "Quiet",
@@ -224,26 +223,6 @@ Csv: TypeAlias = Annotated[
 ]
 
 
-def load_plugins(paths: list[str] | None) -> list[str] | None:
-    """Add the planners and schedules of Python files before names are looked up."""
-    if paths:
-        from penstock.planning import plugins
-
-        plugins.load_plugins(paths)
-    return paths
-
-
-Plugins: TypeAlias = Annotated[
-    list[str] | None,
-    Option(
-        "--plugin",
-        metavar="FILE.py",
-        callback=load_plugins,
-        help="A file with further planners or schedules, in PLANNERS and SCHEDULES. Repeatable.",
-    ),
-]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedProblem:
     """The options that say what is to be planned."""
@@ -259,7 +238,6 @@ class AskedProblem:
     max_stages: MaxStages = 0
     memory_reserve: MemoryReserve = 0.05
     pin: Pins = None
-    plugin: Plugins = None
 
     @property
     def inputs(self) -> "PlanInputs":

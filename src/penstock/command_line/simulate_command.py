@@ -57,7 +57,6 @@ def simulate(
     picture: Annotated[
         str, Option(metavar="PATH", help="Draw the timeline: .svg, .html, .json or .txt.")
     ] = "",
-    plugin: options.Plugins = None,
     csv: options.Csv = "",
     out: options.Out = "",
     terminal: Terminal,

@@ -25,12 +25,13 @@ from penstock.jobs.run_directory import Records, RunDirectory
 from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
+from penstock.runtime.callbacks import Callback
 from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import PAUSE, StepMetrics, evaluation_row
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.settings import Safety, Update
-from penstock.runtime.trackers import Tracker
+from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.drift import Drift
 from penstock.timeline.timeline import Timeline
@@ -526,7 +527,7 @@ SHOWN = ("batch_size", "steps", "seed", "accumulate", "clip_norm", "autocast", "
 
 def trackers_of(
     directory: Path, job: Job, plan: Plan, say: Callable[[str], None]
-) -> tuple[Tracker, ...]:
+) -> tuple[Callback, ...]:
     """A callback for each tracker of the job; their files are in ``directory/trackers``.
 
     The job's name is that of the project, and the run directory's that of the run.
@@ -541,9 +542,8 @@ def trackers_of(
         "micro_batch_size": plan.micro_batch_size,
     }
     files = directory / "trackers"
-    return tuple(
-        Tracker(tracker, files, job.name, directory.name, config, say) for tracker in job.trackers
-    )
+    about = {"project": job.name, "name": directory.name, "config": config, "say": say}
+    return tuple(track(tracker, files, **about) for tracker in job.trackers)
 
 
 PLAIN_LINES = 20

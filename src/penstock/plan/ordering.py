@@ -39,7 +39,7 @@ def order_of(plan: Plan) -> Schedule:
     if family is None:
         raise BadInput(
             f"the plan's schedule '{plan.schedule}' is unknown; use one of the "
-            f"{len(FAMILIES)} that 'penstock list' names, or load its file with --plugin"
+            f"{len(FAMILIES)} that 'penstock list' names"
         )
     shape = plan.shape()
     schedule = family.make(shape)

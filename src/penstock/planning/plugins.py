@@ -1,18 +1,14 @@
-"""Planners and schedules from outside: functions, files, and entry points of other packages.
+"""Planners and schedules from outside: functions, and entry points of other packages.
 
 A planner is a function from a problem and a score to a plan (`penstock.plan.problem.Planner`). A
 schedule is a function from the shape of a pipeline to an order (`penstock.schedule.outside`). Both
 are called by a name from then on, in this process.
 """
 
-import runpy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import entry_points
 from math import inf
-from typing import Any, cast
 
-from penstock.document import read_text
 from penstock.errors import BadInput, PluginFailed
 from penstock.plan.plan import Plan
 from penstock.plan.problem import Planner, PlanningProblem, Score
@@ -22,7 +18,7 @@ from penstock.schedule.registry import FAMILIES
 from penstock.search.search import PLANNERS
 from penstock.simulate.simulation import check_plan_fits_inputs
 
-__all__ = ["add_installed", "add_planner", "load_plugins", "planner_name", "schedule_name"]
+__all__ = ["add_installed", "add_planner", "planner_name", "schedule_name"]
 
 BUILT_IN = frozenset(PLANNERS)
 
@@ -97,31 +93,3 @@ def add_installed() -> None:
     for point in entry_points(group="penstock.planners"):
         if point.name not in PLANNERS:
             add_planner(point.name, called(f"entry point '{point.value}'", point.load, object))
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a file defines, by name."""
-
-    names: Mapping[str, Any]
-
-
-def load_plugins(paths: Sequence[str]) -> None:
-    """Add what the dictionaries ``PLANNERS`` and ``SCHEDULES`` of Python files name.
-
-    Raises:
-        BadInput: no such file, it defines neither dictionary, or one of its members is refused.
-        PluginFailed: the file raised.
-    """
-    for path in paths:
-        read_text(path, "plugin")
-        module = called(f"plugin '{path}'", lambda path=path: Loaded(runpy.run_path(path)), Loaded)
-        defined = module.names
-        if not {"PLANNERS", "SCHEDULES"} & set(defined):
-            raise BadInput(
-                f"plugin '{path}' defines neither PLANNERS nor SCHEDULES; write one of them, such "
-                f"as PLANNERS = {{'mine': my_function}}"
-            )
-        for table, add in (("PLANNERS", add_planner), ("SCHEDULES", FAMILIES.add)):
-            for name, value in cast(Mapping[str, Any], defined.get(table, {})).items():
-                add(name, value)

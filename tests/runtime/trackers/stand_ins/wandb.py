@@ -1,11 +1,10 @@
 """Stands in for Weights & Biases: the signatures that Penstock calls, with a file for a server.
 
-TOLD names the file. TROUBLE is "init", "log" or "finish" to raise there, "hang" to hang in init.
+TOLD names the file. TROUBLE is "init", "log" or "finish" to raise there.
 """
 
 import json
 import os
-import time
 from typing import Any
 
 
@@ -40,7 +39,5 @@ def init(
 ) -> Run:
     print("wandb: a banner")
     trouble_at("init")
-    while os.environ.get("TROUBLE") == "hang":
-        time.sleep(0.1)
     tell("init", project=project, name=name, config=config, id=id, resume=resume)
     return Run()
