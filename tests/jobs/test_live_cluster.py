@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.jobs.live_cluster import differences_from, slow_parts
+from penstock.jobs.live_cluster import slow_parts
 from penstock.measure.links import MeasuredLink, with_own_ports
 
 HOSTS = tuple(Host(name, (Device("cpu", 8e9),) * 2, 1e9, 1e8) for name in "abc")
@@ -54,26 +52,3 @@ def test_devices_with_ports_of_their_own_keep_them_beside_a_slow_link() -> None:
     assert len(found.cluster.links) == len(cluster.links) == 24
     assert found.cluster.bandwidth(0, 4) == 2e7
     assert found.cluster.bandwidth(1, 4) == 1e8
-
-
-def test_a_saved_cluster_holds_until_something_is_clearly_worse() -> None:
-    better = replace(SAVED, hosts=tuple(replace(h, port_bytes_per_s=8e7) for h in HOSTS))
-    assert differences_from(SAVED, better) == []
-    worse = replace(HOSTS[1], port_bytes_per_s=1e7, devices=(Device("cpu", 2e9, 0.5),) * 2)
-    assert differences_from(SAVED, replace(SAVED, hosts=(HOSTS[0], worse, HOSTS[2]))) == [
-        "the port of host 'b' carries 10.0 MB/s, and 100 MB/s were saved",
-        "rank 2 on 'b' has 2.0 GB, not 8.0",
-        "rank 2 on 'b' computes at 0.50, and 1.00 was saved",
-        "rank 3 on 'b' has 2.0 GB, not 8.0",
-        "rank 3 on 'b' computes at 0.50, and 1.00 was saved",
-    ]
-    assert differences_from(SAVED, SAVED.first(4)) == [
-        "it has hosts with [2, 2] ranks, and [2, 2, 2] were saved"
-    ]
-
-
-@pytest.mark.parametrize("kind", ["V100", "A100"])
-def test_another_kind_of_device_is_another_cluster(kind: str) -> None:
-    hosts = (replace(HOSTS[0], devices=(Device(kind, 8e9),) * 2), *HOSTS[1:])
-    found = differences_from(SAVED, replace(SAVED, hosts=hosts))
-    assert found[0] == f"rank 0 on 'a' is a '{kind}', and 'cpu' was saved"

@@ -8,7 +8,7 @@ from typer import Option
 
 from penstock.command_line import options
 from penstock.command_line.terminal import Terminal
-from penstock.errors import BadInput, RunFailed
+from penstock.errors import BadInput
 
 if TYPE_CHECKING:
     from penstock.cluster.cluster import Cluster
@@ -23,9 +23,6 @@ def cluster(
         Literal["float32", "bfloat16", "float16"],
         Option("--type", help="Type in which speeds are measured: that of the job's products."),
     ] = "float32",
-    check: Annotated[
-        str, Option(metavar="C", help="Compare with this saved cluster instead of writing one.")
-    ] = "",
     out: options.Out = "",
     terminal: Terminal,
 ) -> None:
@@ -39,15 +36,14 @@ def cluster(
     terminal = replace(terminal, quiet=terminal.quiet or started.rank > 0)
     import torch
 
-    from penstock.cluster.toml_file import read_cluster, write_cluster
-    from penstock.jobs.live_cluster import differences_from, measure_cluster
+    from penstock.cluster.toml_file import write_cluster
+    from penstock.jobs.live_cluster import measure_cluster
     from penstock.jobs.profile_job import check_device
     from penstock.report.tables import cluster_table
 
     terminal.check_places(out)
     if note := check_device(device, started.ranks):
         terminal.note(note)
-    saved = read_cluster(check) if check else None
     terminal.note(f"measuring {started.ranks} rank(s) and the links between them")
     found = measure_cluster(device, getattr(torch, dtype))
     if started.rank:
@@ -55,7 +51,6 @@ def cluster(
     if out:
         write_cluster(found.cluster, out)
         terminal.note(f"wrote {out}")
-    differs = differences_from(saved, found.cluster) if saved else []
     values: dict[str, object] = {
         "hosts": [
             {
@@ -68,11 +63,8 @@ def cluster(
         ],
         "links": [[link.source, link.target, link.bytes_per_s] for link in found.cluster.links],
         "slowest": list(found.slow),
-        "differences": differs,
     }
     terminal.show(values, cluster_table(found.cluster), *(f"slow: {text}" for text in found.slow))
-    if differs:
-        raise RunFailed(f"'{check}' does not hold any more: {'; '.join(differs)}; plan again")
 
 
 def launch(
@@ -82,9 +74,6 @@ def launch(
         bool, Option("--torchrun", help="A script to run on every host, by torchrun.")
     ] = False,
     slurm: Annotated[bool, Option("--slurm", help="A script for sbatch.")] = False,
-    kubernetes: Annotated[
-        bool, Option("--kubernetes", help="A manifest for kubectl: a service and an indexed job.")
-    ] = False,
     cluster: Annotated[
         str, Option(metavar="C", help="Cluster with the hosts (default: the one of the plan).")
     ] = "",
@@ -92,7 +81,6 @@ def launch(
     run: Annotated[
         str, Option(metavar="DIR", help="Run directory, on a disk that all hosts share.")
     ] = "",
-    image: Annotated[str, Option(metavar="IMAGE", help="Container image, for Kubernetes.")] = "",
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         Option(help="Where the layers run. auto: on GPUs, if the cluster's devices are some."),
@@ -105,7 +93,7 @@ def launch(
     from penstock.jobs.launch_script import LAUNCHERS, Start, hosts_text
     from penstock.planning.plan_files import cluster_of_plan
 
-    asked = [n for n, on in zip(LAUNCHERS, (torchrun, slurm, kubernetes), strict=True) if on]
+    asked = [n for n, on in zip(LAUNCHERS, (torchrun, slurm), strict=True) if on]
     if len(asked) != 1:
         raise BadInput(f"name one of {', '.join(f'--{name}' for name in LAUNCHERS)}")
     terminal.check_places(out)
@@ -120,7 +108,6 @@ def launch(
         directory,
         tuple((host.name, len(host.devices)) for host in hosts.hosts),
         on_gpus=on_gpus,
-        image=image,
     )
     script = LAUNCHERS[asked[0]](start)
     if out:

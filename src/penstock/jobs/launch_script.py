@@ -1,16 +1,15 @@
-"""Writes what starts a job on several hosts: a script for torchrun or Slurm, or a manifest.
+"""Writes what starts a job on several hosts: a script for torchrun or Slurm.
 
 Ranks are numbered host by host, in the order of the cluster, for so a plan numbers its devices.
 """
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import BadInput
 
-__all__ = ["LAUNCHERS", "Start", "kubernetes_manifest", "slurm_script", "torchrun_script"]
+__all__ = ["LAUNCHERS", "Start", "slurm_script", "torchrun_script"]
 
 PORT = 29_500
 SAVES_WITHIN_S = 120
@@ -21,7 +20,7 @@ SAVES_WITHIN_S = 120
 class Start:
     """What to start: the arguments of ``penstock train``, and the ranks of each host by its name.
 
-    ``run_directory`` is on a disk of all hosts. ``image`` is a container's, for Kubernetes.
+    ``run_directory`` is on a disk of all hosts.
 
     Raises:
         BadInput: no host, or a host without ranks.
@@ -32,7 +31,6 @@ class Start:
     run_directory: str
     hosts: tuple[tuple[str, int], ...]
     on_gpus: bool = False
-    image: str = ""
 
     def __post_init__(self) -> None:
         if not self.hosts or min(ranks for _, ranks in self.hosts) < 1:
@@ -116,87 +114,9 @@ def slurm_script(start: Start) -> str:
     )
 
 
-def kubernetes_manifest(start: Start) -> str:
-    """An indexed Job with a pod for each host, and the service by which pods find the first one.
-
-    Raises:
-        BadInput: no image, or hosts with different numbers of ranks, which one pod template lacks.
-    """
-    counts = sorted({ranks for _, ranks in start.hosts})
-    if not start.image:
-        raise BadInput("a pod needs a container's image with penstock and the job; give --image")
-    if len(counts) > 1:
-        raise BadInput(
-            f"hosts have {counts} ranks, and all pods of a Kubernetes job are alike; plan for "
-            f"hosts with equally many, or use --torchrun"
-        )
-    (ranks,) = counts
-    name, hosts = f"penstock-{start.name}".lower().replace("_", "-"), len(start.hosts)
-    runs = json.dumps(parent_of(start.run_directory))
-    shell = [
-        "set -eu",
-        start.resumed,
-        f"exec torchrun --nnodes={hosts} --node-rank=$JOB_COMPLETION_INDEX "
-        f"--nproc-per-node={ranks} --master-addr={name}-0.{name} --master-port={PORT} "
-        f"--no-python {start.command}",
-    ]
-    return "\n".join(
-        [
-            "apiVersion: v1",
-            "kind: Service",
-            f"metadata: {{name: {name}}}",
-            f"spec: {{clusterIP: None, selector: {{job-name: {name}}}}}",
-            "---",
-            "apiVersion: batch/v1",
-            "kind: Job",
-            f"metadata: {{name: {name}}}",
-            "spec:",
-            f"  completions: {hosts}",
-            f"  parallelism: {hosts}",
-            "  completionMode: Indexed",
-            f"  backoffLimit: {3 * hosts}",
-            "  template:",
-            "    spec:",
-            f"      subdomain: {name}",
-            "      restartPolicy: OnFailure",
-            "      containers:",
-            "        - name: ranks",
-            f"          image: {json.dumps(start.image)}",
-            "          command: [bash, -c]",
-            "          args:",
-            "            - |",
-            *(f"              {line}" for line in shell),
-            "          env:",
-            "            - {name: OMP_NUM_THREADS, value: '1'}",
-            *([f"          resources: {{limits: {{nvidia.com/gpu: {ranks}}}}}"] * start.on_gpus),
-            "          volumeMounts:",
-            f"            - {{name: runs, mountPath: {runs}}}",
-            "      volumes:",
-            f"        - {{name: runs, persistentVolumeClaim: {{claimName: {name}}}}}",
-            "",
-        ]
-    )
-
-
-def parent_of(run_directory: str) -> str:
-    """The folder of the run directory, where the volume of all pods is mounted.
-
-    Raises:
-        BadInput: it is a relative path, which means another place in each pod.
-    """
-    folder, _, _ = run_directory.rstrip("/").rpartition("/")
-    if not folder.startswith("/"):
-        raise BadInput(
-            f"the run directory '{run_directory}' must be an absolute path below the volume that "
-            f"all pods mount; name it with --run"
-        )
-    return folder
-
-
 LAUNCHERS: dict[str, Callable[[Start], str]] = {
     "torchrun": torchrun_script,
     "slurm": slurm_script,
-    "kubernetes": kubernetes_manifest,
 }
 
 

@@ -1,4 +1,4 @@
-"""Measures the hosts that a job was given, and says what is slower than its equals or than before.
+"""Measures the hosts that a job was given, and reports what is slower than its equals.
 
 The ranks of all hosts take part, started by torchrun or srun; one process alone is a host of one.
 """
@@ -15,12 +15,12 @@ from penstock.device import is_gpu
 from penstock.jobs.profile_job import measured_pairs
 from penstock.measure.clock import warm_up, work_s
 from penstock.measure.links import MeasuredLink, cluster_alone, cluster_of
-from penstock.measure.workers import CLEARLY_LESS, usual_kind, with_speeds
+from penstock.measure.workers import usual_kind, with_speeds
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.processes.world import join_world
 from penstock.words import rate_text
 
-__all__ = ["LiveCluster", "differences_from", "measure_cluster", "slow_parts"]
+__all__ = ["LiveCluster", "measure_cluster", "slow_parts"]
 
 Pairs = Mapping[tuple[int, int], MeasuredLink]
 
@@ -30,9 +30,6 @@ with them until they fill it."""
 
 SLOW = 0.5
 """A link or a device with less than this share of what its equals have is slow."""
-
-WORSE = CLEARLY_LESS
-"""A saved cluster holds as long as nothing has less than this share of what was saved."""
 
 
 @dataclass(frozen=True)
@@ -110,30 +107,3 @@ def slow_parts(cluster: Cluster, pairs: Pairs, seconds: Sequence[float]) -> Live
 
 def host_of(cluster: Cluster, rank: int) -> str:
     return f"'{cluster.hosts[cluster.host_index[rank]].name}'"
-
-
-def differences_from(saved: Cluster, now: Cluster) -> list[str]:
-    """What the cluster of now lacks of a saved one, in words; empty if that still holds."""
-    counts = [tuple(len(host.devices) for host in cluster.hosts) for cluster in (saved, now)]
-    if counts[0] != counts[1]:
-        return [f"it has hosts with {list(counts[1])} ranks, and {list(counts[0])} were saved"]
-    found: list[str] = []
-    for before, host in zip(saved.hosts, now.hosts, strict=True):
-        for what, was, found_now in (
-            ("links", before.link_bytes_per_s, host.link_bytes_per_s),
-            ("port", before.port_bytes_per_s, host.port_bytes_per_s),
-        ):
-            if found_now < WORSE * was:
-                carries = f"{rate_text(found_now)}, and {rate_text(was)} were saved"
-                found.append(f"the {what} of host '{host.name}' carries {carries}")
-    for rank, (old, new) in enumerate(zip(saved.devices, now.devices, strict=True)):
-        where = f"rank {rank} on {host_of(now, rank)}"
-        if new.kind != old.kind:
-            found.append(f"{where} is a '{new.kind}', and '{old.kind}' was saved")
-        if new.memory_bytes < WORSE * old.memory_bytes:
-            found.append(
-                f"{where} has {new.memory_bytes / 1e9:.1f} GB, not {old.memory_bytes / 1e9:.1f}"
-            )
-        if new.speed < WORSE * old.speed:
-            found.append(f"{where} computes at {new.speed:.2f}, and {old.speed:.2f} was saved")
-    return found

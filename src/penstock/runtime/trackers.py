@@ -53,7 +53,7 @@ TRACKERS = {"wandb": wandb_run, "mlflow": mlflow_run}
 
 
 def check_trackers(trackers: Iterable[str], whose: str, *, installed: bool = True) -> None:
-    """Raise `BadInput` for a tracker that is unknown or not ``installed``, which ``whose`` names."""
+    """Raise `BadInput` for a tracker that is unknown or not ``installed``."""
     for tracker in trackers:
         if tracker not in TRACKERS:
             raise BadInput(
