@@ -221,8 +221,6 @@ def test_compare_and_plan_write_tables(
     with (tmp_path / "compared.csv").open(encoding="utf-8", newline="") as opened:
         rows = {row["planner"]: row for row in csv.DictReader(opened)}
     assert set(rows) == {"single-device", "gpipe"}
-    assert (
-        float(rows["single-device"]["iteration_s"]) > 0 and float(rows["gpipe"]["iteration_s"]) > 0
-    )
+    assert all(float(row["iteration_s"]) > 0 for row in rows.values())
     assert penstock("plan", *problem, "--planner", "gpipe", "--csv", "p.csv").code == 0
     assert (tmp_path / "p.csv").read_text().startswith("stage,first_layer,last_layer,devices,rows,")

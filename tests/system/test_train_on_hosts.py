@@ -124,21 +124,13 @@ def test_a_run_moves_from_one_host_to_three(name: str, tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_live_hosts_are_measured_and_compared_with_a_saved_cluster(tmp_path: Path) -> None:
+def test_live_hosts_are_measured(tmp_path: Path) -> None:
     saved = tmp_path / "saved.toml"
     measured = on_hosts(2, 1, ["cluster", "-o", str(saved)])
     assert [code for code, _ in measured] == [0, 0], measured
     first, second = read_cluster(saved).hosts
     assert (first.name, second.name) == ("host0", "host1")
     assert 0 < first.port_bytes_per_s < 2 * GIGABIT
-    faster = saved.read_text().replace(
-        f"port_bandwidth = {first.port_bytes_per_s}", "port_bandwidth = 9e9"
-    )
-    saved.write_text(faster)
-    found = on_hosts(2, 1, ["cluster", "--check", str(saved)])
-    assert found[0][0] != 0
-    assert "the port of host 'host0' carries" in found[0][1]
-    assert "9.00 GB/s were saved; the port of host 'host1'" in found[0][1]
 
 
 def test_the_script_for_torchrun_starts_the_job(tmp_path: Path) -> None:
