@@ -1,4 +1,4 @@
-"""`penstock train` names a rank that becomes slow, and says what planning again would bring."""
+"""`penstock train` names a rank that becomes slow."""
 
 import json
 from pathlib import Path
@@ -27,45 +27,14 @@ def test_a_rank_that_sleeps_in_its_layers_is_named(
     request = TrainRequest(workers=2, plan=tmp_path / "given.json", out=tmp_path / "run")
     result = train_job(find_job(job), request)
     said = capfd.readouterr().err.splitlines()
-    first, *_, again = result.drift
+    first, *_ = result.drift
     assert first.startswith("stage 1 on rank 1 is a straggler: "), result.drift
-    assert again.startswith("planning again with these times would")
-    # On a busy machine the prediction may be wrong by more than a new plan gains.
-    notes = [f"{first}; {again}"] if " would take a step from " in again else []
-    assert [line for line in said if "straggler" in line] == notes
+    again = f"--resume --out {tmp_path / 'run'} --plan PLAN"
+    assert [line for line in said if "straggler" in line] == [
+        f"{first}; measure and plan again, and continue with {again}"
+    ]
     summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["drift"] == list(result.drift)
     assert "stage 1 on rank 1 is a straggler" in result.report.read_text()
     board = b"".join(p.read_bytes() for p in (tmp_path / "run" / "tensorboard").iterdir())
     assert b"drift/stage_1_rank_1" in board and b"drift/all_ranks" in board
-
-
-def test_a_run_plans_again_at_a_checkpoint_and_follows_the_plan(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    write_plan(Plan(STAGES, 4, 4, "1f1b"), tmp_path / "given.json")
-    job = job_file(
-        tmp_path,
-        steps=30,
-        verify='"off"',
-        checkpoint_every=5,
-        callbacks='["training_jobs:slow_down_rank_one"]',
-    )
-    request = TrainRequest(
-        workers=2,
-        plan=tmp_path / "given.json",
-        out=tmp_path / "run",
-        replan=True,
-    )
-    result = train_job(find_job(job), request)
-    said = capfd.readouterr().err.splitlines()
-    planned = [line for line in result.drift if ": planning again" in line]
-    assert planned
-    followed = [line for line in planned if line.endswith("; the run follows the new plan")]
-    notes = [line.partition("; step ")[2] for line in said if "straggler" in line]
-    assert [f"step {note}" for note in notes] == followed
-    assert all(int(line.split(":")[0].removeprefix("step ")) % 5 == 0 for line in planned)
-    assert said.count("starting 2 workers") == 1
-    assert sum(line.startswith("plan: ") for line in said) == 1 + len(planned)
-    rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 31))

@@ -87,16 +87,15 @@ def test_without_a_checkpoint_the_others_finish_the_run(
         (Pauses(), []),
         (Pauses(checkpoints=1), [8, 12, 16]),
         (Pauses(checkpoints=2), [12, 16]),
-        (Pauses(drift=True), [16]),
-        (Pauses(checkpoints=3, drift=True), [16]),
+        (Pauses(checkpoints=3), [16]),
     ],
 )
 def test_workers_pause_at_scheduled_checkpoints(pauses: Pauses, stops: list[int]) -> None:
     """Steps 5 to 16 after the checkpoint of step 4; ranks are slow from step 13 on."""
     steps = range(5, 17)
-    found = [step for step in steps if pauses.stop_at(step, 4, 4, drifts=step > 12)]
+    found = [step for step in steps if pauses.stop_at(step, 4, 4)]
     assert found == stops
-    assert not any(pauses.stop_at(step, 4, 0, drifts=True) for step in steps)
+    assert not any(pauses.stop_at(step, 4, 0) for step in steps)
 
 
 def test_one_loss_more_ends_the_run(

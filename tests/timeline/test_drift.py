@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster.cluster import Cluster, Link
-from penstock.jobs.drift_watch import STEADY_SAMPLES, DriftWatch, Replanned, as_found
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.simulation import simulate_plan
-from penstock.timeline.drift import Drift, Part, Times
+from penstock.timeline.drift import STEADY_SAMPLES, Drift, DriftWatch, Part
 from penstock.timeline.timeline import Timeline
 
 
@@ -103,39 +102,3 @@ def test_a_batch_of_several_counts_once(
     factors = watch.add(twice)
     assert factors["all_ranks"] == pytest.approx(1.0)
     assert factors["stage_1_rank_2"] == pytest.approx(1.0)
-
-
-def test_what_drifted_is_in_the_costs_that_planning_gets(
-    small_plan: Plan, small_profile: ModelProfile, small_cluster: Cluster
-) -> None:
-    """All ranks took twice as long. What replicas share are the layers; the rest is a device."""
-    times = Times(1.0, 3.0)
-    drifts = (
-        Drift(Part("stage", 1, 1), times, 3.0, 2.0),
-        Drift(Part("stage", 1, 2), times, 6.0, 2.0),
-        Drift(Part("link", 0, 1), times, 4.0, 2.0),
-    )
-    profile, cluster = as_found(small_plan, small_profile, small_cluster, drifts)
-    for number, (old, new) in enumerate(zip(small_profile.layers, profile.layers, strict=True)):
-        factor = 6.0 if 3 <= number < 7 else 2.0
-        assert new.forward_s.at(2) == pytest.approx(factor * old.forward_s.at(2))
-        assert new.backward_s.at(2) == pytest.approx(factor * old.backward_s.at(2))
-    assert [device.speed for device in cluster.devices] == [1.0, 1.0, 0.5, 1.0]
-    assert cluster.bandwidth(0, 1) == small_cluster.bandwidth(0, 1) / 4
-    assert cluster.bandwidth(1, 0) == small_cluster.bandwidth(1, 0)
-
-
-@pytest.mark.parametrize(
-    ("then_s", "measured_s", "worth"),
-    [
-        (0.80, 1.0, True),
-        (0.97, 1.0, False),
-        # The prediction of the old plan is wrong by half of the time, more than the gain.
-        (0.80, 2.0, False),
-        (0.80, 1.1, True),
-    ],
-)
-def test_a_new_plan_is_worth_it_if_it_gains_more_than_predictions_are_wrong_by(
-    small_plan: Plan, then_s: float, measured_s: float, worth: bool
-) -> None:
-    assert Replanned(small_plan, 1.0, then_s, measured_s).is_worth_it == worth

@@ -115,7 +115,6 @@ def train(
     device: options.Device = "cpu",
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
     may_lose: options.MayLose = 0,
-    replan: options.Replan = False,
     tries: options.Tries = 1,
     save_weights: Annotated[
         str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
@@ -161,7 +160,6 @@ def train(
         device=device,
         shown=not terminal.quiet,
         may_lose=may_lose,
-        replan=replan,
         tries=tries,
         command=shlex.join(["penstock", *sys.argv[1:]]),
     )

@@ -37,7 +37,6 @@ __all__ = [
     "ProfilePath",
     "Quiet",
     "Recompute",
-    "Replan",
     "ScheduleNames",
     "Sharding",
     "TensorParallel",
@@ -153,13 +152,6 @@ MayLose: TypeAlias = Annotated[
         min=0,
         metavar="N",
         help="Go on while up to N workers are missing, which were killed or stopped answering.",
-    ),
-]
-Replan: TypeAlias = Annotated[
-    bool,
-    Option(
-        "--replan",
-        help="Plan again at the next checkpoint when ranks or links are slower than planned.",
     ),
 ]
 Tries: TypeAlias = Annotated[

@@ -37,7 +37,6 @@ from penstock.errors import (
     exit_code_of,
 )
 from penstock.jobs.data_lengths import mean_s, measured_lengths
-from penstock.jobs.drift_watch import replan
 from penstock.jobs.job import Job
 from penstock.jobs.plan_job import (
     check_layers,
@@ -68,7 +67,7 @@ from penstock.jobs.trials import plans_to_try, seconds_of_trial
 from penstock.machine import processor_name, usable_cores, usable_memory_bytes
 from penstock.measure.machine_load import busy_beside
 from penstock.plan.in_words import plan_words
-from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan, write_plan
+from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan
 from penstock.plan.plan import Plan
 from penstock.planning.answers import TimeLimit
 from penstock.report.page import write_report
@@ -220,32 +219,27 @@ def run_parts(
 
     ``given`` is the plan of the first part.
     """
-    world, pauses = run.world, Pauses(pause_after, run.request.replan)
+    world, pauses = run.world, Pauses(pause_after)
     costs = costs_of(run)
     if run.request.tries > 1 and not run.request.resume:
         given, history = tried(run, costs, history)
-    while True:
-        planned = by_first(world, partial(planned_part, run, costs, given, history))
-        part = part_of(run, planned, pauses)
-        if not history.steps:
-            check_rooms(world, part.plan, planned)
-        report = train_part(part, termination, run.say)
-        memory = world.all_gather(report.memory, MeasuredMemory)
-        for rank, found in enumerate(memory):
-            if found.reserved_bytes:
-                run.say(f"memory of rank {rank}: {found}")
-        peaks = [found.peak_bytes for found in memory]
-        if any(world.all_gather(termination.asked)) and report.steps < run.job.steps:
-            run.say(f"stopped by SIGTERM after step {report.steps}")
-            raise SystemExit(128 + signal.SIGTERM)
-        history = after_part(history, report)
-        if not report.paused:
-            return finish(run, planned, report, peaks, history) if planned else None
-        if planned and report.drifts:
-            costs, history = followed_drift(run, costs, planned.plan, report, history)
-        if pause_after:
-            return history
-        given, run = None, replace(run, request=replace(run.request, resume=True))
+    planned = by_first(world, partial(planned_part, run, costs, given, history))
+    part = part_of(run, planned, pauses)
+    if not history.steps:
+        check_rooms(world, part.plan, planned)
+    report = train_part(part, termination, run.say)
+    memory = world.all_gather(report.memory, MeasuredMemory)
+    for rank, found in enumerate(memory):
+        if found.reserved_bytes:
+            run.say(f"memory of rank {rank}: {found}")
+    peaks = [found.peak_bytes for found in memory]
+    if any(world.all_gather(termination.asked)) and report.steps < run.job.steps:
+        run.say(f"stopped by SIGTERM after step {report.steps}")
+        raise SystemExit(128 + signal.SIGTERM)
+    history = after_part(history, report)
+    if report.paused:
+        return history
+    return finish(run, planned, report, peaks, history) if planned else None
 
 
 def by_first(world: World, act: Callable[[], T]) -> T | None:
@@ -595,31 +589,6 @@ def after_part(history: History, report: PartReport) -> History:
     )
 
 
-def followed_drift(
-    run: JobRun, costs: CostedJob | None, plan: Plan, report: PartReport, history: History
-) -> tuple[CostedJob, History]:
-    """Plan again with the times found, and keep the new plan for the next part if it gains enough.
-
-    In both cases the rest of the run is compared with the times found.
-    """
-    assert costs is not None
-    before = costs.profile, costs.cluster
-    with notice_if_long(run.say, "planning again, since ranks or links were slower than planned"):
-        replanned, found = replan(
-            run.job, run.request, plan, before, report.drifts, report.measured_s
-        )
-    # Plans for other numbers of ranks were made with the old times.
-    run.directory.write_costs(*found)
-    text = f"step {report.steps}: planning again would bring nothing; the plan stays"
-    if replanned.is_worth_it:
-        plan = replanned.plan
-        text = f"step {report.steps}: {replanned}; the run follows the new plan"
-        run.say(f"{report.drifts[0]}; {text}")
-    run.directory.write_plan(plan, run.world.size)
-    drift = (*history.drift, *map(str, report.drifts), text)
-    return CostedJob(*found), replace(history, drift=drift)
-
-
 def finish(
     run: JobRun, planned: PlannedPart, report: PartReport, peaks: Sequence[float], history: History
 ) -> TrainResult:
@@ -650,9 +619,10 @@ def finish(
             f"the data of job '{job.name}' ended after {report.steps} of {job.steps} steps, and "
             f"the training with them; give data for all steps, or set steps = {report.steps}"
         )
-    drift = history.drift
-    if report.drifts:
-        drift = (*drift, *map(str, report.drifts), hint_of_new_plan(run, plan, report))
+    drift = tuple(map(str, report.drifts))
+    if drift:
+        again = f"--resume --out {directory.path} --plan PLAN"
+        run.say(f"{drift[0]}; measure and plan again, and continue with {again}")
     here, load = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size)), os.getloadavg()[0]
     summary["circumstances"] = asdict(replace(run.circumstances, load_during=load))
     busy = busy_beside(here, usable_cores(), load)
@@ -685,20 +655,6 @@ def finish(
         tried=history.tried,
         lost_workers=history.lost,
     )
-
-
-def hint_of_new_plan(run: JobRun, plan: Plan, report: PartReport) -> str:
-    """What planning again would bring; a plan that gains enough is written, and said."""
-    directory, costs = run.directory, run.directory.read_costs()
-    with notice_if_long(run.say, "planning again, since ranks or links were slower than planned"):
-        replanned, _ = replan(run.job, run.request, plan, costs, report.drifts, report.measured_s)
-    if not replanned.is_worth_it:
-        return "planning again with these times would bring nothing"
-    place = directory.path / "replanned.json"
-    write_plan(replanned.plan, place)
-    hint = f"{replanned}; to do so: --resume --out {directory.path} --plan {place}"
-    run.say(f"{report.drifts[0]}; {hint}")
-    return hint
 
 
 @contextmanager

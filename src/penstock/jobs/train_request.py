@@ -21,8 +21,7 @@ class TrainRequest:
     leaves the fraction ``memory_reserve`` of the memory free). ``out`` is the run directory (None:
     a new one under ``runs`` or, with ``resume``, the newest there). ``shown`` false: display
     nothing. The run goes on while no more than ``may_lose`` workers are missing, which were killed
-    or stopped answering. With ``replan`` it gets a new plan at the next checkpoint when ranks or
-    links are slower than planned. With more than one of ``tries``, so many of the best plans are
+    or stopped answering. With more than one of ``tries``, so many of the best plans are
     tried for a few steps, and a new run goes on with the quickest. The report shows the ``command``
     that asked for it.
     """
@@ -38,7 +37,6 @@ class TrainRequest:
     device: str = "cpu"
     shown: bool = True
     may_lose: int = 0
-    replan: bool = False
     tries: int = 1
     command: str = ""
 
@@ -54,7 +52,6 @@ class History:
     lost: int = 0
     verified: str = ""
     left_out: tuple[int, ...] = ()
-    drift: tuple[str, ...] = ()
     tried: tuple[TriedPlan, ...] = ()
 
 

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penstock.errors import BadInput, LossNotFinite
-from penstock.jobs.drift_watch import DriftWatch
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
@@ -33,7 +32,7 @@ from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.settings import Safety, Update
 from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
-from penstock.timeline.drift import Drift
+from penstock.timeline.drift import Drift, DriftWatch
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long
 from penstock.words import counted
@@ -101,21 +100,20 @@ LONGEST_UNSAMPLED = 100
 
 @dataclass(frozen=True)
 class Pauses:
-    """When the ranks stop at a scheduled checkpoint, so that the run goes on in another way.
+    """When the ranks stop at a scheduled checkpoint, so that the run continues in another way.
 
     ``checkpoints``: at the checkpoint of this number, counted from the start of the part (0: at
-    none). ``drift``: at the next one after ranks or links were slower than planned.
+    none).
     """
 
     checkpoints: int = 0
-    drift: bool = False
 
-    def stop_at(self, step: int, start: int, every: int, *, drifts: bool) -> bool:
+    def stop_at(self, step: int, start: int, every: int) -> bool:
         """Whether to stop at a step, if checkpoints are written ``every`` so many."""
         if not every or step % every:
             return False
         number = step // every - start // every
-        return (self.checkpoints > 0 and number >= self.checkpoints) or (self.drift and drifts)
+        return self.checkpoints > 0 and number >= self.checkpoints
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,6 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
         watch = DriftWatch(part.planned or Timeline((), 0), job.accumulate)
         back = RollBack(pipe, directory.checkpoints, gone_back)
         steps = trained(pipe, job, start, memory, lengths, back)
-        drifts_at_pause: tuple[Drift, ...] = ()
         words = "the first step" if job.verify == "off" else "the first step, and the model's own"
         for metrics in notice_of_first(steps, display.note, words):
             step, loss, samples = metrics.step, metrics.loss, metrics.samples
@@ -282,12 +279,8 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
             if job.checkpoint_every and step % job.checkpoint_every == 0:
                 # On the CPU, saving in the background would copy all state, which is not planned.
                 pipe.save(directory.checkpoints, wait=part.device == "cpu")
-            stops = part.pauses.stop_at(
-                step + 1, start, job.checkpoint_every, drifts=bool(watch.drifts)
-            )
+            stops = part.pauses.stop_at(step + 1, start, job.checkpoint_every)
             if stops and first and step + 1 < job.steps:
-                # The last step may end the drift for which the ranks pause.
-                drifts_at_pause = watch.drifts
                 pipe.stop(PAUSE)
             if pipe.stopping == PAUSE:
                 break
@@ -310,7 +303,7 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
         verified=str(pipe.verified or ""),
         start=start,
         left_out=tuple(sorted(back.left_out)),
-        drifts=drifts_at_pause or watch.drifts,
+        drifts=watch.drifts,
         paused=paused,
         data_ended=step < job.steps and not pipe.stopping,
         memory=(memory or [MeasuredMemory()])[-1],

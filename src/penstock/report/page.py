@@ -305,7 +305,7 @@ def drift_section(record: RunRecord) -> str:
     if not record.summary.drift:
         return ""
     found = "".join(f"<li>{escape(text)}</li>" for text in record.summary.drift)
-    note = "What was steadily slow at the end of the run, and what planning again would bring."
+    note = "What was steadily slow at the end of the run. Measure and plan again, if it stays so."
     return section("Slower than planned", note, f"<ul>{found}</ul>")
 
 

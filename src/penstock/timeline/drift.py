@@ -9,19 +9,22 @@ elsewhere or cores are shared. It is the lower median over stages and devices. O
 than that makes a straggler.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import median, median_low
 from typing import Literal, NamedTuple, TypeAlias
 
-from penstock.timeline.metrics import COMPUTE
+from penstock.timeline.metrics import COMPUTE, iteration_s
 from penstock.timeline.timeline import Event, Timeline
 from penstock.words import seconds_text
 
 __all__ = [
+    "STEADY_SAMPLES",
     "Compared",
     "Drift",
+    "DriftWatch",
     "Part",
     "Times",
     "common_factor",
@@ -157,3 +160,32 @@ def visible_seconds(
         if not before or max(before) <= begin.start_s:
             found.append(end.end_s - begin.start_s)
     return found
+
+
+STEADY_SAMPLES = 4
+"""In so many measured iterations, one after another, a part must be slow."""
+
+
+@dataclass
+class DriftWatch:
+    """Compares measured iterations of ``batches`` batches with the planned one."""
+
+    planned: Timeline
+    batches: int
+    samples: deque[Compared] = field(
+        default_factory=partial(deque[Compared], maxlen=STEADY_SAMPLES)
+    )
+
+    def add(self, measured: Timeline) -> dict[str, float]:
+        """Add an iteration; returns how many times as long as planned each part took."""
+        times = compared(self.planned, measured, self.batches)
+        self.samples.append(times)
+        factors = {str(part): factor for part, factor in own_factors(times).items()}
+        return {"all_ranks": common_factor(times)} | factors
+
+    @property
+    def drifts(self) -> tuple[Drift, ...]:
+        """What has been slow in all of the latest samples."""
+        if len(self.samples) < STEADY_SAMPLES:
+            return ()
+        return steady_drifts(self.samples, iteration_s(self.planned))
