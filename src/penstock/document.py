@@ -6,11 +6,9 @@ wrong value give the same one-line messages everywhere. A file is written comple
 """
 
 import csv
-import errno
 import io
 import json
 import os
-import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -59,21 +57,8 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | Non
 
 T = TypeVar("T")
 
-LARGEST_FILE = 256 << 20
-"""The most bytes of a document; a device may have no end."""
-
 LONGEST_SHOWN = 60
 """The most characters of a value in an error message."""
-
-LONGEST_INTEGER = 20
-"""The most characters of a 64-bit integer."""
-
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""A half of a character outside the basic plane, as JSON writes it."""
-
-MOST_PARTS = 50
-"""Parts of a TOML key; the reader takes memory in proportion to their number squared."""
-
 
 SIGNS = {
     "greater_than_equal": ">=",
@@ -170,13 +155,7 @@ def read_text(path: str | Path, thing: str) -> str:
         BadInput: there is no such file, or it cannot be read as text.
     """
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-        if len(content) > LARGEST_FILE:
-            raise BadInput(
-                f"{thing} '{path}' has more than {LARGEST_FILE >> 20} MiB; name a {thing} file"
-            )
-        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise BadInput(f"{thing} '{path}' does not exist; check the path") from None
     except IsADirectoryError:
@@ -194,30 +173,32 @@ def read_text(path: str | Path, thing: str) -> str:
 
 
 def parse_json(text: str, path: str | Path, thing: str) -> Json:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
-        BadInput: a syntax error, with its line and column; a key twice in one object, a whole
-            number of more than 64 bits, or half of a character.
+        BadInput: the parser refuses it, or a key stands twice in one object.
     """
+    with refused_in_one_line("JSON", path, thing):
+        return json.loads(text, object_pairs_hook=object_of)
+
+
+def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
+    """Return the table of a TOML text.
+
+    Raises:
+        BadInput: the parser refuses it.
+    """
+    with refused_in_one_line("TOML", path, thing):
+        return tomllib.loads(text)
+
+
+@contextmanager
+def refused_in_one_line(form: str, path: str | Path, thing: str) -> Generator[None]:
+    """Within, what a parser refuses is `BadInput` with its reason."""
     try:
-        value: Json = json.loads(text, object_pairs_hook=object_of, parse_int=integer)
-        if SURROGATE.search(text):
-            json.dumps(value, ensure_ascii=False).encode()
-        return value
-    except json.JSONDecodeError as error:
-        raise BadInput(
-            f"{thing} '{path}' is not valid JSON: line {error.lineno}, column {error.colno}: "
-            f"{error.msg}; correct it or write the file again"
-        ) from None
-    except UnicodeEncodeError:
-        raise BadInput(
-            f"{thing} '{path}' holds half of a character (\\ud...); correct it"
-        ) from None
-    except ValueError as error:
-        raise BadInput(f"{thing} '{path}' holds {error}; correct it") from None
-    except RecursionError:
-        raise BadInput(f"{thing} '{path}' is nested too deeply; write the file again") from None
+        yield
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{thing} '{path}' is not valid {form}: {error}; correct it") from None
 
 
 def object_of(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
@@ -226,15 +207,8 @@ def object_of(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     if len(found) < len(pairs):
         count = Counter(key for key, _ in pairs)
         twice = next(key for key, _ in pairs if count[key] > 1)
-        raise ValueError(f"the key {shown(twice)} twice in one object")
+        raise ValueError(f"the key {shown(twice)} stands twice in one object")
     return found
-
-
-def integer(text: str) -> int:
-    """An integer of a document; raises ValueError if it has more than 64 bits."""
-    if len(text) > LONGEST_INTEGER or not -(2**63) <= int(text) < 2**63:
-        raise ValueError(f"the number {shorter(text)}, which has more than 64 bits")
-    return int(text)
 
 
 def read_config(place: str | Path) -> dict[str, Json]:
@@ -248,48 +222,6 @@ def read_config(place: str | Path) -> dict[str, Json]:
     if not isinstance(found, dict):
         raise BadInput(f"config '{file}' is no table; name a config.json of transformers")
     return found
-
-
-def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
-    """The table of a TOML text.
-
-    Raises:
-        BadInput: a syntax error, with its line and column; a whole number of more than 64 bits;
-            tables in tables without end.
-    """
-    if any(parts_of_key(line) > MOST_PARTS for line in text.split("\n")):
-        raise BadInput(f"{thing} '{path}' has a key of more than {MOST_PARTS} parts; correct it")
-    try:
-        table = tomllib.loads(text)
-        refuse_long_integers(table)
-        return table
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{thing} '{path}' is not valid TOML: {error}; correct it") from None
-    except ValueError as error:
-        raise BadInput(f"{thing} '{path}' holds {error}; correct it") from None
-    except RecursionError:
-        raise BadInput(f"{thing} '{path}' is nested too deeply; write the file again") from None
-
-
-def refuse_long_integers(value: object) -> None:
-    """Raise ValueError for an integer of more than 64 bits, however it was written."""
-    match value:
-        case dict():
-            for item in cast("dict[str, object]", value).values():
-                refuse_long_integers(item)
-        case list():
-            for item in cast("list[object]", value):
-                refuse_long_integers(item)
-        case int() if not -(2**63) <= value < 2**63:
-            raise ValueError("a number that has more than 64 bits")
-        case _:
-            pass
-
-
-def parts_of_key(line: str) -> int:
-    """How many parts the key has that a line of TOML begins with; 1 if it has none."""
-    key, equals, _ = line.partition("=")
-    return 1 + (key if equals else key.rpartition("]")[0]).count(".")
 
 
 def check_document(kind: type[T], data: object, path: str | Path) -> T:
@@ -424,11 +356,10 @@ def check_place(path: str | Path) -> None:
     """
     try:
         os.lstat(path)
-    except ValueError:
-        raise BadInput(f"cannot write {str(path)!r}: it is no name that a file can have") from None
-    except OSError as error:
-        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-            raise BadInput(f"cannot write '{path}': {error.strerror}; name another place") from None
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot write {str(path)!r}: {error}; name another place") from None
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise BadInput(f"cannot write '{path}': it is a directory; name a file in it")

@@ -112,7 +112,7 @@ def test_broken_files_are_named(tmp_path: Path):
     with pytest.raises(BadInput, match=r"'.*none\.json' does not exist"):
         read_plan(tmp_path / "none.json")
     (tmp_path / "half.json").write_text('{"stages": [')
-    with pytest.raises(BadInput, match=r"half\.json' is not valid JSON: line 1, column"):
+    with pytest.raises(BadInput, match=r"half\.json' is not valid JSON: .*line 1 column"):
         read_plan(tmp_path / "half.json")
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match=r"binary\.json' is not text"):
