@@ -273,8 +273,8 @@ BATCH = ("--batch", 16, "--micro-batch", 2)
             "--pipeline-model-parallel-layout Et*3|t*3L --micro-batch-size=0",
             ("--micro-batch-size is '0'",),
         ),
-        ("deepspeed", [0, 3, 8], ("no --from deepspeed any more", "split_points")),
-        ("huggingface", {}, ("no --from huggingface any more", "--from megatron")),
+        ("deepspeed", [0, 3, 8], ("layouts of 'deepspeed' are not read", "torch, megatron")),
+        ("huggingface", {}, ("layouts of 'huggingface' are not read", "torch, megatron")),
     ],
 )
 def test_wrong_layouts_are_refused(

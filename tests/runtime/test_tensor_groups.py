@@ -56,7 +56,6 @@ def test_replicas_of_groups_beside_a_plain_stage_equal_one_device() -> None:
     plans = (
         grouped_plan(LAYERS, 8),
         grouped_plan(LAYERS, 10, "gpipe", recompute=True),
-        grouped_plan(LAYERS, 8, recompute=True, recompute_layers=(4, 5)),
         grouped_plan(LAYERS, 7, "zb-h1"),
         group_last(),
     )

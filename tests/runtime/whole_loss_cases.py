@@ -110,13 +110,12 @@ def plans(layers: int, ranks: int) -> dict[str, Plan]:
             "by block": with_last(alone, by_block=True),
             "divided": with_last(plan((2,)), sharding="parameters"),
         }
-    again = {"recompute": True, "recompute_layers": (layers - 2, layers - 1)}
     return {
         "three stages": plan((1, 1, 1)),
         "replicas last": plan((1, 2)),
         "replicas first": plan((2, 1)),
         "three replicas": plan((3,)),
-        "some layers": with_last(plan((1, 2)), **again),
+        "recompute last": with_last(plan((1, 2)), recompute=True),
     }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.bridges.layout import PipelineLayout
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 
 __all__ = [
@@ -295,13 +295,6 @@ def with_whole_blocks(plan: Plan, profile: ModelProfile) -> Plan:
                 f"{plan.stages[index].layers.stop - 1}) has no whole block; plan for fewer stages "
                 f'with --max-stages, or profile with granularity = "block" in the job'
             )
-    singled = {layer for stage in plan.stages for layer in stage.recompute_layers}
-    stages: list[Stage] = []
-    for stage, lo, hi in zip(plan.stages, bounds[:-1], bounds[1:], strict=True):
-        named = tuple(layer for layer in range(lo, hi) if layer in singled)
-        recompute = stage.recompute and (bool(named) or not stage.recompute_layers)
-        kept = named if stage.recompute_layers else ()
-        stages.append(
-            replace(stage, layers=range(lo, hi), recompute=recompute, recompute_layers=kept)
-        )
-    return replace(plan, stages=tuple(stages))
+    runs = (range(lo, hi) for lo, hi in pairwise(bounds))
+    stages = tuple(replace(stage, layers=run) for stage, run in zip(plan.stages, runs, strict=True))
+    return replace(plan, stages=stages)

@@ -34,15 +34,15 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class StageEntry(Entry):
     """One stage: ``layers`` is the half-open range ``[lo, hi)``.
 
-    ``recompute`` is true for all of them, false for none, "blocks" for all by block, or a list of
-    single ones. ``sharding`` is what the devices divide: the optimizer's state or, as FSDP does,
-    the parameters too. ``in_turn``: they take whole micro-batches in turn.
+    ``recompute`` is true for all of them, false for none, "blocks" for all by block. ``sharding``
+    is what the devices divide: the optimizer's state or, as FSDP does, the parameters too.
+    ``in_turn``: they take whole micro-batches in turn.
     """
 
     layers: list[int]
     devices: list[int]
     slices: list[int]
-    recompute: bool | Literal["blocks"] | list[int] = False
+    recompute: bool | Literal["blocks"] = False
     sharding: Literal["", "optimizer", "parameters"] = ""
     in_turn: bool = False
 
@@ -106,7 +106,8 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
                     range(*s.layers),
                     tuple(s.devices),
                     tuple(s.slices),
-                    *recompute_of(s),
+                    s.recompute is True,
+                    s.recompute == "blocks",
                     s.sharding,
                     s.in_turn,
                 )
@@ -121,15 +122,6 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
             memory_bytes=tuple(entry.memory_bytes),
             tensor_groups=tuple(tuple(group) for group in entry.tensor_groups),
         )
-
-
-def recompute_of(entry: StageEntry) -> tuple[bool, tuple[int, ...], bool]:
-    """Whether a stage recomputes, which layers where not all, and whether by block."""
-    if entry.recompute == "blocks":
-        return False, (), True
-    if isinstance(entry.recompute, bool):
-        return entry.recompute, (), False
-    return bool(entry.recompute), tuple(entry.recompute), False
 
 
 def plan_to_json(plan: Plan) -> dict[str, Json]:
@@ -159,9 +151,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
                 "layers": [stage.layers.start, stage.layers.stop],
                 "devices": list(stage.devices),
                 "slices": list(stage.slices),
-                "recompute": "blocks"
-                if stage.by_block
-                else list(stage.recompute_layers) or stage.recompute,
+                "recompute": "blocks" if stage.by_block else stage.recompute,
                 **({"sharding": stage.sharding} if stage.sharding else {}),
                 **({"in_turn": True} if stage.in_turn else {}),
             }

@@ -35,9 +35,9 @@ class Stage:
     """A contiguous run of layers on one or more replica devices.
 
     ``slices[i]`` is the number of rows of every micro-batch that ``devices[i]`` computes. With
-    ``recompute``, activations are computed a second time before the backward: those of
-    ``recompute_layers`` if any are named, else those of all layers. With ``by_block`` instead, each
-    layer keeps only what it reads, and runs again at the start of its own backward.
+    ``recompute``, the activations of all layers are computed a second time before the backward.
+    With ``by_block`` instead, each layer keeps only what it reads, and runs again at the start of
+    its own backward.
 
     ``sharding`` is what the devices divide among themselves instead of keeping it whole:
     "optimizer" is the optimizer's state (ZeRO-1), "parameters" are parameters, gradients and the
@@ -51,14 +51,11 @@ class Stage:
     devices: tuple[int, ...]
     slices: tuple[int, ...]
     recompute: bool = False
-    recompute_layers: tuple[int, ...] = ()
     by_block: bool = False
     sharding: str = ""
     in_turn: bool = False
 
     def __post_init__(self) -> None:
-        if self.recompute_layers and not self.recompute:
-            object.__setattr__(self, "recompute_layers", ())
         if self.by_block and self.recompute:
             object.__setattr__(self, "by_block", False)
         if self.sharding and len(self.devices) < 2:
@@ -228,12 +225,12 @@ def in_order(
 
 
 def with_cut(plan: Plan, stage: int, start: int) -> Plan:
-    """The plan with ``stage`` starting at another layer; recompute is for all layers of a stage."""
+    """The plan with ``stage`` starting at another layer."""
     stages = list(plan.stages)
     before, after = stages[stage - 1], stages[stage]
     wider, narrower = range(before.layers.start, start), range(start, after.layers.stop)
-    stages[stage - 1] = replace(before, layers=wider, recompute_layers=())
-    stages[stage] = replace(after, layers=narrower, recompute_layers=())
+    stages[stage - 1] = replace(before, layers=wider)
+    stages[stage] = replace(after, layers=narrower)
     return replace(plan, stages=tuple(stages))
 
 
@@ -268,12 +265,6 @@ def check_plan(plan: Plan) -> None:
                 f"start at layer {expected_start} and hold at least one"
             )
         expected_start = layers.stop
-        named = stage.recompute_layers
-        if named and (list(named) != sorted(set(named)) or not set(named) <= set(layers)):
-            raise BadInput(
-                f"stage {index} recomputes layers {list(named)}; name layers of its own, "
-                f"{layers.start} to {layers.stop - 1}, each once and in order"
-            )
         if stage.sharding not in SHARDINGS:
             raise BadInput(
                 f"stage {index} has sharding {stage.sharding!r}; it must be one of "

@@ -11,7 +11,6 @@ These messages pass beside the computing of their stage (`GatheredPass` in `core
 not wait for those of other stages.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
@@ -64,10 +63,8 @@ def two_layers_bytes(profile: ModelProfile, layers: range) -> float:
     return max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
 
 
-def gathered_s(
-    profile: ModelProfile, cluster: Cluster, stage: Stage, *, forward: bool, of: Sequence[int] = ()
-) -> float:
-    """Seconds of a forward or a backward of a stage that divides parameters, or of some layers.
+def gathered_s(profile: ModelProfile, cluster: Cluster, stage: Stage, *, forward: bool) -> float:
+    """Seconds of a forward or a backward of a stage that divides parameters.
 
     Of each layer that of the slowest device counts, because the others wait for its messages.
     """
@@ -78,7 +75,7 @@ def gathered_s(
     sizes = layer_bytes(profile, stage.layers)
     gathers_s: list[float] = []
     computes_s: list[float] = []
-    for index in of or stage.layers:
+    for index in stage.layers:
         layer = profile.layers[index]
         cost = layer.forward_s if forward else layer.backward_s
         computes_s.append(max(cost.at(rows) / speed for rows, speed in kinds))

@@ -97,13 +97,11 @@ def plan_table(
 
 
 def recompute_text(stage: Stage) -> str:
-    """Which layers of a stage are recomputed: ``yes`` or ``blocks``, ``no``, or their numbers.
+    """How a stage recomputes: ``yes``, ``blocks`` or ``no``.
 
-    >>> recompute_text(Stage(range(2, 6), (0,), (1,), recompute=True, recompute_layers=(3, 4)))
-    '3, 4'
+    >>> recompute_text(Stage(range(2, 6), (0,), (1,), by_block=True))
+    'blocks'
     """
-    if stage.recompute_layers:
-        return listed(stage.recompute_layers)
     return "blocks" if stage.by_block else "yes" if stage.recompute else "no"
 
 

@@ -78,9 +78,7 @@ def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
     The fewer the better.
     """
     recomputed = sum(
-        len(stage.recompute_layers or stage.layers)
-        for stage in plan.stages
-        if stage.recompute or stage.by_block
+        len(stage.layers) for stage in plan.stages if stage.recompute or stage.by_block
     )
     divided = sum(bool(stage.sharding) for stage in plan.stages)
     scattered, halves = scatter(problem.cluster, plan), FAMILIES[plan.schedule].splits

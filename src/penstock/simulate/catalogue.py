@@ -83,7 +83,7 @@ class Catalogue:
         return Parts(stages, boundaries, ties, self.hosts, self.cluster.messages_in_order)
 
     def stage(self, stage: Stage, use: StageUse) -> StageWork:
-        layers, how = stage.layers, (stage.recompute_layers, stage.by_block, stage.sharding)
+        layers, how = stage.layers, (stage.by_block, stage.sharding)
         key = (layers.start, layers.stop, stage.devices, stage.slices, use, how)
         return self.stages.find(
             key,

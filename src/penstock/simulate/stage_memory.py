@@ -110,17 +110,12 @@ def stage_memory(
     ``optimizer_bytes_per_parameter_byte`` times for optimizer state, but for what the replicas
     divide. Mirrored copies and tied stages could take a part as well; that is not counted. The
     inputs are the tensors received from other stages; the batch itself is on every rank anyway.
-    ``Stage.recompute_layers`` keep only their inputs.
     """
-    layers, recompute_layers = stage.layers, stage.recompute_layers
+    layers = stage.layers
     saved_bytes = sums.saved_bytes.of(layers, rows)
-    if recompute_layers:
-        input_bytes = partly_saved_bytes(layers, rows, sums, frozenset(recompute_layers))
-    else:
-        inputs = first_of_each_tensor(
-            edge for edge in sums.profile.crossing[layers.start] if edge.consumer in layers
-        )
-        input_bytes = sum(edge.bytes.at(rows) for edge in inputs)
+    inputs = first_of_each_tensor(
+        edge for edge in sums.profile.crossing[layers.start] if edge.consumer in layers
+    )
     state_bytes = held_bytes(
         stage.sharding,
         stage.replicas,
@@ -133,18 +128,6 @@ def stage_memory(
     return StageMemory(
         fixed_bytes=state_bytes + sums.buffer_bytes.of(layers) + casts * (versions == 1),
         saved_bytes=saved_bytes + casts * (versions > 1),
-        input_bytes=max(0.0, min(input_bytes, saved_bytes) if recompute_layers else input_bytes),
+        input_bytes=max(0.0, sum(edge.bytes.at(rows) for edge in inputs)),
         workspace_bytes=sums.workspace_bytes.of(layers, rows),
     )
-
-
-def partly_saved_bytes(layers: range, rows: int, sums: LayerSums, again: frozenset[int]) -> float:
-    """Bytes of a micro-batch kept from F to R if the layers ``again`` are recomputed."""
-    kept = [layer for layer in layers if layer not in again]
-    passed = first_of_each_tensor(
-        edge
-        for edge in sums.profile.edges
-        if edge.consumer in layers and (edge.producer in again) != (edge.consumer in again)
-    )
-    saved = sum(sums.saved_bytes.of(range(layer, layer + 1), rows) for layer in kept)
-    return saved + sum(edge.bytes.at(rows) for edge in passed)

@@ -179,29 +179,22 @@ def stage_work(
 
 
 class Passes(NamedTuple):
-    """Seconds of a forward, of a backward, and of the forward of the layers that recompute."""
+    """Seconds of a forward, and of a backward."""
 
     forward_s: float
     backward_s: float
-    recompute_s: float
 
 
 def own_passes(stage: Stage, sums: LayerSums, rows: int, speed: float) -> Passes:
     """The sums of the layers' seconds for so many rows."""
-    forward_s = sums.forward_s.of(stage.layers, rows) / speed
-    again_s = forward_s
-    if stage.recompute_layers:
-        runs = [range(i, i + 1) for i in stage.recompute_layers]
-        again_s = sum(sums.forward_s.of(run, rows) for run in runs) / speed
-    return Passes(forward_s, sums.backward_s.of(stage.layers, rows) / speed, again_s)
+    layers = stage.layers
+    return Passes(sums.forward_s.of(layers, rows) / speed, sums.backward_s.of(layers, rows) / speed)
 
 
 def gathered_passes(stage: Stage, sums: LayerSums, cluster: Cluster) -> Passes:
     """The passes of all replicas, whose layers wait for messages."""
-    asked = ((True, ()), (False, ()), (True, stage.recompute_layers))
-    return Passes(
-        *(gathered_s(sums.profile, cluster, stage, forward=way, of=of) for way, of in asked)
-    )
+    ways = (gathered_s(sums.profile, cluster, stage, forward=way) for way in (True, False))
+    return Passes(*ways)
 
 
 class MessageSeconds(NamedTuple):
@@ -263,7 +256,7 @@ def replica_work(
     ``passes`` are the seconds of its layers, ``norms_s`` those that layers wait for batch norm's
     statistics, there and back.
     """
-    layers, recomputed = stage.layers, stage.recompute_layers
+    layers = stage.layers
     rows, speed, least_s, messages = pace
     there_s, back_s = norms_s(layers)
     back_s += there_s if stage.by_block else 0.0
@@ -276,7 +269,6 @@ def replica_work(
     backward_messages_s = messages.backward_received_s + messages.backward_sent_s
     backward_more_s = begin_back_s + backward_messages_s + back_s
     forward_s = max(least_s, passes.forward_s) + there_s + begin_s
-    again_s = sum(norms_s(range(i, i + 1))[0] for i in recomputed) if recomputed else there_s
     backward_s = max(least_s, passes.backward_s)
     weight_s = max(least_s, sums.backward_weight_s.of(layers, rows) / speed)
     layer_gradients_s = sums.backward_weight_s if use.split else sums.backward_s
@@ -301,7 +293,7 @@ def replica_work(
         backward_input_s=max(least_s, sums.backward_input_s.of(layers, rows) / speed)
         + backward_more_s,
         backward_weight_s=weight_s,
-        recompute_s=max(least_s, passes.recompute_s) + again_s + begin_s,
+        recompute_s=forward_s,
         step_s=step_s * (1 + PREDICTION_SHARE * use.predictions) / speed,
         segments_s=segments_s,
         memory=memory,

@@ -26,7 +26,7 @@ from penstock.torch_internals import TorchDispatchMode, storage_id
 
 WIDTH, STAGES, MICRO_BATCHES = 48, 4, 4
 SHAPES = (WIDTH, WIDTH)
-FORMS = ("1f1b", "gpipe", "zb-h1", "1f1b again", "gpipe again in part")
+FORMS = ("1f1b", "gpipe", "zb-h1", "1f1b again", "gpipe by block")
 
 
 def model() -> Chain:
@@ -64,7 +64,7 @@ def steps(form: str) -> tuple[list[torch.Tensor], int, int]:
             (k,),
             (2,),
             recompute=again == "again",
-            recompute_layers=(k,) if again == "again in part" else (),
+            by_block=again == "by block",
         )
         for k in range(STAGES)
     )

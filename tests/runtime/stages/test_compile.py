@@ -183,14 +183,11 @@ def test_without_a_compiler_the_pipeline_is_refused(monkeypatch: pytest.MonkeyPa
 def test_replicas_split_backwards_and_parts_of_stages_are_the_same(model: str) -> None:
     stages = (Stage(range(2), (0, 1), (3, 1)), Stage(range(2, LAYERS), (2,), (4,)))
     plan = Plan(stages, 3, 4, "1f1b")
-    some = tuple(
-        replace(stage, recompute=True, recompute_layers=(stage.layers.start,)) for stage in stages
-    )
     divided = tuple(replace(stage, sharding="optimizer") for stage in stages)
     plans = [
         plan,
         replace(plan, schedule="zb-h1"),
-        replace(plan, stages=some, schedule="gpipe"),
+        with_recompute(replace(plan, schedule="gpipe"), True),
         with_recompute(replace(plan, stages=divided), False, by_block=True),
     ]
     for found in launch_workers(compiled_and_not, (plans, {"model": model}), workers=3, threads=1):

@@ -21,7 +21,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.processes.world import World
 from penstock.runtime.program import places_of
-from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage
+from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stages.runner import ModuleRunner
 from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of
 from penstock.runtime.weights.safetensors_file import StoredTensor
@@ -210,17 +210,17 @@ def runner_of(
     calls: StageCalls | None = None,
     **options: Any,
 ) -> ModuleRunner:
-    """The runner of ``program``; it runs part by part if ``stage`` recomputes some layers, or each.
+    """The runner of ``program``; it runs layer by layer if ``stage`` recomputes by block.
 
     It is called as ``calls`` says (compiled, or on shards). ``options`` are those of
     `ModuleRunner`.
     """
-    parts = parts_of_stage(graph, stage, program)
     in_parts: dict[str, Any] = {"by_block": stage.by_block}
     if calls is not None:
         options["call"] = calls.call_of(program)
         in_parts["call_of"] = calls.call_of
-    if parts:
+    if stage.by_block:
+        parts = single_layers(graph, stage, program)
         return PartlyRecomputed(program, parts, device, **in_parts, **options)
     return ModuleRunner(program, device, **options)
 

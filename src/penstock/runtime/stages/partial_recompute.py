@@ -1,19 +1,13 @@
-"""Stages that recompute some of their layers and keep the activations of the others, or by block.
+"""Stages that run layer by layer, and recompute each layer right before its own backward.
 
-The layers of such a stage are divided into parts: consecutive layers that all keep or all
-recompute. Each part runs like a stage of its own, so autograd has one graph for each part. A
-recomputed part keeps only its input tensors until its R action. A part that keeps its activations
-runs once (selective activation recomputation: Korthikanti et al., Reducing Activation Recomputation
-in Large Transformer Models, MLSys 2023, section 5).
-
-A stage that recomputes by block has each layer as a part. None has an R action: a part runs its
-forward again right before its own backward, so one part at a time has its activations (Chen et al.,
-Training Deep Nets with Sublinear Memory Cost, 2016).
+Each layer runs like a stage of its own, so autograd has one graph for each. It keeps only its input
+tensors, and one layer at a time has its activations (Chen et al., Training Deep Nets with Sublinear
+Memory Cost, 2016). Where somebody watches the layers, the stage may also keep or recompute as a
+whole.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -26,7 +20,7 @@ from penstock.plan.plan import Stage
 from penstock.runtime.stages.parameter_shards import gather_ahead
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 
-__all__ = ["PartlyRecomputed", "RecomputeRun", "parts_of_stage", "single_layers"]
+__all__ = ["PartlyRecomputed", "RecomputeRun", "single_layers"]
 
 
 Watch: TypeAlias = Callable[[Literal["forward", "backward"], ModuleRunner, int, Tensors], None]
@@ -35,7 +29,7 @@ Watch: TypeAlias = Callable[[Literal["forward", "backward"], ModuleRunner, int, 
 
 @dataclass(frozen=True)
 class RecomputeRun:
-    """Consecutive layers of a stage that are all recomputed, or all kept.
+    """A layer of a stage, or several together that cannot run apart.
 
     ``leaves`` are the indexes, among the stage's leaves of the batch, of those that it reads.
     """
@@ -45,37 +39,19 @@ class RecomputeRun:
     leaves: tuple[int, ...]
 
 
-def parts_of_stage(
-    graph: LayerGraph, stage: Stage, program: StageProgram
-) -> tuple[RecomputeRun, ...]:
-    """The parts of a stage that recomputes by block or names layers; empty if it does neither.
-
-    They have the user's own parameters and buffers, as ``program`` has.
-
-    Raises:
-        BadInput: a part reads something of the batch that the whole stage does not.
-    """
-    if stage.by_block:
-        return single_layers(graph, stage, program)
-    if not stage.recompute_layers:
-        return ()
-    parts: list[RecomputeRun] = []
-    for recomputed, run in groupby(stage.layers, stage.recompute_layers.__contains__):
-        layers = tuple(run)
-        part = range(layers[0], layers[-1] + 1)
-        parts.append(recompute_run(graph, part, program, recomputed=recomputed))
-    return tuple(parts)
-
-
 def recompute_run(
     graph: LayerGraph, layers: range, program: StageProgram, *, recomputed: bool
 ) -> RecomputeRun:
-    """The part ``layers`` of the stage ``program``; raises BadInput as `parts_of_stage`."""
+    """The part ``layers`` of the stage ``program``, with the user's own parameters and buffers.
+
+    Raises:
+        BadInput: it reads something of the batch that the whole stage does not.
+    """
     part = graph.stage(layers)
     if not set(part.batch_inputs) <= set(program.batch_inputs):
         raise BadInput(
             f"layers {layers[0]} to {layers[-1]} cannot be run apart from their stage, because "
-            f"they take the number of samples from elsewhere; recompute a neighbour too, or all"
+            f"they take the number of samples from elsewhere; recompute the whole stage"
         )
     leaves = tuple(program.batch_inputs.index(leaf) for leaf in part.batch_inputs)
     return RecomputeRun(part, recomputed, leaves)
@@ -88,9 +64,8 @@ def single_layers(
     parts: list[RecomputeRun] = []
     start, again = stage.layers.start, stage.recompute or stage.by_block
     for stop in range(start + 1, stage.layers.stop + 1):
-        recomputed = again and start in (stage.recompute_layers or stage.layers)
         try:
-            parts.append(recompute_run(graph, range(start, stop), program, recomputed=recomputed))
+            parts.append(recompute_run(graph, range(start, stop), program, recomputed=again))
         except BadInput:
             if stop == stage.layers.stop:
                 return (recompute_run(graph, stage.layers, program, recomputed=again),)

@@ -200,11 +200,7 @@ class EndOfPipeline(ModuleRunner):
 
 def without_last_layer(stage: Stage) -> Stage:
     """A stage without its loss."""
-    last = stage.layers.stop - 1
-    again = tuple(layer for layer in stage.recompute_layers if layer != last)
-    recompute = stage.recompute and bool(again or not stage.recompute_layers)
-    layers = range(stage.layers.start, last)
-    return replace(stage, layers=layers, recompute=recompute, recompute_layers=again)
+    return replace(stage, layers=stage.layers[:-1])
 
 
 def leaves_of(work: StageInputs, run: RecomputeRun) -> tuple[tuple[torch.Tensor, ...], ...]:

@@ -1,9 +1,7 @@
-"""What the worker processes of the tests of selective recompute run."""
+"""What the worker processes of the tests of recompute by block run."""
 
 import copy
-import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,34 +14,20 @@ from penstock.plan.plan import Plan, with_recompute
 from penstock.runtime.pipeline import Pipeline
 
 
-def selective(plan: Plan, seed: int) -> Plan:
-    """``plan`` with some layers of each stage recomputed: never none, not always all."""
-    chosen = random.Random(seed)
-    stages = []
-    for stage in plan.stages:
-        layers = list(stage.layers)
-        again = sorted(chosen.sample(layers, chosen.randint(1, max(1, len(layers) - 1))))
-        stages.append(replace(stage, recompute=True, recompute_layers=tuple(again)))
-    return replace(plan, stages=tuple(stages))
-
-
-def compare_selective(
+def compare_by_block(
     names: Sequence[str],
     schedules: Sequence[str],
     replications: Sequence[Sequence[int]],
-    by_block: bool = False,
 ) -> dict[str, list[str]]:
     """What differs from the model left whole, by case."""
     join()
     found: dict[str, list[str]] = {}
     for name in names:
         subject, graph = captured(name)
-        for number, schedule in enumerate(schedules):
+        for schedule in schedules:
             for replicas in replications:
-                layers = len(graph.layer_names)
-                kept = plan_of(layers, replicas, schedule)
+                kept = plan_of(len(graph.layer_names), replicas, schedule)
                 plan = with_recompute(kept, False, by_block=True)
-                plan = plan if by_block else selective(kept, seed=number)
                 case = f"{name}, {schedule}, replicas {tuple(replicas)}"
                 found[case] = compare_one(subject, graph, plan)
     return found

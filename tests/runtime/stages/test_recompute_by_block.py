@@ -1,67 +1,44 @@
-"""Recomputing some layers of a stage, or each by itself, changes nothing but its memory."""
+"""Recomputing each layer of a stage by itself changes nothing but its memory."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
-from runtime.stages.selective_cases import compare_selective, trained_under
+from runtime.stages.by_block_cases import compare_by_block, trained_under
 from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.stages.partial_recompute import PartlyRecomputed, parts_of_stage
-from penstock.runtime.stages.runner import StageInputs
+from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
+from penstock.runtime.stages.runner import ModuleRunner, StageInputs
 
 
-def assert_equal(
-    names: list[str],
-    schedules: list[str],
-    replications: list[tuple[int, ...]],
-    by_block: bool = False,
-):
-    workers = max(map(sum, replications))
-    results = launch_workers(
-        compare_selective, (names, schedules, replications, by_block), workers=workers, threads=1
-    )
+@pytest.mark.parametrize(
+    ("names", "schedules", "replicas"),
+    [
+        (["gpt2", "t5"], ["1f1b", "chimera"], (2, 2)),
+        (["convolutions"], ["gpipe", "interleaved"], (2, 1)),
+        (["mlp"], ["1f1b", "interleaved"], (1, 1)),
+    ],
+)
+def test_gradients_are_those_of_one_device(
+    names: list[str], schedules: list[str], replicas: tuple[int, ...]
+) -> None:
+    cases = names, schedules, [replicas]
+    results = launch_workers(compare_by_block, cases, workers=sum(replicas), threads=1)
     for rank, found in enumerate(results):
-        assert len(found) == len(names) * len(schedules) * len(replications)
+        assert len(found) == len(names) * len(schedules)
         wrong = {case: what for case, what in found.items() if what}
         assert not wrong, f"rank {rank}: {wrong}"
-
-
-def test_gradients_are_those_of_one_device() -> None:
-    assert_equal(["mlp"], ["gpipe", "zb-h1", "interleaved"], [(1, 1), (2, 1)])
-    assert_equal(["convolutions"], ["gpipe", "zb-h1"], [(1, 1), (2, 1)])
-
-
-def test_tied_weights_and_skip_tensors_cross_parts() -> None:
-    assert_equal(["gpt2", "t5"], ["zb-h1"], [(2, 1)])
-
-
-def test_by_block_gradients_are_those_of_one_device() -> None:
-    assert_equal(["gpt2", "t5"], ["1f1b", "chimera"], [(2, 2)], by_block=True)
-    assert_equal(["convolutions"], ["gpipe", "interleaved"], [(2, 1)], by_block=True)
 
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_random_numbers_and_buffers_are_those_of_a_run_that_keeps_everything(traced: bool) -> None:
     stages = (Stage(range(3), (0,), (4,)), Stage(range(3, 5), (1,), (4,)))
     kept = Plan(stages, 3, 4, "gpipe")
-    chosen = ((1,), (3,)), ((0, 2), (4,))
-    plans = [kept] + [
-        replace(
-            kept,
-            stages=tuple(
-                replace(stage, recompute=True, recompute_layers=again)
-                for stage, again in zip(stages, layers, strict=True)
-            ),
-        )
-        for layers in chosen
-    ]
-    plans.append(with_recompute(kept, False, by_block=True))
+    plans = [kept, with_recompute(kept, True), with_recompute(kept, False, by_block=True)]
     for found in launch_workers(trained_under, (plans, traced), workers=2, threads=1):
         expected, *others = found
         assert len(expected) > 2
@@ -89,7 +66,7 @@ class Counting(nn.Module):
         return torch.tanh(self.linear(x).repeat(1, 1000)).view(x.shape[0], -1, 4).mean(1)
 
 
-def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
+def test_every_layer_runs_again_and_frees_what_it_saved() -> None:
     model = nn.Sequential(*(Counting(number) for number in range(4)))
     x = torch.randn(2, 4)
     graph = capture_model(model, (x, x), loss=nn.MSELoss(), granularity="block")
@@ -100,37 +77,33 @@ def test_only_the_layers_named_run_again_and_free_what_they_saved() -> None:
         saved.append(tensor.untyped_storage().nbytes())
         return tensor
 
-    def run(
-        again: tuple[int, ...], by_block: bool = False
-    ) -> tuple[list[int], int, list[torch.Tensor]]:
-        stage = Stage(range(5), (0,), (2,), not by_block, again, by_block)
-        parts = parts_of_stage(graph, stage, program)
-        runner = PartlyRecomputed(program, parts, torch.device("cpu"), by_block=by_block)
-        runner.begin(StageInputs(((x, x),), (2,), frozenset({0})))
+    def run(by_block: bool) -> tuple[list[int], int, list[torch.Tensor]]:
+        stage = Stage(range(5), (0,), (2,), by_block=by_block)
+        parts = single_layers(graph, stage, program)
+        runner = (
+            PartlyRecomputed(program, parts, torch.device("cpu"), by_block=True)
+            if by_block
+            else ModuleRunner(program, torch.device("cpu"))
+        )
+        runner.begin(StageInputs(((x, x),), (2,), frozenset()))
         CALLS.clear()
         saved.clear()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             runner.forward(0, [])
         kept = sum(saved)
-        if not by_block:
-            runner.recompute(0)
         runner.backward(0, [])
         gradients = [p.grad.clone() for p in program.module.parameters() if p.grad is not None]
         program.module.zero_grad()
         return [CALLS[number] for number in range(4)], kept, gradients
 
-    calls, kept_bytes, gradients = run((1, 2))
-    assert calls == [1, 2, 2, 1]
-    more_calls, fewer_bytes, others = run((0, 1, 2))
-    assert more_calls == [2, 2, 2, 1]
+    calls, kept_bytes, gradients = run(by_block=False)
     # Each layer saves the 2 x 4000 values that tanh made.
-    assert kept_bytes - fewer_bytes >= 2 * 4000 * 4
-    assert len(gradients) == 8
-    every_call, no_bytes, by_block = run((), by_block=True)
+    assert calls == [1, 1, 1, 1] and kept_bytes >= 4 * 2 * 4000 * 4
+    every_call, no_bytes, others = run(by_block=True)
     assert (every_call, no_bytes) == ([2, 2, 2, 2], 0)
-    for one, other, third in zip(gradients, others, by_block, strict=True):
+    assert len(gradients) == 8
+    for one, other in zip(gradients, others, strict=True):
         assert torch.equal(one, other)
-        assert torch.equal(one, third)
 
 
 def test_by_block_autocast_and_clipped_steps_are_those_of_a_run_that_keeps_everything() -> None:
