@@ -28,7 +28,7 @@ def test_plans_are_made_played_compared_and_drawn(tmp_path: Path) -> None:
     problem = ["vgg-19", "--cluster", "dapple-c", "--batch", "64", "--quiet"]
     commands = [
         ["plan", *problem, "--planner", "gpipe", "-o", "plan.json", "--explain"],
-        ["simulate", "plan.json", "--device", "0:slower:20%", "--quiet"],
+        ["simulate", "plan.json", "--schedule", "gpipe", "--quiet"],
         ["simulate", "plan.json", "--picture", "timeline.html", "--quiet"],
         ["compare", *problem, "--planners", "single-device,gpipe", "--picture", "c.html"],
         ["list"],

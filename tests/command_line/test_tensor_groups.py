@@ -40,9 +40,9 @@ def test_a_plan_with_groups_is_written_shown_and_simulated(
     assert read_plan(plan).tensor_groups == ((0, 1), (2, 3), (4,))
     again = penstock("simulate", plan, "--json").values
     assert again["iteration_s"] == found["iteration_s"] and again["tensor_groups"] == RANKS
-    slower = penstock("simulate", plan, "--device", "2 slower 50 %", "--iterations", "2")
-    assert "tensor groups: device 0 is ranks 0, 1; device 1 is ranks 2, 3;" in slower.output
-    assert "with device 2 slower 50 %" in slower.output
+    other = penstock("simulate", plan, "--schedule", "gpipe", "--iterations", "2")
+    assert "tensor groups: device 0 is ranks 0, 1; device 1 is ranks 2, 3;" in other.output
+    assert "with schedule gpipe" in other.output
 
 
 def test_a_time_limit_is_shared_by_the_ways_to_group(
