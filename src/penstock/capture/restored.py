@@ -49,6 +49,4 @@ def kept_buffers(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for buffer, before in values:
-                if buffer.shape != before.shape:  # observers make theirs larger
-                    buffer.resize_(before.shape)
                 buffer.copy_(before)

@@ -48,8 +48,7 @@ def inspect_step(
     layers = LayersInspected(engine)
     stages = engine.world.all_succeed(layers.stages)
     after, engine.random.state = engine.random.state, begin.random
-    buffers = kept_buffers(engine.held.changed_by_forward().values())
-    with engine.graph.untouched_state(), buffers:
+    with kept_buffers(engine.held.changed_by_forward().values()):
         # Gradients of replicas are looked at before their sum.
         engine.run(*batches, stages=stages, sums=False, seed=seed, step=begin.step)
     engine.random.state = after
