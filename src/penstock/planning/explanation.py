@@ -239,11 +239,6 @@ def explanation_cells(explanation: Explanation) -> list[str]:
     ]
 
 
-def sentence(words: str) -> str:
-    """The words with a capital at the beginning and a full stop."""
-    return f"{words[0].upper()}{words[1:]}."
-
-
 def memory_words(fullness: Fullness) -> str:
     """The bytes in use, the limit, and the reserve where there is one."""
     words = f"{size_text(fullness.needed_bytes)} of {size_text(fullness.limit_bytes)}"
