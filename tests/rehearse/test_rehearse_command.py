@@ -71,8 +71,7 @@ def test_a_profile_that_lied_when_the_plan_was_made_is_found_out(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--fault", "kill 2"), "has no --fault any more: ask 'penstock simulate'"),
-        (("--network", "namespaces"), "has no --network any more"),
+        (("--network", "namespaces"), "No such option: --network"),
         (("--picture", "both.png"), "must end in .html"),
         (("--cluster", "dapple-z"), "dapple-z"),
     ],
