@@ -53,6 +53,7 @@ __all__ = [
     "unpinned",
     "wait_checking",
     "wait_for",
+    "without_nested_tensors",
     "without_tf32",
 ]
 
@@ -408,3 +409,14 @@ def without_tf32() -> Iterator[None]:
         cudnn.allow_tf32 = flag
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
+
+
+@contextmanager
+def without_nested_tensors() -> Iterator[None]:
+    """Within, torch's encoder layers leave their fast path, whose tensors no stage can send."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

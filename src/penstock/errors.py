@@ -3,6 +3,7 @@
 PenstockError
   + BadInput               2   what the user gave cannot be used
     x CaptureFailed        2   the model cannot be captured; names the line and the way out
+    x WeightElsewhere      2   the loop uses a weight that another rank has
   x Infeasible             3   no plan satisfies the limits
   x PluginFailed           4   a planner or schedule from outside raised, or returned something else
   + RunFailed              4   a run started and could not go on
@@ -31,6 +32,7 @@ __all__ = [
     "RunFailed",
     "SaidByAnotherRank",
     "Stalled",
+    "WeightElsewhere",
     "WorkerLost",
     "exit_code_of",
     "missing_for_training",
@@ -83,6 +85,13 @@ class CaptureFailed(BadInput):
     """The model cannot be captured; the message names the line of user code and the way out."""
 
     longest = 2000
+
+
+class WeightElsewhere(BadInput):
+    """The loop needs values of a weight that another rank has; nothing was changed.
+
+    The message names the weight, the ranks and `Pipeline.full_model`.
+    """
 
 
 class Infeasible(PenstockError):

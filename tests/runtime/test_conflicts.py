@@ -36,7 +36,7 @@ ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
 def test_every_use_of_the_table_has_words_somewhere() -> None:
     """A misspelt use would never be met."""
     own = {*SETTINGS, *uses_of(PLAN), "lengths", "kinds", "newer weights"}
-    own |= {"whole loss", "early backward"}
+    own |= {"whole loss", "early backward", "one slice"}
     own |= {"tied stages", "tied", "thawed", *CHOICES, *uses_of_training(None)}
     assert {use for rule in CONFLICTS for use in (rule.this, rule.that)} == own
 

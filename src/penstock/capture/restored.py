@@ -49,4 +49,6 @@ def kept_buffers(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for buffer, before in values:
+                if buffer.shape != before.shape:  # observers make theirs larger
+                    buffer.resize_(before.shape)
                 buffer.copy_(before)

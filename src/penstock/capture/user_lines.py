@@ -17,6 +17,7 @@ _OURS = os.path.dirname(os.path.dirname(__file__))
 _SKIPPED = (
     os.path.dirname(torch.__file__),
     *(os.path.join(_OURS, part, "") for part in ("capture", "measure", "rehearse", "runtime")),
+    os.path.join(_OURS, "torch_internals.py"),
     "<frozen",
 )
 _START = os.path.join(_OURS, "capture", "record", "user_program.py")

@@ -58,6 +58,12 @@ FLUSHED = "use a schedule with a flush, such as '1f1b', and optimizer_sync=\"bef
 
 BY_SLICES = "{}, or give the loss as a list, loss=[(1.0, loss)], for its mean over micro-batches"
 
+ONE_SLICE = BY_SLICES.format(
+    "use one micro-batch and one replica; or compute with a tensor, detach(), in place of the "
+    "number, in a loss function that keeps nothing, which schedule 'gpipe' calls once for all "
+    "samples"
+)
+
 THAWED = "call save(), make a new Pipeline from the model, and load()"
 
 REMEDIES = {
@@ -113,6 +119,16 @@ CONFLICTS = (
             ("meetings", ALONE),
             ("accumulate", "it needs all samples of a step in one batch"),
         )
+    ),
+    Conflict(
+        "dense gradients",
+        "sparse optimizer",
+        "those of sparse tables are summed as dense ones, too",
+        "use Adam or AdamW, which train the rows that a batch does not read as plain Adam does",
+    ),
+    *(
+        Conflict(use, "one slice", "each would take a number of its own samples", ONE_SLICE)
+        for use in ("slices", "accumulate")
     ),
     Conflict("no flush", "no optimizer", "that needs an optimizer", "give it one"),
     Conflict("no flush", "loss_scaling", ONE_UPDATE, "use bfloat16"),
@@ -249,6 +265,7 @@ def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
         "kinds": "a model with other_examples" * bool(graph.others),
         "compile": "compile=True" * graph.compiles,
         "whole loss": graph.whole_loss and f"a loss over the whole batch ({graph.whole_loss})",
+        "one slice": graph.one_slice and f"a loss over the whole batch ({graph.one_slice})",
         "early backward": f"schedule '{plan.schedule}'"
         * (bool(graph.whole_loss) and not has_forwards_first(order_of(plan), len(plan.stages) - 1)),
     }
@@ -259,6 +276,8 @@ def uses_of_training(optimizer: Optimizer | None, by_loss: str = "") -> dict[str
     kind = type(optimizer).__name__
     return {
         "whole parameters": f"optimizer {kind}" * (kind in WHOLE_PARAMETERS),
+        "dense gradients": "the gradients of a pipeline",
+        "sparse optimizer": f"optimizer {kind}" * (kind == "SparseAdam"),
         "all parameters": f"optimizer {kind}" * looks_at_all(optimizer),
         "by loss": by_loss and f"{by_loss}, which follows the loss of every step,",
     }
@@ -298,6 +317,8 @@ def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
     name, kinds = f"schedule '{plan.schedule}'", kinds_of_schedule(plan.schedule)
     refusal = schedule_refusal(plan.schedule, tensor_groups=bool(plan.tensor_groups))
     uses = {
+        "slices": f"{whose} of several micro-batches or replicas"
+        * (plan.micro_batches > 1 or plan.stages[-1].replicas > 1),
         "several stages": f"{whose} of several stages"
         * (len({s.devices for s in plan.stages}) > 1),
         "tensor groups": f"the tensor groups of {whose}" * bool(plan.tensor_groups),

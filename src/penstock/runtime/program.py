@@ -19,7 +19,14 @@ from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
 from penstock.runtime.processes.world import World
-from penstock.runtime.stages.runner import LossTerm, StageInputs, StageRunner, Tensors
+from penstock.runtime.stages.runner import (
+    LossTerm,
+    ModuleRunner,
+    StageInputs,
+    StageRunner,
+    Tensors,
+    Work,
+)
 from penstock.runtime.transport.channels import Channels, PipelineChannels, Places
 from penstock.runtime.transport.messages import (
     BoundaryTensors,
@@ -253,6 +260,8 @@ def lower(
     channels = open_channels(messages)
     effective = [action for action in order if stages[action.stage].has_work(action.kind)]
     steps = steps_of(effective, stages, channels)
+    if not training:
+        steps = tuple(step._replace(work=tried(stages[step.stage], step, rank)) for step in steps)
     return Program(cut, training, lengths, parts, first, messages, channels, steps)
 
 
@@ -348,11 +357,41 @@ def execute(
         except PenstockError:
             raise
         except Exception as cause:
-            text = str(cause).strip().partition("\n")[0] or type(cause).__name__
             where = f"rank {channels.device}, stage {stage}, {kind}{micro_batch}"
-            raise RunFailed(f"{where}: {text}") from cause
+            raise located(cause, where) from cause
     if drains:
         channels.drain()
+
+
+def located(cause: Exception, where: str) -> RunFailed:
+    """The error of a stage that raised another."""
+    text = str(cause).strip().partition("\n")[0] or type(cause).__name__
+    name = "KeyError: " * isinstance(cause, KeyError)  # its text is the key alone
+    return RunFailed(f"{where}: {name}{text}{''.join(getattr(cause, '__notes__', ()))}")
+
+
+def tried(runner: "FedRunner", step: PreparedAction, rank: int) -> Work:
+    """A forward in evaluation. The runner keeps what it raises, and sends zeros from then on.
+
+    So all messages arrive, and the pipeline can go on. Where ranks gather parameters in it, they
+    would wait for one another.
+    """
+
+    def work(micro_batch: int, received: Tensors) -> Tensors:
+        assert isinstance(runner, ModuleRunner)
+        if runner.failure is None:
+            try:
+                return step.work(micro_batch, received)
+            except Exception as cause:
+                if runner.gathers:
+                    raise
+                where = f"rank {rank}, stage {step.stage}, F{micro_batch}"
+                known = isinstance(cause, PenstockError)
+                runner.failure = cause if known else located(cause, where)
+                runner.failure.__cause__ = None if known else cause
+        return runner.blank(micro_batch)
+
+    return work
 
 
 class FedRunner(StageRunner, Protocol):

@@ -137,6 +137,10 @@ class Safety:
     another path ends the run in a line. The copies of weights are compared every
     ``compare_replicas_every`` steps. 0 stands for never.
 
+    With ``check_loss`` the loss of steps 1, 2, 4, 8 and so on, and of the first step of each kind
+    of batch, is compared with the user's own loss code: it runs once more, without gradients, on
+    what the modules gave for the whole step. A step that differs is not taken.
+
     ``transport`` is what carries activations: ``"auto"`` is ``"shared-memory"`` between CPU ranks
     of one host and ``"process-groups"``, which work everywhere, elsewhere. With ``"in-process"``
     this process holds all stages of a plan for any devices, for experiments and under a debugger;
@@ -149,6 +153,7 @@ class Safety:
     verify_every: int = 0
     check_every: int = 0
     compare_replicas_every: int = 50
+    check_loss: bool = True
     transport: TransportChoice = "auto"
 
     def __post_init__(self) -> None:

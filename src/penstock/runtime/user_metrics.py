@@ -125,7 +125,10 @@ class MetricSums:
             output = self.graph.outputs.rebuild(tensors)
             for name, metric, sums in zip(self.names, self._metrics, self._sums, strict=True):
                 if isinstance(metric, str):
-                    number = self._parts[id(self.graph), metric]
+                    key = id(self.graph), metric
+                    if key not in self._parts:  # of evaluation mode
+                        self._parts[key] = self.graph.part_at(metric)
+                    number = self._parts[key]
                     counts = self.graph.recorded.output_counting[number] == "loss"
                     sums.append((outputs[number].detach(), weight if counts else len(rows)))
                 else:

@@ -10,7 +10,8 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from inspect import getclosurevars
 from typing import Any, TypeAlias
 
 import torch
@@ -141,16 +142,22 @@ def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) ->
 
 
 class Globals:
-    """Numbers and containers of the user's Python modules: those of the classes in ``model``."""
+    """Numbers and containers of the user's Python modules: those of the classes in ``model``.
 
-    def __init__(self, model: nn.Module) -> None:
+    Also of that of the function ``loss``, and containers that it holds in its closure.
+    """
+
+    def __init__(self, model: nn.Module, loss: Any = None) -> None:
         names = {type(part).__module__ for part in model.modules()}
+        names |= {getattr(loss, "__module__", "")}
         outside = ("torch", "penstock", "builtins")
         self._spaces: dict[str, dict[str, Any]] = {
             name: vars(sys.modules[name])
             for name in sorted(names)
             if name in sys.modules and name.partition(".")[0] not in outside
         }
+        with suppress(TypeError, ValueError):  # no function; or what it holds is not there yet
+            self._spaces["closure"] = dict(getclosurevars(loss).nonlocals)
         self._kept = [
             (space, name, value, value.copy() if type(value) in _CONTAINERS else None, own)
             for space, name, value, own in self._watched()

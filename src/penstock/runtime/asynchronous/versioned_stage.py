@@ -126,7 +126,7 @@ class VersionedStage:
     def _step(self) -> None:
         """Sum the gradients over the replicas, clip, step, and zero the gradients."""
         # Several stages of a rank have no replicas, so all sums are those of this stage.
-        self._engine.buckets.finish()
+        self._engine.buckets.finish(self.place.stage)
         if self._buckets:
             self._gradient_square = torch.stack([b.square() for b in self._buckets]).sum()
         if self._clip_norm is not None:

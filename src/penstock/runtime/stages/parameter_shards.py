@@ -114,6 +114,9 @@ class Unit:
         """Let the values come, which the next `gather` awaits."""
         if self.is_whole or self._coming is not None:
             return
+        for member in self.members:  # the user's loop may have put it elsewhere, by p.data = x
+            if member.parameter.data_ptr() != member.rows.data_ptr():
+                member.rows.copy_(member.parameter.detach())
         self._memory.untyped_storage().resize_(self._bytes)
         found = self._memory if len(self.members) == 1 else torch.empty_like(self._memory)
         work = gather_into(found, self._own, group=self._shards.group, async_op=True)
@@ -152,6 +155,7 @@ class Unit:
             self.free()
             return
         trained = [member for member in self.members if member.parameter.requires_grad]
+        came = [m.parameter.grad is not None for m in trained]
         given = [padded(m.parameter.grad, m.by_rank) for m in trained]
         self.free()
         if not given:
@@ -166,10 +170,12 @@ class Unit:
         group = self._shards.group
         work = reduce_into(found, joined.reshape(-1), group=group, async_op=True)
         self._await(work, found, "gradients")
-        for member, piece in zip(trained, found.split(widths), strict=True):
+        for member, piece, own in zip(trained, found.split(widths), came, strict=True):
             gradient = member.parameter.grad
             assert gradient is not None  # a view of a bucket
-            gradient.add_(piece[: gradient.numel()].view(gradient.shape))
+            # As `data`, other ranks' gradients do not count as one that has arrived here.
+            held = gradient if own else gradient.data
+            held.add_(piece[: gradient.numel()].view(gradient.shape))
 
     def free(self) -> None:
         """Leave the parameters this rank's rows, of values and gradients."""

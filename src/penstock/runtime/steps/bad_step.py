@@ -48,7 +48,8 @@ def inspect_step(
     layers = LayersInspected(engine)
     stages = engine.world.all_succeed(layers.stages)
     after, engine.random.state = engine.random.state, begin.random
-    with kept_buffers(engine.held.changed_by_forward().values()):
+    buffers = kept_buffers(engine.held.changed_by_forward().values())
+    with engine.graph.untouched_state(), buffers:
         # Gradients of replicas are looked at before their sum.
         engine.run(*batches, stages=stages, sums=False, seed=seed, step=begin.step)
     engine.random.state = after

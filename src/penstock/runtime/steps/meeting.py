@@ -86,6 +86,12 @@ class Meetings:
         self.met = True
         engine.numbers.optimizer_s += time.perf_counter() - begun
 
+    @torch.no_grad()
+    def go_on_from_here(self) -> None:
+        """Let the weights be those of the last meeting: the user's loop has changed them."""
+        for name, last in self.last_met.items():
+            last.copy_(self._trained[name])
+
     def check_met(self, what: str) -> None:
         """Raise `BadInput` if the pipelines have other weights, and ``what`` needs one model's."""
         if not self.met:

@@ -56,6 +56,7 @@ class VerifyResult:
 
     ``reference`` names what the pipeline was compared with. ``skipped`` is the reason if nothing
     was compared. ``largest`` is the largest relative difference of the ``compared`` tensors.
+    ``cause`` says why they differ, if that was found, and what to do.
     """
 
     loss: float
@@ -66,6 +67,7 @@ class VerifyResult:
     difference: Difference | None
     reference: str = ""
     skipped: str = ""
+    cause: str = ""
 
     @property
     def equal(self) -> bool:
@@ -84,6 +86,7 @@ class VerifyResult:
         return (
             f"{d.kind}{where} is {d.value:.9g}, of {self.reference} {d.reference:.9g}: relative "
             f"difference {d.relative:.1e}, limit {self.tolerance:.0e}"
+            f"{'; ' * bool(self.cause)}{self.cause}"
         )
 
 
