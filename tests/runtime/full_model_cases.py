@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from penstock import Pipeline, Plan, Stage, Update, capture_model
+from penstock import Pipeline, Plan, Stage, capture_model
 from penstock.machine import FreeMemory
 from penstock.runtime import full_model
 
@@ -308,7 +308,6 @@ PLANS: dict[str, tuple[Plan, dict[str, Any], dict[str, Any]]] = {
     "divided parameters": (one("parameters"), {}, {}),
     "tensor group": (one(groups=((0, 1),)), {"tensor_parallel": TABLE}, {}),
     "asynchronous": (FLUSHED, {}, {}),
-    "overlapped": (HALVES, {}, {"update": Update(optimizer_sync="after")}),
 }
 
 

@@ -17,7 +17,6 @@ from penstock.capture.layer_graph import SplitTable
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Update
 
 WIDTH, CLASSES = 6, 3
 
@@ -139,8 +138,6 @@ CASES = (
     Case("interleaved", ((0,), (1,), (0,), (1,)), ((4,),) * 4, "interleaved", 4, sizes=(16, 16)),
     Case("v", ((0,), (1,), (1,), (0,)), ((4,),) * 4, "zb-v", 4, sizes=(16, 16)),
     Case("an unused rank", ((1,), (3,)), ((4,), (4,))),
-    Case("overlapped", ((0,), (1,), (2,)), ((4,),) * 3, streamed=True, sizes=(12,) * 4,
-         options=(("update", Update(optimizer_sync="after")),)),
     Case("without a flush", ((0, 1), (2,)), ((1, 3), (4,)), "pipedream", streamed=True,
          sizes=(12,) * 4),
     Case("tensor groups", ((0,), (1,), (2,)), ((4,),) * 3, groups=((0, 3), (1,), (2,)),

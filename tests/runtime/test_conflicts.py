@@ -29,7 +29,6 @@ ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
     "loss scaling": ({"autocast": torch.float16}, "autocast=torch.float16 does not work with"),
     "sharded": ({"shard_optimizer": True}, "needs one update of all stages"),
     "skipping": ({"update": Update(on_non_finite="skip")}, "a step cannot be left out afterwards"),
-    "undoing": ({"update": Update(optimizer_sync="after")}, 'leave it "before"'),
 }
 
 
@@ -50,7 +49,6 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     "loss_scaling": ({"autocast": "float16"}, 'autocast = "float16"'),
     "optimizer": ({"shard_optimizer": True}, "shard_optimizer = true"),
     "compile": ({"compile": True}, "compile = true"),
-    "undoing": ({"optimizer_sync": "after"}, 'optimizer_sync = "after"'),
     "whole parameters": ({"optimizer": OptimizerSettings("muon")}, 'optimizer.name = "muon"'),
     "accumulate": ({"accumulate": 2}, "accumulate = 2"),
     "skip": ({"on_non_finite": "skip"}, 'on_non_finite = "skip"'),

@@ -23,7 +23,7 @@ from torch import nn
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.settings import Safety
 
 HERE = Safety(transport="in-process")
 
@@ -77,12 +77,10 @@ def later(o: Any, y: torch.Tensor) -> torch.Tensor:
 
 
 NOW = SimpleNamespace(step=0)
-AFTER = {"update": Update(optimizer_sync="after")}
 REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "by a counter": (Counting(), "1f1b", {}, "activations or a counter decide about it"),
     "in every step": (more_each_step, "1f1b", {}, "the loss has taken 16 paths"),
     "without a flush": (later, "pipedream", {}, "the loss takes another path than recorded"),
-    "checked afterwards": (later, "1f1b", AFTER, 'does not work with optimizer_sync="after"'),
 }
 
 

@@ -141,12 +141,6 @@ def played_parts(
             f"{after.iterations} iterations in a row: {seconds_text(iteration_s(after.timeline))}, "
             f"{seconds_text(each_s)} for each after the first, {rate:.4g} samples a second"
         )
-        if after.optimizer_sync == "after":
-            peak = size_text(max(repeated.peak_memory_bytes))
-            room = "" if repeated.fits else ", more than there is"
-            parts.append(
-                f"Steps are checked afterwards and kept until then: peak memory {peak}{room}"
-            )
     return [*parts, ""]
 
 

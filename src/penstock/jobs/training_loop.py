@@ -209,7 +209,6 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
             seed=job.seed,
             loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
             gradient_dtype=job.gradients_in(),
-            optimizer_sync=job.optimizer_sync,
             schedule_follows="evaluation" if job.follows_evaluations else "loss",
             **job.meetings,
             # A run that rolls back does so where the pipeline stops.
@@ -364,11 +363,11 @@ def trained_on(
 ) -> Iterator[StepMetrics]:
     """Train from step ``start`` to the end of the run, without the steps in ``left_out``.
 
-    Without a flush, or with ``optimizer_sync="after"``, steps follow one another without a pause up
-    to the next evaluation or checkpoint.
+    Without a flush, steps follow one another without a pause up to the next evaluation or
+    checkpoint.
     """
     steps = noting_lengths(pipe, steps_of(job, start, pipe.needs), lengths)
-    if not updates_per_batch(pipe.plan) and job.optimizer_sync == "before":
+    if not updates_per_batch(pipe.plan):
         for step, batches in enumerate(steps, start + 1):
             if step in left_out:
                 pipe.skip_step()
@@ -514,7 +513,7 @@ class Termination:
         self._pipe.stop()
 
 
-SHOWN = ("batch_size", "steps", "seed", "accumulate", "clip_norm", "autocast", "optimizer_sync")
+SHOWN = ("batch_size", "steps", "seed", "accumulate", "clip_norm", "autocast")
 """The fields of a job that trackers show, besides the optimizer's."""
 
 

@@ -32,7 +32,6 @@ IS_FIXED = "what is trained is fixed"
 
 REFUSED: Mapping[tuple[str, str], str] = {
     ("optimizer", "no flush"): "it needs one update of all stages, and here each has its own",
-    ("optimizer", "undoing"): "a rank keeps not all that it needs to undo a step",
     ("optimizer", "thawed"): IS_FIXED,
     ("optimizer", "tensor groups"): NOT_IN_GROUPS,
     ("parameters", "split backwards"): "gradients are summed when a block's first half ends",

@@ -54,7 +54,7 @@ SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weight
 BY_EVALUATION = (
     'let it follow an evaluation: update=Update(schedule_follows="evaluation"), step_schedule()'
 )
-FLUSHED = "use a schedule with a flush, such as '1f1b', and optimizer_sync=\"before\""
+FLUSHED = "use a schedule with a flush, such as '1f1b'"
 
 BY_SLICES = "{}, or give the loss as a list, loss=[(1.0, loss)], for its mean over micro-batches"
 
@@ -83,7 +83,7 @@ CONFLICTS = (
     ),
     *(
         Conflict("tensor groups", setting, "it is not built for shards", NOT_IN_GROUPS)
-        for setting in ("compile", "undoing", "kinds", "meetings")
+        for setting in ("compile", "kinds", "meetings")
     ),
     Conflict("tensor groups", "thawed", "what is trained is fixed", THAWED),
     *(
@@ -115,7 +115,6 @@ CONFLICTS = (
             ("no flush", "all samples of a step are in the loss"),
             ("mirrored", "each copy of the last stage has some of the samples"),
             ("tensor groups", "it is not built for shards"),
-            ("undoing", "a step is checked before the loss is known"),
             ("meetings", ALONE),
             ("accumulate", "it needs all samples of a step in one batch"),
         )
@@ -139,35 +138,19 @@ CONFLICTS = (
         "a step cannot be left out afterwards",
         'set it to "stop" (or to "roll-back" in a job)',
     ),
-    Conflict("no flush", "undoing", "no stage waits for others", 'leave it "before"'),
     Conflict("newer weights", "autocast", KEEPS_COPIES, SAME_WEIGHTS),
     Conflict("newer weights", "compile", KEEPS_COPIES, SAME_WEIGHTS),
-    *(
-        Conflict(when, "by loss", "the loss is known after the next step has begun", BY_EVALUATION)
-        for when in ("no flush", "undoing")
+    Conflict(
+        "no flush", "by loss", "the loss is known after the next step has begun", BY_EVALUATION
     ),
-    *(
-        Conflict(when, "average", "weights change before the callback of a step is called", FLUSHED)
-        for when in ("no flush", "undoing")
+    Conflict(
+        "no flush", "average", "weights change before the callback of a step is called", FLUSHED
     ),
     Conflict("meetings", "average", "pipelines have weights of their own between meetings"),
     Conflict("no flush", "kinds", TWO_AT_ONCE, "use a schedule with a flush"),
-    Conflict(
-        "undoing", "wide", "a step is undone after its sums were rounded", 'leave it "before"'
-    ),
-    Conflict("undoing", "kinds", TWO_AT_ONCE, 'leave it "before"'),
-    Conflict("undoing", "no optimizer", "that needs an optimizer", "give it one"),
-    Conflict("undoing", "accumulate", "a step is checked in the forwards of the next batch"),
-    Conflict(
-        "undoing",
-        "lengths",
-        "lengths vary, and ranks agree on them before every batch",
-        'leave it "before", or give batches of one length',
-    ),
     *(Conflict("meetings", choice, ALONE) for choice in ("optimizer", "parameters")),
     Conflict("meetings", "no optimizer", "that needs an optimizer", "give it one"),
     Conflict("meetings", "no flush", "pipelines meet after a step of all stages", FLUSHED),
-    Conflict("meetings", "undoing", "pipelines meet after a step that is certain", FLUSHED),
     Conflict("meetings", "mirrored", "a stage's two copies have other rows", FLUSHED),
     Conflict(
         "meetings", "loss_scaling", "pipelines would have scales of their own", "use bfloat16"
@@ -193,11 +176,11 @@ CONFLICTS = (
 def check_conflicts(uses: Mapping[str, str], whose: str = "") -> None:
     """Raise `BadInput` for the first two ``uses`` that exclude one another; ``whose`` begins it.
 
-    >>> check_conflicts({"undoing": "repair", "no optimizer": "no optimizer"})
+    >>> check_conflicts({"no flush": "'pipedream'", "no optimizer": "no optimizer"})
     Traceback (most recent call last):
         ...
-    penstock.errors.BadInput: no optimizer does not work with repair: that needs an optimizer; \
-give it one
+    penstock.errors.BadInput: no optimizer does not work with 'pipedream': that needs an \
+optimizer; give it one
     """
     for rule in CONFLICTS:
         if uses.get(rule.this) and uses.get(rule.that):
@@ -213,7 +196,6 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "loss_scaling": ("autocast", lambda dtype: dtype in (torch.float16, "float16")),
     "optimizer": ("shard_optimizer", bool),
     "compile": ("compile", bool),
-    "undoing": ("optimizer_sync", lambda when: when == "after"),
     "whole parameters": (
         "optimizer.name",
         lambda name: name == "muon" or name.rpartition(":")[2] in WHOLE_PARAMETERS,
@@ -235,7 +217,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
 def uses_of_settings(settings: Mapping[str, object], *, toml: bool = False) -> dict[str, str]:
     """The uses of settings by name, in words as in Python, or as in a job file.
 
-    >>> uses_of_settings({"shard_optimizer": True, "optimizer_sync": "before"})
+    >>> uses_of_settings({"shard_optimizer": True, "compile": False})
     {'optimizer': 'shard_optimizer=True'}
     >>> uses_of_settings({"on_non_finite": "skip"}, toml=True)
     {'skip': 'on_non_finite = "skip"'}

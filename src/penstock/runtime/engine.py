@@ -35,7 +35,7 @@ from penstock.runtime.metrics import RankNumbers, Totals
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.heartbeat import BUILT, HEARTBEAT
 from penstock.runtime.processes.world import World
-from penstock.runtime.program import Place, RankStages, Through, places_of
+from penstock.runtime.program import Place, RankStages, places_of
 from penstock.runtime.replica_check import ReplicaCheck
 from penstock.runtime.settings import Options
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
@@ -549,8 +549,6 @@ class Engine:
 class Iteration:
     """An iteration of an engine on batches, whatever it is for; see `Engine.run`.
 
-    One of a single batch in training may `warm_up` before the rest of it may run.
-
     Raises:
         BadInput: the ranks were given different lengths, or several batches for one loss of all.
     """
@@ -565,7 +563,7 @@ class Iteration:
         step: int = 0,
     ) -> None:
         self.engine, self.stages = engine, stages or engine.stages
-        self._training, self._step, self._is_warm = training, step, False
+        self._training, self._step = training, step
         at_once = engine.graph.whole_loss or engine.graph.one_slice
         if len(batches) > 1 and at_once:
             raise BadInput(
@@ -583,32 +581,8 @@ class Iteration:
         engine.begin(self.stages.metrics)
         engine.graph.state.other_path = ""
 
-    def warm_up(self) -> None:
-        """Run the forwards that depend on no other actions; `finish` goes on behind them."""
-        engine = self.engine
-        with engine.failures.shared(), engine.random.drawn():
-            self._take(0)
-            with engine.casting_once():
-                self.stages.run(self._programs[0].in_two[0])
-        self._is_warm = True
-
-    def forget(self) -> None:
-        """Drop what `warm_up` computed. Random numbers and buffers are the caller's to restore."""
-        warm_up = self._programs[0].in_two[0]
-        with self.engine.failures.shared():
-            warm_up.channels.discard(warm_up.messages.planned)
-            warm_up.channels.drain()
-        if self.stages.metrics is not None:
-            self.stages.metrics.begin()
-        self._is_warm = False
-
-    def finish(
-        self, seed: float = 1.0, *, sums: bool = True, through: Through = iter
-    ) -> Callable[[], list[list[float]]]:
-        """Run what has not run yet; the returned function waits for the numbers of all ranks.
-
-        ``through`` may put work between the actions.
-        """
+    def finish(self, seed: float = 1.0, *, sums: bool = True) -> Callable[[], list[list[float]]]:
+        """Run it; the returned function waits for the numbers of all ranks."""
         engine, stages, programs = self.engine, self.stages, self._programs
         terms: list[LossTerm] = []
         with engine.failures.shared():
@@ -619,11 +593,9 @@ class Iteration:
                 for number, program in enumerate(programs):
                     if number:
                         engine.clock.next_flush(len(programs[number - 1].cut.micro_batches))
-                    if not self._is_warm:
-                        self._take(number, last=sums and number == len(programs) - 1)
-                    left = program.in_two[1] if self._is_warm else program
+                    self._take(number, last=sums and number == len(programs) - 1)
                     with engine.casting_once() if self._training else nullcontext():
-                        terms += stages.run(left, seed, through)
+                        terms += stages.run(program, seed)
             buckets = engine.buckets if self._training else None
             if buckets is not None:
                 buckets.finish(sums=sums)

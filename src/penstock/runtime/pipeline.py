@@ -357,8 +357,7 @@ class Pipeline:
         If the plan's schedule updates weights without a flush, each batch follows the previous one
         without a pause. Its metrics arrive while the next one is running, so `steps` may be one
         ahead of them. Methods that need final weights (`evaluate`, `save`, ...) drain the pipeline
-        first; so does the end of the batches. With ``optimizer_sync="after"`` it is the same, but
-        weights and losses are equal to those of `step`. Otherwise this calls `step` for each batch.
+        first; so does the end of the batches. Otherwise this calls `step` for each batch.
 
         Raises:
             BadInput: as `step`; or a batch has fewer samples than the plan has micro-batches.
@@ -809,8 +808,4 @@ def way_to_train(engine: Engine, training: Training, update: Update) -> Steps:
         from penstock.runtime.asynchronous.training import AsynchronousSteps
 
         return AsynchronousSteps(engine, training, update.prediction_error_every)
-    if update.optimizer_sync == "after":
-        from penstock.runtime.steps.overlapped import OverlappedSteps
-
-        return OverlappedSteps(engine, training)
     return Steps(engine, training)

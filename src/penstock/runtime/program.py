@@ -5,8 +5,8 @@ If batches have variable lengths, their size is the number of samples and the le
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from functools import lru_cache
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -30,7 +30,6 @@ from penstock.runtime.stages.runner import (
 from penstock.runtime.transport.channels import Channels, PipelineChannels, Places
 from penstock.runtime.transport.messages import (
     BoundaryTensors,
-    Message,
     RankMessages,
     messages_between_actions,
     messages_of_rank,
@@ -38,8 +37,6 @@ from penstock.runtime.transport.messages import (
 from penstock.runtime.transport.transport import Transport
 from penstock.runtime.user_metrics import MetricSums
 from penstock.schedule.action import Action, ActionKind
-from penstock.schedule.dependencies import predecessors
-from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.timeline.timeline import EventKind
 
@@ -50,13 +47,11 @@ __all__ = [
     "Program",
     "RankStages",
     "StagePart",
-    "Through",
     "execute",
     "lower",
     "places_of",
     "rows_at",
     "steps_of",
-    "warm_up_of",
 ]
 
 SIZES_KEPT = 256
@@ -113,62 +108,33 @@ class PreparedAction(NamedTuple):
     send: Callable[[Tensors], None] | None
 
 
-Through: TypeAlias = Callable[[Sequence[PreparedAction]], Iterable[PreparedAction]]
-"""Passes steps on, one by one, with work of its own between them."""
-
-
 @dataclass(frozen=True)
 class Program:
     """A schedule, lowered for one rank, batches of one size, and training or evaluation.
 
     ``steps`` are the rank's actions in order, ``messages`` those that it sends and receives, and
     ``channels`` carry them. ``parts`` say what each of its stages does. ``cut`` is the same on all
-    ranks, and so is ``first``, the actions with which it warms up (`warm_up_of`).
-
-    A part of an iteration is a program, too: only one that ``begins`` it opens the channels, and
-    one that ``drains`` waits at its end until everything is sent.
+    ranks.
     """
 
     cut: BatchCut
     training: bool
     lengths: LengthsOf
     parts: Mapping[int, StagePart]
-    first: frozenset[Action]
     messages: RankMessages
     channels: PipelineChannels
     steps: tuple[PreparedAction, ...]
-    begins: bool = True
-    drains: bool = True
 
     @property
     def size(self) -> tuple[int, ...]:
         """The number of samples, and the lengths."""
         return (self.cut.micro_batches[-1].stop, *self.lengths)
 
-    @cached_property
-    def in_two(self) -> tuple["Program", "Program"]:
-        """The warm-up, and the rest of the iteration; so are their messages divided."""
-        steps = self.steps
-        count = sum(
-            step.kind == "F" and Action("F", step.stage, step.micro_batch) in self.first
-            for step in steps
-        )
-        begun, others = list[Message | Action](), list[Message | Action]()
-        for entry in self.messages.planned:
-            source = entry.source if isinstance(entry, Message) else entry
-            (begun if source in self.first else others).append(entry)
-        warm_up, rest = (replace(self.messages, planned=tuple(own)) for own in (begun, others))
-        return (
-            replace(self, messages=warm_up, steps=steps[:count], drains=False),
-            replace(self, messages=rest, steps=steps[count:], begins=False),
-        )
-
-    def run(self, clock: Clock, through: Through = iter) -> None:
-        """Run its steps (`execute`); ``through`` may put work between them."""
-        if self.begins:
-            self.channels.begin()
+    def run(self, clock: Clock) -> None:
+        """Run its steps (`execute`)."""
+        self.channels.begin()
         self.channels.proceed(self.messages.planned)
-        execute(through(self.steps), self.channels, clock, drains=self.drains)
+        execute(self.steps, self.channels, clock)
 
     def work(
         self,
@@ -256,13 +222,12 @@ def lower(
     order = tuple(schedule.of(places[0].group)) if places else ()
     messages = messages_of_rank(rank, schedule, shape, passed, order)
     parts = {place.stage: part_of(place, order, cut, shape) for place in places}
-    first = warm_up_of(schedule, shape) if training else frozenset[Action]()
     channels = open_channels(messages)
     effective = [action for action in order if stages[action.stage].has_work(action.kind)]
     steps = steps_of(effective, stages, channels)
     if not training:
         steps = tuple(step._replace(work=tried(stages[step.stage], step, rank)) for step in steps)
-    return Program(cut, training, lengths, parts, first, messages, channels, steps)
+    return Program(cut, training, lengths, parts, messages, channels, steps)
 
 
 def steps_of(
@@ -304,42 +269,13 @@ def rows_at(place: Place, micro_batch: int, cut: BatchCut, shape: PipelineShape)
     return cut.rows(micro_batch, place.stage, place.replica)
 
 
-def warm_up_of(schedule: Schedule, shape: PipelineShape) -> frozenset[Action]:
-    """The forwards at the start of every group's order that depend on no other actions.
-
-    They are the first actions of each group, as long as these are forwards of stages before the
-    last whose inputs come from such forwards. So all of them can run, and be repeated, before any
-    other action has run.
-
-    >>> from penstock.schedule.families.early_backward import one_f_one_b
-    >>> shape = PipelineShape(stages=3, micro_batches=4)
-    >>> sorted(map(str, warm_up_of(one_f_one_b(shape), shape)))
-    ['0F0', '0F1', '0F2', '1F0', '1F1']
-    """
-    found = set[Action]()
-    ends = [0] * len(schedule.orders)
-    before = -1
-    while len(found) != before:
-        before = len(found)
-        for group, order in enumerate(schedule.orders):
-            for action in order[ends[group] :]:
-                last = action.kind != "F" or action.stage == shape.stages - 1
-                if last or not found.issuperset(predecessors(action, shape)):
-                    break
-                found.add(action)
-                ends[group] += 1
-    return frozenset(found)
-
-
-def execute(
-    steps: Iterable[PreparedAction], channels: Channels, clock: Clock, *, drains: bool = True
-) -> None:
+def execute(steps: Iterable[PreparedAction], channels: Channels, clock: Clock) -> None:
     """Run ``steps`` one after another; gradients accumulate in place.
 
     The loop knows no schedule by name: it only follows the actions. ``receive`` returns what the
     producers of an action sent. ``send`` returns at once. Compute is timed separately from waiting.
-    Each step is requested only when the previous one is done. With ``drains``, the loop waits at
-    its end until everything is sent.
+    Each step is requested only when the previous one is done. At its end the loop waits until
+    everything is sent.
 
     Raises:
         RunFailed: a stage raised an exception, or a peer failed; names rank, action and cause.
@@ -359,8 +295,7 @@ def execute(
         except Exception as cause:
             where = f"rank {channels.device}, stage {stage}, {kind}{micro_batch}"
             raise located(cause, where) from cause
-    if drains:
-        channels.drain()
+    channels.drain()
 
 
 def located(cause: Exception, where: str) -> RunFailed:
@@ -483,12 +418,12 @@ class RankStages(Generic[Runner]):
             inputs = self.programs[stage].batch_inputs
             runner.begin(program.work(stage, leaves, inputs, device, last=last, name=name))
 
-    def run(self, program: Program, seed: float = 1.0, through: Through = iter) -> list[LossTerm]:
+    def run(self, program: Program, seed: float = 1.0) -> list[LossTerm]:
         """Run the batch given to `take` through the pipeline; returns its loss terms.
 
         ``seed`` multiplies the gradient of the loss; see `Program.run`.
         """
         for runner in self.runners.values():
             runner.seed = seed
-        program.run(self._clock, through)
+        program.run(self._clock)
         return self.loss_terms

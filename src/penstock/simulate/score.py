@@ -5,7 +5,6 @@ from math import inf
 from penstock.plan.pins import broken_pin
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.schedule.weight_rule import OptimizerSync
 from penstock.simulate.catalogue import Catalogue, Recent
 from penstock.simulate.compiled import iteration_s
 from penstock.simulate.orders import FlatOrders, orders_of_plan
@@ -27,7 +26,6 @@ def predict_plan(
     plan: Plan,
     *,
     iterations: int = 1,
-    optimizer_sync: OptimizerSync = "before",
     with_timeline: bool = True,
 ) -> Prediction:
     """`simulate_plan` with the costs, the devices and the optimizer of a problem."""
@@ -37,7 +35,6 @@ def predict_plan(
         problem.cluster,
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
         iterations=iterations,
-        optimizer_sync=optimizer_sync,
         with_timeline=with_timeline,
     )
 

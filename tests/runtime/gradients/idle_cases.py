@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.settings import Safety
 
 WIDTH, ROWS, STEPS, LAYERS = 6, 4, 8, 8
 
@@ -55,7 +55,6 @@ CASES: dict[str, tuple[str, tuple[int, ...], str, dict[str, Any], dict[str, Any]
     "two stages a rank": ("interleaved", (1, 1), "adamw", {}, {}),
     "several batches": ("1f1b", (1, 2), "momentum", {}, {"batches": 2}),
     "verified": ("1f1b", (1, 2), "adamw", {}, {"verify_every": 1}),
-    "checked afterwards": ("1f1b", (2, 1), "adamw", {}, {"sync": "after", "clip_norm": 0.4}),
     "resumed": ("1f1b", (1, 2), "adamw", {}, {"shard_optimizer": True, "resumed": True}),
 }
 
@@ -204,7 +203,6 @@ def problems_of(case: str) -> Iterator[str]:
         clip_norm=settings.get("clip_norm"),
         shard_optimizer=settings.get("shard_optimizer", False),
         verify="first-step" if "verify_every" in settings else "off",
-        update=Update(optimizer_sync=settings.get("sync", "before")),
         safety=Safety(
             verify_every=settings.get("verify_every", 0),
             transport=settings.get("transport", "auto"),
@@ -224,20 +222,17 @@ def problems_of(case: str) -> Iterator[str]:
 
     pipe = connect()
     losses: list[float] = []
-    if "sync" in settings:
-        losses += [metrics.loss for metrics in pipe.stream(batch for (batch,) in batches())]
-    else:
-        for step, own in enumerate(batches()):
-            losses.append(pipe.step(*own).loss)
-            if step == STEPS // 2 and "resumed" in settings:
-                with tempfile.TemporaryDirectory() as made:
-                    folder = [made]
-                    dist.broadcast_object_list(folder)
-                    pipe.save(folder[0])
-                    pipe.close()
-                    pipe = connect()
-                    pipe.load(folder[0])
-                    dist.barrier()
+    for step, own in enumerate(batches()):
+        losses.append(pipe.step(*own).loss)
+        if step == STEPS // 2 and "resumed" in settings:
+            with tempfile.TemporaryDirectory() as made:
+                folder = [made]
+                dist.broadcast_object_list(folder)
+                pipe.save(folder[0])
+                pipe.close()
+                pipe = connect()
+                pipe.load(folder[0])
+                dist.barrier()
     values = pipe.model_state_dict()
     pipe.close()
     for step, (found, expected) in enumerate(zip(losses, alone.losses, strict=True)):

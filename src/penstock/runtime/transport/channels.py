@@ -4,7 +4,6 @@
 they cut rows out of a stage's results, and assemble the inputs of a stage from received rows.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int16, c_int32, c_int64
 from dataclasses import dataclass
@@ -127,15 +126,6 @@ class PipelineChannels:
         """Announce more messages; after a peer's last message its first comes again."""
         if self.transport is not None:
             self.transport.proceed(planned)
-
-    def discard(self, planned: Sequence[Message | Action]) -> None:
-        """Wait for the messages of ``planned``, all announced, that no action took; drop them."""
-        begun = Counter(m.sender for m in planned if isinstance(m, Message))
-        for peer, stream in self._streams.items():
-            for arrival in stream.arrivals[stream.taken : begun[peer]]:
-                assert arrival.inlet is not None
-                arrival.inlet.wait()
-                arrival.inlet.take()
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:
         gather = self._gatherer(action)
