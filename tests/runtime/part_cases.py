@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import bucket_models
+import recurrent_models
 import torch
 import torch.distributed as dist
 from runtime import length_cases
@@ -245,17 +245,17 @@ def words() -> tuple[Any, ...]:
 
 
 def tagger() -> tuple[Any, ...]:
-    """A model with buckets of lengths."""
+    """A model whose calls depend on the length."""
     graph = capture_model(
-        bucket_models.tagger(),
-        bucket_models.batch_of(4, 6),
-        loss=bucket_models.loss_of,
+        recurrent_models.tagger(),
+        recurrent_models.batch_of(4, 6),
+        loss=recurrent_models.loss_of,
         granularity="block",
-        dynamic=bucket_models.IN_BUCKETS,
+        dynamic=recurrent_models.DYNAMIC,
     )
     layers = len(graph.layer_names)
     stages = cut(layers, (0,), (1,), (2,), slices=((2,), (2,), (2,)))
-    return graph, Plan(stages, 3, 2, "1f1b"), bucket_models.batch_of, (4, 5, 2)
+    return graph, Plan(stages, 3, 2, "1f1b"), recurrent_models.batch_of, (4, 5, 2)
 
 
 def of_lengths() -> dict[str, Any]:

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from penstock.capture.batch_call import BatchCall
-from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
+from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.cut import Cut, LayerCrossing
-from penstock.capture.length_padding import is_padded, padded
 from penstock.capture.lengths import Length, LengthsOf
 from penstock.capture.loss.loss_parts import LossAction, LossParts
 from penstock.capture.loss.loss_path import LossPath, OtherPath
@@ -310,8 +309,7 @@ class LayerGraph:
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
-        given = dict(enumerate(self.call.layout.flatten(batch)))
-        leaves = list(self.padded(given).values())
+        leaves = self.call.layout.flatten(batch)
         return self.step_values.beside([leaves])[0] if self._needs_step else leaves
 
     @property
@@ -334,10 +332,6 @@ class LayerGraph:
         """The leaves that values of a whole step are computed from."""
         return self.step_values.read if self._needs_step else frozenset()
 
-    def padded(self, leaves: Mapping[int, AnyLeaf]) -> dict[int, AnyLeaf]:
-        """The leaves filled up to the length of their bucket, where pad values are declared."""
-        return padded(self.call.layout, leaves)
-
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """The leaves of the batches of one step, with the values of the whole step if needed."""
         own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in batches]
@@ -356,7 +350,7 @@ class LayerGraph:
 
     def follows_path(self, batch: Batch) -> bool:
         """Whether the loss of ``batch`` takes the recorded path, as far as the batch shows it."""
-        leaves = self.padded(dict(enumerate(self.call.layout.flatten(batch))))
+        leaves = dict(enumerate(self.call.layout.flatten(batch)))
         size = BatchSize(leaves[0].shape[0], self.lengths_of(leaves))
         device = self.recorded.device
         own = {i: leaf if leaf.is_meta else leaf.to(device) for i, leaf in leaves.items()}
@@ -428,7 +422,7 @@ class LayerGraph:
 
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The leaves of a batch that are read, by index (BadInput if unlike the example)."""
-        return self.padded(self.call.leaves(batch, self.leaves_read))
+        return self.call.leaves(batch, self.leaves_read)
 
     @property
     def lengths(self) -> tuple[Length, ...]:
@@ -437,15 +431,10 @@ class LayerGraph:
 
     @property
     def largest_lengths(self) -> LengthsOf:
-        """The largest bucket or declared value of each length, or that of the example batch."""
-        layout, found = self.call.layout, list[int]()
-        for number, size in enumerate(layout.example_lengths):
-            length = layout.lengths[number]
-            if is_padded(layout, number):
-                found.append(length.buckets[-1])
-            else:
-                found.append(size if length.max is None else length.max)
-        return tuple(found)
+        """The largest declared value of each length, or that of the example batch."""
+        layout = self.call.layout
+        pairs = zip(layout.example_lengths, layout.lengths, strict=True)
+        return tuple(size if length.max is None else length.max for size, length in pairs)
 
     def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
         """The lengths of a batch."""

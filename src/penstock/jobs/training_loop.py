@@ -476,11 +476,12 @@ def in_words(evaluation: Evaluation) -> str:
 
 
 def measured_step(start: int, steps: int) -> int:
-    """The step whose memory is measured: the second, since the first creates optimizer state.
+    """The step whose memory is measured: the third, since the first creates optimizer state, and
+    both before it keep outputs, with which losses are compared.
 
     It is a warm-up step, so measuring its memory disturbs no measured time unless steps are few.
     """
-    return min(start + 2, steps)
+    return min(start + 3, steps)
 
 
 class Termination:

@@ -190,7 +190,6 @@ class BatchReading:
                 tensor,
                 sized=index in self.needs.sized,
             )
-        leaves = graph.padded(leaves)
         graph.lengths_of(leaves)
         return list(leaves.values())
 

@@ -114,7 +114,7 @@ class Program:
 
     ``steps`` are the rank's actions in order, ``messages`` those that it sends and receives, and
     ``channels`` carry them. ``parts`` say what each of its stages does. ``cut`` is the same on all
-    ranks.
+    ranks. One that ``begins`` opens the channels; others go on with what is under way.
     """
 
     cut: BatchCut
@@ -124,6 +124,7 @@ class Program:
     messages: RankMessages
     channels: PipelineChannels
     steps: tuple[PreparedAction, ...]
+    begins: bool = True
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -132,7 +133,8 @@ class Program:
 
     def run(self, clock: Clock) -> None:
         """Run its steps (`execute`)."""
-        self.channels.begin()
+        if self.begins:
+            self.channels.begin()
         self.channels.proceed(self.messages.planned)
         execute(self.steps, self.channels, clock)
 

@@ -238,8 +238,7 @@ class AsynchronousSteps(StreamedSteps):
             )
             for place in engine.places
         }
-        none = frozenset[Action]()
-        return PreparedSize(Program(ringed, True, lengths, parts, none, messages, channels, ()))
+        return PreparedSize(Program(ringed, True, lengths, parts, messages, channels, ()))
 
     def _numbers(self, leaves: Sequence[Leaf]) -> list[float]:
         """This rank's numbers of a batch: those of every step, and those of its stages."""

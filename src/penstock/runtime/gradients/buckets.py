@@ -32,6 +32,27 @@ __all__ = [
 ]
 
 
+UNCOUNTED = set[torch.Tensor]()
+"""Parameters whose gradients count no writes for now."""
+
+
+@contextmanager
+def uncounted(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Within, what is added to gradients counts no writes: see `GradientBucket`."""
+    own = [(parameter, parameter.grad) for parameter in parameters]
+    UNCOUNTED.update(parameter for parameter, _ in own)
+    for parameter, gradient in own:
+        if gradient is not None:
+            parameter.grad = gradient.data
+    try:
+        yield
+    finally:
+        UNCOUNTED.clear()
+        for parameter, gradient in own:
+            if gradient is not None:
+                parameter.grad = gradient
+
+
 class GradientSum(Protocol):
     """Sums the gradients of a bucket over its holders, once in each iteration.
 

@@ -39,7 +39,7 @@ from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage.whole_blocks import whole_blocks
 from penstock.capture.stage_program import StageProgram
 from penstock.plan.plan import Plan
-from penstock.runtime.gradients.buckets import make_groups, stages_of_parameters
+from penstock.runtime.gradients.buckets import UNCOUNTED, make_groups, stages_of_parameters
 from penstock.runtime.processes.world import World, await_work
 from penstock.runtime.stages.shards import Shards, copy_values
 from penstock.torch_internals import NoFunctionCalls, after_backward
@@ -155,7 +155,7 @@ class Unit:
             self.free()
             return
         trained = [member for member in self.members if member.parameter.requires_grad]
-        came = [m.parameter.grad is not None for m in trained]
+        came = [m.parameter.grad is not None and m.parameter not in UNCOUNTED for m in trained]
         given = [padded(m.parameter.grad, m.by_rank) for m in trained]
         self.free()
         if not given:

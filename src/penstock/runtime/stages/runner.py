@@ -1,12 +1,11 @@
 """Runs one stage on this rank's rows: forward, backward, its two halves, recompute."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import torch
-from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.capture.deferred_weights import DeferredGradients, run_backward
@@ -15,6 +14,7 @@ from penstock.capture.record.outside_state import RandomState, random_state
 from penstock.capture.stage.call import ProgramCall, StageCall, entering
 from penstock.capture.stage.stage import RunContext
 from penstock.capture.stage_program import StageProgram, TensorSpec
+from penstock.runtime.gradients.buckets import uncounted
 from penstock.runtime.stages.random_stream import replayed
 from penstock.schedule.action import ActionKind
 
@@ -91,7 +91,8 @@ class Kept:
 
     ``roots[i]`` is the place in the graph where the gradient of sent tensor ``i`` enters (``None``:
     it has no gradient). The sent tensors themselves are not kept: autograd saves those it needs.
-    With ``borrowed`` the row belongs to another replica and does not count.
+    With ``borrowed`` the row belongs to another replica and does not count. ``idle`` are inputs
+    whose gradients are zeros that only keep replicas together: they have none.
     """
 
     inputs: list[torch.Tensor]
@@ -100,6 +101,7 @@ class Kept:
     before: RandomState | None = None
     deferred: DeferredGradients | None = None
     borrowed: bool = False
+    idle: Sequence[torch.Tensor] = ()
 
 
 class ModuleRunner:
@@ -361,6 +363,7 @@ class ModuleRunner:
             shape = spec.at(self._work.lengths).shape_for(self._work.rows[micro_batch])
             roots.append(root)
             seeds.append(torch.zeros(shape, dtype=spec.dtype, device=self.device))
+        kept.idle = [tensor for tensor in kept.inputs if tensor not in reached]
         return roots, seeds, uncounted(p for p in self._module.parameters() if p not in reached)
 
     def _finish_backward(
@@ -379,20 +382,9 @@ class ModuleRunner:
 
     def _input_gradients(self, kept: Kept) -> Tensors:
         """The gradients of the received tensors; ``None`` for those without one."""
+        for tensor in kept.idle:
+            tensor.grad = None
         return [tensor.grad for tensor in kept.inputs]
-
-
-@contextmanager
-def uncounted(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Within, what is added to gradients counts no writes: see `GradientBucket`."""
-    own = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-    for parameter, gradient in own:
-        parameter.grad = gradient.data
-    try:
-        yield
-    finally:
-        for parameter, gradient in own:
-            parameter.grad = gradient
 
 
 def leaves_behind(roots: Sequence[GradientEdge]) -> set[torch.Tensor]:
