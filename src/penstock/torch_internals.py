@@ -33,6 +33,7 @@ __all__ = [
     "CPU_ATTENTION",
     "CPU_ATTENTION_BACKWARD",
     "EXTRA_STATE",
+    "FORWARD_HOOKS",
     "GPU_SLEEP",
     "GROUPED_PRODUCT",
     "OWN_GROUP",
@@ -135,6 +136,9 @@ GPU_SLEEP = "_sleep"
 
 BACKWARD_HOOKS = "_backward_hooks", "_backward_pre_hooks"
 """Where a module's ``__dict__`` has them: a stage takes them off what it leaves out."""
+
+FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"
+"""Where a module's ``__dict__`` has those that run around its forward."""
 
 COMPILED_CALL = "_compiled_call_impl"
 """Where a module's ``__dict__`` has what ``module.compile()`` made: it passes by ``forward``."""

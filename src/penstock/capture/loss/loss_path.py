@@ -10,7 +10,7 @@ something decides about the loss. Values are no part of it: factors, weights of 
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ from penstock.capture.record.absent import VALUES, writes_first
 from penstock.capture.record.recording import (
     Address,
     ProgramRecording,
+    RecordedCall,
     TensorReference,
     tensors_in,
 )
@@ -44,13 +45,21 @@ class Segment:
     """The calls after one call of a unit, from event ``first`` to ``last``.
 
     ``calls`` are in order, or in any number and order if they are not ``steady``: batches of other
-    sizes make others.
+    sizes make others. Those in ``passed`` are an earlier stage's, which compares them: here they
+    may be left out with the block that makes them.
     """
 
     first: int
     last: int
     calls: tuple[tuple[Address, Constants], ...]
     steady: bool = True
+    passed: frozenset[Address] = frozenset()
+
+    def within(self, events: Sequence[RecordedCall], first: int) -> "Segment":
+        """The part of it from event ``first`` on, as a stage compares it."""
+        passed = frozenset(event.address for event in events[self.first : first])
+        calls = tuple(call for call in self.calls if call[0] not in passed)
+        return replace(self, calls=calls, passed=passed)
 
 
 LossPath: TypeAlias = Mapping[Address | None, Segment]
@@ -178,7 +187,7 @@ class PathGuard:
             OtherPath: it has none, and its result may enter the loss.
         """
         segment, name = self._segment, address[1]
-        if segment is None or name in VALUES:
+        if segment is None or name in VALUES or address in segment.passed:
             return call(address, func, args, kwargs)
         if segment.steady:
             place = self._place

@@ -281,11 +281,13 @@ class ProgramStage:
         self._actions = {events[i].address: list(own) for i, own in actions.items()}
         self._streams = any(event.random and not event.depends for event in events)
         self.draws_alike = self._streams or recorded.draws_python
-        own = {
-            anchor: segment
-            for anchor, segment in (path or {}).items()
-            if self.probes or (segment.first < part.last and part.first < segment.last)
-        }
+        own = dict(path or {})
+        if not self.probes:
+            own = {
+                anchor: segment.within(events, part.first)
+                for anchor, segment in own.items()
+                if segment.first < part.last and part.first < segment.last
+            }
         self.guard = PathGuard(own)
         self._find_watched(actions, [call for each in own.values() for call, _ in each.calls])
         self._mode, self._modes_before = _Watch(self), 0
