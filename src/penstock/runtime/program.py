@@ -228,7 +228,13 @@ def lower(
     effective = [action for action in order if stages[action.stage].has_work(action.kind)]
     steps = steps_of(effective, stages, channels)
     if not training:
-        steps = tuple(step._replace(work=tried(stages[step.stage], step, rank)) for step in steps)
+        owners = ((step, stages[step.stage]) for step in steps)
+        steps = tuple(
+            step._replace(work=tried(runner, step, rank))
+            if isinstance(runner, ModuleRunner)
+            else step
+            for step, runner in owners
+        )
     return Program(cut, training, lengths, parts, messages, channels, steps)
 
 
@@ -307,7 +313,7 @@ def located(cause: Exception, where: str) -> RunFailed:
     return RunFailed(f"{where}: {name}{text}{''.join(getattr(cause, '__notes__', ()))}")
 
 
-def tried(runner: "FedRunner", step: PreparedAction, rank: int) -> Work:
+def tried(runner: ModuleRunner, step: PreparedAction, rank: int) -> Work:
     """A forward in evaluation. The runner keeps what it raises, and sends zeros from then on.
 
     So all messages arrive, and the pipeline can go on. Where ranks gather parameters in it, they
@@ -315,7 +321,6 @@ def tried(runner: "FedRunner", step: PreparedAction, rank: int) -> Work:
     """
 
     def work(micro_batch: int, received: Tensors) -> Tensors:
-        assert isinstance(runner, ModuleRunner)
         if runner.failure is None:
             try:
                 return step.work(micro_batch, received)

@@ -441,10 +441,7 @@ def recorded_programs(
     rows: int = 0,
     hasty: bool = False,
 ) -> dict[int, Program]:
-    """What every rank issues to be connected, and in iterations of ``rows`` samples (0: all).
-
-    After the first iteration, warm-up forwards run beside the exchange of the iteration before.
-    """
+    """What every rank issues to be connected, and in iterations of ``rows`` samples (0: all)."""
     programs: dict[int, Program] = {}
     rows = rows or plan.global_batch
     for rank in recorded_ranks(plan, boundaries, backend, hasty=hasty):
@@ -455,12 +452,9 @@ def recorded_programs(
         for _ in range(iterations - 1):
             rank.buckets.finish()
             rank.buckets.starts_early = True
-            exchanged = rank.exchange()
-            warm_up, rest = lowered.in_two
-            warm_up.run(rank.clock)
-            exchanged()
+            rank.exchange()()
             rank.begin(lowered.parts)
-            rest.run(rank.clock)
+            lowered.run(rank.clock)
         if training:
             rank.buckets.finish()
         rank.exchange()()

@@ -46,13 +46,15 @@ class Segment:
 
     ``calls`` are in order, or in any number and order if they are not ``steady``: batches of other
     sizes make others. Those in ``passed`` are an earlier stage's, which compares them: here they
-    may be left out with the block that makes them.
+    may be left out with the block that makes them. ``writes`` are recorded calls that write to what
+    the loss does not read any more, as a count of batches.
     """
 
     first: int
     last: int
     calls: tuple[tuple[Address, Constants], ...]
     steady: bool = True
+    writes: frozenset[Address] = frozenset()
     passed: frozenset[Address] = frozenset()
 
     def within(self, events: Sequence[RecordedCall], first: int) -> "Segment":
@@ -91,7 +93,13 @@ def loss_path(
         made = [tuple(c for c in each.values() if c[0][0] == anchor) for each in calls]
         steady = len(set(made)) == 1
         every = made[0] if steady else tuple({call: None for each in made for call in each})
-        found[anchor] = Segment(min(own), max(own) + 1, every, steady)
+        writes = frozenset(
+            event.address
+            for number, event in enumerate(events)
+            if event.address[0] == anchor and number not in calls[0] and not event.is_unit
+            if writes_first(str(event.address[1]))
+        )
+        found[anchor] = Segment(min(own), max(own) + 1, every, steady, writes)
     return found
 
 
@@ -206,7 +214,11 @@ class PathGuard:
                 raise OtherPath(f"'{name}' at {line_with_source(address[2])} is called otherwise")
             return call(address, func, args, kwargs)
         what = f"'{name}' at {line_with_source(address[2])} is called"
-        if writes_first(name) and id(args[0]) not in self._unknown:
+        if (
+            address not in segment.writes
+            and writes_first(name)
+            and id(args[0]) not in self._unknown
+        ):
             raise OtherPath(what)
         result = call(address, func, args, kwargs)
         given = set(map(id, tensors_in((args, kwargs))))
