@@ -1,11 +1,12 @@
 """The headline figures of DAPPLE, SPP, BaPipe and SpecTrain beside ours, with a verdict each.
 
-    python benchmarks/papers.py [--rehearse] --write   # all of it: tables and picture of the page
+    python benchmarks/papers.py [--rehearse] --write   # all of it: the tables of the page
     python benchmarks/papers.py --quick                # some of it, in a quarter of a minute
 
 It reads nothing outside of the repository. ``--rehearse`` also carries three of the claims out with
 real processes, which takes four minutes; without it the recorded rehearsals are kept.
-docs/benchmarks/papers.md says what the figures mean.
+docs/benchmarks/papers.md says what the figures mean. Afterwards ``docs/pictures/make.py results``
+draws the curves of the page.
 """
 
 import argparse
@@ -19,7 +20,6 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 HERE = ROOT / "benchmarks" / "papers"
 PAGE = ROOT / "docs" / "benchmarks" / "papers.md"
-PICTURE = ROOT / "docs" / "pictures" / "dapple-batches.svg"
 RESULTS = HERE / "results.json"
 sys.path[:0] = [str(ROOT / "tests"), str(HERE)]
 
@@ -98,16 +98,11 @@ def winner_cell(row: dict[str, Any]) -> str:
 
 
 def write_page(found: dict[str, Any]) -> None:
-    """Put tables and picture into the docs."""
-    from batch_curves import curves_drawing
-
-    from penstock.report.drawing import drawing_svg
-
+    """Put the tables into the docs; `docs/pictures/make.py` draws the curves."""
     text = PAGE.read_text(encoding="utf-8")
     for heading, table in tables(found).items():
         text = with_table(text, heading, table)
     PAGE.write_text(text, encoding="utf-8")
-    PICTURE.write_text(drawing_svg(curves_drawing(found["curves"]), "curves"), encoding="utf-8")
 
 
 def with_table(text: str, heading: str, table: str) -> str:
@@ -126,7 +121,7 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="few claims")
     parser.add_argument("--rehearse", action="store_true", help="carry claims out as well")
-    parser.add_argument("--write", action="store_true", help="write results, page and picture")
+    parser.add_argument("--write", action="store_true", help="write results and page")
     arguments = parser.parse_args()
     if arguments.quick and arguments.write:
         parser.error("--write records all claims: leave out --quick")

@@ -9,7 +9,7 @@ from penstock.schedule.shape import PipelineShape
 from penstock.timeline.timeline import Event, EventKind, Timeline
 
 GALLERY = script_at("docs/pictures/schedules.py", "schedules")
-schedule_timeline, schedule_picture = GALLERY.schedule_timeline, GALLERY.schedule_picture
+schedule_timeline = GALLERY.schedule_timeline
 
 MESSAGE_S, MESSAGE_BYTES = 0.25, 4e6
 

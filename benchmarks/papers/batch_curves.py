@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from math import log2
 from typing import Any
 
 from claim import Claim
@@ -11,11 +10,9 @@ from dapple import PAPER, problem_for, without_overlap_s
 from penstock.cluster.toml_file import find_cluster
 from penstock.planners.dapple.dapple import dapple
 from penstock.planners.data_parallel import data_parallel
-from penstock.report.drawing import Curve, Drawing, Mark, Rule, Words
-from penstock.report.palette import Ink
 from penstock.simulate.score import make_score
 
-__all__ = ["batch_curves", "curve_claims", "curves_drawing"]
+__all__ = ["batch_curves", "curve_claims"]
 
 BATCHES = {
     "resnet-50": (512, 1024, 2048, 4096),
@@ -26,13 +23,7 @@ BATCHES = {
     "amoeba-36": (64, 128, 256, 512),
 }
 CLUSTERS = "abc"
-LINES: dict[str, tuple[str, Ink]] = {
-    "hybrid": ("hybrid (dapple)", "compute"),
-    "overlapped": ("data parallelism, overlapped", "limit"),
-    "plain": ("data parallelism, no overlap", "quiet"),
-}
-WIDTH, HEIGHT, LEFT, TOP, HEAD = 330.0, 190.0, 46.0, 34.0, 46.0
-LARGEST_SPEED = 16.0
+LINES = ("hybrid", "overlapped", "plain")
 
 
 @dataclass(frozen=True)
@@ -93,39 +84,3 @@ def curve_claims(curves: list[dict[str, Any]]) -> Iterator[Claim]:
         sum(lead[2] <= 1.01 for lead in resnet),
         unit=f"of {len(resnet)}",
     )
-
-
-def curves_drawing(curves: list[dict[str, Any]]) -> Drawing:
-    """A panel for each model and cluster: speed over one device against the batch."""
-    marks: list[Mark] = []
-    for number, (words, ink) in enumerate(LINES.values()):
-        x = LEFT + 230.0 * number
-        marks += [Rule(x, 20, x + 24, 20, ink, 2.0), Words(words, x + 30, 24)]
-    for number, found in enumerate(curves):
-        corner = WIDTH * (number % len(CLUSTERS)), HEAD + HEIGHT * (number // len(CLUSTERS))
-        marks += panel(found, *corner)
-    size = WIDTH * len(CLUSTERS) + 16, HEAD + HEIGHT * len(BATCHES) + 8
-    return Drawing(*size, "Speed over one device against the batch", tuple(marks))
-
-
-def panel(found: dict[str, Any], x0: float, y0: float) -> Iterator[Mark]:
-    """One panel with its axes."""
-    left, right, top, bottom = x0 + LEFT, x0 + WIDTH - 12, y0 + TOP, y0 + HEIGHT - 30
-    batches = found["batches"]
-    most = max(LARGEST_SPEED, *found["hybrid"])
-
-    def point(batch: float, speed: float) -> tuple[float, float]:
-        along = (log2(batch) - log2(batches[0])) / (log2(batches[-1]) - log2(batches[0]))
-        return left + along * (right - left), bottom - speed / most * (bottom - top)
-
-    name = f"{found['model']}, cluster {found['cluster'].upper()}"
-    yield Words(name, left, y0 + 24, bold=True)
-    for speed in (0, 4, 8, 12, 16):
-        y = point(batches[0], speed)[1]
-        yield Rule(left, y, right, y, "grid")
-        yield Words(f"{speed}x", left - 6, y + 4, 11, "quiet", "end")
-    for batch in batches:
-        yield Words(f"{batch:,}", point(batch, 0)[0], bottom + 16, 11, "quiet", "middle")
-    for key, (_, ink) in reversed(LINES.items()):  # the hybrid above the others
-        points = tuple(point(b, s) for b, s in zip(batches, found[key], strict=True))
-        yield Curve(points, ink, width=2.0)

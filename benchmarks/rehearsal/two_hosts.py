@@ -32,8 +32,8 @@ from penstock.plan.json_file import read_plan  # noqa: E402
 from penstock.profile.json_file import read_profile  # noqa: E402
 from penstock.rehearse.emulation import Emulation  # noqa: E402
 from penstock.rehearse.rehearsal import Rehearsal, differences  # noqa: E402
-from penstock.report.device_rows import gantt_rows  # noqa: E402
 from penstock.report.timelines_html import TimelinePanel, timelines_page  # noqa: E402
+from penstock.timeline.device_rows import gantt_rows  # noqa: E402
 from penstock.timeline.json_file import read_timeline  # noqa: E402
 from penstock.words import seconds_text  # noqa: E402
 

@@ -1,26 +1,13 @@
-"""Draw every schedule on the same pipeline, for the gallery, and print its table.
+"""Every schedule of the gallery on the same pipeline: its timeline, and its row of the table."""
 
-python docs/pictures/schedules.py
-"""
-
-from pathlib import Path
-
-from penstock.report.device_rows import gantt_rows
-from penstock.report.drawing import drawing_svg
-from penstock.report.gantt_drawing import gantt_drawing
 from penstock.schedule.clock import ActionTimes, memory_peaks_bytes, times_of
 from penstock.schedule.order import Order
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape, StageCost, placement_of_style
-from penstock.timeline.metrics import bubble_fraction
 from penstock.timeline.timeline import Event, MemorySample, Timeline
-from penstock.words import percent_text, seconds_text
 
 GROUPS, MICRO_BATCHES = 4, 8
-FOLDER = Path(__file__).with_name("schedules")
-WIDTH = 960.0
-"""Narrower than the timeline of a run, for pages with text around it."""
 
 
 def shape_of(name: str) -> PipelineShape:
@@ -39,10 +26,10 @@ def shape_of(name: str) -> PipelineShape:
     )
 
 
-def picture_of(name: str) -> str:
-    """The SVG of one schedule."""
+def timeline_of(name: str) -> Timeline:
+    """The timeline of a family's schedule."""
     shape = shape_of(name)
-    return schedule_picture(FAMILIES[name].make(shape), shape, name)
+    return schedule_timeline(FAMILIES[name].make(shape), shape, name)
 
 
 def table_row(name: str) -> str:
@@ -61,20 +48,11 @@ def table_row(name: str) -> str:
     return f"| `{name}` | {times.makespan_s:g} | {idle_s:g} | {held} |"
 
 
-def schedule_picture(schedule: Schedule, shape: PipelineShape, title: str) -> str:
-    """The SVG text of ``schedule`` on ``shape``: a row for each device group, memory below.
+def schedule_timeline(schedule: Schedule, shape: PipelineShape, title: str = "") -> Timeline:
+    """The timeline of the schedule on its shape; device groups appear as devices.
 
     Actions take the seconds of the shape's costs, and transfers never wait for one another
     (`penstock.schedule.clock`).
-    """
-    timeline = schedule_timeline(schedule, shape, title)
-    chart = gantt_rows(timeline, shape.memory_bytes)
-    note = f"{seconds_text(chart.end_s)}, bubble {percent_text(bubble_fraction(timeline))}"
-    return drawing_svg(gantt_drawing(chart, title, note, WIDTH), "schedule")
-
-
-def schedule_timeline(schedule: Schedule, shape: PipelineShape, title: str = "") -> Timeline:
-    """The timeline of the schedule on its shape; device groups appear as devices.
 
     >>> from penstock.schedule.families.early_backward import gpipe
     >>> shape = PipelineShape(stages=2, micro_batches=1)
@@ -125,15 +103,3 @@ def group_memory(
         level += change
         samples[time_s] = level
     return [MemorySample(group, time_s, level) for time_s, level in samples.items()]
-
-
-def main() -> None:
-    """Write one picture for each schedule; print the rows of the table."""
-    FOLDER.mkdir(exist_ok=True)
-    for name in FAMILIES:
-        (FOLDER / f"{name}.svg").write_text(picture_of(name))
-        print(table_row(name))
-
-
-if __name__ == "__main__":
-    main()

@@ -106,15 +106,15 @@ def test_people_get_before_and_after_what_binds_and_a_chart(
     assert "Before: " not in penstock("simulate", run_directory / "plan.json").output
 
 
-@pytest.mark.parametrize("ending", ["svg", "html", "json", "txt"])
+@pytest.mark.parametrize("ending", ["svg", "pdf", "png", "html", "json", "txt"])
 def test_a_picture_is_drawn_by_its_ending(
     penstock: Penstock, run_directory: Path, tmp_path: Path, ending: str
 ) -> None:
     place = tmp_path / f"picture.{ending}"
     answer = penstock("simulate", run_directory / "plan.json", "--picture", place, "--json")
     assert answer.errors == f"wrote {place}\n"
-    start = {"svg": b"<svg", "html": b"<!", "json": b"{", "txt": b"1f1b: 6"}
-    assert place.read_bytes().lstrip().startswith(start[ending])
+    starts = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG", "html": b"<!", "json": b"{"}
+    assert place.read_bytes().lstrip().startswith(starts.get(ending, b"1f1b: 6"))
 
 
 def test_the_timeline_is_that_of_the_changed_plan(

@@ -20,4 +20,4 @@ def test_the_commands_of_the_reference_run(
     assert [answer.errors for answer in answers if answer.code] == []
     _, gpipe = answers
     assert "schedule gpipe" in gpipe.output
-    assert (tmp_path / "gpipe.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert "<svg" in (tmp_path / "gpipe.svg").read_text(encoding="utf-8")

@@ -56,5 +56,5 @@ def test_program_and_commands_print_and_plan_what_the_page_says(tmp_path: Path) 
     assert plan_70b["lower_bound_s"] == pytest.approx(16.9, abs=0.1)
     whole = json.loads((tmp_path / "plan-70b.json").read_text(encoding="utf-8"))
     assert (len(whole["stages"]), whole["micro_batch_size"]) == (16, 16)
-    assert (tmp_path / "plan-8b.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert "<svg" in (tmp_path / "plan-8b.svg").read_text(encoding="utf-8")
     assert (tmp_path / "plan-70b.html").stat().st_size > 0

@@ -42,12 +42,12 @@ def test_examples_are_no_quotations() -> None:
 def test_parameters_have_a_table_of_types_and_defaults() -> None:
     griffe = pytest.importorskip("griffe")
     package = griffe.load(
-        "penstock.report.time_axis", search_paths=[str(REFERENCE.parents[1] / "src")]
+        "penstock.report.gantt_text", search_paths=[str(REFERENCE.parents[1] / "src")]
     )
-    table = extension().parameter_table(package["axis_marks"])
-    assert "| `axis` | <code>TimeAxis</code> | needed |" in table
-    assert "| `with_end` | <code>bool</code> | <code>True</code> |" in table
-    assert extension().parameter_table(package["TimeAxis.x"]) == ""
+    table = extension().parameter_table(package["gantt"])
+    assert "| `timeline` | <code>Timeline</code> | needed |" in table
+    assert "| `colour` | <code>bool</code> | <code>True</code> |" in table
+    assert extension().parameter_table(package["letter"]) == ""
 
 
 def test_the_site_uses_the_extension() -> None:

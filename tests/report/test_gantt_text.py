@@ -3,11 +3,11 @@ import re
 import pytest
 from made_timelines import schedule_timeline, timeline_with_messages
 
-from penstock.report.gantt_text import gantt
-from penstock.report.palette import Style, terminal_code
+from penstock.report.gantt_text import gantt, terminal_code
 from penstock.schedule.families.early_backward import gpipe, one_f_one_b
 from penstock.schedule.schedule import Schedule, parse_schedule
 from penstock.schedule.shape import PipelineShape
+from penstock.timeline.palette import LIGHT, Style, fill_of
 from penstock.timeline.timeline import Event, Timeline
 
 CODE = re.compile(r"\x1b\[[0-9;]*m")
@@ -30,7 +30,7 @@ def test_a_small_schedule_without_colours_is_exactly_this() -> None:
 def test_colours_say_the_kind_and_numbers_the_micro_batch() -> None:
     chart = gantt(schedule_timeline(one_f_one_b(SMALL), SMALL), 64)
     first = chart.splitlines()[0]
-    forward, backward = terminal_code(Style("F")), terminal_code(Style("B"))
+    forward, backward = (terminal_code(LIGHT.kinds[kind]) for kind in "FB")
     assert re.findall(r"48;5;(\d+);38;5;\d+m *(\d+) *\x1b", first) == [
         (str(code), number)
         for code, number in [
@@ -70,7 +70,7 @@ def test_stages_of_a_device_are_told_apart() -> None:
     assert "capital, small letters in turn: the 2 stages of a device" in plain
     coloured = gantt(timeline, 28)
     for style in (Style("F", 0, 2), Style("F", 1, 2), Style("B", 1, 2)):
-        assert f"48;5;{terminal_code(style)};" in coloured
+        assert f"48;5;{terminal_code(fill_of(style, LIGHT))};" in coloured
 
 
 def test_many_devices_say_how_many_are_left_out() -> None:

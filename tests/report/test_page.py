@@ -10,10 +10,10 @@ from opened_page import OpenedPage
 
 from penstock.plan.plan import Plan, Stage
 from penstock.report.page import page_html, write_report
-from penstock.report.palette import LIGHT, TINTS
 from penstock.report.record import RunRecord, read_run
 from penstock.simulate.simulation import simulate_plan
 from penstock.timeline.metrics import COMPUTE, iteration_s
+from penstock.timeline.palette import LIGHT, TINTS
 from penstock.words import seconds_text
 
 
@@ -227,7 +227,7 @@ def test_a_device_of_several_stages_has_one_row_with_all_its_work(
     assert names == ["device 0", "stages 0, 2", "device 1", "stages 1, 3"] * 2
     for event in record.predicted.events:
         tinted = event.stage >= 2 and event.kind in COMPUTE
-        colour = TINTS[event.kind][0] if tinted else LIGHT.kinds[event.kind]
+        colour = TINTS[event.kind] if tinted else LIGHT.kinds[event.kind]
         assert opened.colour_of(event.device, event) == colour
     legend = opened.page.locator(".legend").first
     assert "dark to light: the 2 stages of a device" in legend.inner_text()

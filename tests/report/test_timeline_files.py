@@ -1,4 +1,5 @@
 import json
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -25,12 +26,14 @@ def test_the_ending_decides_what_is_written(tmp_path: Path, suffix: str) -> None
             assert len(slices) == len(TIMELINE.events)
         case ".svg":
             assert ET.fromstring(content).tag == "{http://www.w3.org/2000/svg}svg"
+        case ".pdf" | ".png":
+            assert content.startswith({".pdf": b"%PDF", ".png": b"\x89PNG"}[suffix])
         case ".html":
             assert content.startswith(b"<!doctype html>")
         case _:
             assert content.startswith(b"two stages: 2 devices of two-devices, ")
             assert b"\x1b" not in content
-    if suffix != ".json":
+    if suffix in (".svg", ".html", ".txt"):
         assert b"2 devices of two-devices, 10.5 s, bubble" in content
     assert list(tmp_path.iterdir()) == [path]
 
@@ -41,7 +44,7 @@ def test_another_title_stands_over_the_picture(tmp_path: Path) -> None:
     assert "gpipe on two devices" in path.read_text() and "two stages" not in path.read_text()
 
 
-@pytest.mark.parametrize("name", ["timeline.pdf", "timeline", "timeline.svg.gz", "timeline.png"])
+@pytest.mark.parametrize("name", ["timeline.gif", "timeline", "timeline.svg.gz"])
 def test_other_endings_are_refused_with_those_that_exist(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput) as refused:
         write_timeline(tmp_path / name, TIMELINE)
@@ -56,3 +59,12 @@ def test_a_place_that_does_not_exist_is_refused(tmp_path: Path, suffix: str) -> 
     path = tmp_path / "nowhere" / f"timeline{suffix}"
     with pytest.raises(BadInput, match="cannot write"):
         write_timeline(path, TIMELINE)
+
+
+def test_without_matplotlib_pictures_are_refused_and_the_rest_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(BadInput, match=r"pip install 'penstock\[plot\]'"):
+        check_timeline_path("timeline.pdf")
+    write_timeline(tmp_path / "timeline.html", TIMELINE)

@@ -10,12 +10,12 @@ from made_timelines import timeline_with_messages
 from opened_page import OpenedPage
 
 from penstock.report.page import write_report
-from penstock.report.palette import KIND_WORDS, LIGHT
 from penstock.report.record import read_run
 from penstock.report.timeline_files import write_timeline
 from penstock.report.timelines_html import rounded
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.shape import PipelineShape
+from penstock.timeline.palette import KIND_WORDS, LIGHT
 from penstock.timeline.timeline import Event, MemorySample, Timeline
 
 SHAPE = PipelineShape(stages=4, micro_batches=8)

@@ -38,7 +38,7 @@ def compare(
         bool, Option("--explain", help="Say what limits each plan, and why the winner won.")
     ] = False,
     picture: Annotated[
-        str, Option(metavar="PATH", help="Draw all plans: an .svg file, or an .html page.")
+        str, Option(metavar="PATH", help="Draw all plans: .svg, .pdf, .png or .html.")
     ] = "",
     csv: options.Csv = "",
     out: options.Out = "",
@@ -56,14 +56,15 @@ def compare(
     terminal.check_places(out, picture, csv)
     problem = asked.problem()
     terminal.note(other_kinds_words(problem.profile, problem.cluster))
-    explains = explain or picture.endswith(".html")
+    on_page = picture.endswith(".html")
+    explains = explain or on_page
     with planning_progress(terminal) as progress:
         lines = shown.compared_lines(
             problem,
             options.names_in(planners),
             options.names_in(schedules),
             time_limit or inf,
-            lambda found: shown.with_details(found, problem, explains, bool(picture)),
+            lambda found: shown.with_details(found, problem, explains, draws=on_page),
             progress,
         )
     values: dict[str, object] = {"rows": [line.to_json(explain) for line in lines]}
@@ -78,11 +79,14 @@ def compare(
 
 
 def check_endings(out: str, picture: str) -> None:
-    """Raise `BadInput` unless the files hold what their names say."""
-    from penstock.report.compare_picture import check_picture_path
+    """Raise `BadInput` unless the files can be written, and hold what their names say."""
+    from penstock.timeline.plot import PICTURES, check_matplotlib
 
-    check_picture_path(picture)
-    if out.endswith((".csv", ".html", ".svg")):
+    if picture and not picture.endswith(".html"):
+        if not picture.endswith(PICTURES):
+            raise BadInput(f"picture '{picture}' must end in {', '.join(PICTURES)} or .html")
+        check_matplotlib()
+    if out.endswith((".csv", ".html", *PICTURES)):
         raise BadInput(
             f"-o '{out}' would hold JSON, whatever its ending says; name a .json file, or --csv"
         )

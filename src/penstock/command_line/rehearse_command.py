@@ -151,22 +151,14 @@ def shown(rehearsal: "Rehearsal", promised_s: float, most_in_flight: int) -> lis
 
 def write_page(path: str, rehearsal: "Rehearsal") -> None:
     from penstock.document import write_text
-    from penstock.report.device_rows import gantt_rows
-    from penstock.report.timelines_html import TimelinePanel, timelines_page
-    from penstock.words import seconds_text
+    from penstock.report.timelines_html import timeline_panel, timelines_page
 
     emulation = rehearsal.emulation
-    panels: list[TimelinePanel] = []
-    for title, note, timeline in (
-        ("Simulated", "one iteration", rehearsal.simulated_timeline),
-        (
-            "Rehearsed",
-            f"the last iteration, {emulation.time_scale:.3g} times as slowly",
-            rehearsal.timeline,
-        ),
-    ):
-        chart = gantt_rows(timeline, ())
-        panels.append(TimelinePanel(chart, f"{title}: {seconds_text(chart.end_s)}", note))
+    slowly = f"the last iteration, {emulation.time_scale:.3g} times as slowly"
+    panels = (
+        timeline_panel("Simulated", "one iteration", rehearsal.simulated_timeline),
+        timeline_panel("Rehearsed", slowly, rehearsal.timeline),
+    )
     title = f"Rehearsal of {emulation.profile.name} on {emulation.cluster.name}"
     note = f"{emulation.plan.schedule}, {emulation.ranks} processes"
     write_text(path, timelines_page(panels, title, note))

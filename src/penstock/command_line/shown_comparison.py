@@ -12,13 +12,16 @@ from rich.table import Table
 
 from penstock.command_line.progress import PlanningProgress
 from penstock.command_line.shown_plan import bound_words, reserve_lines
+from penstock.document import write_text
 from penstock.plan.in_words import plan_words
+from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.throughput import Throughput, rate_words
 from penstock.planning.assessment import PlannedPipeline
 from penstock.planning.comparison import (
     AUTO,
     Comparison,
+    Comparisons,
     best_first,
     compare_plans,
     require_a_plan,
@@ -30,20 +33,22 @@ from penstock.planning.explanation import (
     explanation_words,
     why_slower,
 )
-from penstock.planning.path_shares import SHARE_KINDS, path_shares
 from penstock.planning.planning_problem import synchronous_schedules
 from penstock.planning.rivals import rivals_line
-from penstock.report.compare_picture import (
-    NARROW,
-    WIDE,
-    ComparedPlan,
-    compare_drawing,
-    plan_rows,
-    write_picture,
-)
 from penstock.report.tables import NarrowTable, plain_table, stages_text
-from penstock.report.timelines_html import table
+from penstock.report.timelines_html import (
+    TIMELINE_SCRIPTS,
+    TimelinePanel,
+    asset,
+    html_page,
+    table,
+    timelines_data,
+    timelines_html,
+)
 from penstock.search.search import PLANNERS
+from penstock.timeline.device_rows import GanttRows, gantt_rows
+from penstock.timeline.metrics import busy_s
+from penstock.timeline.plot import FAR, write_picture
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text, size_text
 
@@ -62,11 +67,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ComparedLine:
-    """One row of the comparison, with its explanation and picture but without its timeline."""
+    """One row of the comparison, with its explanation and chart but without its timeline."""
 
     comparison: Comparison
     explanation: Explanation | None = None
-    drawn: ComparedPlan | None = None
+    chart: GanttRows | None = None
 
     @property
     def planned(self) -> PlannedPipeline | None:
@@ -119,7 +124,7 @@ def compared_lines(
 
 
 def with_details(
-    found: Comparison, problem: PlanningProblem, explain: bool, picture: bool
+    found: Comparison, problem: PlanningProblem, explain: bool, draws: bool
 ) -> ComparedLine:
     """A comparison with everything that needs its timeline, which is large, and dropped here."""
     planned = found.outcome
@@ -127,28 +132,17 @@ def with_details(
         return ComparedLine(found)
     timeline, prediction = planned.prediction.timeline, planned.prediction
     explanation = explain_plan(planned, problem) if explain else None
-    drawn = None
-    if picture:
-        seconds = {share.kind: share.seconds for share in path_shares(timeline, problem.cluster)}
-        drawn = ComparedPlan(
-            found.planner,
-            planned.plan,
-            plan_rows(timeline, planned.plan),
-            prediction.iteration_s,
-            prediction.bubble,
-            tuple((kind, seconds[kind]) for kind in SHARE_KINDS if kind in seconds),
-            numbers_text(planned),
-        )
+    chart = plan_rows(timeline, planned.plan) if draws else None
     prediction = replace(prediction, timeline=Timeline((), timeline.devices))
     slim = replace(found, outcome=replace(planned, prediction=prediction))
-    return ComparedLine(slim, explanation, drawn)
+    return ComparedLine(slim, explanation, chart)
 
 
-def numbers_text(planned: PlannedPipeline) -> str:
-    """How far a plan is from the bound, and from data parallelism."""
-    gap, factor = planned.gap, planned.speedup_over_data_parallel
-    words = f"{percent_text(gap)} above the bound" if gap < 2 else f"{1 + gap:.1f}x the bound"
-    return words + (f" · {factor:.2f}x data parallel" if factor < inf else "")
+def plan_rows(timeline: Timeline, plan: Plan) -> GanttRows:
+    """A row for each device group of ``plan``: its replica that computes longest."""
+    chosen = {max(group, key=partial(busy_s, timeline)) for group in plan.device_groups}
+    events = tuple(event for event in timeline.events if event.device in chosen)
+    return gantt_rows(replace(timeline, events=events, memory=()))
 
 
 def line_text(line: ComparedLine) -> str:
@@ -258,28 +252,57 @@ def explained(lines: Sequence[ComparedLine]) -> list[str]:
 
 
 def draw(path: str, lines: Sequence[ComparedLine], problem: PlanningProblem) -> None:
-    """Write the picture of all plans to ``path``; on a page with what limits each below it.
+    """Write the picture of all plans to ``path``, or a page with the timeline of each.
 
     Raises:
         BadInput: the file cannot be written.
     """
-    profile, cluster, planned = problem.profile, problem.cluster, lines[0].planned
-    drawn = partial(
-        compare_drawing,
-        [line.drawn for line in lines if line.drawn],
-        title=f"{profile.name} on {cluster.name}",
-        subtitle=(
-            f"{len(profile.layers)} layers, {len(cluster.devices)} devices, "
-            f"{problem.global_batch} samples an iteration; all plans simulated alike"
-        ),
-        bound_s=planned.bound.seconds if planned else 0.0,
-        bound_words=bound_words(planned) if planned else "",
+    profile, cluster = problem.profile, problem.cluster
+    title = f"{profile.name} on {cluster.name}"
+    note = (
+        f"{len(profile.layers)} layers, {len(cluster.devices)} devices, "
+        f"{problem.global_batch} samples an iteration; all plans simulated alike"
     )
+    if path.endswith(".html"):
+        write_text(path, comparison_page(lines, title, note))
+        return
+    ax = Comparisons(line.comparison for line in lines).plot()
+    ax.set_title(f"{title}\n{note}", loc="left")  # pyright: ignore[reportUnknownMemberType]
+    write_picture(ax, path)
+
+
+def comparison_page(lines: Sequence[ComparedLine], title: str, note: str) -> str:
+    """The page with all timelines on one axis, and below them what limits each plan."""
+    planned, panels = lines[0].planned, timeline_panels(lines)
+    if planned:
+        bound = f"No plan takes less than {seconds_text(planned.lower_bound_s)}"
+        note = f"{note}. {bound}{bound_words(planned)}"
     reasons = reasons_of(lines)
     won = f"<h2>Why {lines[0].comparison.planner} won</h2>" if reasons else ""
     why = "".join(f"<p>{escape(reason)}</p>" for reason in reasons)
-    below = f"<h2>What limits each plan</h2>{limits_table(lines)}{won}{why}"
-    write_picture(path, drawn(layout=WIDE), drawn(layout=NARROW), below)
+    shown = timelines_html(panels, f"{title}: {note}", with_memory=False, fills_window=False)
+    body = (
+        f'<main class="compare">\n<header><h1>{escape(title)}</h1>'
+        f'<p class="facts">{escape(note)}</p></header>\n<section>\n{shown}</section>\n'
+        f"<section>\n<h2>What limits each plan</h2>{limits_table(lines)}{won}{why}\n</section>\n"
+        f"</main>"
+    )
+    style = asset("page.css") + asset("timelines.css")
+    return html_page(title, body, style, TIMELINE_SCRIPTS, timelines_data(panels))
+
+
+def timeline_panels(lines: Sequence[ComparedLine]) -> list[TimelinePanel]:
+    """A panel for each plan that is not far behind; the planners that found it are its title."""
+    longest_s = FAR * min(line.comparison.iteration_s for line in lines)
+    planners: dict[Plan, list[str]] = {}
+    panels: dict[Plan, TimelinePanel] = {}
+    for line in lines:
+        if line.planned and line.chart and line.comparison.iteration_s <= longest_s:
+            plan, time = line.planned.plan, line.comparison.words
+            planners.setdefault(plan, []).append(line.comparison.planner)
+            names = " = ".join(dict.fromkeys(planners[plan]))
+            panels[plan] = TimelinePanel(line.chart, f"{names}: {time}", plan_words(plan))
+    return list(panels.values())
 
 
 def limits_table(lines: Sequence[ComparedLine]) -> str:

@@ -50,7 +50,8 @@ def simulate(
         bool, Option("--timeline", help="Add the timeline to the JSON output.")
     ] = False,
     picture: Annotated[
-        str, Option(metavar="PATH", help="Draw the timeline: .svg, .html, .json or .txt.")
+        str,
+        Option(metavar="PATH", help="Draw the timeline: .svg, .pdf, .png, .html, .json or .txt."),
     ] = "",
     csv: options.Csv = "",
     out: options.Out = "",

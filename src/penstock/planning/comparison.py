@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from typing import TYPE_CHECKING
 
 from penstock.bounds.lower_bound import lower_bound
 from penstock.document import Json
-from penstock.errors import Infeasible
+from penstock.errors import BadInput, Infeasible
 from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
@@ -23,6 +24,9 @@ from penstock.search.judge import SearchStep
 from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 from penstock.words import html_table, seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = [
     "AUTO",
@@ -108,6 +112,25 @@ class Comparisons(tuple[Comparison, ...]):
             for one in self
         )
         return html_table(["planner", "schedule", "iteration", "plan"], rows)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw a bar for each plan on ``ax``, or on a new figure; returns the axes.
+
+        Its dark part is the time in which devices compute, on average; the rest is the bubble. A
+        dashed line marks the time that no plan can beat.
+
+        Raises:
+            BadInput: no planner has a plan, or matplotlib is missing.
+        """
+        from penstock.timeline.plot import plot_bars
+
+        found = [(one, one.outcome) for one in self if isinstance(one.outcome, PlannedPipeline)]
+        if not found:
+            raise BadInput("no planner has a plan, so there is nothing to draw")
+        names = [f"{one.planner} ({one.schedule})" for one, _ in found]
+        times_s = [one.iteration_s for one, _ in found]
+        busy = [1.0 - planned.prediction.bubble for _, planned in found]
+        return plot_bars(names, times_s, busy, min(p.lower_bound_s for _, p in found), ax)
 
 
 def compare_plans(

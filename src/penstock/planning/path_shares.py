@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from penstock.cluster.cluster import Cluster
 from penstock.timeline.critical_path import PathStep, critical_path
@@ -11,7 +11,6 @@ from penstock.timeline.metrics import COMPUTE, covered_s
 from penstock.timeline.timeline import Event, Timeline
 
 __all__ = [
-    "SHARE_KINDS",
     "AllReduce",
     "PathShare",
     "ShareKind",
@@ -32,10 +31,6 @@ ShareKind: TypeAlias = Literal[
     "optimizer step",
     "waiting",
 ]
-
-
-SHARE_KINDS: tuple[ShareKind, ...] = get_args(ShareKind)
-"""All kinds, in the order in which they are drawn."""
 
 
 NETWORK = ("SEND", "RECV", "REDUCE")

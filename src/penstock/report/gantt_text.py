@@ -3,17 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from math import floor, log10
 
-from penstock.report.device_rows import (
-    DrawnEvent,
-    DrawnSpan,
-    GanttRows,
-    gantt_rows,
-    merged_blocks,
-)
-from penstock.report.palette import Style, legend_entries, terminal_code, terminal_ink
-from penstock.report.time_axis import tick_text, ticks
+from rich.color import Color, ColorSystem
+
+from penstock.timeline.device_rows import DrawnEvent, GanttRows, gantt_rows
 from penstock.timeline.metrics import COMPUTE, bubble_fraction, iteration_s
+from penstock.timeline.palette import LIGHT, Style, fill_of, ink_on, legend_entries
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text
 
@@ -43,52 +39,58 @@ def gantt(timeline: Timeline, width: int = 100, colour: bool = True, most_rows: 
     4.00 s, bubble 25.0 %
     """
     computing = tuple(event for event in timeline.events if event.kind in COMPUTE)
-    whole = replace(gantt_rows(Timeline(computing, timeline.devices)), end_s=iteration_s(timeline))
-    if not whole.rows or whole.end_s <= 0:
+    chart = replace(gantt_rows(Timeline(computing, timeline.devices)), end_s=iteration_s(timeline))
+    if not chart.rows or chart.end_s <= 0:
         return "nothing is computed"
-    gutter = max(len(f"device {row.device}") for row in whole.rows) + 2
+    gutter = max(len(f"device {row.device}") for row in chart.rows) + 2
     columns = max(width - gutter, NARROWEST)
-    chart = whole.without_middle(most_rows)
+    hidden, head = len(chart.rows) - most_rows, most_rows - most_rows // 2
     lines: list[str] = []
     for index, row in enumerate(chart.rows):
-        if index == chart.head:
-            lines.append(f"{'':<{gutter}}... {chart.hidden} more devices ...")
+        if index == head and hidden > 0:
+            lines.append(f"{'':<{gutter}}... {hidden} more devices ...")
+        if head <= index < head + hidden:
+            continue
         for label, lane in zip((f"device {row.device}", ""), row.compute, strict=False):
             lines.append(label.ljust(gutter) + lane_text(lane, chart.end_s, columns, colour))
     lines.append(" " * gutter + axis_line(chart.end_s, columns))
-    lines += legend_lines(whole, width, colour)
+    lines += legend_lines(chart, width, colour)
     bubble = percent_text(bubble_fraction(timeline))
     lines.append(f"{seconds_text(chart.end_s)}, bubble {bubble}")
     return "\n".join(lines)
 
 
 def lane_text(blocks: Sequence[DrawnEvent], end_s: float, columns: int, colour: bool) -> str:
-    """The characters of a lane: blocks that fill most of a column, and what is idle between."""
-    shown: list[DrawnSpan | None] = [None] * columns
-    for span in merged_blocks(blocks, end_s, 0.0, columns):
-        if span.strength > 0.5:
-            places = slice(round(span.x), round(span.x + span.width))
-            shown[places] = [span] * len(shown[places])
-    runs = ((span, len(list(same))) for span, same in groupby(shown))
-    return "".join(run_text(span, length, colour) for span, length in runs)
+    """The characters of a lane; each column shows the block that runs at the middle of its time."""
+    shown: list[DrawnEvent | None] = [None] * columns
+    for block in blocks:
+        first, stop = (round(t / end_s * columns) for t in (block.start_s, block.end_s))
+        shown[first:stop] = [block] * (stop - first)
+    runs = ((block, len(list(same))) for block, same in groupby(shown))
+    return "".join(run_text(block, length, colour) for block, length in runs)
 
 
-def run_text(span: DrawnSpan | None, columns: int, colour: bool) -> str:
-    """The characters of consecutive columns that show the same."""
-    if span is None:
+def run_text(block: DrawnEvent | None, columns: int, colour: bool) -> str:
+    """The characters of consecutive columns that show a block, or that nothing runs."""
+    if block is None:
         return f"{FAINT}{IDLE * columns}{RESET}" if colour else IDLE * columns
-    number = span.block.event.micro_batch if span.block else -1
+    style, number = block.style, block.event.micro_batch
     digits = str(number) if number >= 0 else ""
     if not colour:
-        words = letter(span.style) + digits
-        return (words if len(words) <= columns else letter(span.style)).ljust(columns, "-")
+        words = letter(style) + digits
+        return (words if len(words) <= columns else letter(style)).ljust(columns, "-")
     words = digits if len(digits) < columns or columns == len(digits) == 1 else ""
-    return painted(words.center(columns), span.style)
+    return painted(words.center(columns), style)
 
 
 def painted(words: str, style: Style) -> str:
-    code = terminal_code(style)
-    return f"\x1b[48;5;{code};38;5;{terminal_ink(code)}m{words}{RESET}"
+    paper, ink = (terminal_code(c) for c in (fill_of(style, LIGHT), ink_on(fill_of(style, LIGHT))))
+    return f"\x1b[48;5;{paper};38;5;{ink}m{words}{RESET}"
+
+
+def terminal_code(colour: str) -> int | None:
+    """The code of the nearest of a terminal's 256 colours."""
+    return Color.parse(colour).downgrade(ColorSystem.EIGHT_BIT).number
 
 
 def letter(style: Style) -> str:
@@ -114,6 +116,28 @@ def axis_line(end_s: float, columns: int) -> str:
         else:
             return line
     return ""
+
+
+def ticks(end_s: float) -> list[float]:
+    """About eight round times from 0 to the end.
+
+    >>> ticks(0.83)
+    [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    """
+    scale = 10.0 ** floor(log10(end_s / 8))
+    step = next(scale * f for f in (1, 2, 2.5, 5, 10) if scale * f * 8.5 >= end_s)
+    return [round(i * step, 12) for i in range(floor(end_s / step + 1e-9) + 1)]
+
+
+def tick_text(time_s: float, end_s: float) -> str:
+    """The text of a tick, in one unit for the whole axis.
+
+    >>> tick_text(0.25, 0.8), tick_text(2.5, 20)
+    ('250 ms', '2.5 s')
+    """
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+    unit, scale = next(((u, s) for u, s in units if end_s > s), units[-1])
+    return f"{round(time_s / scale, 6):g} {unit}"
 
 
 def legend_lines(chart: GanttRows, width: int, colour: bool) -> list[str]:

@@ -11,7 +11,6 @@ from penstock.document import Json, write_text
 from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Stage
 from penstock.plan.throughput import rate_words, throughput_of
-from penstock.report.device_rows import gantt_rows
 from penstock.report.perfetto import write_trace
 from penstock.report.record import RunRecord, read_run
 from penstock.report.tables import recompute_text
@@ -21,6 +20,7 @@ from penstock.report.timelines_html import (
     asset,
     html_page,
     table,
+    timeline_panel,
     timelines_data,
     timelines_html,
 )
@@ -87,14 +87,10 @@ def page_html(record: RunRecord) -> str:
 
 def timeline_panels(record: RunRecord) -> Sequence[TimelinePanel]:
     limits = [device.memory_bytes for device in record.cluster.devices]
-    panels: list[TimelinePanel] = []
-    for title, note, timeline in (
-        ("Predicted", "simulated before the run", record.predicted),
-        ("Measured", "a step of about the median time", record.measured),
-    ):
-        chart = gantt_rows(timeline, limits)
-        panels.append(TimelinePanel(chart, f"{title}: {seconds_text(chart.end_s)}", note))
-    return panels
+    return (
+        timeline_panel("Predicted", "simulated before the run", record.predicted, limits),
+        timeline_panel("Measured", "a step of about the median time", record.measured, limits),
+    )
 
 
 def chart_data(record: RunRecord) -> dict[str, Json]:

@@ -5,20 +5,19 @@ from pathlib import Path
 
 from penstock.document import write_text
 from penstock.errors import BadInput
-from penstock.report.device_rows import gantt_rows
-from penstock.report.drawing import drawing_svg
-from penstock.report.gantt_drawing import gantt_drawing
 from penstock.report.gantt_text import gantt
 from penstock.report.perfetto import write_trace
 from penstock.report.timelines_html import TimelinePanel, timelines_page
+from penstock.timeline.device_rows import gantt_rows
 from penstock.timeline.metrics import bubble_fraction, iteration_s, working_devices
+from penstock.timeline.plot import PICTURES, check_matplotlib, plot_timeline, write_picture
 from penstock.timeline.timeline import Timeline
 from penstock.words import counted, percent_text, seconds_text
 
 __all__ = ["FORMATS", "check_timeline_path", "write_timeline"]
 
 FORMATS: dict[str, str] = {
-    ".svg": "picture",
+    **dict.fromkeys(PICTURES, "picture"),
     ".html": "page to zoom in",
     ".json": "trace for ui.perfetto.dev",
     ".txt": "chart of characters",
@@ -33,13 +32,15 @@ def check_timeline_path(path: str | Path) -> str:
     """The extension of ``path``; raises before any work is done.
 
     Raises:
-        BadInput: no format has this extension.
+        BadInput: no format has this extension, or matplotlib, which draws it, is missing.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         known = ", ".join(f"{ending} ({what})" for ending, what in FORMATS.items())
         found = f"ends in '{suffix}'" if suffix else "has no ending"
-        raise BadInput(f"picture '{path}' {found}; name it one of {known}; no bitmaps are written")
+        raise BadInput(f"picture '{path}' {found}; name it one of {known}")
+    if suffix in PICTURES:
+        check_matplotlib()
     return suffix
 
 
@@ -52,8 +53,8 @@ def write_timeline(
 ) -> None:
     """Write ``timeline`` to ``path`` in the format of its extension, one of `FORMATS`.
 
-    ``memory_limits`` are the bytes of each device of the cluster, drawn as lines on the memory
-    curves (missing, 0 or infinite: no line). ``title`` defaults to the timeline's own title.
+    ``memory_limits`` are the bytes of each device of the cluster, lines on the memory curves
+    of a page (missing, 0 or infinite: no line). ``title`` defaults to the timeline's own title.
 
     Raises:
         BadInput: an unknown extension, or the file cannot be written.
@@ -75,5 +76,4 @@ def write_timeline(
             panel = TimelinePanel(gantt_rows(timeline, memory_limits))
             write_text(path, timelines_page((panel,), title, note))
         case _:
-            drawing = gantt_drawing(gantt_rows(timeline, memory_limits), title, note)
-            write_text(path, drawing_svg(drawing))
+            write_picture(plot_timeline(timeline, title=f"{title}\n{note}"), path)

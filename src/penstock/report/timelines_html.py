@@ -8,8 +8,10 @@ from importlib.resources import files
 from string import Template
 
 from penstock.document import Json
-from penstock.report.device_rows import DeviceRow, DrawnEvent, GanttRows, stage_names
-from penstock.report.palette import THEMES, Style, Theme, fill_of, ink_on, legend_entries
+from penstock.timeline.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, stage_names
+from penstock.timeline.palette import THEMES, Style, Theme, fill_of, ink_on, legend_entries
+from penstock.timeline.timeline import Timeline
+from penstock.words import seconds_text
 
 __all__ = [
     "TIMELINE_SCRIPTS",
@@ -17,6 +19,7 @@ __all__ = [
     "asset",
     "html_page",
     "table",
+    "timeline_panel",
     "timelines_data",
     "timelines_html",
     "timelines_page",
@@ -33,6 +36,14 @@ class TimelinePanel:
     chart: GanttRows
     title: str = ""
     note: str = ""
+
+
+def timeline_panel(
+    title: str, note: str, timeline: Timeline, memory_limits: Sequence[float] = ()
+) -> TimelinePanel:
+    """The panel of a timeline, with its seconds behind the title."""
+    chart = gantt_rows(timeline, memory_limits)
+    return TimelinePanel(chart, f"{title}: {seconds_text(chart.end_s)}", note)
 
 
 def timelines_html(

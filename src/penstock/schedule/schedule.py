@@ -3,13 +3,16 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import BadInput
 from penstock.schedule.action import Action, parse_action
 from penstock.schedule.order import Order
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Schedule", "ScheduleFunction", "parse_schedule", "schedule_from_actions"]
 
@@ -42,6 +45,20 @@ class Schedule:
     def of(self, group: int) -> Order:
         """The actions of one device group, in order."""
         return self.orders[group]
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the orders on ``ax``, or on a new figure; returns the axes.
+
+        A whole backward takes two seconds, every other action one, and a transfer none. A group
+        does one thing at a time, even if the schedule is concurrent.
+
+        Raises:
+            BadInput: the schedule deadlocks, or matplotlib is missing.
+        """
+        from penstock.schedule.unit_times import unit_timeline
+        from penstock.timeline.plot import plot_timeline
+
+        return plot_timeline(unit_timeline(self.orders), ax)
 
     def __str__(self) -> str:
         return "\n".join(self._line(order) for order in self.orders)

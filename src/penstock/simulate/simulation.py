@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
@@ -19,6 +21,9 @@ from penstock.simulate.workload import Workload
 from penstock.timeline.metrics import bubble_fraction, peak_memory_bytes
 from penstock.timeline.timeline import Timeline
 from penstock.words import html_table, numbered, percent_text, seconds_text, size_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Prediction", "check_plan_fits_inputs", "simulate_plan"]
 
@@ -46,8 +51,25 @@ class Prediction:
         return f"Prediction(iteration {iteration}, bubble {bubble}, {fit})"
 
     def _repr_html_(self) -> str:
+        """The timeline in a notebook; without matplotlib or a timeline, a table of the memory."""
+        from penstock.timeline.plot import has_matplotlib, picture
+
+        if self.timeline.events and has_matplotlib():
+            _, tag, svg = picture(self.plot(), ".svg").decode().partition("<svg")
+            return f"{tag}{svg}<p>{escape(repr(self))}</p>"
         rows = ((device, size_text(peak)) for device, peak in enumerate(self.peak_memory_bytes))
         return html_table(["device", "peak memory"], rows, repr(self))
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the timeline on ``ax``, or on a new figure; returns the axes.
+
+        Raises:
+            BadInput: matplotlib is missing.
+        """
+        from penstock.timeline.plot import plot_timeline
+
+        iteration, bubble = seconds_text(self.iteration_s), percent_text(self.bubble)
+        return plot_timeline(self.timeline, ax, f"{iteration}, bubble {bubble}")
 
     @property
     def fits(self) -> bool:

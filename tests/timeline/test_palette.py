@@ -4,18 +4,14 @@ from itertools import combinations
 
 import pytest
 
-from penstock.report.palette import (
+from penstock.report.gantt_text import terminal_code
+from penstock.timeline.metrics import COMPUTE
+from penstock.timeline.palette import (
     KIND_WORDS,
     THEMES,
     Style,
-    ThemeName,
-    contrast,
     fill_of,
-    ink_on,
-    terminal_code,
-    terminal_ink,
 )
-from penstock.timeline.metrics import COMPUTE
 
 STYLES = [
     Style(kind, shade, 2)
@@ -60,24 +56,16 @@ def lab(colour: str, eye: str) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("eye", EYES)
 @pytest.mark.parametrize("name", THEMES)
-def test_kinds_and_shades_of_computing_look_different(name: ThemeName, eye: str) -> None:
-    seen = {style.name: lab(fill_of(style, THEMES[name]), eye) for style in STYLES}
+def test_kinds_and_shades_of_computing_look_different(name: str, eye: str) -> None:
+    seen = {style: lab(fill_of(style, THEMES[name]), eye) for style in STYLES}
     for (one, a), (other, b) in combinations(seen.items(), 2):
         distance = sum((p - q) ** 2 for p, q in zip(a, b, strict=True)) ** 0.5
         assert distance > CLEARLY_APART, (one, other, distance)
 
 
-@pytest.mark.parametrize("name", THEMES)
-def test_numbers_on_blocks_can_be_read(name: ThemeName) -> None:
-    for style in STYLES:
-        fill = fill_of(style, THEMES[name])
-        assert contrast(fill, ink_on(fill)) >= 3.9, style
-
-
 def test_a_terminal_shows_different_colours_too() -> None:
-    codes = [terminal_code(style) for style in STYLES]
+    codes = [terminal_code(fill_of(style, THEMES["light"])) for style in STYLES]
     assert len(set(codes)) == len(codes)
-    assert all(terminal_ink(code) in (16, 231) for code in codes)
 
 
 def test_shades_between_the_first_and_the_last_stage_are_different() -> None:

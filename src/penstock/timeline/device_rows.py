@@ -1,25 +1,23 @@
 """The rows of a Gantt chart: for each device its lanes of blocks and its memory.
 
-`gantt_drawing` draws them, `gantt_text` prints them, and `timelines_html` gives them to a script.
+`plot` and the report draw, print and show them.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import isfinite
 
-from penstock.report.palette import Style
 from penstock.timeline.metrics import COMPUTE, iteration_s
+from penstock.timeline.palette import Style
 from penstock.timeline.timeline import Event, Timeline
 
 __all__ = [
     "DeviceRow",
     "DrawnEvent",
-    "DrawnSpan",
     "GanttRows",
     "gantt_rows",
-    "merged_blocks",
     "stage_names",
 ]
 
@@ -71,27 +69,13 @@ class GanttRows:
     """The rows of a chart, one for each device in use.
 
     ``shades`` is the largest number of stages on a device. If ``mirrored``, odd micro-batches pass
-    the devices in the opposite direction, and the second shade is for them. ``hidden`` rows in the
-    middle are left out.
+    the devices in the opposite direction, and the second shade is for them.
     """
 
     rows: tuple[DeviceRow, ...]
     end_s: float
     shades: int
     mirrored: bool
-    hidden: int = 0
-
-    @property
-    def head(self) -> int:
-        """How many rows stand before those that are left out."""
-        return (len(self.rows) + 1) // 2 if self.hidden else len(self.rows)
-
-    def without_middle(self, most: int) -> "GanttRows":
-        """The first and the last rows, if there are more than ``most``."""
-        tail = len(self.rows) - most // 2
-        shown = (*self.rows[: most - most // 2], *self.rows[tail:])
-        hidden = len(self.rows) - len(shown)
-        return replace(self, rows=shown, hidden=hidden) if hidden > 0 else self
 
     @property
     def styles(self) -> tuple[Style, ...]:
@@ -106,14 +90,6 @@ class GanttRows:
             return "light: odd micro-batches, the other way round"
         several = f"dark to light: the {self.shades} stages of a device, upstream first"
         return several if self.shades > 1 else ""
-
-    @property
-    def has_transfers(self) -> bool:
-        return any(row.sends or row.receives for row in self.rows)
-
-    @property
-    def has_memory(self) -> bool:
-        return any(row.memory for row in self.rows)
 
 
 def gantt_rows(timeline: Timeline, memory_limits: Sequence[float] = ()) -> GanttRows:
@@ -208,64 +184,3 @@ def stage_names(stages: Sequence[int], most: int = 14) -> str:
         return f"stage {stages[0]}" if stages else ""
     words = f"stages {', '.join(map(str, stages))}"
     return words if len(words) <= most else f"{len(stages)} stages"
-
-
-STRENGTHS = 4
-"""Number of levels that show how busy a merged span is."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnSpan:
-    """Where one block is drawn, or several narrow ones, in the style of most of them.
-
-    Merged ones have no ``block``; ``strength`` is the fraction of the span that they fill.
-    """
-
-    x: float
-    width: float
-    style: Style
-    strength: float = 1.0
-    block: DrawnEvent | None = None
-
-
-def merged_blocks(
-    blocks: Iterable[DrawnEvent], end_s: float, left: float, right: float, narrowest: float = 1.0
-) -> list[DrawnSpan]:
-    """The blocks until ``end_s`` between x ``left`` and ``right``; narrow ones are merged.
-
-    Those below ``narrowest`` share columns of that width. Merged spans come first, so that whole
-    blocks are drawn over them.
-    """
-    scale = (right - left) / end_s
-    whole: list[DrawnSpan] = []
-    columns: dict[int, dict[Style, float]] = defaultdict(lambda: defaultdict(float))
-    for block in blocks:
-        x, end = left + block.start_s * scale, min(left + block.end_s * scale, right)
-        width = end - x
-        if width < 0:
-            continue
-        if width >= narrowest:
-            whole.append(DrawnSpan(x, width, block.style, 1.0, block))
-        else:
-            edge = int(x / narrowest) + 1
-            columns[edge - 1][block.style] += min(end / narrowest, edge) - x / narrowest
-            columns[edge][block.style] += max(end / narrowest - edge, 0.0)
-    return [*joined(columns, narrowest), *whole]
-
-
-def joined(columns: dict[int, dict[Style, float]], width: float) -> list[DrawnSpan]:
-    """Spans of neighbouring columns with the same main style and strength."""
-    spans: list[DrawnSpan] = []
-    last = (-2, Style("F"), 0.0)
-    for column, shares in sorted(columns.items()):
-        filled = min(sum(shares.values()), 1.0)
-        if filled <= 0:
-            continue
-        style = max(shares, key=lambda style: shares[style])
-        strength = max(1, round(filled * STRENGTHS)) / STRENGTHS
-        if last == (column - 1, style, strength):
-            spans[-1] = replace(spans[-1], width=spans[-1].width + width)
-        else:
-            spans.append(DrawnSpan(column * width, width, style, strength))
-        last = (column, style, strength)
-    return spans
