@@ -1,11 +1,10 @@
-"""All planners on the papers' models and six clusters, and the speed of whole planning processes.
+"""All planners on the papers' models and six clusters.
 
     python benchmarks/planning.py [--quick] [--only model:cluster] [--out results.json]
     python benchmarks/planning.py --every-schedule [--only model:cluster]
     python benchmarks/planning.py --rivals
     python benchmarks/planning.py --bounds
     python benchmarks/planning.py --random SEED [--count 60] [--jobs 2] [--out random.json]
-    python benchmarks/planning.py --speed [--only WORDS] [--out speed.json]
 
 Every row (one model on one cluster) runs in a process of its own, one after the other, with a time
 limit for each planner; a row that fails is a row that says so. Planning seconds are CPU seconds of
@@ -33,7 +32,6 @@ sys.path.insert(0, str(HERE))
 
 from random_problems import random_row, random_table, random_words  # noqa: E402
 from rows import BATCHES, CLUSTERS, bounded_anew, every_schedule, run_row, with_rivals  # noqa: E402
-from speed import measure_speed  # noqa: E402
 from tables import WITHOUT_EXCHANGE, behind, markdown, search_of, summary_of  # noqa: E402
 
 PLANNER_LIMIT_S = 120.0
@@ -177,7 +175,6 @@ def main() -> int:
     )
     parser.add_argument("--bounds", action="store_true", help="bounds and gaps of known rows")
     parser.add_argument("--rivals", action="store_true", help="data parallelism of known rows")
-    parser.add_argument("--speed", action="store_true", help="whole-process times instead")
     parser.add_argument("--random", type=int, metavar="SEED", help="problems drawn from a seed")
     parser.add_argument("--count", type=int, default=60, help="how many of them")
     parser.add_argument("--jobs", type=int, default=2, help="how many are asked at a time")
@@ -191,8 +188,6 @@ def main() -> int:
         else:
             print(json.dumps(run_row(model, cluster, arguments.planner_limit)))
         return 0
-    if arguments.speed:
-        return measure_speed(arguments.out or HERE / "speed.json", machine(), arguments.only)
     if arguments.random is not None:
         out = arguments.out or HERE / "random.json"
         return ask_random(arguments.random, arguments.count, arguments.jobs, out)
