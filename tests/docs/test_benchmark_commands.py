@@ -1,4 +1,4 @@
-"""Benchmarks of simulator and runtime, and tables of published figures, run as documented."""
+"""Benchmarks run as documented, and their pages have the tables that they print."""
 
 import json
 import subprocess
@@ -30,3 +30,31 @@ def test_the_runtime_benchmark_prints_both_ratios_and_nothing_else() -> None:
     assert values["overhead_ratio"].keys() == {"1f1b/2"}
     assert values["limit_ratio"].keys() == {"1f1b/2", "zb-h1/2"}
     assert all(isinstance(ratio, float) for ratio in values["limit_ratio"].values())
+
+
+def rows_of(text: str, beginning: str = "|") -> set[str]:
+    return {line for line in text.splitlines() if line.startswith(beginning)}
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / "benchmarks" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_the_papers_figures_come_out_again() -> None:
+    rows = rows_of(output_of("benchmarks/papers.py", "--quick"))
+    assert len(rows) > 40 and rows <= rows_of(page("papers"))
+
+
+def test_predictions_of_the_largest_runs_come_out_again() -> None:
+    rows = rows_of(output_of("benchmarks/largest.py", "--quick"), "| sc21 |")
+    assert len(rows) == 2 and rows <= rows_of(page("largest"))
+
+
+def test_predictions_of_fsdp_runs_come_out_again() -> None:
+    rows = rows_of(output_of("benchmarks/fsdp.py"))
+    assert len(rows) > 10 and rows <= rows_of(page("fsdp"))
+
+
+def test_estimates_of_hardware_come_out_again() -> None:
+    rows = rows_of(output_of("benchmarks/hardware.py"))
+    assert len(rows) > 10 and rows <= rows_of(page("hardware"))
