@@ -13,7 +13,6 @@ from typing import Any
 __all__ = [
     "elastic_table",
     "faults_table",
-    "phases_table",
     "soak_table",
 ]
 
@@ -37,23 +36,6 @@ def faults_table(faults: Sequence[Mapping[str, Any]]) -> str:
         rows.append(
             f"| {kind} | {len(own)} | {' | '.join(map(str, counts))} | {within} | {flaws} |"
         )
-    return "\n".join(rows)
-
-
-def phases_table(faults: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each number of ranks: how many runs were broken in each phase."""
-    phases = ("start", "measure", "plan", "workers", "steps", "checkpoint", "end")
-    rows = [
-        "| ranks | transport | " + " | ".join(phases) + " |",
-        "|--:|---|" + "--:|" * len(phases),
-    ]
-    for ranks, transport in sorted({(fault["ranks"], fault["transport"]) for fault in faults}):
-        own = Counter(
-            fault["phase"]
-            for fault in faults
-            if (fault["ranks"], fault["transport"]) == (ranks, transport)
-        )
-        rows.append(f"| {ranks} | {transport} | {' | '.join(str(own[name]) for name in phases)} |")
     return "\n".join(rows)
 
 
@@ -122,7 +104,6 @@ def main() -> None:
     faults = results("chaos")["faults"]
     tables = [
         faults_table(faults),
-        phases_table(faults),
         elastic_table(results("elastic")),
         *([soak_table(results("soak")["trends"])] if (HERE / "soak.json").exists() else []),
     ]
