@@ -1,14 +1,12 @@
 """Do pipelines that never flush learn as well? Every method, at the learning rate that suits it.
 
     python benchmarks/convergence.py [--workers 2] [--seeds 5] [--only digits-dense/sgd/4]
-    python benchmarks/convergence.py --missing
     python benchmarks/convergence.py --quick
 
 A case is a task, an optimizer and a number of stages. Every method gets the same tuning effort:
 each learning rate of the grid with one seed, then its best, and that of synchronous training, with
 all seeds. Finished runs are kept in ``--runs`` (a line of JSON each) and not run again, so an
-interrupted benchmark goes on where it stopped; the summary is written to ``--out``. With
-``--missing`` rows of an earlier summary are kept, and only methods that it lacks are run.
+interrupted benchmark goes on where it stopped; the summary is written to ``--out``.
 """
 
 import argparse
@@ -35,7 +33,6 @@ from summary import (  # noqa: E402
     methods_of,
     summarise,
     table_of,
-    with_missing_rows,
 )
 from tasks import TASKS  # noqa: E402
 
@@ -49,7 +46,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="+", help="cases, as task/optimizer/stages")
     parser.add_argument("--quick", action="store_true", help="one short case, nothing is written")
-    parser.add_argument("--missing", action="store_true", help="add the methods that --out lacks")
     parser.add_argument("--runs", type=Path, default=Path("convergence-runs.jsonl"))
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     arguments = parser.parse_args()
@@ -59,22 +55,15 @@ def main() -> None:
     if not cases:
         parser.error(f"--only: choose of {', '.join(map(str, CASES))}")
     kept = Kept(None if arguments.quick else arguments.runs)
-    before = json.loads(arguments.out.read_text()) if arguments.missing else {"cases": []}
-    recorded = {summary["case"]: summary for summary in before["cases"]}
+    found: list[dict[str, Any]] = []
     for case in cases:
         updates = QUICK_UPDATES if arguments.quick else TASKS[case.task].updates
         first = Asked(case.task, case.optimizer, "synchronous", case.stages, 0.0, 0, updates)
-        run_case(first, case, recorded.get(str(case)), arguments.seeds, arguments.workers, kept)
-        if summary := recorded.get(str(case)):
-            recorded[str(case)] = with_missing_rows(summary, case, kept.of(case))
-        else:
-            recorded[str(case)] = summarise(case, kept.of(case))
-    print("\n\n".join(table_of(recorded[str(case)]) for case in cases))
+        run_case(first, case, arguments.seeds, arguments.workers, kept)
+        found.append(summarise(case, kept.of(case)))
+    print("\n\n".join(map(table_of, found)))
     if not arguments.quick:
-        found = document(list(recorded.values()))
-        if arguments.missing:
-            found = before | {"cases": found.pop("cases"), "added": found}
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(document(found), indent=1) + "\n")
 
 
 class Kept:
@@ -100,27 +89,13 @@ class Kept:
         return [run for asked, run in self.runs.items() if case.holds(asked)]
 
 
-def run_case(
-    first: Asked,
-    case: Case,
-    recorded: dict[str, Any] | None,
-    seeds: int,
-    workers: int,
-    kept: Kept,
-) -> None:
-    """Tune every method with one seed, then run what is compared with all seeds.
-
-    Of a recorded case only the methods that it lacks.
-    """
-    done = {row["method"] for row in recorded["rows"]} if recorded else ()
-    methods = [method for method in methods_of(case) if method not in done]
+def run_case(first: Asked, case: Case, seeds: int, workers: int, kept: Kept) -> None:
+    """Tune every method with one seed, then run what is compared with all seeds."""
+    methods = methods_of(case)
     rates = RATES[case.task.partition("-")[0], case.optimizer]
     grid = [replace(first, method=m, learning_rate=r) for m in methods for r in rates]
     run_all(grid, workers, kept)
-    if recorded:
-        common = recorded["common_learning_rate"]
-    else:
-        common = best_rate("synchronous", kept.of(case))
+    common = best_rate("synchronous", kept.of(case))
     chosen = {(m, r) for m in methods for r in (best_rate(m, kept.of(case)), common)}
     wanted = [
         replace(first, method=m, learning_rate=r, seed=seed)

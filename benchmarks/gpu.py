@@ -5,15 +5,13 @@
     python benchmarks/gpu.py --only 1.2 2.3          # some of it
     python benchmarks/gpu.py --ranks                 # on a host with several GPUs: NCCL itself
     python benchmarks/gpu.py --stand-in --small      # a little of all, without a GPU
-    python benchmarks/gpu.py --write-plans           # renew plans.json; needs the compiled core
 
 Either part takes at most nine minutes on one H100. Each of its parts runs in a process of its own
 and may fail or run out of time without ending the others. At the end there are one table and one
 JSON; the exit code is the number of rows that fail. On the stand-in what only a device can judge
 runs, and its rows are not judged.
 
-It plans nothing and downloads nothing. A machine without the compiled core or pydantic will do (see
-`gpu/bare_machine.py`): plans, orders and predictions come from `gpu/plans.json`.
+It downloads nothing.
 """
 
 import argparse
@@ -36,7 +34,6 @@ for place in (HERE, HERE.parent / "models", ROOT / "tests", ROOT / "src"):
     if str(place) not in sys.path:
         sys.path.append(str(place))
 
-import bare_machine  # noqa: E402
 import torch  # noqa: E402
 from rows import Row, Setting, failing, read_rows, table, write_rows  # noqa: E402
 
@@ -119,7 +116,6 @@ def run_parts(parts: Sequence[Part], setting: Setting, run: Callable[..., list[R
         "python": sys.version.split()[0],
         "date": strftime("%Y-%m-%d"),
         "load": os.getloadavg()[0],
-        "compiled core": bare_machine.CORE_IS_HERE,
         "seconds": seconds,
         "rows": [vars(row) for row in rows],
     }
@@ -137,12 +133,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-day"))
     parser.add_argument("--stand-in", action="store_true")
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--write-plans", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.write_plans:
-        import_module("written_plans").write_plans()
-        return 0
     setting = Setting(arguments.stand_in, arguments.small, arguments.out)
     if setting.stand_in:
         import_module("stand_in_gpu").install(devices=4)

@@ -204,13 +204,16 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write the results")
+    write = parser.parse_args().write
     rows = measured_rows()
     print("\n".join(table(rows)))
     within = sum(abs(row["error"]) <= 0.2 for row in rows)
     print(f"{within} of {len(rows)} within 20 %")
     versions = {"torch": torch.__version__, "python": platform.python_version()}
-    RESULTS.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
+    if write:
+        RESULTS.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,9 +30,6 @@ WITHIN = 0.15
 MOST_GPUS_OF_SMALL = 1000
 FEWEST_LAYOUTS = 4
 
-MOST_ROWS = 20
-"""Sources with more runs are not listed on the page; results.json has all of them."""
-
 QUICK_RUNS = 2
 
 
@@ -69,7 +66,6 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     """The tables of the page by the headings above them."""
     made = {
         "By source": sources_table(found["runs"]),
-        "Predicted and published": runs_table(found["runs"]),
         "Which layout is chosen": layouts_table(found["runs"]),
     }
     if found.get("planning"):
@@ -116,7 +112,7 @@ def sources_table(runs: list[dict[str, Any]]) -> str:
 
 
 def runs_table(runs: list[dict[str, Any]]) -> str:
-    """A row for each run, except of long tables; bold where the prediction is within the limit."""
+    """A row for each run; bold where the prediction is within the limit."""
     return table_of(
         ("source", "model", "-GPUs", "plan", "-published", "-predicted", "-error"),
         (
@@ -130,7 +126,6 @@ def runs_table(runs: list[dict[str, Any]]) -> str:
                 f"**{error}**" if run["judges"] and is_within(run) else error,
             )
             for own in by_source(runs).values()
-            if len(own) <= MOST_ROWS
             for run in own
             for error in [f"{100 * error_of(run):+.1f} %"]
         ),
@@ -276,9 +271,8 @@ def main() -> None:
         from planning_times import planning_rows
 
         found["planning"] = planning_rows()
-    if arguments.quick:
-        print(runs_table(found["runs"]))
-    else:
+    print(runs_table(found["runs"]))
+    if not arguments.quick:
         for heading, table in tables(found).items():
             print(f"\n## {heading}\n\n{table}")
     print(f"\n{counts(found['runs'])}.")

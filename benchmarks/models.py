@@ -2,9 +2,8 @@
 
     python benchmarks/models.py [--heads causal,vision] [--only NAME ...] [--sample N] [--again]
     python benchmarks/models.py --families    # one model of each family of torchvision and timm
-    python benchmarks/models.py --torch       # torch's own front end on the best-known models
     python benchmarks/models.py --device cuda --jobs 16 --out FILE    # model and batch on a GPU
-    python benchmarks/models.py --page        # renew the tables of docs/benchmarks/models.md
+    python benchmarks/models.py --page        # renew the table of docs/benchmarks/models.md
 
 Every architecture that the installed transformers registers for the heads is built as a tiny
 version with random weights, run eagerly, captured, cut into three stages and trained for one step
@@ -23,6 +22,7 @@ import resource
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
@@ -36,12 +36,24 @@ sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from judging import judge, judge_family, judge_torch_front_end, outcome_of  # noqa: E402
-from page import filled_in  # noqa: E402
+from judging import judge, judge_family, outcome_of  # noqa: E402
 from registered import HEADS, registered  # noqa: E402
 
 __all__ = ["main"]
 
+GOOD = ("right", "right as gradient accumulation")
+OUTCOMES = (*GOOD, "refused", "WRONG", "crash", "timeout", "out of memory", "does not run eagerly")
+KINDS = {
+    "causal": "causal language models",
+    "masked": "masked language models",
+    "seq2seq": "sequence to sequence",
+    "image": "image classification",
+    "speech": "speech to text",
+    "ctc": "speech with CTC",
+    "vision": "pictures and text",
+    "torchvision": "torchvision",
+    "timm": "timm",
+}
 PAGE = HERE.parent.parent / "docs" / "benchmarks" / "models.md"
 CPU_LIMIT_S = 120
 WALL_LIMIT_S = 480
@@ -95,11 +107,6 @@ def _judge_here(name: str, head: str, device: str, sender: Connection) -> None:
     try:
         if head in ("torchvision", "timm"):
             row = judge_family(name, head, device)
-        elif head.startswith("torch: "):
-            found = head.removeprefix("torch: ")
-            row = judge_torch_front_end(
-                getattr(transformers, name), dict(registered())[name], found
-            )
         else:
             row = judge(getattr(transformers, name), head, device)
     except Exception as error:
@@ -110,16 +117,13 @@ def _judge_here(name: str, head: str, device: str, sender: Connection) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """The results of earlier runs."""
-    return json.loads(path.read_text()) if path.exists() else {"rows": [], "torch": []}
+    return json.loads(path.read_text()) if path.exists() else {"rows": []}
 
 
-def save(path: Path, key: str, rows: Mapping[str, dict[str, Any]]) -> None:
+def save(path: Path, rows: Mapping[str, dict[str, Any]]) -> None:
     """Rows in order of head and name, with the machine."""
-    document = load(path)
-    order = [*HEADS, "torchvision", "timm"]
-    document[key] = list(rows.values())
-    if key == "rows":
-        document[key].sort(key=lambda r: (order.index(r["head"]), r["name"]))
+    order = list(KINDS)
+    in_order = sorted(rows.values(), key=lambda r: (order.index(r["head"]), r["name"]))
     machine = {
         "date": strftime("%Y-%m-%d %H:%M"),
         "python": platform.python_version(),
@@ -128,18 +132,12 @@ def save(path: Path, key: str, rows: Mapping[str, dict[str, Any]]) -> None:
         "cores": os.cpu_count(),
         "registered": len(registered()),
     }
-    document = {"machine": machine, "rows": document["rows"], "torch": document.get("torch", [])}
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path.write_text(json.dumps({"machine": machine, "rows": in_order}, indent=1) + "\n")
 
 
 def chosen(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     """Names and heads that are asked for."""
-    if arguments.torch:
-        from torch_front_end import BEST_KNOWN
-
-        found = {row["name"]: row["outcome"] for row in load(arguments.out)["rows"]}
-        pairs = [(name, f"torch: {found.get(name, '-')}") for name in BEST_KNOWN]
-    elif arguments.families:
+    if arguments.families:
         from families import registered_families
 
         pairs = registered_families()
@@ -161,21 +159,31 @@ def judged(
             yield made[one], one.result()
 
 
-def run(
-    pairs: Sequence[tuple[str, str]], out: Path, key: str, arguments: argparse.Namespace
-) -> int:
+def run(pairs: Sequence[tuple[str, str]], out: Path, arguments: argparse.Namespace) -> int:
     """Judge what is not there yet; how many are left."""
-    rows = {row["name"]: row for row in load(out).get(key, [])}
+    rows = {row["name"]: row for row in load(out)["rows"]}
     again, most = arguments.again or bool(arguments.only), arguments.most
     made = {"commit": commit(), "date": strftime("%Y-%m-%d"), "torch": torch.__version__}
     wanted = [(name, head) for name, head in pairs if again or name not in rows]
     for name, row in judged(wanted[:most], arguments.device, arguments.jobs):
         rows[name] = row | made
-        save(out, key, rows)
-        said = row.get("outcome") or row.get("as_they_come")
+        save(out, rows)
         reason = row.get("reason", "")[:150]
-        print(f"{name:<50} {said:<28} {row['wall_s']:6.1f} s  {reason}", flush=True)
+        print(f"{name:<50} {row['outcome']:<28} {row['wall_s']:6.1f} s  {reason}", flush=True)
     return max(0, len(wanted) - most)
+
+
+def write_page(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Put the table of counts into the page: rows are kinds of models, columns are outcomes."""
+    lines = [f"| registered as | {' | '.join(OUTCOMES)} | right of those that run |"]
+    lines.append("|---" * (len(OUTCOMES) + 2) + "|")
+    for head, words in (*KINDS.items(), ("", "**together**")):
+        found = Counter(row["outcome"] for row in rows if head in ("", row["head"]))
+        counts = " | ".join(str(found[outcome]) for outcome in OUTCOMES)
+        share = sum(found[good] for good in GOOD) / (found.total() - found[OUTCOMES[-1]])
+        lines.append(f"| {words} | {counts} | {100 * share:.1f} % |")
+    head, _, rest = PAGE.read_text().partition("\n| registered as |")
+    PAGE.write_text(head + "\n" + "\n".join(lines) + rest[rest.index("\n\n") :])
 
 
 def main() -> int:
@@ -187,8 +195,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=10**6, metavar="N", help="end after N rows")
     parser.add_argument("--again", action="store_true", help="also what was judged before")
     parser.add_argument("--families", action="store_true", help="torchvision and timm instead")
-    parser.add_argument("--torch", action="store_true", help="torch's own front end instead")
-    parser.add_argument("--page", action="store_true", help="write the tables of the page only")
+    parser.add_argument("--page", action="store_true", help="write the table of the page only")
     parser.add_argument("--device", default="cpu", help="where models run: cpu or cuda")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="models at a time")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
@@ -196,11 +203,9 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     if arguments.page:
-        page = filled_in(PAGE.read_text(), load(arguments.out))
-        PAGE.write_text(page)
+        write_page(load(arguments.out)["rows"])
         return 0
-    key = "torch" if arguments.torch else "rows"
-    left = run(chosen(arguments), arguments.out, key, arguments)
+    left = run(chosen(arguments), arguments.out, arguments)
     return 1 if left else 0
 
 

@@ -1,17 +1,14 @@
 """The headline figures of DAPPLE, SPP, BaPipe and SpecTrain beside ours, with a verdict each.
 
-    python benchmarks/papers.py [--rehearse] --write   # all of it: the tables of the page
-    python benchmarks/papers.py --quick                # some of it, in a quarter of a minute
+    python benchmarks/papers.py --write   # all of it: the tables of the page
+    python benchmarks/papers.py --quick   # some of it, in a quarter of a minute
 
-It reads nothing outside of the repository. ``--rehearse`` also carries three of the claims out with
-real processes, which takes four minutes; without it the recorded rehearsals are kept.
-docs/benchmarks/papers.md says what the figures mean. Afterwards ``docs/pictures/make.py results``
-draws the curves of the page.
+It reads nothing outside of the repository. docs/benchmarks/papers.md says what the figures mean.
+Afterwards ``docs/pictures/make.py results`` draws the curves of the page.
 """
 
 import argparse
 import json
-import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +21,12 @@ RESULTS = HERE / "results.json"
 sys.path[:0] = [str(ROOT / "tests"), str(HERE)]
 
 
-def results(quick: bool, rehearsed: bool) -> dict[str, Any]:
+def results(quick: bool) -> dict[str, Any]:
     """All claims, the rows of table V, and the curves."""
     from bapipe import bapipe_claims
     from batch_curves import batch_curves, curve_claims
     from dapple import planner_claims, winners_rows
     from dapple_scaling import scaling_claims
-    from rehearsals import with_recorded, with_rehearsal
     from spectrain import spectrain_claims
     from spp import spp_claims
 
@@ -39,16 +35,8 @@ def results(quick: bool, rehearsed: bool) -> dict[str, Any]:
     claims += curve_claims(curves) if curves else []
     for others in (spp_claims, bapipe_claims, spectrain_claims):
         claims += others(quick)
-    today = datetime.now(UTC).strftime("%Y-%m-%d")
-    if rehearsed:
-        rehearsals = {"date": today, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-        claims = with_rehearsal(claims)
-    else:
-        recorded = json.loads(RESULTS.read_text(encoding="utf-8"))
-        rehearsals, claims = recorded["rehearsals"], with_recorded(claims, recorded["claims"])
     return {
-        "date": today,
-        "rehearsals": rehearsals,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "claims": [claim.to_json() for claim in claims],
         "winners": [] if quick else list(winners_rows()),
         "curves": curves,
@@ -120,12 +108,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few claims")
-    parser.add_argument("--rehearse", action="store_true", help="carry claims out as well")
     parser.add_argument("--write", action="store_true", help="write results and page")
     arguments = parser.parse_args()
     if arguments.quick and arguments.write:
         parser.error("--write records all claims: leave out --quick")
-    found = results(arguments.quick, arguments.rehearse)
+    found = results(arguments.quick)
     for heading, table in tables(found).items():
         print(f"\n## {heading}\n\n{table}")
     if arguments.write:

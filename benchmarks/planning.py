@@ -1,19 +1,15 @@
-"""All planners on the papers' models and six clusters, and the speed of whole planning processes.
+"""All planners on the papers' models and six clusters.
 
     python benchmarks/planning.py [--quick] [--only model:cluster] [--out results.json]
     python benchmarks/planning.py --every-schedule [--only model:cluster]
-    python benchmarks/planning.py --rivals
-    python benchmarks/planning.py --bounds
     python benchmarks/planning.py --random SEED [--count 60] [--jobs 2] [--out random.json]
-    python benchmarks/planning.py --speed [--only WORDS] [--out speed.json]
 
 Every row (one model on one cluster) runs in a process of its own, one after the other, with a time
 limit for each planner; a row that fails is a row that says so. Planning seconds are CPU seconds of
 the process, because other work may share the machine. Rows that were asked before and are not
-asked now stay in the JSON, each with its own date. `--bounds` only computes their bounds anew, and
-the gaps of their plans. Beside the JSON its tables are written as Markdown. `--random` asks other
-problems, which are drawn from a seed. The exit code is 1 where `search` is behind another plan, or
-a row failed.
+asked now stay in the JSON, each with its own date. Beside the JSON its tables are written as
+Markdown. `--random` asks other problems, which are drawn from a seed. The exit code is 1 where
+`search` is behind another plan, or a row failed.
 """
 
 import argparse
@@ -32,16 +28,12 @@ HERE = Path(__file__).parent / "planning"
 sys.path.insert(0, str(HERE))
 
 from random_problems import random_row, random_table, random_words  # noqa: E402
-from rows import BATCHES, CLUSTERS, bounded_anew, every_schedule, run_row, with_rivals  # noqa: E402
-from speed import measure_speed  # noqa: E402
-from tables import WITHOUT_EXCHANGE, behind, markdown, search_of, summary_of  # noqa: E402
+from rows import BATCHES, CLUSTERS, every_schedule, run_row  # noqa: E402
+from tables import behind, markdown, search_of, summary_of  # noqa: E402
 
 PLANNER_LIMIT_S = 120.0
 SCHEDULE_LIMIT_S = 10.0
 ROW_LIMIT_S = 1800.0
-
-KEPT = ("every_schedule", "rivals", WITHOUT_EXCHANGE)
-"""What a row keeps that is asked by another option."""
 
 QUICK = ("bert-48:dapple-a", "vgg-19:dapple-c", "gnmt-16:slow-link", "xlnet-36:unequal")
 
@@ -118,18 +110,11 @@ def write_rows(out: Path, rows: dict[str, dict[str, Any]]) -> list[dict[str, Any
 
 
 def merged(before: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """A row with what was asked of it before and is not asked now.
-
-    Of a model with batch normalisation, what was asked before replicas paid for the exchange of
-    statistics is kept apart, because the times of the two cannot be compared.
-    """
+    """A row with what was asked of it before and is not asked now."""
     if "every_schedule" in row:
         asked = {"every_schedule": row["every_schedule"] | {"machine": row["machine"]}}
         return before | asked if "answers" in before else before
-    if row.get("norms") and "answers" in before and "norms" not in before:
-        old = ("answers", "whole_backwards", "equal_memory", "every_schedule", "machine")
-        return row | {WITHOUT_EXCHANGE: {key: before[key] for key in old if key in before}}
-    return row | {k: before[k] for k in KEPT if k in before}
+    return row | {k: before[k] for k in ("every_schedule",) if k in before}
 
 
 def told(pair: str, row: dict[str, Any]) -> str:
@@ -175,9 +160,6 @@ def main() -> int:
         action="store_true",
         help=f"the published planners under each schedule, {SCHEDULE_LIMIT_S:g} s for each",
     )
-    parser.add_argument("--bounds", action="store_true", help="bounds and gaps of known rows")
-    parser.add_argument("--rivals", action="store_true", help="data parallelism of known rows")
-    parser.add_argument("--speed", action="store_true", help="whole-process times instead")
     parser.add_argument("--random", type=int, metavar="SEED", help="problems drawn from a seed")
     parser.add_argument("--count", type=int, default=60, help="how many of them")
     parser.add_argument("--jobs", type=int, default=2, help="how many are asked at a time")
@@ -191,19 +173,10 @@ def main() -> int:
         else:
             print(json.dumps(run_row(model, cluster, arguments.planner_limit)))
         return 0
-    if arguments.speed:
-        return measure_speed(arguments.out or HERE / "speed.json", machine(), arguments.only)
     if arguments.random is not None:
         out = arguments.out or HERE / "random.json"
         return ask_random(arguments.random, arguments.count, arguments.jobs, out)
     out = arguments.out or HERE / "results.json"
-    if arguments.bounds or arguments.rivals:
-        change = bounded_anew if arguments.bounds else with_rivals
-        known = {
-            pair: row if "failed" in row else change(row) for pair, row in read_rows(out).items()
-        }
-        write_rows(out, known)
-        return 0
     asked = ["--planner-limit", str(arguments.planner_limit)]
     asked += ["--every-schedule"] if arguments.every_schedule else []
     for pair in pairs_of(arguments):

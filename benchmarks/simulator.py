@@ -1,8 +1,8 @@
-"""How fast the simulator is: playing, scoring, a large cluster, writing orders down.
+"""How fast the simulator is: playing orders, scoring plans.
 
     python benchmarks/simulator.py [--json] [--out results.json] [--only PART]
 
-Parts: ``playing``, ``scoring``, ``large``, ``generation``. Seconds are processor seconds of one
+Parts: ``playing``, ``scoring``. Seconds are processor seconds of one
 core, because other work may share the machine. Compiled code is loaded before anything is timed.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from time import strftime
 
 HERE = Path(__file__).parent / "simulator"
-NAMES = ("playing", "scoring", "large", "generation")
+NAMES = ("playing", "scoring")
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ __all__ = [
     "methods_of",
     "summarise",
     "table_of",
-    "with_missing_rows",
 ]
 
 GOAL_SHARE = 0.6
@@ -131,33 +130,23 @@ def summarise(case: Case, runs: Runs) -> dict[str, Any]:
     base = chosen(runs, "synchronous", common)
     curve = mean_curve(base)
     goal = curve[round(GOAL_SHARE * len(curve)) - 1][1]
-    empty = {
+    measure = goal, samples_to(curve, goal)
+    rows: list[dict[str, Any]] = []
+    for method in methods_of(case):
+        rate = best_rate(method, runs)
+        own = chosen(runs, method, rate)
+        row = row_of(method, own, *measure) | {"learning_rate": rate}
+        row["at_common_rate"] = row_of(method, chosen(runs, method, common), *measure)
+        row["curve"] = mean_curve(own)
+        rows.append(row | {"leads": leads_in(case, method)})
+    return {
         "case": str(case),
         "common_learning_rate": common,
         "goal_loss": goal,
-        "goal_samples_synchronous": samples_to(curve, goal),
+        "goal_samples_synchronous": measure[1],
         "seeds": len(base),
-        "rows": [],
+        "rows": rows,
     }
-    return with_missing_rows(empty, case, runs)
-
-
-def with_missing_rows(summary: dict[str, Any], case: Case, runs: Runs) -> dict[str, Any]:
-    """The summary with a row for every method that it lacks, and every row with its leads."""
-    kept = {row["method"]: row for row in summary["rows"]}
-    common = summary["common_learning_rate"]
-    measure = summary["goal_loss"], summary["goal_samples_synchronous"]
-    rows: list[dict[str, Any]] = []
-    for method in methods_of(case):
-        row = kept.get(method)
-        if row is None:
-            rate = best_rate(method, runs)
-            own = chosen(runs, method, rate)
-            row = row_of(method, own, *measure) | {"learning_rate": rate}
-            row["at_common_rate"] = row_of(method, chosen(runs, method, common), *measure)
-            row["curve"] = mean_curve(own)
-        rows.append(row | {"leads": leads_in(case, method)})
-    return summary | {"rows": rows}
 
 
 def chosen(runs: Runs, method: str, rate: float) -> Runs:

@@ -33,8 +33,7 @@ def tests_of_a_gpu(setting: Setting) -> Iterator[Row]:
     report, empty = setting.out / "tests.xml", setting.out / "pytest.ini"
     empty.write_text("[pytest]\nmarkers =\n    cuda\n    timeout\n")
     chosen = ["-k", "random or memory"] if setting.small else []
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "bare_machine"]
-    # A bare machine lacks what the configuration of the other tests needs.
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda"]
     command += ["-c", str(empty), "--noconftest", "-p", "no:cacheprovider", *chosen]
     command += [f"--junitxml={report}", str(TESTS / "cuda" / "test_device_on_cuda.py")]
     here = [str(HERE), str(TESTS), str(TESTS.parent / "src")]

@@ -15,7 +15,6 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-import bare_machine
 import torch
 from rows import Row, Setting, told, under
 from torch.optim import AdamW
@@ -186,21 +185,16 @@ def of_run(
     return {
         "step_s": statistics.median(spans),
         "peak_bytes": memory.peak_bytes,
-        **predicted(plan, profile, subject),
+        **predicted(plan, profile),
     }
 
 
-def predicted(plan: Plan, profile: ModelProfile, subject: Subject) -> dict[str, float]:
-    """Seconds and bytes of a step; without the core seconds alone, which add up on one device."""
-    if bare_machine.CORE_IS_HERE:
-        cluster = Cluster("here", (Host("here", (Device("gpu", 1e12),), inf),))
-        found = simulate_plan(plan, profile, cluster)
-        bytes_ = found.peak_memory_bytes[0]
-        return {"predicted_s": found.iteration_s, "predicted_bytes": bytes_}
-    layers = range(len(profile.layers))
-    passes = (profile.forward_s(layers, subject.rows), profile.backward_s(layers, subject.rows))
-    step_s = profile.step_s_per_byte * profile.parameter_bytes(layers)
-    return {"predicted_s": MICRO_BATCHES * sum(passes) + step_s}
+def predicted(plan: Plan, profile: ModelProfile) -> dict[str, float]:
+    """Seconds and bytes of a step."""
+    cluster = Cluster("here", (Host("here", (Device("gpu", 1e12),), inf),))
+    found = simulate_plan(plan, profile, cluster)
+    bytes_ = found.peak_memory_bytes[0]
+    return {"predicted_s": found.iteration_s, "predicted_bytes": bytes_}
 
 
 def of_estimate(
@@ -262,7 +256,6 @@ def rows_of(name: str, subject: Subject, found: dict[str, Any], setting: Setting
     error = abs(found["predicted_s"] / found["step_s"] - 1)
     row = under("2.3", f"{name}: predicted seconds, off by", error, PREDICTION_BAR, **found)
     yield setting.by_device(row)
-    if "predicted_bytes" in found:
-        error = abs(found["predicted_bytes"] / found["peak_bytes"] - 1)
-        what = f"{name}: predicted bytes, off by"
-        yield setting.by_device(under("2.3", what, error, MEMORY_BAR, **found))
+    error = abs(found["predicted_bytes"] / found["peak_bytes"] - 1)
+    what = f"{name}: predicted bytes, off by"
+    yield setting.by_device(under("2.3", what, error, MEMORY_BAR, **found))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-import bare_machine  # noqa: F401 (first, in the ranks' processes too)
 import torch
 from rows import Row, Setting, under
 from runtime.matrix_cases import play
@@ -52,9 +51,6 @@ def here(stand_in: bool, device: str) -> str:
         import stand_in_gpu
 
         stand_in_gpu.install(devices=4)
-    import written_plans
-
-    written_plans.use_written_orders()
     return str(own_device(device))
 
 

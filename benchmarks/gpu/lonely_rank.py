@@ -1,8 +1,7 @@
 """Part 2.1: each rank of a plan for eight GPUs alone, with its real stages in their real order.
 
 Its messages are zeros and what it sends is dropped; groups sum nothing. So memory and seconds of
-every action are those of the rank in the whole pipeline, and one GPU is enough to see them. What
-was predicted is in `plans.json`.
+every action are those of the rank in the whole pipeline, and one GPU is enough to see them.
 """
 
 import gc
@@ -21,8 +20,9 @@ from torch import nn
 from torch.optim import AdamW
 
 from penstock.capture.capture import capture_model
+from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.device import begin_peak, own_device, peak_bytes
-from penstock.plan.json_file import plan_from_json, plan_to_json
+from penstock.measure.roofline import estimate_profile
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime import engine, pipeline
@@ -33,8 +33,9 @@ from penstock.runtime.transport.messages import Message
 from penstock.runtime.transport.process_groups import empty_buffer, unpacked
 from penstock.runtime.transport.transport import Inlet
 from penstock.schedule.action import Action
+from penstock.simulate.simulation import simulate_plan
 
-__all__ = ["each_rank_alone", "plans_of_eight_gpus"]
+__all__ = ["each_rank_alone"]
 
 HARDWARE = "H100-80GB"
 MEMORY_BAR = 0.05
@@ -181,25 +182,24 @@ def alone(rank: int, size: int, device: torch.device) -> Iterator[None]:
 
 def each_rank_alone(setting: Setting) -> Iterator[Row]:
     """Memory and seconds of each rank of each plan."""
-    from written_plans import read_plans, use_written_orders
-
-    use_written_orders()
-    for name, written in read_plans()["eight GPUs"].items():
+    for name, subject in SUBJECTS.items():
         if setting.small != (name == "GPT-2, small"):
             continue
-        plan = plan_from_json(written["plan"], "plans.json")
+        plan, predicted = planned(subject)
         for rank in plan.devices:
             if setting.is_over:
                 yield Row("2.1", f"{name}, from rank {rank} on", "no time left", "failed")
                 break
             try:
-                yield from rank_alone(name, rank, plan, written, setting)
+                yield from rank_alone(name, rank, plan, predicted, setting)
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"[:300]
                 yield Row("2.1", f"{name}, rank {rank}", text, "failed")
 
 
-def rank_alone(name: str, rank: int, plan: Plan, written: Any, setting: Setting) -> Iterator[Row]:
+def rank_alone(
+    name: str, rank: int, plan: Plan, predicted: dict[str, Any], setting: Setting
+) -> Iterator[Row]:
     """The rows of a rank."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -228,9 +228,9 @@ def rank_alone(name: str, rank: int, plan: Plan, written: Any, setting: Setting)
     expected = list(order_of(plan).of(plan.device_of(rank)))
     moved = sum(a != b for a, b in zip(ours, expected, strict=False))
     yield under("2.1", f"{of}: actions out of order", moved + abs(len(ours) - len(expected)), 0)
-    predicted = written["peak_bytes"][rank]
-    yield from memory_of(of, predicted, allocated, reserved, taken, setting)
-    yield from seconds_of(of, records, written["stage_s"], setting)
+    peak = predicted["peak_bytes"][rank]
+    yield from memory_of(of, peak, allocated, reserved, taken, setting)
+    yield from seconds_of(of, records, predicted["stage_s"], setting)
 
 
 def memory_of(
@@ -269,38 +269,23 @@ def seconds_of(
             yield setting.by_device(under("2.1", what, error, SECONDS_BAR, **numbers))
 
 
-def plans_of_eight_gpus() -> dict[str, Any]:
-    """Even plans of all subjects, and what is predicted of every rank from the data sheet."""
-    from penstock.cluster.cluster import Cluster, Device, Host
-    from penstock.measure.roofline import estimate_profile
-    from penstock.simulate.simulation import simulate_plan
-
-    found: dict[str, Any] = {}
-    for name, subject in SUBJECTS.items():
-        few = subject.batch(subject.rows)
-        with torch.device("meta"):
-            model = subject.make().train()
-        graph = capture_model(model, few)
-        sizes = tuple(sorted({max(1, subject.rows // 2), subject.rows, 2}))
-        profile = estimate_profile(
-            graph, few, HARDWARE, batch_sizes=sizes, autocast=subject.autocast
-        )
-        plan = even_in_seconds(profile, subject)
-        gpus = tuple(Device(f"gpu{n}", 80e9) for n in range(subject.stages))
-        cluster = Cluster("eight GPUs", (Host("host", gpus, 450e9),))
-        prediction = simulate_plan(plan, profile, cluster)
-        found[name] = {
-            "plan": plan_to_json(plan),
-            "peak_bytes": list(prediction.peak_memory_bytes),
-            "stage_s": [
-                [
-                    profile.forward_s(s.layers, subject.rows),
-                    profile.backward_s(s.layers, subject.rows),
-                ]
-                for s in plan.stages
-            ],
-        }
-    return found
+def planned(subject: Subject) -> tuple[Plan, dict[str, Any]]:
+    """An even plan, and what is predicted of every rank from the data sheet."""
+    few = subject.batch(subject.rows)
+    with torch.device("meta"):
+        model = subject.make().train()
+    graph = capture_model(model, few)
+    sizes = tuple(sorted({max(1, subject.rows // 2), subject.rows, 2}))
+    profile = estimate_profile(graph, few, HARDWARE, batch_sizes=sizes, autocast=subject.autocast)
+    plan = even_in_seconds(profile, subject)
+    gpus = tuple(Device(f"gpu{n}", 80e9) for n in range(subject.stages))
+    cluster = Cluster("eight GPUs", (Host("host", gpus, 450e9),))
+    seconds = [
+        [profile.forward_s(s.layers, subject.rows), profile.backward_s(s.layers, subject.rows)]
+        for s in plan.stages
+    ]
+    peaks = simulate_plan(plan, profile, cluster).peak_memory_bytes
+    return plan, {"peak_bytes": peaks, "stage_s": seconds}
 
 
 def even_in_seconds(profile: Any, subject: Subject) -> Plan:

@@ -6,7 +6,6 @@ The ranks are started here, with torchrun's variables, and each takes a GPU of i
 from collections.abc import Iterator
 from statistics import median
 
-import bare_machine  # noqa: F401 (first, in the ranks' processes too)
 import torch
 import torch.distributed as dist
 from judged_ranks import FAILURES, ends_with_the_cause, here, judged, launched, pipeline

@@ -25,7 +25,6 @@ __all__ = [
     "judge",
     "judge_family",
     "judge_model",
-    "judge_torch_front_end",
     "made_model",
     "outcome_of",
 ]
@@ -117,15 +116,6 @@ def judge_family(name: str, library: str, device: str = "cpu") -> dict[str, Any]
             return row | judge_model(typed, batch, family_loss)
     reason = "; ".join(dict.fromkeys(reasons))[:2000]
     return row | {"outcome": "does not run eagerly", "reason": reason}
-
-
-def judge_torch_front_end(model_class: Any, head: str, penstock: str) -> dict[str, str]:
-    """The row of torch's own front end on the same tiny model and batch."""
-    from torch_front_end import judge_torch
-
-    found = _runnable(made_model(model_class, head), head)
-    assert not isinstance(found, str)
-    return {"name": model_class.__name__} | judge_torch(found[0], found[1].batch, penstock)
 
 
 def _runnable(

@@ -7,7 +7,7 @@ from functools import cache
 from claim import Claim
 from dapple_scaling import most_layers
 from reproduction.bapipe_forms import METHODS, closed_form_s, played_s
-from reproduction.published import without_norms
+from reproduction.published import BAPIPE_DEEPER, BAPIPE_FASTER, without_norms
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import find_cluster
@@ -20,7 +20,6 @@ from penstock.simulate.score import make_score
 __all__ = ["bapipe_claims"]
 
 PAPER = "BaPipe"
-FASTER, DEEPER = 3.2, 4.0
 MICRO_BATCHES = 32
 BASELINES = ("data-parallel", "pipedream", "gpipe")
 MODELS = ("vgg-16", "gnmt-8", "resnet-50")
@@ -89,7 +88,7 @@ def faster() -> Iterator[Claim]:
             PAPER,
             f"over `{baseline}`, the most",
             f"8 V100, 10 GB/s, a profiled batch for each; {models}",
-            FASTER,
+            BAPIPE_FASTER,
             max(found[first].values()),
             varied={name: max(found[name].values()) for name in others},
         )
@@ -124,7 +123,7 @@ def deeper() -> Iterator[Claim]:
         PAPER,
         "memory reduction: depth that fits, over that of data parallelism",
         setting,
-        DEEPER,
+        BAPIPE_DEEPER,
         most_layers(4, 1) / whole,
         by_construction=True,
         varied={f"{count} V100": most_layers(count, 1) / whole for count in (8, 2)},
@@ -134,7 +133,7 @@ def deeper() -> Iterator[Claim]:
             PAPER,
             f"memory reduction: depth that fits, over that of `{schedule}`",
             setting,
-            DEEPER,
+            BAPIPE_DEEPER,
             over(schedule, 4),
             varied={
                 "8 V100": over(schedule, 8),

@@ -59,10 +59,9 @@ class Claim:
     """A published figure, ours in the setting as far as it is known, and ours with other inputs.
 
     A claim has one model (or one set of models) and one baseline; each of ``varied`` has one other
-    input, which it names, and each of ``several`` more than one. ``published`` is None where we
-    know of no published figure. ``rehearsed`` is the figure of real processes on emulated devices
-    and links. Where the paper prints ``decimals`` places of a small figure, ours is rounded to them
-    before it is compared. For ``assumed`` and ``by_construction`` see `verdict_of`.
+    input, which it names. ``published`` is None where we know of no published figure. Where the
+    paper prints ``decimals`` places of a small figure, ours is rounded to them before it is
+    compared. For ``assumed`` and ``by_construction`` see `verdict_of`.
     """
 
     paper: str
@@ -72,10 +71,8 @@ class Claim:
     simulated: float
     unit: str = "x"
     varied: Mapping[str, float] = field(default_factory=dict[str, float])
-    several: Mapping[str, float] = field(default_factory=dict[str, float])
     assumed: str = ""
     by_construction: bool = False
-    rehearsed: float | None = None
     decimals: int = 9
 
     @property
@@ -95,24 +92,22 @@ class Claim:
 
     def to_json(self) -> dict[str, Any]:
         """All fields and the verdict."""
-        found = {"varied": dict(self.varied), "several": dict(self.several)}
-        return {**asdict(self), **found, "verdict": self.verdict}
+        return {**asdict(self), "varied": dict(self.varied), "verdict": self.verdict}
 
 
 def claims_table(claims: list[dict[str, Any]]) -> str:
     """A row for each claim, as Markdown."""
     rows = [
-        "| claim | setting | published | simulated | with other inputs | rehearsed | verdict |",
-        "|---|---|--:|--:|---|--:|---|",
+        "| claim | setting | published | simulated | with other inputs | verdict |",
+        "|---|---|--:|--:|---|---|",
     ]
     for claim in claims:
         unit = claim["unit"]
-        varied = varied_text(claim["varied"] | claim["several"], unit)
-        rehearsed = "-" if claim["rehearsed"] is None else shown(claim["rehearsed"], unit)
+        varied = varied_text(claim["varied"], unit)
         published = "-" if claim["published"] is None else shown(claim["published"], unit)
         figures = f"{published} | {shown(claim['simulated'], unit)}"
         rows.append(
-            f"| {claim['what']} | {claim['setting']} | {figures} | {varied or '-'} | {rehearsed} "
+            f"| {claim['what']} | {claim['setting']} | {figures} | {varied or '-'} "
             f"| {claim['verdict']} |"
         )
     return "\n".join(rows)

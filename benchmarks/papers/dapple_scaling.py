@@ -9,7 +9,15 @@ from pathlib import Path
 from claim import Claim
 from dapple import PAPER, problem_for, without_overlap_s
 from reproduction.dapple_runtime import mean_peak_gib, play, samples_per_s
-from reproduction.warm_up_depth import PUBLISHED_GAINS, own_links_gain, simulated_gain
+from reproduction.published import (
+    ACR_OF_PLANS,
+    LARGEST_BERT,
+    MEMORY_OF_GPIPES,
+    OVER_GPIPE,
+    PUBLISHED_GAINS,
+    UTILISATION,
+)
+from reproduction.warm_up_depth import simulated_gain
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import find_cluster
@@ -25,27 +33,11 @@ from penstock.simulate.simulation import Prediction, simulate_plan
 
 __all__ = ["most_layers", "scaling_claims"]
 
-OVER_GPIPE = 1.60
-MEMORY_OF_GPIPES = 0.88
-LARGEST_BERT = {1: 48, 2: 106, 4: 215, 8: 428}
-"""Layers of the largest BERT that trains with recompute, by number of V100 with 16 GB."""
-
-UTILISATION = {1: 93, 2: 89, 4: 89, 8: 87}
-"""Percent of the time that each device computes, with those layers."""
-
 STRONG = {"gnmt-16": 2048, "bert-48": 128, "xlnet-36": 128, "amoeba-36": 256}
 """Samples of an iteration in the experiment with 2 to 16 devices of cluster A."""
 
 KEEPS_SCALING = 1.5
 """Speed on two servers over that on one."""
-
-ACR = {
-    "bert-48": (0.06, 1.25),
-    "xlnet-36": (0.03, 0.67),
-    "vgg-19": (0.40, 0.40),
-    "gnmt-16": (0.10, 3.75),
-}
-"""The least and the largest value of table V, in a plan of two stages and a straight one."""
 
 
 def scaling_claims(quick: bool) -> Iterator[Claim]:
@@ -82,7 +74,7 @@ def over_gpipe() -> Iterator[Claim]:
 def deeper_warm_up() -> Iterator[Claim]:
     """Policy P_B over P_A. The paper does not name the plan, so several of table V are tried."""
     for model, published in PUBLISHED_GAINS.items():
-        least, largest = ACR[model]
+        least, largest = ACR_OF_PLANS[model]
         yield Claim(
             PAPER,
             "deeper warm-up (P_B over P_A)",
@@ -90,7 +82,6 @@ def deeper_warm_up() -> Iterator[Claim]:
             published,
             simulated_gain(2, least),
             varied={f"16 stages, ACR {largest:g}": simulated_gain(16, largest)},
-            several={f"16 stages, ACR {largest:g}, own links": own_links_gain(16, largest)},
             assumed="a plan of two stages",
         )
 

@@ -4,9 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter, process_time
-from typing import Any
 
-from penstock.bounds.lower_bound import gap, lower_bound
 from penstock.cluster.cluster import Cluster, with_boundless_memory
 from penstock.cluster.toml_file import find_cluster
 from penstock.errors import Infeasible
@@ -28,10 +26,8 @@ __all__ = [
     "BATCHES",
     "CLUSTERS",
     "EXPLAINED_GAP",
-    "bounded_anew",
     "every_schedule",
     "run_row",
-    "with_rivals",
 ]
 
 EXPLAINED_GAP = 0.05
@@ -112,6 +108,7 @@ def run_row(model: str, cluster: str, limit_s: float) -> dict[str, object]:
     planned, explanation = search.outcome, list[str]()
     if isinstance(planned, PlannedPipeline) and planned.gap > EXPLAINED_GAP:
         explanation = explanation_words(explain_plan(planned, problem))
+    rivals = rivals_of(problem, make_score(problem))
     return {
         "model": model,
         "cluster": cluster,
@@ -123,34 +120,10 @@ def run_row(model: str, cluster: str, limit_s: float) -> dict[str, object]:
         "whole_backwards": vars(answer_of(whole)),
         "equal_memory": within_memory_of(best, search, problem, limit_s),
         "explanation": explanation,
+        "rivals": [rival.to_json() for rival in rivals],
         "wall_s": perf_counter() - start_s,
         "answers": [vars(answer_of(found)) for found in compared],
     }
-
-
-def bounded_anew(row: dict[str, Any]) -> dict[str, Any]:
-    """A row that was asked before, with the bound of today and the gaps to it; its plans stay."""
-    every = dict.fromkeys(name for planner in PLANNERS for name in schedules_named(AUTO, planner))
-    problem = replace(problem_of(row["model"], row["cluster"]), schedules=tuple(every))
-    bound = lower_bound(problem)
-
-    def above(answer: Any) -> Any:
-        seconds = answer and answer["iteration_s"]
-        return answer | {"gap": gap(seconds, bound.seconds)} if seconds else answer
-
-    bounds = {"bound_s": bound.seconds, "bound_argument": bound.argument}
-    changed = bounds | {"bound_covers": bound.covers, "answers": [*map(above, row["answers"])]}
-    changed["whole_backwards"] = above(row["whole_backwards"])
-    if row["equal_memory"]:
-        answer = above(row["equal_memory"]["answer"])
-        changed["equal_memory"] = row["equal_memory"] | {"answer": answer}
-    return row | changed
-
-
-def with_rivals(row: dict[str, Any]) -> dict[str, Any]:
-    """A row that was asked before, with what is predicted of data parallelism in its kinds."""
-    problem = problem_of(row["model"], row["cluster"])
-    return row | {"rivals": [rival.to_json() for rival in rivals_of(problem, make_score(problem))]}
 
 
 def bound_of(comparisons: Iterable[Comparison]) -> dict[str, object]:

@@ -7,20 +7,14 @@ from typing import Any, TypeAlias
 from rows import CLUSTERS, EXPLAINED_GAP
 
 __all__ = [
-    "WITHOUT_EXCHANGE",
     "behind",
     "markdown",
     "page_tables",
     "search_of",
     "summary_of",
-    "summary_words",
 ]
 
 Row: TypeAlias = dict[str, Any]
-
-WITHOUT_EXCHANGE = "without_exchange_of_statistics"
-"""Where a row of a model with batch normalisation keeps what it was before replicas paid for the
-exchange of statistics."""
 
 KINDS = {"data parallelism": "plain", "data parallelism by block": "by block"}
 """Shorter names for two of the kinds of data parallelism."""
@@ -96,29 +90,6 @@ def summary_of(rows: Sequence[Row]) -> dict[str, object]:
     summary["rows_above_5_percent"] = sum(gap > EXPLAINED_GAP for gap in gaps)
     summary["rows_above_15_percent"] = sum(gap > 0.15 for gap in gaps)
     return summary
-
-
-def summary_words(rows: Sequence[Row]) -> list[str]:
-    """The summary in sentences of the page."""
-    gaps, faster = figures(rows, gap_of), figures(rows, faster_of)
-    held = figures(rows, faster_in_same_memory_of)
-    spent = figures(rows, lambda row: search_of(row).get("planning_cpu_s"))
-    replicas = figures(rows, over_replicas)
-    own, every = figures(rows, over_published), figures(rows, over_every_schedule)
-    slower = sum(bool(behind(row)) for row in done_of(rows))
-    return [
-        f"`search` is behind another plan on {slower} of {len(rows)} rows.",
-        f"Median {median(faster):.2f}, at most {faster[-1]:.2f}.",
-        f"Median {median(held):.2f}, at most {held[-1]:.2f}, at least {held[0]:.2f}.",
-        f"Median {100 * median(gaps):.1f} %, worst {100 * gaps[-1]:.1f} %; "
-        f"{sum(gap > EXPLAINED_GAP for gap in gaps)} of {len(rows)} rows are above 5 %, "
-        f"{sum(gap > 0.15 for gap in gaps)} above 15 %.",
-        f"Median {median(spent):.1f} s, at most {spent[-1]:.1f} s.",
-        f"With their papers' schedules the median is {median(own):.2f}, at most {own[-1]:.2f}; "
-        f"with every schedule {median(every):.3f}, at most {every[-1]:.2f}.",
-        f"Some kind fits on {len(replicas)} of {len(rows)} rows: median {median(replicas):.2f}, at "
-        f"most {replicas[-1]:.2f}.",
-    ]
 
 
 def by_cluster(rows: Sequence[Row], cell: Callable[[Row], str]) -> Iterator[str]:
@@ -208,16 +179,8 @@ def planner_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 def page_tables(rows: Sequence[Row]) -> dict[str, list[str]]:
     """The tables of `docs/benchmarks/planning.md` by what they show."""
-    before = [
-        {"model": row["model"], "cluster": row["cluster"], **row[WITHOUT_EXCHANGE]}
-        for row in done_of(rows)
-        if WITHOUT_EXCHANGE in row
-    ]
-    title = "The same before replicas paid for the exchange of batch norm's statistics"
-    apart = {title: list(by_cluster(before, milliseconds))} if before else {}
     return {
         "Milliseconds of `search`'s plan, and its schedule": list(by_cluster(rows, milliseconds)),
-        **apart,
         "The best plan with whole backwards over that of `search`": list(
             by_cluster(rows, lambda row: times(faster_of(row)))
         ),

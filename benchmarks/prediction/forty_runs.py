@@ -27,8 +27,8 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "rehearsal"))
 
 from host_networks import PORT, joined_hosts
+from measured_runs import balanced, measured_costs, processor, run
 from other_load import other_load
-from predict_and_run import balanced, measured_costs, processor, run
 
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job

@@ -7,10 +7,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["QUIET_CORES", "OtherLoad", "other_load", "wait_until_quiet"]
+__all__ = ["OtherLoad", "other_load"]
 
 TICKS_PER_S = 100
-QUIET_CORES = 0.1
 
 
 @dataclass
@@ -18,11 +17,6 @@ class OtherLoad:
     """Cores that others used, on average."""
 
     cores: float = 0.0
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether seconds that were measured meanwhile count."""
-        return self.cores < QUIET_CORES
 
 
 @contextmanager
@@ -33,15 +27,6 @@ def other_load() -> Iterator[OtherLoad]:
     yield load
     own_s, busy_s = own_tree_s() - own_s, machine_s() - busy_s
     load.cores = max(0.0, busy_s - own_s) / (time.monotonic() - start_s)
-
-
-def wait_until_quiet(limit_s: float) -> None:
-    """Wait for two quiet seconds, at most ``limit_s``."""
-    deadline, quiet = time.monotonic() + limit_s, 0
-    while quiet < 2 and time.monotonic() < deadline:
-        with other_load() as load:
-            time.sleep(1)
-        quiet = quiet + 1 if load.is_quiet else 0
 
 
 def machine_s() -> float:

@@ -86,7 +86,6 @@ class Found:
     error: float
     start_s: float
     mean_late_s: float
-    rank_memory_bytes: int
     others_cores: float
     differences: list[str]
 
@@ -160,7 +159,6 @@ def run(case: Case) -> Found:
         done.error,
         done.start_s,
         done.mean_late_s,
-        max(rank.own_bytes for rank in done.ranks),
         load.cores,
         differences(done),
     )
@@ -169,16 +167,15 @@ def run(case: Case) -> Found:
 def table_of(found: Sequence[Found]) -> list[str]:
     """Errors by number of ranks, as Markdown."""
     lines = [
-        "| ranks | cases | median error | worst error | start | memory of a rank |",
-        "|--:|--:|--:|--:|--:|--:|",
+        "| ranks | cases | median error | worst error | start |",
+        "|--:|--:|--:|--:|--:|",
     ]
     for ranks in sorted({one.case.ranks for one in found}):
         own = [one for one in found if one.case.ranks == ranks]
         lines.append(
             f"| {ranks} | {len(own)} | {100 * median_error(own):.1f} % | "
             f"{100 * max(abs(one.error) for one in own):.1f} % | "
-            f"{statistics.median(one.start_s for one in own):.0f} s | "
-            f"{max(one.rank_memory_bytes for one in own) / 1e6:.0f} MB |"
+            f"{statistics.median(one.start_s for one in own):.0f} s |"
         )
     return lines
 

@@ -13,8 +13,6 @@ from typing import Any
 __all__ = [
     "elastic_table",
     "faults_table",
-    "lost_workers_table",
-    "phases_table",
     "soak_table",
 ]
 
@@ -38,23 +36,6 @@ def faults_table(faults: Sequence[Mapping[str, Any]]) -> str:
         rows.append(
             f"| {kind} | {len(own)} | {' | '.join(map(str, counts))} | {within} | {flaws} |"
         )
-    return "\n".join(rows)
-
-
-def phases_table(faults: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each number of ranks: how many runs were broken in each phase."""
-    phases = ("start", "measure", "plan", "workers", "steps", "checkpoint", "end")
-    rows = [
-        "| ranks | transport | " + " | ".join(phases) + " |",
-        "|--:|---|" + "--:|" * len(phases),
-    ]
-    for ranks, transport in sorted({(fault["ranks"], fault["transport"]) for fault in faults}):
-        own = Counter(
-            fault["phase"]
-            for fault in faults
-            if (fault["ranks"], fault["transport"]) == (ranks, transport)
-        )
-        rows.append(f"| {ranks} | {transport} | {' | '.join(str(own[name]) for name in phases)} |")
     return "\n".join(rows)
 
 
@@ -91,19 +72,6 @@ def outcome_of(fault: Mapping[str, Any]) -> str:
     return outcome if outcome == "started again" else "went on"
 
 
-def lost_workers_table(runs: Sequence[Mapping[str, float]]) -> str:
-    """A row for each run that lost a worker: seconds until the next step, and what they go to."""
-    rows = [
-        "| noticed | planned again | first step | in all | losses apart |",
-        "|--:|--:|--:|--:|--:|",
-    ]
-    for run in runs:
-        keys = ("noticed_s", "planned_s", "stepped_s", "all_s")
-        seconds = " | ".join(f"{run[key]:.1f} s" for key in keys)
-        rows.append(f"| {seconds} | {run['largest_difference_of_losses']:.0e} |")
-    return "\n".join(rows)
-
-
 def elastic_table(found: Mapping[str, Any]) -> str:
     """A row for each loss and each return: seconds until the next step, and what they go to."""
     rows = [
@@ -136,8 +104,6 @@ def main() -> None:
     faults = results("chaos")["faults"]
     tables = [
         faults_table(faults),
-        phases_table(faults),
-        lost_workers_table(results("lost_worker")["runs"]),
         elastic_table(results("elastic")),
         *([soak_table(results("soak")["trends"])] if (HERE / "soak.json").exists() else []),
     ]

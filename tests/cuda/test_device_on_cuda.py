@@ -1,6 +1,6 @@
 """What the rest relies on of a GPU, one thing a test; `benchmarks/gpu.py` runs them first.
 
-They need no compiled core and no configuration of pytest, so that they run on a bare machine.
+They need no configuration of pytest.
 """
 
 import os

@@ -16,7 +16,7 @@ ROWS = ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
 
 def test_the_script_trains_as_a_plain_loop_does(tmp_path: Path) -> None:
     write_files(PAGE, tmp_path)
-    command, _ = (b.text.splitlines()[0] for b in blocks_of(PAGE) if b.language == "console")
+    (command,) = (b.text.splitlines()[0] for b in blocks_of(PAGE) if b.language == "console")
     printed = succeed(command.split(), tmp_path)
     losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
     seldom = script_at(str(tmp_path / "seldom.py"), "seldom_of_the_guide")

@@ -10,7 +10,6 @@ from reproduction.published import without_norms
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import find_cluster
-from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.bapipe.bapipe import (
     bapipe,
@@ -20,7 +19,7 @@ from penstock.planners.bapipe.bapipe import (
     methods_for,
     pipeline_candidates,
 )
-from penstock.planners.bapipe.formulas import Method, features_kept, mini_batch_s, pace_s
+from penstock.planners.bapipe.formulas import features_kept, pace_s
 from penstock.planners.choice import Candidate
 from penstock.planners.data_parallel import data_parallel
 from penstock.planning.planning_problem import planning_problem
@@ -29,51 +28,6 @@ from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 
 ENOUGH = 1e15
-
-
-def balanced(stages: int, micro_batches: int, transfer_s: float, schedule: str) -> float:
-    """Simulated seconds of alike stages, F = 1, B = 2, and a transfer of the given time."""
-    unit, size = Affine(1.0), Affine(transfer_s)
-    layers = tuple(LayerCost(f"layer{i}", unit, unit, unit) for i in range(stages))
-    edges = tuple(Edge(i, i + 1, f"tensor{i}", size, size) for i in range(stages - 1))
-    host = Host("host", (Device("device", ENOUGH),) * stages, link_bytes_per_s=1.0)
-    profile = ModelProfile("balanced", layers, edges)
-    problem = PlanningProblem(profile, Cluster("line", (host,)), micro_batches, (1,))
-    made = tuple(Stage(range(i, i + 1), (i,), (1,)) for i in range(stages))
-    return make_score(problem)(Plan(made, micro_batches, 1, schedule))
-
-
-def formula(method: Method, stages: int, micro_batches: int, transfer_s: float) -> float:
-    return mini_batch_s(
-        method, micro_batches=micro_batches, stages=stages, busy_s=3.0, transfer_s=transfer_s
-    )
-
-
-@pytest.mark.parametrize("stages", [1, 2, 4, 6])
-@pytest.mark.parametrize("micro_batches", [1, 4, 32])
-@pytest.mark.parametrize("schedule", ["1f1b", "early-backward"])
-def test_without_transfer_times_all_rows_are_exact(stages: int, micro_batches: int, schedule: str):
-    simulated_s = balanced(stages, micro_batches, 0.0, schedule)
-    for method in ("1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so"):
-        assert simulated_s == pytest.approx(formula(method, stages, micro_batches, 0.0))
-
-
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("transfer_s", [0.25, 0.5, 1.0])
-def test_the_overlapped_row_is_exact_for_the_deep_warm_up(stages: int, transfer_s: float):
-    simulated_s = balanced(stages, 32, transfer_s, "early-backward")
-    assert simulated_s == pytest.approx(formula("1f1b-so", stages, 32, transfer_s))
-
-
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("transfer_s", [0.25, 0.5, 1.0])
-def test_the_shallow_warm_up_lies_between_the_rows_with_and_without_overlap(
-    stages: int, transfer_s: float
-):
-    # The simulator never blocks computing on a transfer, as 1F1B-SNO does.
-    simulated_s = balanced(stages, 32, transfer_s, "1f1b")
-    assert formula("1f1b-so", stages, 32, transfer_s) < simulated_s
-    assert simulated_s < formula("1f1b-sno", stages, 32, transfer_s)
 
 
 @pytest.mark.parametrize("bandwidth", [0.2, 0.5, 0.9, 1.5])

@@ -78,24 +78,6 @@ def emulation(plan: Plan, profile: ModelProfile, **settings: Any) -> Emulation:
     return replace(asked, **settings)
 
 
-def swapped_on_rank_1(emulation: Emulation, server: str, limit_s: float) -> RankRecord:
-    """A rank 1 that carries out its first two forwards in the opposite order."""
-    right = programs.lower
-
-    def wrong(plan: Plan, boundaries: Any, rank: int, *others: Any, **mode: Any) -> Any:
-        found = right(plan, boundaries, rank, *others, **mode)
-        if rank != 1:
-            return found
-        first, second, *rest = found.steps
-        return replace(found, steps=(second, first, *rest))
-
-    programs.lower = wrong
-    try:
-        return rehearse_rank(emulation, server, limit_s)
-    finally:
-        programs.lower = right
-
-
 def weights_first_on_rank_3(emulation: Emulation, server: str, limit_s: float) -> RankRecord:
     """A rank 3 that swaps two actions which send nothing, so that no other rank can notice."""
     right = programs.lower

@@ -50,9 +50,6 @@ def test_it_says_what_was_simulated_and_rehearsed_and_draws_both(
     assert values["differences"] == []
     assert values["promised_s"] == pytest.approx(values["simulated_s"], rel=0.1)
     assert values["rehearsed_s"] > 0
-    assert values["micro_batches_in_flight"] == [4, 3, 2, 1]
-    assert len(values["rank_memory_bytes"]) == 4
-    assert {(t["source"], t["target"]) for t in values["traffic"]} >= {(0, 1), (1, 2), (2, 1)}
     text = page.read_text(encoding="utf-8")
     assert "Simulated: " in text
     assert "Rehearsed: " in text

@@ -21,7 +21,7 @@ What goes in:
 All else is predicted.
 """
 
-from dataclasses import dataclass
+from reproduction.published import RUNS
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.plan import Plan, Stage
@@ -32,8 +32,6 @@ __all__ = [
     "LARGEST_TRIED",
     "MEMORY_INPUTS",
     "MICRO_BATCH",
-    "PUBLISHED",
-    "PublishedRun",
     "largest_that_fits",
     "mean_peak_gib",
     "play",
@@ -57,37 +55,7 @@ COMPUTED_AGAIN_AT_ONCE = {"gpipe": 2, "1f1b": 1}
 RECOMPUTED_BYTES = (9.9 * GIB - 2 * KEPT_BYTES - STATE_BYTES - OTHER_BYTES) / 2
 
 
-@dataclass(frozen=True)
-class PublishedRun:
-    """A row of the table; none of the figures where it ran out of memory."""
-
-    system: str
-    schedule: str
-    recompute: bool
-    micro_batches: int
-    samples_per_s: float | None
-    peak_gb: float | None
-
-    @property
-    def name(self) -> str:
-        return f"{self.system}{' + recompute' * self.recompute}, M = {self.micro_batches}"
-
-
-PUBLISHED = (
-    PublishedRun("GPipe", "gpipe", False, 2, 5.10, 12.1),
-    PublishedRun("GPipe", "gpipe", False, 3, None, None),
-    PublishedRun("GPipe", "gpipe", True, 2, 4.00, 9.9),
-    PublishedRun("GPipe", "gpipe", True, 5, 5.53, 13.2),
-    PublishedRun("GPipe", "gpipe", True, 8, None, None),
-    PublishedRun("DAPPLE", "1f1b", False, 2, 5.10, 10.6),
-    PublishedRun("DAPPLE", "1f1b", False, 8, 7.60, 10.6),
-    PublishedRun("DAPPLE", "1f1b", False, 16, 8.18, 10.6),
-    PublishedRun("DAPPLE", "1f1b", True, 2, 4.24, 8.5),
-    PublishedRun("DAPPLE", "1f1b", True, 8, 6.23, 8.5),
-    PublishedRun("DAPPLE", "1f1b", True, 16, 6.77, 8.5),
-)
-
-MEMORY_INPUTS = (PUBLISHED[0], PUBLISHED[2], PUBLISHED[3])
+MEMORY_INPUTS = (RUNS[0], RUNS[2], RUNS[3])
 """The rows from whose memory constants were taken."""
 
 CLUSTER = Cluster("two V100", (Host("host", (Device("V100-16GB", LIMIT_BYTES),) * 2, 1e12),))

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from math import inf
 
 from reference.plain_dapple import plan_latency_s
+from reproduction.published import TABLE
 
 from penstock.plan.cost import crossing_bytes, rows_by_speed
 from penstock.plan.fitted_plan import Assignment, fitted_plan
@@ -16,19 +17,11 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.data_parallel import data_parallel
 
-__all__ = ["CASES", "TABLE", "TIE", "best_of_form", "form_of", "least_latency_s"]
+__all__ = ["CASES", "TIE", "best_of_form", "form_of", "least_latency_s"]
 
 DEVICES = 16
 TIE = 1.03
 SCHEDULES = ("1f1b", "early-backward")
-TABLE = {
-    "resnet-50": ("data-parallel", "data-parallel", "data-parallel"),
-    "vgg-19": ("data-parallel", "data-parallel", "15:1"),
-    "gnmt-16": ("8:8", "8:8", "straight"),
-    "bert-48": ("8:8", "straight", "straight"),
-    "xlnet-36": ("8:8", "8:8", "straight"),
-    "amoeba-36": ("8:8", "11:5", "11:5"),
-}
 CASES = [
     (model, f"dapple-{config}", form)
     for model, forms in TABLE.items()

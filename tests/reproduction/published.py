@@ -1,4 +1,4 @@
-"""The published profiles that the reproductions read, and how their papers used them."""
+"""What papers have published: figures, and the profiles that they used."""
 
 import re
 from dataclasses import dataclass, replace
@@ -71,3 +71,89 @@ MODELS = {
     "vgg-16": Published("vgg-16", 128, 2048),
 }
 """ResNet-50 is PipeDream's profile: DAPPLE's is not published."""
+
+TABLE = {
+    "resnet-50": ("data-parallel", "data-parallel", "data-parallel"),
+    "vgg-19": ("data-parallel", "data-parallel", "15:1"),
+    "gnmt-16": ("8:8", "8:8", "straight"),
+    "bert-48": ("8:8", "straight", "straight"),
+    "xlnet-36": ("8:8", "8:8", "straight"),
+    "amoeba-36": ("8:8", "11:5", "11:5"),
+}
+"""DAPPLE, table V: the form of plan for each model on clusters A, B and C."""
+
+MEAN_LEADS = {"a": 1.71, "b": 1.37, "c": 1.79}
+"""Mean speed of the hybrid plan over data parallelism at 128 samples, by cluster."""
+
+MOST_OVER_DATA_PARALLEL = 2.32
+OVER_PIPEDREAM = 3.23
+
+ACRS = {
+    ("bert-48", "a", 2): 0.06,
+    ("bert-48", "b", 16): 0.50,
+    ("bert-48", "c", 16): 1.25,
+    ("xlnet-36", "a", 2): 0.03,
+    ("xlnet-36", "b", 2): 0.03,
+    ("xlnet-36", "c", 16): 0.67,
+}
+"""Communication over compute as printed in table V, by model, cluster and number of stages."""
+
+OVER_GPIPE = 1.60
+MEMORY_OF_GPIPES = 0.88
+LARGEST_BERT = {1: 48, 2: 106, 4: 215, 8: 428}
+"""Layers of the largest BERT that trains with recompute, by number of V100 with 16 GB."""
+
+UTILISATION = {1: 93, 2: 89, 4: 89, 8: 87}
+"""Percent of the time that each device computes, with those layers."""
+
+ACR_OF_PLANS = {
+    "bert-48": (0.06, 1.25),
+    "xlnet-36": (0.03, 0.67),
+    "vgg-19": (0.40, 0.40),
+    "gnmt-16": (0.10, 3.75),
+}
+"""The least and the largest value of table V, in a plan of two stages and a straight one."""
+
+PUBLISHED_GAINS = {"bert-48": 1.0, "xlnet-36": 1.02, "vgg-19": 1.1, "gnmt-16": 1.31}
+"""DAPPLE: throughput of policy P_B over that of P_A."""
+
+BAPIPE_FASTER, BAPIPE_DEEPER = 3.2, 4.0
+"""BaPipe: the most over data- and pipeline-parallel frameworks, in speed and in depth."""
+
+SPP_GAIN = 1.57
+"""SPP: the largest gain over the state of the art."""
+
+SPECTRAIN_FASTER = {"data_parallel": 8.91, "no_pipelining": 2.18}
+"""SpecTrain: the largest speed-up over data parallelism and over model parallelism."""
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A row of the table; none of the figures where it ran out of memory."""
+
+    system: str
+    schedule: str
+    recompute: bool
+    micro_batches: int
+    samples_per_s: float | None
+    peak_gb: float | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.system}{' + recompute' * self.recompute}, M = {self.micro_batches}"
+
+
+RUNS = (
+    PublishedRun("GPipe", "gpipe", False, 2, 5.10, 12.1),
+    PublishedRun("GPipe", "gpipe", False, 3, None, None),
+    PublishedRun("GPipe", "gpipe", True, 2, 4.00, 9.9),
+    PublishedRun("GPipe", "gpipe", True, 5, 5.53, 13.2),
+    PublishedRun("GPipe", "gpipe", True, 8, None, None),
+    PublishedRun("DAPPLE", "1f1b", False, 2, 5.10, 10.6),
+    PublishedRun("DAPPLE", "1f1b", False, 8, 7.60, 10.6),
+    PublishedRun("DAPPLE", "1f1b", False, 16, 8.18, 10.6),
+    PublishedRun("DAPPLE", "1f1b", True, 2, 4.24, 8.5),
+    PublishedRun("DAPPLE", "1f1b", True, 8, 6.23, 8.5),
+    PublishedRun("DAPPLE", "1f1b", True, 16, 6.77, 8.5),
+)
+"""DAPPLE's runtime beside GPipe: BERT-48 on two V100."""

@@ -85,22 +85,6 @@ def test_1f1b_sno_is_exact_on_two_stages_and_for_one_micro_batch(
             assert played == pytest.approx(form_s)
 
 
-@pytest.mark.parametrize("stages", [3, 4, 8])
-@pytest.mark.parametrize("transfer_s", TRANSFERS_S)
-def test_1f1b_sno_counts_two_transfers_a_micro_batch_where_a_middle_stage_has_four(
-    stages: int, transfer_s: float
-) -> None:
-    """A stage between two others receives and sends an activation, and receives and sends a
-    gradient; the closed form has 2 SR a micro-batch, what is played 4 (5 on eight stages where
-    forward, backward and transfer take equally long)."""
-    for backward_s in BACKWARDS_S:
-        seconds = [played_s("1f1b-sno", stages, m, 1.0, backward_s, transfer_s) for m in (64, 128)]
-        each_s = (seconds[1] - seconds[0]) / 64
-        transfers = 5 if (stages, backward_s, transfer_s) == (8, 1, 1) else 4
-        assert each_s == pytest.approx(1 + backward_s + transfers * transfer_s)
-        assert seconds[0] > closed_form_s("1f1b-sno", stages, 64, 1 + backward_s, transfer_s)
-
-
 def off_sno_s(
     stages: int, micro_batches: int, backward_s: float, transfer_s: float, *, half_duplex: bool
 ) -> float:
@@ -125,14 +109,6 @@ def test_1f1b_sno_on_separate_links_is_exact_while_transfers_are_shorter_than_wo
                 assert off_s == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("stages", [3, 4, 8])
-def test_1f1b_sno_takes_longer_where_a_transfer_is_as_long_as_a_forward(stages: int) -> None:
-    """Stages then wait for each other's messages, for up to two transfers a micro-batch."""
-    for transfer_s in (1.0, 1.5, 3.0):
-        off_s = off_sno_s(stages, 32, 2.0, transfer_s, half_duplex=False)
-        assert 0 < off_s <= 2 * 32 * transfer_s
-
-
 @pytest.mark.parametrize("micro_batches", [2, 5, 32])
 def test_1f1b_sno_on_two_stages_needs_a_half_duplex_link_to_be_exact(micro_batches: int) -> None:
     """On the only boundary, activations and gradients cross at once on a link each way: half of
@@ -144,14 +120,6 @@ def test_1f1b_sno_on_two_stages_needs_a_half_duplex_link_to_be_exact(micro_batch
     for transfer_s in TRANSFERS_S:
         both_ways_s = off_sno_s(2, micro_batches, 2.0, transfer_s, half_duplex=False)
         assert both_ways_s == pytest.approx(-(micro_batches - 2) * transfer_s)
-
-
-@pytest.mark.parametrize("stages", [3, 4, 8])
-def test_1f1b_sno_on_half_duplex_links_takes_four_transfers_a_micro_batch(stages: int) -> None:
-    """Activation and gradient of a boundary are ready together, and take turns there."""
-    for transfer_s in (0.25, 0.5):
-        off_s = [off_sno_s(stages, m, 2.0, transfer_s, half_duplex=True) for m in (64, 128)]
-        assert off_s[1] - off_s[0] == pytest.approx(64 * 2 * transfer_s)
 
 
 @pytest.mark.parametrize("method", ["1f1b-as", "1f1b-sno", "fbp-as"])

@@ -2,18 +2,13 @@
 
 Equal stages, backwards twice as long as forwards, 32 micro-batches. ACR is the time of a message
 down and one up over a boundary, over forward and backward of a stage. `GAINS` was computed apart
-from this project, for links of their own at each boundary, and rounded to two places. The paper
-gives four ratios of throughput, which lie in its range.
+from this project, for links of their own at each boundary, and rounded to two places.
 """
 
 from reproduction.balanced_stages import play_balanced
 from reproduction.own_links import seconds_with_own_links
 
-from penstock.schedule.clock import makespan_s
-from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import PipelineShape, StageCost
-
-__all__ = ["ACRS", "GAINS", "PUBLISHED_GAINS", "clock_gain", "own_links_gain", "simulated_gain"]
+__all__ = ["ACRS", "GAINS", "own_links_gain", "simulated_gain"]
 
 MICRO_BATCHES = 32
 FORWARD_S, BACKWARD_S = 1.0, 2.0
@@ -26,7 +21,6 @@ GAINS = {
     8: (1.00, 1.03, 1.07, 1.17, 1.32, 1.46, 1.59, 1.60, 1.59),
     16: (1.00, 1.03, 1.06, 1.14, 1.27, 1.37, 1.47, 1.47, 1.47),
 }
-PUBLISHED_GAINS = {"bert-48": 1.0, "xlnet-36": 1.02, "vgg-19": 1.1, "gnmt-16": 1.31}
 
 
 def transfer_s(acr: float) -> float:
@@ -38,14 +32,6 @@ def own_links_gain(stages: int, acr: float) -> float:
     """Seconds by P_A over seconds by P_B where each boundary has links of its own."""
     costs = (MICRO_BATCHES, FORWARD_S, BACKWARD_S, transfer_s(acr))
     return seconds_with_own_links(P_A, stages, *costs) / seconds_with_own_links(P_B, stages, *costs)
-
-
-def clock_gain(stages: int, acr: float) -> float:
-    """The same where messages never wait for one another."""
-    cost = StageCost(FORWARD_S, BACKWARD_S / 2, BACKWARD_S / 2, transfer_s(acr))
-    shape = PipelineShape(stages, MICRO_BATCHES, costs=(cost,) * stages)
-    seconds = [makespan_s(FAMILIES[name].make(shape), shape) for name in (P_A, P_B)]
-    return seconds[0] / seconds[1]
 
 
 def simulated_gain(stages: int, acr: float, *, separate_links: bool = False) -> float:

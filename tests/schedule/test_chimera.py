@@ -81,8 +81,3 @@ def test_limits_that_need_it_get_units() -> None:
 def test_a_limit_that_cannot_be_kept_is_refused() -> None:
     with pytest.raises(BadInput, match=r"'chimera' with 4 micro-batches.*in-flight limit is 1"):
         chimera(PipelineShape(4, 4, in_flight_limit=(1,) * 4, mirrored=True))
-
-
-def test_another_placement_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"'chimera'.*mirrored placement"):
-        chimera(PipelineShape(4, 4))

@@ -42,13 +42,6 @@ def on_v(p: int, m: int, cost: StageCost | None = None) -> PipelineShape:
     return PipelineShape(2 * p, m, placement=folded(p, rounds=2), costs=costs)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_it_is_valid_for_any_numbers(name: str) -> None:
-    for p in range(1, 8):
-        for m in range(1, 16):
-            validate(FAMILIES[name](on_v(p, m)), on_v(p, m))
-
-
 @pytest.mark.parametrize(("p", "m"), EQUAL)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_has_the_bubble_and_the_peak_of_its_closed_form(name: str, p: int, m: int) -> None:

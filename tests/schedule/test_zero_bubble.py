@@ -34,14 +34,6 @@ def forwards_before_the_first_backward(schedule: Schedule) -> list[int]:
     return [[a.kind for a in order].index("I") for order in schedule.orders]
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_it_is_valid_for_any_numbers(family: Callable[[PipelineShape], Schedule]) -> None:
-    for p in range(1, 8):
-        for m in range(1, 16):
-            shape = PipelineShape(p, m)
-            validate(family(shape), shape)
-
-
 @pytest.mark.parametrize(("p", "m"), EQUAL)
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_no_order_is_faster_where_f_i_and_w_are_equal(

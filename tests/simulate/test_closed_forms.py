@@ -206,31 +206,6 @@ def test_a_skip_tensor_goes_straight_to_its_reader_once() -> None:
     ]
 
 
-BERT_48 = {("gpipe", 2): 5.10, ("1f1b", 2): 5.10, ("1f1b", 8): 7.60, ("1f1b", 16): 8.18}
-"""Samples per second of BERT-48 on two stages, micro-batch 2 (DAPPLE's table of GPipe against it).
-
-A stage takes 0.222 s a micro-batch and 0.118 s at the end of an iteration, which fits all rows.
-"""
-
-
-@pytest.mark.parametrize("schedule, micro_batches", BERT_48)
-def test_two_stages_of_bert_48_reach_the_paper_throughput(
-    schedule: str, micro_batches: int
-) -> None:
-    layer = LayerCost("half", Affine(0.074), Affine(0.074), Affine(0.074), 1)
-    size = Affine(0.0, 0.0)
-    profile = ModelProfile(
-        "bert-48", (layer,) * 2, (Edge(0, 1, "t", size, size),), step_s_per_byte=0.118
-    )
-    stages = (Stage(range(1), (0,), (2,)), Stage(range(1, 2), (1,), (2,)))
-    plan = Plan(stages, micro_batches, 2, schedule)
-    simulated_s = simulate_plan(plan, profile, one_host(2)).iteration_s
-    assert simulated_s == pytest.approx(0.222 * (micro_batches + 1) + 0.118)
-    assert plan.global_batch / simulated_s == pytest.approx(
-        BERT_48[schedule, micro_batches], rel=0.02
-    )
-
-
 def test_validated_orders_and_plans_agree() -> None:
     """A plan's order is the schedule that its name says."""
     plan = straight(3, 4, "1f1b")

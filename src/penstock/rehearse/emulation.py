@@ -1,6 +1,6 @@
 """What a rehearsal carries out: a plan on a cluster, at a scale of time and of bytes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
@@ -81,26 +81,18 @@ def emulation_of(
     cluster: Cluster,
     *,
     time_scale: float = 0.0,
-    byte_scale: float = 0.0,
     iterations: int = 2,
-    transport: TransportChoice = "auto",
 ) -> Emulation:
-    """How to carry out a plan; a scale of 0 is chosen.
-
-    Without a flush, iterations are one order of work, of as many micro-batches.
+    """How to carry out a plan; a time scale of 0 is chosen.
 
     Raises:
         BadInput: the plan cannot be rehearsed, or needs more memory than there is.
     """
     check_can_be_rehearsed(plan, profile, cluster)
-    schedule = order_of(plan)
-    if schedule.weights.micro_batches_per_update:
-        plan, iterations = replace(plan, micro_batches=plan.micro_batches * iterations), 1
-        schedule = order_of(plan)
-    workload = workload_of(plan, profile, cluster, schedule)
+    workload = workload_of(plan, profile, cluster, order_of(plan))
     sent_bytes = sum(message.bytes for message in workload.messages) * workload.micro_batches
     summed_bytes = sum(bucket.bytes for r in workload.reductions for bucket in r.buckets)
-    byte_scale = byte_scale or min(1.0, MOST_BYTES / max(1.0, sent_bytes + summed_bytes))
+    byte_scale = min(1.0, MOST_BYTES / max(1.0, sent_bytes + summed_bytes))
     if not time_scale:
         # The host's work for an action must be small beside the time in which it happens.
         iteration_s = simulate_plan(plan, profile, cluster).iteration_s
@@ -108,7 +100,7 @@ def emulation_of(
         wanted_s = (workload.actions + messages) * EACH_S / usable_cores()
         least_s = min(LONGEST_S, max(SHORTEST_S, wanted_s))
         time_scale = max(1.0, least_s / iteration_s) if iteration_s > 0 else 1.0
-    found = Emulation(plan, profile, cluster, time_scale, byte_scale, iterations, transport)
+    found = Emulation(plan, profile, cluster, time_scale, byte_scale, iterations)
     check_memory(found, free_host_memory().bytes)
     return found
 
@@ -118,9 +110,8 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
 
     Raises:
         BadInput: plan, profile and cluster do not fit together; devices take whole micro-batches
-            in turn, or do not overlap messages with compute; messages go in order; the schedule
-            does two things at once, or sums gradients without a flush; neighbouring stages share no
-            tensor.
+            in turn, share cores, or do not overlap messages with compute; messages go in order; the
+            schedule does two things at once, or has no flush; neighbouring stages share no tensor.
     """
     check_plan_fits_inputs(plan, profile, cluster)
     schedule = order_of(plan)
@@ -140,11 +131,10 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
             f"the devices of stages {turns} take whole micro-batches in turn, which is not "
             f"rehearsed; split micro-batches over them, or train the plan"
         )
-    replicated = max(stage.replicas for stage in plan.stages) > 1
-    if schedule.weights.micro_batches_per_update and replicated:
+    if schedule.weights.micro_batches_per_update:
         raise BadInput(
-            f"schedule '{plan.schedule}' sums gradients at each update without a flush, which is "
-            f"not rehearsed yet; rehearse a plan with one device for each stage"
+            f"schedule '{plan.schedule}' updates weights without a flush, which is not rehearsed; "
+            f"simulate or train the plan"
         )
     joined = {(crossing.producer, crossing.consumer) for crossing in crossings_of(plan, profile)}
     for stage in range(len(plan.stages) - 1):
@@ -157,6 +147,11 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
     used = {cluster.host_index[device] for device in plan.devices}
     for index in sorted(used):
         host = cluster.hosts[index]
+        if 0 < host.full_speed_devices < len(host.devices):
+            raise BadInput(
+                f"devices of host '{host.name}' share cores (full_speed_devices), which is not "
+                f"rehearsed; simulate the plan, or train it"
+            )
         if not all(device.overlaps_communication for device in host.devices):
             raise BadInput(
                 f"devices of host '{host.name}' compute nothing while they send, which is not "
@@ -178,6 +173,5 @@ def check_memory(emulation: Emulation, free_bytes: float) -> None:
     if needed > free_bytes:
         raise BadInput(
             f"{emulation.ranks} ranks need about {size_text(needed)} of memory and "
-            f"{size_text(free_bytes)} are free; rehearse a plan for fewer devices, or with a "
-            f"smaller --byte-scale than {emulation.byte_scale:.2g}"
+            f"{size_text(free_bytes)} are free; rehearse a plan for fewer devices"
         )

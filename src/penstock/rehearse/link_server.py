@@ -1,4 +1,4 @@
-"""Tells the ranks of a rehearsal when messages arrive, sums end, and shared cores have computed.
+"""Tells the ranks of a rehearsal when messages arrive and sums end.
 
 A thread of the launcher hears of every message and every sum from the ranks that take part, plays
 them on the emulated links, and answers as soon as a transfer has begun: its end is known then.
@@ -9,8 +9,6 @@ Lines of JSON over a local socket go both ways.
     rank  ->  ["sum", key, members, bytes, stage, ready]
     rank  <-  ["message", source, end]          to the target
     rank  <-  ["sum", key, end]                 to every member
-    rank  ->  ["compute", number, seconds, begin]
-    rank  <-  ["compute", number, end]          again whenever another rank changes the end
 """
 
 import asyncio
@@ -24,18 +22,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import RunFailed, Stalled
 from penstock.rehearse.emulated_links import (
-    EmulatedCores,
     EmulatedLinks,
     LinkTransfer,
     Started,
     message_between,
-    shares_cores,
     sum_among,
 )
 from penstock.runtime.transport.messages import Message
@@ -45,10 +40,7 @@ __all__ = ["LinkClient", "LinkServer", "serve_links"]
 
 @dataclass
 class LinkServer:
-    """The state of the thread. ``begun`` are all transfers so far, in the order of their starts.
-
-    ``cores`` are those of each host whose devices share them.
-    """
+    """The state of the thread. ``begun`` are all transfers so far, in the order of their starts."""
 
     cluster: Cluster
     time_scale: float
@@ -57,22 +49,15 @@ class LinkServer:
     _ranks: dict[int, asyncio.StreamWriter] = field(default_factory=dict[int, asyncio.StreamWriter])
     _ready: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     _timer: asyncio.TimerHandle | None = None
-    cores: dict[int, EmulatedCores] = field(default_factory=dict[int, EmulatedCores])
-    _computing: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
-
-    def __post_init__(self) -> None:
-        for index, host in enumerate(self.cluster.hosts):
-            if shares_cores(host):
-                self.cores[index] = EmulatedCores(host.full_speed_devices)
 
     async def hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take what one rank says, until it ends."""
-        own, cluster, scale = -1, self.cluster, self.time_scale
+        cluster, scale = self.cluster, self.time_scale
         try:
             while line := await reader.readline():
                 match json.loads(line):
                     case ["rank", rank]:
-                        own, self._ranks[rank] = rank, writer
+                        self._ranks[rank] = writer
                     case ["message", source, target, size_bytes, tensors, [a, b, m], ready_s]:
                         ends, label = (source, target), (a, b, m)
                         self.offer(
@@ -81,24 +66,12 @@ class LinkServer:
                         )
                     case ["sum", key, members, size_bytes, stage, ready_s]:
                         self._hand_in(key, members, size_bytes, stage, ready_s)
-                    case ["compute", number, seconds, begin_s]:
-                        self._compute(own, number, seconds, begin_s)
                     case _:
                         pass
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
-
-    def _compute(self, rank: int, number: int, seconds: float, begin_s: float) -> None:
-        """A rank computes; those that share its cores may end at another moment now."""
-        cores = self.cores[self.cluster.host_index[rank]]
-        self._computing[rank] = number, -1.0
-        for other, end_s in cores.begin(rank, seconds, begin_s).items():
-            current, told_s = self._computing[other]
-            if end_s != told_s:
-                self._computing[other] = current, end_s
-                self._say(other, ["compute", current, end_s])
 
     def _hand_in(
         self, key: str, members: Sequence[int], size_bytes: float, stage: int, ready_s: float
@@ -193,7 +166,6 @@ class LinkClient:
         self._limit_s, self._unread = limit_s, b""
         self._messages: dict[int, deque[float]] = {}
         self._sums: dict[str, deque[float]] = {}
-        self._works, self._computed_s = 0, inf
         self._say(["rank", rank])
 
     def message(self, message: Message, size_bytes: float, tensors: int) -> None:
@@ -219,27 +191,13 @@ class LinkClient:
         left_s = end_s - time.perf_counter()
         if left_s > 0:
             time.sleep(left_s)
-            self._woken(end_s)
+            self.waits += 1
+            self.late_s += time.perf_counter() - end_s
         return end_s
-
-    def compute(self, begin_s: float, seconds: float) -> float:
-        """Wait until this rank has computed on cores that it shares; returns when that was."""
-        self._works, self._computed_s = self._works + 1, inf
-        self._say(["compute", self._works, seconds, begin_s])
-        while (left_s := self._computed_s - time.perf_counter()) > 0:
-            answered = self._receive(min(left_s, self._limit_s))
-            if not answered and self._computed_s == inf:
-                raise Stalled("the rehearsal's shared cores did not answer in time")
-        self._woken(self._computed_s)
-        return self._computed_s
 
     def close(self) -> None:
         """Disconnect."""
         self._socket.close()
-
-    def _woken(self, end_s: float) -> None:
-        self.waits += 1
-        self.late_s += time.perf_counter() - end_s
 
     def _say(self, words: list[object]) -> None:
         try:
@@ -267,8 +225,6 @@ class LinkClient:
                     self._messages.setdefault(source, deque()).append(end_s)
                 case ["sum", key, end_s]:
                     self._sums.setdefault(key, deque()).append(end_s)
-                case ["compute", number, end_s] if number == self._works:
-                    self._computed_s = end_s
                 case _:
                     pass
         return True

@@ -1,7 +1,7 @@
 """Carries out a plan with one process for each device, and compares what it does with the plan."""
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ from penstock.simulate.workload import Workload
 from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, Timeline
 
-__all__ = ["Rehearsal", "Rehearser", "differences", "peaks_in_flight", "rehearse", "traffic"]
+__all__ = ["Rehearsal", "Rehearser", "differences", "rehearse"]
 
 PLANNED_S_A_STEP = 60.0
 """Ranks wait for one another at least this long before they say that one does not answer."""
@@ -137,7 +137,7 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
 
     Raises:
         BadInput: the plan cannot be rehearsed; see `check_can_be_rehearsed`.
-        RunFailed: a rank failed, or received what another action had sent.
+        RunFailed: a rank failed.
         Stalled: ranks waited for one another for ever.
         WorkerLost: a rank was lost.
     """
@@ -158,17 +158,6 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
         )
     start_s = max(rank.ready_s for rank in ranks) - begun_s
     return Rehearsal(emulation, prediction, ranks, tuple(server.begun), start_s)
-
-
-@dataclass(frozen=True, slots=True)
-class LinkTraffic:
-    """What one device sent another in an iteration, and how long any of it was under way."""
-
-    source: int
-    target: int
-    messages: int
-    bytes: float
-    busy_s: float
 
 
 def differences(rehearsal: Rehearsal) -> list[str]:
@@ -233,35 +222,3 @@ def planned_bytes(workload: Workload) -> dict[str, float]:
         moved = sum(bucket.bytes for bucket in reduction.buckets)
         planned[f"ranks {devices} summed gradients of"] += moved
     return planned
-
-
-def peaks_in_flight(rehearsal: Rehearsal) -> list[int]:
-    """The most micro-batches of a stage between forward and end of the backward, of each rank.
-
-    Those of the first iteration.
-    """
-    peaks: list[int] = []
-    for rank in range(len(rehearsal.ranks)):
-        done, held, most = actions_of(rehearsal, rank, 0), Counter[int](), 0
-        halved = {(a.stage, a.micro_batch) for a in done if a.kind == "W"}
-        for action in done:
-            last = "W" if (action.stage, action.micro_batch) in halved else "B"
-            held[action.stage] += (action.kind == "F") - (action.kind == last)
-            most = max(most, held[action.stage])
-        peaks.append(most)
-    return peaks
-
-
-def traffic(rehearsal: Rehearsal) -> list[LinkTraffic]:
-    """What went from each device to each other in the last iteration, most busy first."""
-    scale = rehearsal.emulation.time_scale
-    found: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for started in rehearsal.transfers_of(rehearsal.emulation.iterations - 1):
-        transfer = started.transfer
-        if not transfer.members:
-            sums = found[transfer.source, transfer.target]
-            sums[0] += 1
-            sums[1] += transfer.bytes
-            sums[2] += (started.end_s - started.start_s) / scale
-    rows = (LinkTraffic(*ends, int(s[0]), s[1], s[2]) for ends, s in found.items())
-    return sorted(rows, key=lambda row: -row.busy_s)

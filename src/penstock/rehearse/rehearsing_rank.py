@@ -6,16 +6,14 @@ taken, and a sum is complete, when the emulated links say so.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from penstock.plan.ordering import order_of
-from penstock.rehearse.emulated_links import shares_cores
 from penstock.rehearse.emulated_stage import (
     EmulatedParameters,
     EmulatedStage,
@@ -34,8 +32,7 @@ from penstock.runtime.metrics import RankNumbers
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.program import PreparedAction, RankStages, places_of
-from penstock.runtime.stages.runner import Tensors
+from penstock.runtime.program import RankStages, places_of
 from penstock.runtime.transport.messages import Message, messages_by_rank
 from penstock.runtime.transport.transport import Inlet, Transport, open_transport
 from penstock.simulate.catalogue import workload_of
@@ -132,7 +129,7 @@ class RankRecord(NamedTuple):
     """What one rank did, by iteration. Times are of `time.perf_counter`, which ranks share.
 
     ``ready_s`` is when it had joined the others. ``waits`` and ``late_s`` are those of its
-    `LinkClient`. ``own_bytes`` is the memory that only this process uses.
+    `LinkClient`.
     """
 
     ready_s: float
@@ -140,7 +137,6 @@ class RankRecord(NamedTuple):
     records: tuple[tuple[Record, ...], ...]
     waits: int
     late_s: float
-    own_bytes: int
 
 
 def rehearse_rank(emulation: Emulation, server: str, limit_s: float) -> RankRecord:
@@ -150,7 +146,7 @@ def rehearse_rank(emulation: Emulation, server: str, limit_s: float) -> RankReco
     not answer.
 
     Raises:
-        RunFailed: a rank received what it should not have, or failed.
+        RunFailed: a rank failed.
         Stalled: a rank waited too long.
     """
     client = LinkClient(server, int(os.environ["RANK"]), limit_s)
@@ -164,23 +160,18 @@ def rehearse_with(client: LinkClient, emulation: Emulation, limit_s: float) -> R
     world.barrier()
     ready_s = time.perf_counter()
     starts, records = zip(*(rank.run() for _ in range(emulation.iterations)), strict=True)
-    own_bytes = own_memory_bytes()
     rank.buckets.close()
     client.close()
     world.leave()
-    return RankRecord(ready_s, starts, records, client.waits, client.late_s, own_bytes)
+    return RankRecord(ready_s, starts, records, client.waits, client.late_s)
 
 
 class RehearsingRank:
-    """One rank's part: the runtime's stages, gradient buckets and numbers.
-
-    Without a flush, weights are updated after every ``per_update`` backwards (0: after the flush).
-    """
+    """One rank's part: the runtime's stages, gradient buckets and numbers."""
 
     def __init__(self, emulation: Emulation, world: World, client: LinkClient) -> None:
         plan, profile, cluster = emulation.plan, emulation.profile, emulation.cluster
         schedule, self.clock = order_of(plan), StepClock()
-        self.per_update = schedule.weights.micro_batches_per_update
         crossings = crossings_of(plan, profile)
         boundaries = boundaries_of_crossings(crossings, emulation.byte_scale)
         ever = messages_by_rank(plan, world.size, boundaries, (), ())
@@ -206,10 +197,8 @@ class RehearsingRank:
 
         workload = workload_of(plan, profile, cluster, schedule)
         own = [device for device in workload.devices if device.device == world.rank]
-        shared = shares_cores(cluster.hosts[cluster.host_index[world.rank]])
-        compute = client.compute if shared else lambda begin_s, s: client.sleep_until(begin_s + s)
         step_s = sum(device.step_s for device in own) * emulation.time_scale
-        self.take_step = lambda: compute(time.perf_counter(), step_s)
+        self.take_step = lambda: client.sleep_until(time.perf_counter() + step_s)
         programs = {stage: program_of(stage, boundaries, emulation) for stage in held}
         runners: dict[int, EmulatedStage] = {}
         for instance, replica in own[0].replicas.items() if own else ():
@@ -217,7 +206,7 @@ class RehearsingRank:
             times = stage_times(replica, parts, parameters, emulation.time_scale)
             launching = partial(self.buckets.launching, stage)
             runners[stage] = EmulatedStage(
-                stage, programs[stage], times, boundaries, launching, compute
+                stage, programs[stage], times, launching, client.sleep_until
             )
         self.stages = RankStages(
             plan,
@@ -229,8 +218,7 @@ class RehearsingRank:
             runners=runners,
             metrics=None,
         )
-        program = self.stages.program(plan.global_batch)
-        self.program = replace(program, steps=tuple(self.with_updates(program.steps)))
+        self.program = self.stages.program(plan.global_batch)
 
     @doing("rehearses a step", acts=True)
     def run(self) -> tuple[float, tuple[Record, ...]]:
@@ -243,30 +231,8 @@ class RehearsingRank:
             self.buckets.finish()
             own = self.numbers.own((), (), None, None)
             self.numbers.exchange(own, "the end of the iteration")
-        if self.stages.runners and not self.per_update:
+        if self.stages.runners:
             start_s = self.clock.now()
             self.take_step()
             self.clock.add("STEP", min(self.stages.runners), -1, start_s, self.clock.now())
         return self.clock.start_s, tuple(self.clock.records)
-
-    def with_updates(self, steps: Sequence[PreparedAction]) -> Iterator[PreparedAction]:
-        """The actions; without a flush, with an optimizer step after each group of backwards."""
-
-        def update(micro_batch: int, nothing: Tensors) -> Tensors:
-            self.take_step()
-            return nothing
-
-        last = "W" if any(step.kind == "W" for step in steps) else "B"
-        backwards = 0
-        for step in steps:
-            yield step
-            backwards += step.kind == last
-            if self.per_update and step.kind == last and backwards % self.per_update == 0:
-                yield PreparedAction("STEP", step.stage, -1, tuple, update, None)
-
-
-def own_memory_bytes() -> int:
-    """The memory that no other process shares (Linux)."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("Private_")]
-    return 1024 * sum(kilobytes)
