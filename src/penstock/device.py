@@ -19,44 +19,6 @@ from penstock.machine import FreeMemory, free_host_memory, usable_memory_bytes
 from penstock.torch_internals import GPU_SLEEP
 from penstock.words import size_text
 
-__all__ = [
-    "DEVICE_NAMES",
-    "CopyStream",
-    "DeviceName",
-    "Mark",
-    "allocated_bytes",
-    "begin_peak",
-    "bytes_of_all_processes",
-    "check_gpu_is_here",
-    "check_room",
-    "copied_to",
-    "device_in_use",
-    "flush_cache",
-    "free_memory",
-    "generator_state",
-    "hold",
-    "identity_of",
-    "is_gpu",
-    "keep_freed_memory",
-    "kind_of",
-    "memory_bytes_of",
-    "own_device",
-    "peak_bytes",
-    "pieces_on_host",
-    "pinned",
-    "put_generator_state",
-    "release_unused",
-    "reserved_peak_bytes",
-    "seeded_generator_state",
-    "seen_gpus",
-    "timing_mark",
-    "unpinned",
-    "wait_checking",
-    "wait_for",
-    "without_nested_tensors",
-    "without_tf32",
-]
-
 GPU = "cuda"
 
 DeviceName: TypeAlias = Literal["cpu", "cuda"]

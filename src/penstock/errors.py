@@ -17,28 +17,6 @@ PenstockError
 
 from typing import ClassVar
 
-__all__ = [
-    "INTERRUPTED",
-    "SIGNALLED",
-    "TRAINING_PACKAGES",
-    "BadInput",
-    "CaptureFailed",
-    "Infeasible",
-    "LossNotFinite",
-    "PeerFailed",
-    "PenstockError",
-    "PluginFailed",
-    "ReplicasDiffer",
-    "RunFailed",
-    "SaidByAnotherRank",
-    "Stalled",
-    "WeightElsewhere",
-    "WorkerLost",
-    "exit_code_of",
-    "missing_for_training",
-    "shortened",
-]
-
 TRAINING_PACKAGES = ("torch", "safetensors", "tensorboard")
 """What the extra ``train`` installs; planning needs none of them."""
 

@@ -24,22 +24,6 @@ from penstock.capture.unread import UnreadEntry
 from penstock.errors import BadInput
 from penstock.torch_internals import pytree
 
-__all__ = [
-    "BatchLayout",
-    "KeyedSlots",
-    "LeafSpec",
-    "RowsOf",
-    "Slot",
-    "check_leaf",
-    "check_length",
-    "entry_at",
-    "fill_slots",
-    "in_sequence_of",
-    "key_of",
-    "layout_of",
-    "layouts_of",
-]
-
 RowsOf: TypeAlias = Mapping[LeafKey, int]
 """The rows that each sample has of a tensor, by its key in the batch; 0: all samples share it."""
 

@@ -13,8 +13,6 @@ import torch
 from penstock.device import copied_to
 from penstock.errors import BadInput
 
-__all__ = ["BatchPart", "Leaf", "LeafKey", "PartialLeaf", "sliced"]
-
 LeafKey: TypeAlias = str | int | tuple[str | int, ...]
 """The key of a tensor in the batch, as in ``dynamic``: a tuple of keys if nested, and ``()`` if the
 batch is itself a tensor."""

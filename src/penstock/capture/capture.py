@@ -32,8 +32,6 @@ from penstock.capture.user_lines import line_of
 from penstock.errors import BadInput, CaptureFailed, PenstockError
 from penstock.torch_internals import COMPILED_CALL
 
-__all__ = ["Granularity", "capture_model", "with_path"]
-
 MOST_PATHS = 16
 """So many paths of a loss are recorded; more say that it takes another one in every step."""
 

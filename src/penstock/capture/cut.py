@@ -25,8 +25,6 @@ from penstock.capture.record.sizes import BatchSize, Formula, Size
 from penstock.capture.record.user_program import LOSS, UserProgram
 from penstock.capture.stage_program import ParameterUse, TensorSpec
 
-__all__ = ["Cut", "LayerCrossing", "LengthFormula", "distinct"]
-
 _COST_OF_UNORDERED_ROWS = 1 << 60
 
 _PRODUCTS = frozenset(

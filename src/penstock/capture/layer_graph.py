@@ -38,8 +38,6 @@ from penstock.capture.stage_program import (
 from penstock.errors import BadInput
 from penstock.torch_internals import Norm, own_buffers, pytree
 
-__all__ = ["LayerGraph", "Record", "SplitTable"]
-
 Record: TypeAlias = Callable[..., Recorded]
 """Records a program on the leaves of an example, as `record_program` does."""
 

@@ -11,17 +11,6 @@ from typing import Protocol, TypeAlias
 
 from penstock.errors import BadInput
 
-__all__ = [
-    "Dimensions",
-    "Dynamic",
-    "Length",
-    "LengthPlaces",
-    "LengthsOf",
-    "SizeOfLengths",
-    "name_of",
-    "named_lengths",
-]
-
 
 @dataclass(frozen=True)
 class Length:

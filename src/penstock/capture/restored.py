@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["kept_attributes", "kept_buffers"]
-
 CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
 
 

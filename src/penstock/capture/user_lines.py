@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["Line", "line_in_words", "line_of", "line_of_user", "line_with_source"]
-
 Line: TypeAlias = tuple[str, int]
 
 _OURS = os.path.dirname(os.path.dirname(__file__))

@@ -20,15 +20,6 @@ from penstock.words import numbered, percent_text, seconds_text, size_text
 if TYPE_CHECKING:
     from penstock.planning.what_if import PlayedPlan
 
-__all__ = [
-    "bound_words",
-    "played_parts",
-    "reserve_lines",
-    "show_planned",
-    "stage_rows",
-    "too_full_words",
-]
-
 
 def show_planned(
     terminal: Terminal,

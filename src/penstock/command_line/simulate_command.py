@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from penstock.planning.what_if import PlayedPlan
 
-__all__ = ["simulate"]
-
 MOST_ITERATIONS = 1000
 
 MicroBatches: TypeAlias = Annotated[

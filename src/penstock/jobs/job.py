@@ -46,16 +46,6 @@ from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weight_average import ExponentialAverage
 from penstock.runtime.weights.pretrained import Weights
 
-__all__ = [
-    "Data",
-    "Job",
-    "OptimizerSettings",
-    "Split",
-    "TensorSettings",
-    "check_call",
-    "member_at",
-]
-
 T = TypeVar("T")
 
 LONGEST_NAME = 100

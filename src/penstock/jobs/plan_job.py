@@ -26,17 +26,6 @@ from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 from penstock.words import seconds_text
 
-__all__ = [
-    "check_layers",
-    "check_plan_fits",
-    "new_plan",
-    "predict",
-    "predict_step",
-    "problem_of",
-    "training_problem",
-    "without_pipeline_words",
-]
-
 STEADY_ITERATIONS = 6
 """Iterations to simulate for the steady-state step time."""
 

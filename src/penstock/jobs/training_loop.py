@@ -37,19 +37,6 @@ from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long
 from penstock.words import counted
 
-__all__ = [
-    "WARM_UP_STEPS",
-    "PartReport",
-    "Pauses",
-    "RunPart",
-    "Termination",
-    "display_for",
-    "pipeline_of",
-    "show_cursor",
-    "train_part",
-    "trained_on",
-]
-
 MOST_TO_ONE_CHECKPOINT = 3
 """A run that has gone back to one checkpoint so many times ends at the next bad step."""
 

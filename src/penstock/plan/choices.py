@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from penstock.plan.plan import Stage
 from penstock.schedule.registry import FAMILIES
 
-__all__ = ["CHOICES", "REFUSED", "SCHEDULES", "choice_refusal", "choices_of", "kinds_of_schedule"]
-
 CHOICES: Mapping[str, str] = {
     "optimizer": "divided optimizer state",
     "parameters": "divided parameters",

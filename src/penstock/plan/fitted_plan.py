@@ -8,15 +8,6 @@ from penstock.plan.cost import depths_of, device_memory_bytes
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 
-__all__ = [
-    "Assignment",
-    "as_deep_as_fits",
-    "fitted_plan",
-    "fitted_plans",
-    "plan_fits",
-    "with_needed_recompute",
-]
-
 Assignment: TypeAlias = tuple[range, tuple[int, ...], tuple[int, ...]]
 """Layers of a stage, its devices, and the rows of each."""
 

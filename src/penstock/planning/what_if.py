@@ -22,14 +22,6 @@ from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Timeline
 
-__all__ = [
-    "PlayedPlan",
-    "WhatIf",
-    "changed_plan",
-    "play",
-    "play_changed",
-]
-
 
 @dataclass(frozen=True)
 class WhatIf:

@@ -18,16 +18,6 @@ from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, choices_of, kinds
 from penstock.plan.ordering import has_forwards_first, order_of, schedule_refusal
 from penstock.plan.plan import Plan
 
-__all__ = [
-    "BY_SLICES",
-    "CONFLICTS",
-    "check_conflicts",
-    "uses_of",
-    "uses_of_graph",
-    "uses_of_settings",
-    "uses_of_training",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Conflict:

@@ -50,8 +50,6 @@ from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, 
 from penstock.runtime.transport.transport import open_transport
 from penstock.runtime.user_metrics import MetricSums
 
-__all__ = ["Engine", "Iteration"]
-
 LeavesOfBatch: TypeAlias = Sequence[Leaf] | Mapping[int, Leaf]
 """The leaves of a batch, all of them or some by their numbers."""
 

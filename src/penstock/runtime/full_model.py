@@ -20,8 +20,6 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.processes.world import as_bytes
 from penstock.words import size_text
 
-__all__ = ["all_weights", "gather_weights"]
-
 
 @dataclass(slots=True)
 class Gathered:

@@ -17,8 +17,6 @@ from penstock.runtime.processes.world import Groups, World
 from penstock.runtime.stages.parameter_shards import ParameterShards
 from penstock.runtime.stages.shards import Shards, copy_values
 
-__all__ = ["Holdings", "share_attributes"]
-
 
 class Holdings:
     """The tensors in ``programs``, this rank's stages, by their first names in the model.

@@ -16,23 +16,6 @@ from penstock.runtime.stages.runner import LossTerm
 from penstock.runtime.transport.transport import Transport, announced
 from penstock.runtime.user_metrics import Evaluation, Means, MetricSums
 
-__all__ = [
-    "END",
-    "PAUSE",
-    "RECORDED",
-    "LossPathChanged",
-    "NoTerms",
-    "RankNumbers",
-    "RankTotals",
-    "StepMetrics",
-    "Totals",
-    "clip_factor",
-    "evaluation_row",
-    "fingerprint",
-    "numbers_in",
-    "step_row",
-]
-
 FINGERPRINT_VALUES = 1024
 SPREAD = 2_654_435_761
 """A prime; its multiples modulo a leaf's size repeat no place, and fall into no row's rhythm."""

@@ -79,8 +79,6 @@ if TYPE_CHECKING:
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
     from penstock.runtime.steps.meeting import Meetings
 
-__all__ = ["Pipeline"]
-
 
 Done = TypeVar("Done")
 

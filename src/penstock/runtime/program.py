@@ -40,20 +40,6 @@ from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.shape import PipelineShape
 from penstock.timeline.timeline import EventKind
 
-__all__ = [
-    "DeviceCopies",
-    "Place",
-    "PreparedAction",
-    "Program",
-    "RankStages",
-    "StagePart",
-    "execute",
-    "lower",
-    "places_of",
-    "rows_at",
-    "steps_of",
-]
-
 SIZES_KEPT = 256
 """For how many of the most recently used sizes programs are kept."""
 

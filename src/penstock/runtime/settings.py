@@ -22,16 +22,6 @@ from penstock.runtime.transport.transport import TransportChoice
 from penstock.runtime.user_metrics import Metric, check_metrics
 from penstock.runtime.weights.pretrained import Weights
 
-__all__ = [
-    "MakeOptimizer",
-    "MakeSchedule",
-    "OnNonFinite",
-    "Options",
-    "Safety",
-    "Update",
-    "Verification",
-]
-
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 """Makes the optimizer of a list of parameters; of pairs with their names, if its argument is called
 ``named``.

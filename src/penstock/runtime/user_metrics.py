@@ -12,8 +12,6 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.device import copied_to
 from penstock.errors import BadInput
 
-__all__ = ["Evaluation", "Means", "Metric", "MetricSums", "check_metrics"]
-
 Metric: TypeAlias = Callable[[Any, Any], Any] | str
 """``metric(output, target)`` returns the mean over the given samples, or ``(mean, weight)``. Or
 ``"losses.words"`` is a part of the loss, by its place in the model's output: its mean is exact.

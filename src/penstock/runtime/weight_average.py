@@ -10,8 +10,6 @@ import torch
 from penstock.errors import BadInput
 from penstock.runtime.metrics import StepMetrics
 
-__all__ = ["ExponentialAverage"]
-
 
 @dataclass(frozen=True, slots=True)
 class ExponentialAverage:

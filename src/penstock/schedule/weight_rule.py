@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["SYNCHRONOUS", "Prediction", "Version", "WeightRule"]
-
 Prediction: TypeAlias = Literal["none", "momentum", "adam", "optimizer"]
 """How a method's paper predicts the weights of a later step: from momentum (SpecTrain), from Adam's
 step (XPipe), or from the step of any optimizer (PipeOptim)."""

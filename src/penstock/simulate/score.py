@@ -12,8 +12,6 @@ from penstock.simulate.simulation import Prediction, check_plan_fits_inputs, sim
 from penstock.simulate.stage_memory import most_bytes
 from penstock.simulate.workload import Parts
 
-__all__ = ["make_score", "predict_plan"]
-
 MOST_ACTIONS = 1_000_000
 """Actions kept in the orders of one cache generation; an action takes 8 bytes."""
 

@@ -25,8 +25,6 @@ from penstock.words import html_table, numbered, percent_text, seconds_text, siz
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Prediction", "check_plan_fits_inputs", "simulate_plan"]
-
 
 @dataclass(frozen=True, repr=False)
 class Prediction:

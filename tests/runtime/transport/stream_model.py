@@ -45,20 +45,6 @@ from penstock.runtime.transport.messages import (
 from penstock.runtime.transport.process_groups import GroupTransport
 from penstock.schedule.registry import FAMILIES
 
-__all__ = [
-    "Operation",
-    "Program",
-    "RecordedRank",
-    "Rules",
-    "boundaries_of",
-    "by_direction",
-    "by_pair",
-    "receives_first",
-    "recorded_programs",
-    "recorded_ranks",
-    "stuck",
-]
-
 
 def boundaries_of(stages: int, *, skips: bool = True, width: int = 3) -> list[BoundaryTensors]:
     """A tensor from each stage to the next, and a mask without a gradient to the last."""

@@ -37,21 +37,6 @@ from penstock.capture.user_lines import line_in_words, line_with_source
 from penstock.errors import BadInput
 from penstock.torch_internals import NoFunctionCalls, pytree
 
-__all__ = [
-    "ARITHMETIC",
-    "Counting",
-    "LossAction",
-    "LossParts",
-    "MustOpen",
-    "NotFromSlices",
-    "counting_of",
-    "loss_parts",
-    "measured",
-    "target_count",
-    "varies",
-    "weighed",
-]
-
 _MEANS = frozenset(
     [
         *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"),

@@ -26,8 +26,6 @@ from penstock.capture.record.recording import (
 from penstock.capture.user_lines import line_with_source
 from penstock.torch_internals import pytree
 
-__all__ = ["LossPath", "OtherPath", "PathGuard", "loss_path"]
-
 Constants: TypeAlias = tuple[Any, ...]
 
 OVER_DIMENSIONS = frozenset(

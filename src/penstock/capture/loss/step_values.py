@@ -19,8 +19,6 @@ from penstock.capture.user_lines import line_with_source
 from penstock.errors import BadInput
 from penstock.torch_internals import pytree
 
-__all__ = ["StepValues"]
-
 Found = Mapping[Address, list[Any]]
 
 

@@ -33,31 +33,6 @@ from penstock.torch_internals import (
     write_count,
 )
 
-__all__ = [
-    "DRAWN",
-    "MASKS",
-    "RUNS",
-    "SHAPE_ONLY",
-    "VALUES",
-    "Absent",
-    "NeedsValues",
-    "NoHandle",
-    "UnknownSize",
-    "absent_like",
-    "by_shape_only",
-    "call_name",
-    "check_none_lost",
-    "deciding_tensors",
-    "fresh_results",
-    "functions_through",
-    "give_back",
-    "memory_of",
-    "release",
-    "scripts_seen",
-    "version_of",
-    "writes_first",
-]
-
 META = torch.device("meta")
 
 

@@ -31,8 +31,6 @@ from penstock.errors import WeightElsewhere
 from penstock.torch_internals import has_other_users, pytree
 from penstock.words import numbered
 
-__all__ = ["Whence", "refuse_foreign_values"]
-
 ASKING = VALUES | {"__format__", "__array__", "backward", "data_ptr", "storage", "untyped_storage"}
 """Calls of the loop that need values."""
 

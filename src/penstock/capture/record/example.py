@@ -75,8 +75,6 @@ from penstock.device import without_nested_tensors
 from penstock.errors import BadInput, CaptureFailed, PenstockError
 from penstock.torch_internals import Norm, eagerly, own_buffers, pytree
 
-__all__ = ["Recorded", "leaves_as_values", "record_program"]
-
 INSTANCES = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _OTHER_ANSWERS = 1.25, 1e-4, 1e4
 """What the numbers that a loss takes from its own values are multiplied with, to see what it does.

@@ -13,15 +13,6 @@ from penstock.capture.user_lines import line_of
 from penstock.errors import CaptureFailed
 from penstock.torch_internals import has_global_hooks
 
-__all__ = [
-    "LengthRefused",
-    "check_model",
-    "does_not_run",
-    "first_line",
-    "innermost_module",
-    "only_whole",
-]
-
 
 class LengthRefused(CaptureFailed):
     """The program does not run where one of its lengths is another."""

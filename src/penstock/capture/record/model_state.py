@@ -14,22 +14,6 @@ from penstock.capture.record.absent import version_of
 from penstock.capture.record.user_program import UserProgram
 from penstock.torch_internals import forward_hooks, own_buffers
 
-__all__ = [
-    "MISSING",
-    "OF_EVERY_MODULE",
-    "PLAIN",
-    "Place",
-    "StatePlace",
-    "changed_places",
-    "hook_counts",
-    "module_tree",
-    "place_of",
-    "plain_state",
-    "put",
-    "same_value",
-    "value_at",
-]
-
 PLAIN = (
     *(int, float, bool, str, bytes, type(None)),
     *(torch.dtype, torch.device, torch.Size, type(Ellipsis)),

@@ -21,22 +21,6 @@ from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN
 from penstock.capture.unread import StandIn
 from penstock.device import generator_state, put_generator_state
 
-__all__ = [
-    "GeneratorsState",
-    "Globals",
-    "RandomState",
-    "changed_name",
-    "containers_in",
-    "contents_in",
-    "generators_state",
-    "kept_random_state",
-    "random_state",
-    "restore_generators",
-    "restore_random_state",
-    "same_generators",
-    "seed_generators",
-]
-
 GeneratorsState = tuple[Any, Any]
 """The states of ``random`` and of ``numpy.random``."""
 

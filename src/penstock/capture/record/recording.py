@@ -70,20 +70,6 @@ from penstock.torch_internals import (
     write_count,
 )
 
-__all__ = [
-    "MASK",
-    "Address",
-    "BlockCall",
-    "Made",
-    "ProgramRecording",
-    "RecordedCall",
-    "TensorReference",
-    "Value",
-    "draws",
-    "forwards_replaced",
-    "tensors_in",
-]
-
 Address: TypeAlias = tuple[Any, ...]
 
 

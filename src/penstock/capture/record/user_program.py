@@ -19,8 +19,6 @@ from penstock.capture.user_lines import line_of_user, line_with_source
 from penstock.errors import BadInput, CaptureFailed
 from penstock.torch_internals import InOneProcess, holder_of
 
-__all__ = ["IN_ONE_PROCESS", "LOSS", "ProgramTensors", "Returned", "UserProgram"]
-
 LOSS = "loss"
 """Names of a loss module's tensors and modules start with this."""
 

@@ -24,8 +24,6 @@ from penstock.capture.record.model_state import (
 from penstock.capture.record.user_program import UserProgram
 from penstock.torch_internals import write_count
 
-__all__ = ["KeptState", "changed_by", "copied"]
-
 _UNSET: Any = object()
 
 

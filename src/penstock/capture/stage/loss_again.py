@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph
     from penstock.capture.stage.stage_tensors import StageModule
 
-__all__ = ["Ends", "LossAgain", "loss_again"]
-
 Ends: TypeAlias = tuple[Mapping[int, torch.Tensor], Mapping[int, torch.Tensor]]
 """Leaves of the batch by number, and values that the loss reads, of one micro-batch."""
 

@@ -72,16 +72,6 @@ from penstock.torch_internals import (
     taken_off,
 )
 
-__all__ = [
-    "Costs",
-    "PathChanged",
-    "ProgramPart",
-    "ProgramStage",
-    "Purpose",
-    "RunContext",
-    "StageRun",
-]
-
 Costs: TypeAlias = Literal["", "measured", "estimated"]
 """For which costs a stage runs, if it runs for these."""
 

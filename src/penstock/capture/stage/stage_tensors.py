@@ -23,8 +23,6 @@ from penstock.torch_internals import without_modes
 if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph
 
-__all__ = ["StageModule", "weight_of_rows"]
-
 
 @lru_cache(maxsize=256)
 def weight_of_rows(rows: int, device: torch.device) -> torch.Tensor:

@@ -41,8 +41,6 @@ from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.message_order import in_planned_order, unit_times
 
-__all__ = ["AsynchronousSteps", "planned_messages"]
-
 Orders: TypeAlias = tuple[tuple[Action, ...], ...]
 """The actions of every stage in one part of the asynchronous order."""
 

@@ -16,8 +16,6 @@ from penstock.runtime.stages.runner import StageInputs, Tensors, Work
 from penstock.runtime.steps.training import Stepper
 from penstock.schedule.action import ActionKind
 
-__all__ = ["VersionedStage", "with_updates"]
-
 
 class VersionedStage:
     """The stage at ``place`` of this rank, with the weights that its order has for each pass.

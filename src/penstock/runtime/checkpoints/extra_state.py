@@ -10,8 +10,6 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.serialization import from_bytes, to_bytes
 from penstock.torch_internals import EXTRA_STATE
 
-__all__ = ["extra_states", "extra_tensors", "restore_extra"]
-
 PREFIX = "extra."
 """Begins the names of tensors in a checkpoint whose bytes are the extra state of a module."""
 

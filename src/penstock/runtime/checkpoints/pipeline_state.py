@@ -29,8 +29,6 @@ from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.steps.training import Training, merged_states
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_into
 
-__all__ = ["load_state", "restore", "restore_own", "saved_state", "saved_tensors", "state_tensors"]
-
 
 def state_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]:
     """All tensors of this rank's state, by name."""

@@ -21,8 +21,6 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.weights.pretrained import INDEX_FILE, LOSS_FILE, SINGLE_FILE, is_adapted
 from penstock.runtime.weights.safetensors_file import write_tensors
 
-__all__ = ["check_free", "save_adapters", "save_weights", "whole_state_dict"]
-
 ADAPTER_FILE = "adapter_model.safetensors"
 
 

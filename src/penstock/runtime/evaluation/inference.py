@@ -24,8 +24,6 @@ from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation
 from penstock.torch_internals import holder_of
 
-__all__ = ["Inference", "PredictionView", "RankOutputs", "predict"]
-
 
 def share_tensors(programs: Mapping[int, StageProgram], engine: Engine) -> None:
     """Make the stages use the same parameters and buffers that this rank trains.

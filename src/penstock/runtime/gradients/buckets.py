@@ -19,19 +19,6 @@ from penstock.runtime.clock import Clock
 from penstock.runtime.processes.world import Groups, World, await_work
 from penstock.torch_internals import write_count
 
-__all__ = [
-    "GradientBucket",
-    "GradientBuckets",
-    "GradientSum",
-    "holders_of_parameters",
-    "make_bucket",
-    "make_groups",
-    "owners_of_parameters",
-    "place_gradients",
-    "stages_of_parameters",
-]
-
-
 UNCOUNTED = set[torch.Tensor]()
 """Parameters whose gradients count no writes for now."""
 

@@ -10,8 +10,6 @@ from penstock.runtime.processes.heartbeat import BEAT_S, HEARTBEAT
 from penstock.runtime.processes.world import World, connection_is_lost
 from penstock.torch_internals import default_store
 
-__all__ = ["Failures"]
-
 INSTANCES = count()
 """Numbers pipelines, which every rank creates in the same order."""
 

@@ -34,18 +34,6 @@ from penstock.runtime.processes.store import met_at
 from penstock.runtime.serialization import from_bytes, to_bytes
 from penstock.torch_internals import OWN_GROUP, abort_group, default_store
 
-__all__ = [
-    "Groups",
-    "World",
-    "as_bytes",
-    "await_work",
-    "check_environment",
-    "connection_is_lost",
-    "failure_of",
-    "has_timed_out",
-    "join_world",
-]
-
 T = TypeVar("T")
 
 NAME = "a message between ranks"

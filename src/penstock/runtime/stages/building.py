@@ -28,18 +28,6 @@ from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of
 from penstock.runtime.weights.safetensors_file import StoredTensor
 from penstock.words import numbered
 
-__all__ = [
-    "StageCalls",
-    "build_stages",
-    "check_alike",
-    "check_layers",
-    "check_plan_fits",
-    "graph_of",
-    "module_for",
-    "runner_of",
-    "stages_of",
-]
-
 
 def graph_of(
     model: nn.Module | LayerGraph,

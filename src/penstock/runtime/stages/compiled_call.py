@@ -41,8 +41,6 @@ from penstock.runtime.program import places_of
 from penstock.runtime.stages.random_stream import replayed
 from penstock.torch_internals import COMPILED_CALL, checkpoint_here, compiler
 
-__all__ = ["CompiledCall", "StageCompiler"]
-
 DYNAMO = compiler()
 """Imported here, so that workers have it from the server that forks them: optimizers import it."""
 

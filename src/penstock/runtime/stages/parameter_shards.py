@@ -44,8 +44,6 @@ from penstock.runtime.processes.world import World, await_work
 from penstock.runtime.stages.shards import Shards, copy_values
 from penstock.torch_internals import NoFunctionCalls, after_backward
 
-__all__ = ["ParameterShards", "divided_parameters", "gather_ahead"]
-
 # From torch 2.13 on these have other names.
 gather_into: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_into: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)

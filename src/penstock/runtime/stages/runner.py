@@ -18,16 +18,6 @@ from penstock.runtime.gradients.buckets import uncounted
 from penstock.runtime.stages.random_stream import replayed
 from penstock.schedule.action import ActionKind
 
-__all__ = [
-    "LossTerm",
-    "ModuleRunner",
-    "StageInputs",
-    "StageRunner",
-    "Tensors",
-    "Work",
-    "row_of_zeros",
-]
-
 Tensors: TypeAlias = Sequence[torch.Tensor | None]
 """Boundary tensors or their gradients, in the stage's order; ``None`` is a gradient of zero."""
 

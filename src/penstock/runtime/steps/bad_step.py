@@ -25,8 +25,6 @@ from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_l
 from penstock.runtime.stages.runner import ModuleRunner, Tensors
 from penstock.runtime.steps.training import StepBegin, Training, Updated
 
-__all__ = ["MOST_IN_A_ROW", "after_bad_step"]
-
 Batches: TypeAlias = Sequence[Sequence[Leaf]]
 
 Found: TypeAlias = tuple[int, int, int, int, str]

@@ -22,8 +22,6 @@ from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.settings import Update
 from penstock.words import counted
 
-__all__ = ["Meetings"]
-
 
 class Meetings:
     """Lets this rank's weights meet those of the other pipelines every ``every`` steps.

@@ -39,20 +39,6 @@ if TYPE_CHECKING:
     from penstock.runtime.steps.meeting import Meetings
     from penstock.runtime.verify.loss_check import LossCheck
 
-__all__ = [
-    "StepBegin",
-    "Steps",
-    "StreamedSteps",
-    "Training",
-    "Updated",
-    "flushed_step",
-    "mean_factor",
-    "merged_states",
-    "metrics_of",
-    "stepped_together",
-    "timed_step",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Updated:

@@ -18,8 +18,6 @@ from penstock.runtime.transport.messages import Message, MessagePart, RankMessag
 from penstock.runtime.transport.transport import Inlet, Transport, position_code
 from penstock.schedule.action import Action
 
-__all__ = ["Channels", "PipelineChannels", "Places"]
-
 
 class Channels(Protocol):
     """The interface of communication for the action loop.

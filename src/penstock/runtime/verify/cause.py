@@ -9,8 +9,6 @@ from torch import nn
 
 from penstock.capture.record.recording import tensors_in
 
-__all__ = ["cause_of"]
-
 
 class Call(NamedTuple):
     """A call of a module, with copies of the tensors that it was given and has returned."""

@@ -23,8 +23,6 @@ from penstock.runtime.verify.verify import moved
 from penstock.torch_internals import pytree
 from penstock.words import size_text
 
-__all__ = ["LossCheck"]
-
 COPIES = 8
 """How many times what the loss reads must fit into free memory, to be joined and computed with."""
 

@@ -43,8 +43,6 @@ from penstock.runtime.verify.cause import cause_of
 from penstock.runtime.verify.without_dropout import WithoutDropout
 from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, write_count
 
-__all__ = ["Reference", "Values", "in_double", "run_own_module"]
-
 DIVISIONS = frozenset(
     [
         torch.div,

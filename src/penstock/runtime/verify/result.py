@@ -10,17 +10,6 @@ import torch
 from penstock.runtime.engine import Engine
 from penstock.runtime.verify.own_module import Values
 
-__all__ = [
-    "NOISE_SHARE",
-    "TOLERANCES",
-    "Difference",
-    "VerifyResult",
-    "compare",
-    "not_compared",
-    "pairs_of",
-    "tolerance_of",
-]
-
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference relative to the tensor's largest value, by the type of the computation.
 

@@ -15,8 +15,6 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.verify.own_module import in_double
 from penstock.torch_internals import pytree
 
-__all__ = ["StepState", "begin_of", "with_attributes"]
-
 SENT = frozenset([int, float, bool, str, bytes, type(None), torch.Tensor])
 """Types of values that can be sent, also in lists, tuples and dicts."""
 

@@ -31,8 +31,6 @@ from penstock.runtime.verify.verify import (
     verify_with,
 )
 
-__all__ = ["VerifiedSteps", "say"]
-
 Batches = Sequence[Sequence[Leaf]]
 WholeBatches = Sequence[Sequence[torch.Tensor]]
 

@@ -50,20 +50,6 @@ from penstock.runtime.verify.step_state import StepState, begin_of, with_attribu
 from penstock.runtime.verify.without_dropout import WithoutDropout
 from penstock.words import size_text
 
-__all__ = [
-    "Difference",
-    "Reference",
-    "VerifyResult",
-    "compared",
-    "counter_warning",
-    "mixing_warning",
-    "not_compared",
-    "obstacle",
-    "reference_of",
-    "verify",
-    "verify_with",
-]
-
 WHOLE = "your module on the whole batch"
 IN_PARTS = "your module, micro-batch by micro-batch"
 NO_ROOM = "the memory of rank 0 is too small for the whole batch"

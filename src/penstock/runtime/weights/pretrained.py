@@ -27,18 +27,6 @@ from penstock.capture.stage.stage_tensors import StageModule
 from penstock.errors import BadInput
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
 
-__all__ = [
-    "INDEX_FILE",
-    "LOSS_FILE",
-    "SINGLE_FILE",
-    "Weights",
-    "check_architecture",
-    "is_adapted",
-    "read_stage",
-    "sources_of",
-    "tensors_in",
-]
-
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 LOSS_FILE = "loss.safetensors"

@@ -9,8 +9,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.warm_up import warm_up_depths
 
-__all__ = ["ZB_H1", "ZB_H2", "zb_h1", "zb_h2"]
-
 
 def zb_h1(shape: PipelineShape) -> Schedule:
     """1F1B's warm-up depth, with W in the gaps (Zero Bubble, ICLR 2024, ZB-H1).

@@ -26,8 +26,6 @@ from penstock.runtime.transport.shared_memory.segments import (
     open_memory,
 )
 
-__all__ = ["SharedSum", "share_sums"]
-
 HANDED, SUMMED, COPIED = 0, 1, 2
 """Indexes of a holder's counters for a bucket.
 
