@@ -238,6 +238,7 @@ class InOneProcess:
             c10d: Any = torch.distributed.distributed_c10d
             world, c10d._rank_not_in_group, c10d._get_default_group = self._plain
             c10d.GroupMember.WORLD = world
+            self._plain = None, None, None  # a group is closed when nobody holds it
 
     def _is_outside(self, group: Any) -> bool:
         """What every call in a group asks first."""
