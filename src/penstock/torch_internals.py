@@ -87,9 +87,6 @@ GPU_SLEEP = "_sleep"
 BACKWARD_HOOKS = "_backward_hooks", "_backward_pre_hooks"
 """Where a module's ``__dict__`` has them: a stage takes them off what it leaves out."""
 
-FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"
-"""Where a module's ``__dict__`` has those that run around its forward."""
-
 COMPILED_CALL = "_compiled_call_impl"
 """Where a module's ``__dict__`` has what ``module.compile()`` made: it passes by ``forward``."""
 

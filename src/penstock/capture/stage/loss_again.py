@@ -6,20 +6,16 @@
 They read the ends, and leaves of the batch.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import nn
 
 from penstock.capture.loss.loss_parts import LossParts
 from penstock.capture.record.recording import Address
 from penstock.capture.stage.stage import ProgramPart, RunContext
 from penstock.capture.user_lines import line_in_words
-from penstock.torch_internals import FORWARD_HOOKS
 
 if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph
@@ -65,22 +61,8 @@ class LossAgain:
         for value, spec in zip(self.ends, specs, strict=True):
             every = [own[value] for _, own in kept]
             received.append(torch.cat(every, spec.batch_dim) if spec.batch_dim >= 0 else every[0])
-        with torch.no_grad(), without_hooks(graph.model.modules()):
+        with torch.no_grad():
             return again.run(leaves, received)[0]
-
-
-@contextmanager
-def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Within, no forward hooks run: they have seen each micro-batch."""
-    hooked = [(vars(module), key) for module in modules for key in FORWARD_HOOKS]
-    kept = [(place, key, place[key]) for place, key in hooked if place[key]]
-    for place, key, _ in kept:
-        place[key] = OrderedDict()
-    try:
-        yield
-    finally:
-        for place, key, hooks in kept:
-            place[key] = hooks
 
 
 def loss_again(graph: "LayerGraph", first: int) -> LossAgain:

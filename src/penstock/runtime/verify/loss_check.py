@@ -20,7 +20,7 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import Totals
 from penstock.runtime.verify.result import tolerance_of
 from penstock.runtime.verify.verify import moved
-from penstock.torch_internals import pytree
+from penstock.torch_internals import forward_hooks, pytree
 from penstock.words import size_text
 
 COPIES = 8
@@ -40,7 +40,7 @@ class LossCheck:
     def __init__(self, engine: Engine, say: Callable[[str], None]) -> None:
         self._engine, self._say = engine, say
         self.seen = dict[int, LossAgain | None]()
-        self._no_room = ""
+        self._why_not = ""
 
     def begin(self, samples: int) -> bool:
         """Let last stages keep what the loss of the next step reads; whether it can be compared."""
@@ -58,9 +58,14 @@ class LossCheck:
         if again is not None:
             specs = [graph.cut.spec(value) for value in again.ends]
             size = COPIES * sum(spec.bytes_for(samples) for spec in specs)
-            is_large = size > free_memory(engine.world.device).bytes
-            self._no_room = f"it needs {size_text(size)} at once" * is_large
-            state.again, state.ends = None if is_large else again, {}
+            between = ((path, graph.program.module(path)) for path in graph.recorded.record.between)
+            hooked = next((path for path, module in between if forward_hooks(module)), None)
+            self._why_not = ""
+            if size > free_memory(engine.world.device).bytes:
+                self._why_not = f"it needs {size_text(size)} at once"
+            elif hooked is not None:
+                self._why_not = f"the forward hooks of module '{hooked}' would run once more"
+            state.again, state.ends = None if self._why_not else again, {}
         return again is not None
 
     def _leave_out(self, why: str) -> None:
@@ -78,7 +83,7 @@ class LossCheck:
         engine, state = self._engine, self._engine.graph.state
         kept = [state.ends[name] for name in sorted(state.ends)]
         state.again, state.ends = None, {}
-        own: list[Any] = [nan, 0.0, self._no_room]
+        own: list[Any] = [nan, 0.0, self._why_not]
         try:
             own[:2] = self._loss(kept, samples, totals.loss)
         except Exception as error:
