@@ -34,7 +34,7 @@ ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
 
 def test_every_use_of_the_table_has_words_somewhere() -> None:
     """A misspelt use would never be met."""
-    own = {*SETTINGS, *uses_of(PLAN), "lengths", "kinds", "newer weights"}
+    own = {*SETTINGS, *uses_of(PLAN), "kinds", "newer weights"}
     own |= {"whole loss", "early backward", "one slice"}
     own |= {"tied stages", "tied", "thawed", *CHOICES, *uses_of_training(None)}
     assert {use for rule in CONFLICTS for use in (rule.this, rule.that)} == own
@@ -53,7 +53,6 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     "accumulate": ({"accumulate": 2}, "accumulate = 2"),
     "skip": ({"on_non_finite": "skip"}, 'on_non_finite = "skip"'),
     "roll-back": ({"on_non_finite": "roll-back"}, 'on_non_finite = "roll-back"'),
-    "wide": ({"gradient_dtype": "float32"}, 'gradient_dtype = "float32"'),
     "meetings": ({"meet_every": 5}, "meet_every = 5"),
     "average": ({"average_decay": 0.9}, "average_decay = 0.9"),
     "no checkpoints": ({"checkpoint_every": 0}, "checkpoint_every = 0"),

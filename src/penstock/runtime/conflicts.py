@@ -195,7 +195,6 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "skip": ("on_non_finite", lambda policy: policy == "skip"),
     "roll-back": ("on_non_finite", lambda policy: policy == "roll-back"),
     "no checkpoints": ("checkpoint_every", lambda steps: steps == 0),
-    "wide": ("gradient_dtype", bool),
     "meetings": ("meet_every", bool),
     "average": ("average_decay", bool),
     "verified later": ("verify_every", bool),
@@ -233,7 +232,6 @@ def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
     return {
         "tied stages": tied,
         "tied": shared,
-        "lengths": "a model with lengths" * bool(graph.lengths),
         "kinds": "a model with other_examples" * bool(graph.others),
         "compile": "compile=True" * graph.compiles,
         "whole loss": graph.whole_loss and f"a loss over the whole batch ({graph.whole_loss})",

@@ -190,7 +190,7 @@ class Options:
     def uses(self) -> dict[str, str]:
         """What these options use, for `check_conflicts`."""
         names = ("autocast", "shard_optimizer", "optimizer")
-        of_update = ("on_non_finite", "meet_every", "gradient_dtype")
+        of_update = ("on_non_finite", "meet_every")
         of_safety = ("verify_every", "transport")
         return uses_of_settings(
             {name: getattr(self, name) for name in names}

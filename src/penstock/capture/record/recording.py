@@ -53,6 +53,7 @@ from penstock.capture.record.model_state import (
     value_at,
 )
 from penstock.capture.record.outside_state import containers_in
+from penstock.capture.record.units import is_torchs
 from penstock.capture.record.user_program import LOSS, UserProgram
 from penstock.capture.stand_ins import made_up, standing_in
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
@@ -844,6 +845,8 @@ class ProgramRecording(TorchFunctionMode):
         self._hooked_inside = []
         try:
             result = self._run_unit(path, plain, args, kwargs)
+            if not is_torchs(self.program.module(path)):
+                result = self._as_its_own(result, given)
         finally:
             self._inside = None
         number = len(self.events)
@@ -862,6 +865,23 @@ class ProgramRecording(TorchFunctionMode):
         self._note_checkpoint(number)
         self._note_result(event, number, path, args, kwargs, given, result)
         return result
+
+    def _as_its_own(self, result: Any, given: Sequence[torch.Tensor]) -> Any:
+        """A unit's result, in which what it was given is another tensor with the same values.
+
+        It may return its argument as it is in some steps only, as an expert that rests does, and
+        what a stage sends must be what comes out of it.
+        """
+
+        same = {id(tensor) for tensor in given if tensor.requires_grad}
+
+        def apart(leaf: Any) -> Any:
+            return leaf.view_as(leaf) if id(leaf) in same else leaf
+
+        if same.isdisjoint(map(id, pytree.tree_leaves(result))):
+            return result
+        with torch.enable_grad():
+            return pytree.tree_map(apart, result)
 
     def _note_implicit(self, event: RecordedCall, number: int) -> None:
         for value in self._hooked_inside:
