@@ -16,6 +16,7 @@ from penstock.capture.loss.loss_parts import LossParts
 from penstock.capture.record.recording import Address
 from penstock.capture.stage.stage import ProgramPart, RunContext
 from penstock.capture.user_lines import line_in_words
+from penstock.errors import BadInput
 
 if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph
@@ -45,7 +46,8 @@ class LossAgain:
         """The loss of micro-batches together, by the lines of the user; ``module`` is their stage.
 
         Raises:
-            BadInput: it takes another path than on the example.
+            BadInput: it takes another path than on the example, or is of several batches of which
+                each has a value of its own for all samples.
         """
         graph, held = module.graph, module.stage.held
         plain = replace(graph, recorded=replace(graph.recorded, parts=LossParts()), wants="loss")
@@ -57,10 +59,16 @@ class LossAgain:
         again.stage.begin_as(module.stage)
         again.tell(RunContext(trial=True))
         leaves = [torch.cat([leaves[number] for leaves, _ in kept]) for number in inputs]
+        shared = graph.call.layout.shared
+        alike = [[own[n][0] for own, _ in kept] for n in inputs if n in shared]
         received: list[torch.Tensor] = []
         for value, spec in zip(self.ends, specs, strict=True):
             every = [own[value] for _, own in kept]
+            if spec.batch_dim < 0:
+                alike.append(every)
             received.append(torch.cat(every, spec.batch_dim) if spec.batch_dim >= 0 else every[0])
+        if not all(torch.equal(one, every[0]) for every in alike for one in every):
+            raise BadInput("batches of a step have other values of what all their samples share")
         with torch.no_grad():
             return again.run(leaves, received)[0]
 
