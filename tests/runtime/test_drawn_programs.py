@@ -167,6 +167,7 @@ def outcome(program: Program) -> str:
     return "right"
 
 
+@pytest.mark.timeout(1200)
 @settings(max_examples=300, deadline=None)
 @given(PROGRAMS)
 def test_ten_steps_of_a_drawn_program_are_right_or_refused(program: Program) -> None:
