@@ -9,6 +9,8 @@ import pytest
 
 from penstock.errors import BadInput
 
+__all__ = ["FOLDER", "host_networks", "needs_namespaces"]
+
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "rehearsal"
 
 

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+__all__ = ["script_at"]
+
 ROOT = Path(__file__).parent.parent
 
 

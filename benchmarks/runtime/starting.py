@@ -12,6 +12,8 @@ from typing import Any
 
 from penstock.runtime.processes.store import serve_store
 
+__all__ = ["run_tasks"]
+
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "rehearsal"))
 

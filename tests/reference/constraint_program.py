@@ -22,6 +22,8 @@ from ortools.sat.python import cp_model
 
 from penstock.plan.problem import PlanningProblem
 
+__all__ = ["Optimum", "best_pipeline"]
+
 
 @dataclass(frozen=True)
 class Optimum:

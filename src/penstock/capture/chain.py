@@ -15,6 +15,8 @@ from torch import nn
 from penstock.capture.stage_program import LossFunction
 from penstock.errors import BadInput
 
+__all__ = ["Chain"]
+
 
 class Chain(nn.Module):
     """Modules that run one after another, each on what the previous one returned.

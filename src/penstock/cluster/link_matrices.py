@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
 
+__all__ = ["LinkMatrices", "link_matrices"]
+
 
 @dataclass(frozen=True)
 class LinkMatrices:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from penstock.planning.hardware_choice import ClusterChoice
 
+__all__ = ["choose"]
+
 
 def choose(
     *,

@@ -38,6 +38,8 @@ except ImportError as missing:
         f"pip install transformers accelerate"
     ) from missing
 
+__all__ = ["PipelineTrainer", "arguments_in"]
+
 ModelCall = Callable[..., Any]
 """Calls the model with keyword arguments."""
 

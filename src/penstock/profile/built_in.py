@@ -39,6 +39,8 @@ from penstock.profile.model_profile import (
     without_batch_inputs,
 )
 
+__all__ = ["MODELS", "model_from_table", "read_model_table"]
+
 
 def packaged(name: str) -> ModelProfile:
     """A model of the package; comments in its file name the source of its numbers."""

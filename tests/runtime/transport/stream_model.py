@@ -45,6 +45,20 @@ from penstock.runtime.transport.messages import (
 from penstock.runtime.transport.process_groups import GroupTransport
 from penstock.schedule.registry import FAMILIES
 
+__all__ = [
+    "Operation",
+    "Program",
+    "RecordedRank",
+    "Rules",
+    "boundaries_of",
+    "by_direction",
+    "by_pair",
+    "receives_first",
+    "recorded_programs",
+    "recorded_ranks",
+    "stuck",
+]
+
 
 def boundaries_of(stages: int, *, skips: bool = True, width: int = 3) -> list[BoundaryTensors]:
     """A tensor from each stage to the next, and a mask without a gradient to the last."""
@@ -427,7 +441,10 @@ def recorded_programs(
     rows: int = 0,
     hasty: bool = False,
 ) -> dict[int, Program]:
-    """What every rank issues to be connected, and in iterations of ``rows`` samples (0: all)."""
+    """What every rank issues to be connected, and in iterations of ``rows`` samples (0: all).
+
+    After the first iteration, warm-up forwards run beside the exchange of the iteration before.
+    """
     programs: dict[int, Program] = {}
     rows = rows or plan.global_batch
     for rank in recorded_ranks(plan, boundaries, backend, hasty=hasty):
@@ -438,9 +455,12 @@ def recorded_programs(
         for _ in range(iterations - 1):
             rank.buckets.finish()
             rank.buckets.starts_early = True
-            rank.exchange()()
+            exchanged = rank.exchange()
+            warm_up, rest = lowered.in_two
+            warm_up.run(rank.clock)
+            exchanged()
             rank.begin(lowered.parts)
-            lowered.run(rank.clock)
+            rest.run(rank.clock)
         if training:
             rank.buckets.finish()
         rank.exchange()()

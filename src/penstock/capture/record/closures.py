@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import nn
 
+__all__ = ["CopiedFunctions"]
+
 
 class CopiedFunctions:
     """Functions with the copies of what they hold; ``copies`` are these by the originals' ids.

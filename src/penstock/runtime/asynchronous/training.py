@@ -41,6 +41,8 @@ from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.message_order import in_planned_order, unit_times
 
+__all__ = ["AsynchronousSteps", "planned_messages"]
+
 Orders: TypeAlias = tuple[tuple[Action, ...], ...]
 """The actions of every stage in one part of the asynchronous order."""
 
@@ -236,7 +238,8 @@ class AsynchronousSteps(StreamedSteps):
             )
             for place in engine.places
         }
-        return PreparedSize(Program(ringed, True, lengths, parts, messages, channels, ()))
+        none = frozenset[Action]()
+        return PreparedSize(Program(ringed, True, lengths, parts, none, messages, channels, ()))
 
     def _numbers(self, leaves: Sequence[Leaf]) -> list[float]:
         """This rank's numbers of a batch: those of every step, and those of its stages."""

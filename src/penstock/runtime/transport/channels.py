@@ -4,8 +4,8 @@
 they cut rows out of a stage's results, and assemble the inputs of a stage from received rows.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_int16, c_int32, c_int64
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -17,6 +17,8 @@ from penstock.runtime.stages.runner import Tensors
 from penstock.runtime.transport.messages import Message, MessagePart, RankMessages
 from penstock.runtime.transport.transport import Inlet, Transport, position_code
 from penstock.schedule.action import Action
+
+__all__ = ["Channels", "PipelineChannels", "Places"]
 
 
 class Channels(Protocol):
@@ -63,7 +65,7 @@ class Arrival:
         self, message: Message, inlet: Inlet | None, stream: "PeerMessages | None"
     ) -> None:
         self.message, self.inlet, self.stream = message, inlet, stream
-        self.tensors: list[torch.Tensor | None] | None = None
+        self.tensors: list[torch.Tensor] | None = None
 
 
 @dataclass
@@ -125,6 +127,15 @@ class PipelineChannels:
         if self.transport is not None:
             self.transport.proceed(planned)
 
+    def discard(self, planned: Sequence[Message | Action]) -> None:
+        """Wait for the messages of ``planned``, all announced, that no action took; drop them."""
+        begun = Counter(m.sender for m in planned if isinstance(m, Message))
+        for peer, stream in self._streams.items():
+            for arrival in stream.arrivals[stream.taken : begun[peer]]:
+                assert arrival.inlet is not None
+                arrival.inlet.wait()
+                arrival.inlet.take()
+
     def receiver(self, action: Action) -> Callable[[], Tensors]:
         gather = self._gatherer(action)
         if self.transport is None:
@@ -180,8 +191,6 @@ class PipelineChannels:
             for part, tensor in zip(message.parts, self._take(arrival), strict=True):
                 place = slots[part.spec.name]
                 before = tensors[place]
-                if tensor is None:
-                    continue
                 if before is not None and place in borrowed:
                     # Another stage of this rank may use the same tensor, so copy before adding.
                     before = before.clone()
@@ -191,11 +200,12 @@ class PipelineChannels:
                 tensors[place] = joined(before, part, tensor, message.kind)
         return tensors
 
-    def _take(self, wanted: Arrival) -> list[torch.Tensor | None]:
+    def _take(self, wanted: Arrival) -> list[torch.Tensor]:
         """The tensors of a message; earlier messages of the same sender are stored for later."""
-        if (kept := wanted.tensors) is not None:
+        tensors = wanted.tensors
+        if tensors is not None:
             wanted.tensors = None
-            return kept
+            return tensors
         stream = wanted.stream
         assert stream is not None
         while True:
@@ -205,9 +215,7 @@ class PipelineChannels:
             assert inlet is not None
             inlet.wait()
             start = self._clock.now()
-            given = inlet.take()
-            made = map(gradient_in, given) if message.kind == "B" else given
-            tensors: list[torch.Tensor | None] = [*made]
+            tensors = inlet.take()
             self._clock.add(
                 "RECV",
                 message.receiver_stage,
@@ -229,8 +237,7 @@ class PipelineChannels:
             def hand_over(result: Tensors) -> None:
                 # Detached, so that each stage's backward ends at its own inputs.
                 arrival.tensors = [
-                    None if result[place] is None else rows_of(result[place], part, memory).detach()
-                    for place, part in parts
+                    rows_of(result[place], part, memory).detach() for place, part in parts
                 ]
 
             return hand_over
@@ -247,29 +254,10 @@ class PipelineChannels:
         return send
 
 
-INTEGERS = {2: c_int16, 4: c_int32, 8: c_int64, 16: c_int64}
-"""What a number of so many bytes is read as; of 16, their first 8."""
-
-
-def gradient_in(arrived: torch.Tensor) -> torch.Tensor | None:
-    """The gradient that has arrived; ``None`` where the sender had none (see `rows_of`)."""
-    kind = INTEGERS.get(arrived.itemsize)
-    if kind is None or not arrived.is_cpu or not arrived.numel():
-        return arrived
-    return None if kind.from_address(arrived.data_ptr()).value == -1 else arrived
-
-
 def rows_of(tensor: torch.Tensor | None, part: MessagePart, memory: torch.device) -> torch.Tensor:
-    """The rows of ``part`` in the sender's tensor; without one, a mark in ``memory``.
-
-    It is NaN with all bits set, which no operator makes. For a device, where the host would wait to
-    see it, it is zeros.
-    """
+    """The rows of ``part`` in the sender's tensor; zeros in ``memory`` if it has no gradient."""
     if tensor is None:
-        mark = torch.zeros(part.shape, dtype=part.dtype, device=memory)
-        if mark.is_cpu:
-            mark.view(-1).view(torch.uint8).fill_(255)
-        return mark
+        return torch.zeros(part.shape, dtype=part.dtype, device=memory)
     if part.dim < 0 or tensor.shape[part.dim] == len(part.source_rows):
         return tensor
     return tensor.narrow(part.dim, part.source_rows.start, len(part.source_rows))
