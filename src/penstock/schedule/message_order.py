@@ -11,7 +11,7 @@ Real times differ from units, so a receive may be issued a little early or late.
 only where a message could have arrived while its receiver still had to send an earlier one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from penstock.schedule.action import Action
@@ -23,8 +23,12 @@ __all__ = ["in_planned_order", "unit_times"]
 AnyMessage = TypeVar("AnyMessage")
 
 
-def unit_times(orders: Sequence[Sequence[Action]], shape: PipelineShape) -> dict[Action, int]:
-    """When each action starts if all last one unit and each starts as soon as it can.
+def unit_times(
+    orders: Sequence[Sequence[Action]],
+    shape: PipelineShape,
+    units_of: Callable[[Action], int] = lambda action: 1,
+) -> dict[Action, int]:
+    """When each action starts if it lasts so many units, and each starts as soon as it can.
 
     ``orders`` are those of all device groups. Actions that no order contains are taken as done
     before, so that the parts of an endless order can be given one after another.
@@ -49,8 +53,8 @@ def unit_times(orders: Sequence[Sequence[Action]], shape: PipelineShape) -> dict
                 needed = [p for p in predecessors(action, shape) if p in contained]
                 if any(p not in times for p in needed):
                     break
-                start = max([free[group], *(times[p] + 1 for p in needed)])
-                times[action], free[group] = start, start + 1
+                start = max([free[group], *(times[p] + units_of(p) for p in needed)])
+                times[action], free[group] = start, start + units_of(action)
                 places[group] += 1
         if len(times) == before:
             raise ValueError("the actions of these orders wait for one another in a circle")
