@@ -37,8 +37,6 @@ for place in (HERE, HERE.parent / "models", ROOT / "tests", ROOT / "src"):
 import torch  # noqa: E402
 from rows import Row, Setting, failing, read_rows, table, write_rows  # noqa: E402
 
-__all__ = ["main"]
-
 
 @dataclass(frozen=True)
 class Part:

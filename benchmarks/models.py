@@ -39,8 +39,6 @@ import transformers  # noqa: E402
 from judging import judge, judge_family, outcome_of  # noqa: E402
 from registered import HEADS, registered  # noqa: E402
 
-__all__ = ["main"]
-
 GOOD = ("right", "right as gradient accumulation")
 OUTCOMES = (*GOOD, "refused", "WRONG", "crash", "timeout", "out of memory", "does not run eagerly")
 KINDS = {

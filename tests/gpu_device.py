@@ -6,6 +6,4 @@ PENSTOCK_TEST_DEVICE=cpu pytest -m cuda
 
 import os
 
-__all__ = ["DEVICE"]
-
 DEVICE = os.environ.get("PENSTOCK_TEST_DEVICE", "cuda")

@@ -4,8 +4,6 @@ from hypothesis import strategies as st
 
 from penstock.schedule.shape import PipelineShape, StageCost, folded, looped
 
-__all__ = ["least_memory_bytes", "list_shapes"]
-
 
 def least_memory_bytes(shape: PipelineShape) -> list[float]:
     """What a single micro-batch saves on each group, of the way that saves more."""

@@ -9,8 +9,6 @@ import pytest
 
 from penstock.errors import BadInput
 
-__all__ = ["FOLDER", "host_networks", "needs_namespaces"]
-
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "rehearsal"
 
 

@@ -18,8 +18,6 @@ from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PlacementStyle, placement_of_style
 from penstock.simulate.simulation import simulate_plan
 
-__all__ = ["NearTight", "near_tight"]
-
 SCHEDULES = {
     "1f1b": 1,
     "gpipe": 1,

@@ -22,8 +22,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape, PlacementStyle, placement_of_style
 from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule
 
-__all__ = ["RandomPipeline", "random_order", "random_pipeline"]
-
 MEGABYTE = 10**6
 
 STYLES: tuple[PlacementStyle, ...] = ("straight", "looped", "folded", "mirrored")

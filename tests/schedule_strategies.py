@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from penstock.schedule.shape import PipelineShape, PlacementStyle, StageCost, placement_of_style
 
-__all__ = ["STYLES", "per_stage_costs", "small_shapes"]
-
 STYLES: tuple[PlacementStyle, ...] = ("straight", "looped", "folded", "mirrored")
 
 per_stage_costs = st.builds(

@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["script_at"]
-
 ROOT = Path(__file__).parent.parent
 
 

@@ -47,8 +47,6 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["HostWait", "MixedDevices", "Stuck", "clear_waits", "install", "waits"]
-
 aten: Any = torch.ops.aten
 
 BLOCK_BYTES = 512

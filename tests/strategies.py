@@ -14,8 +14,6 @@ from penstock.profile.model_profile import (
     SharedParameter,
 )
 
-__all__ = ["Case", "cases", "clusters", "plans", "profiles"]
-
 MEGABYTE = 1_000_000
 
 

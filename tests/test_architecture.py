@@ -37,14 +37,16 @@ MOST_LINES_OF_CODE_OF_A_CLASS = 400
 
 LARGE_CLASSES = {
     "capture/layer_graph.py: LayerGraph",
+    "capture/record/example.py: _Recorder",
     "capture/record/recording.py: ProgramRecording",
     "capture/stage/stage.py: ProgramStage",
     "runtime/engine.py: Engine",
+    "runtime/pipeline.py: Pipeline",
 }
 """Classes above a limit, until they are split."""
 
 CYCLES = {
-    "penstock.capture": 26,
+    "penstock.capture": 27,
     "penstock.plan": 2,
     "penstock.runtime.steps": 2,
     "penstock.runtime.transport": 4,

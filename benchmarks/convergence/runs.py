@@ -24,8 +24,6 @@ from penstock.runtime.settings import Safety, Update
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import StageCost
 
-__all__ = ["MEASURED", "Asked", "Run", "leads_of", "measured_costs", "train"]
-
 EVALUATIONS = 20
 AVERAGED = 3
 """The last so many evaluations make a run's final score."""

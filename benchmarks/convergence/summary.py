@@ -9,17 +9,6 @@ from typing import Any
 from runs import Asked, leads_of
 from scipy.stats import t as student
 
-__all__ = [
-    "CASES",
-    "RATES",
-    "Case",
-    "best_rate",
-    "errors_table",
-    "methods_of",
-    "summarise",
-    "table_of",
-]
-
 GOAL_SHARE = 0.6
 """Methods are asked for the loss that synchronous training has after this share of its samples."""
 

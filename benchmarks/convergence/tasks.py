@@ -17,8 +17,6 @@ from torch.nn import functional
 
 from penstock.examples import digits, gpt_text
 
-__all__ = ["TASKS", "Score", "Task", "stages_of"]
-
 DIGITS_PIECES = 8
 TEXT_PIECES = 4
 HIDDEN = 128

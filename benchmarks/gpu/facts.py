@@ -11,8 +11,6 @@ from xml.etree import ElementTree
 import torch
 from rows import Row, Setting, told, under
 
-__all__ = ["facts"]
-
 HERE = Path(__file__).parent
 TESTS = HERE.parent.parent / "tests"
 

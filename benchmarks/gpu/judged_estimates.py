@@ -29,8 +29,6 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.simulation import simulate_plan
 
-__all__ = ["estimates_and_predictions"]
-
 MICRO_BATCHES, STEPS = 4, 9
 PREDICTION_BAR, MEMORY_BAR, MEDIAN_BAR, WORST_BAR = 0.05, 0.10, 0.10, 0.25
 DEVICE = torch.device("cuda", 0)

@@ -20,20 +20,6 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.settings import Safety
 
-__all__ = [
-    "FAILURES",
-    "as_one_process",
-    "ends_with_the_cause",
-    "failing_rank",
-    "here",
-    "judged",
-    "launched",
-    "pipeline",
-    "ranks_of_one_gpu",
-    "sharded_or_whole",
-    "streamed",
-]
-
 FAILURES = ("is killed", "runs out of memory", "is stopped")
 ENDS_WITHIN_S = 20.0
 """Of which a stopped rank takes `WAITS_S`, and starting the processes the most."""

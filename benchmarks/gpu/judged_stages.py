@@ -27,8 +27,6 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.program import RankStages
 from penstock.runtime.settings import Safety
 
-__all__ = ["models_in_stages", "no_host_waits"]
-
 MODELS = (
     "GPT2LMHeadModel",
     "LlamaForCausalLM",

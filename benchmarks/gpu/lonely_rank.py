@@ -35,8 +35,6 @@ from penstock.runtime.transport.transport import Inlet
 from penstock.schedule.action import Action
 from penstock.simulate.simulation import simulate_plan
 
-__all__ = ["each_rank_alone"]
-
 HARDWARE = "H100-80GB"
 MEMORY_BAR = 0.05
 RESERVE_SHARE = 0.1

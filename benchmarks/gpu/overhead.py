@@ -16,8 +16,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 
-__all__ = ["overhead_and_copies"]
-
 MICRO_BATCHES, STAGES = 32, 4
 ACTION_BAR_S = 500e-6
 """A layer of a transformer takes a GPU some milliseconds."""

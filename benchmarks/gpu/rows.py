@@ -10,18 +10,6 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-__all__ = [
-    "Outcome",
-    "Row",
-    "Setting",
-    "failing",
-    "read_rows",
-    "table",
-    "told",
-    "under",
-    "write_rows",
-]
-
 Outcome: TypeAlias = Literal["right", "wrong", "failed", "told", "not judged"]
 """wrong: outside its bar; failed: an error; told: a figure without a bar."""
 

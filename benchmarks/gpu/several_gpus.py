@@ -16,8 +16,6 @@ from penstock.errors import BadInput
 from penstock.measure.links import measure_links
 from penstock.plan.plan import Plan, Stage
 
-__all__ = ["joined", "linked", "several_gpus", "stepped"]
-
 FIRST_STEP_S = 60.0
 """What making communicators, warming up and a first step may take together."""
 

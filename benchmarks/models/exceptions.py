@@ -2,8 +2,6 @@
 
 from typing import Any
 
-__all__ = ["CONFIG_EXCEPTIONS", "KEPT", "THREE_POSITIONS"]
-
 KEPT = {"id2label", "label2id", "problem_type", "dtype", "transformers_version", "architectures"}
 """Attributes that are never changed."""
 

@@ -12,8 +12,6 @@ import torch
 import torchvision
 from torch import nn
 
-__all__ = ["LIBRARIES", "family_batches", "family_loss", "family_model", "registered_families"]
-
 LIBRARIES = {"torchvision": torchvision.__version__, "timm": timm.__version__}
 SAMPLES = 4
 CLASSES = 4

@@ -12,8 +12,6 @@ from pictures import special_pictures
 from tiny import VOCABULARY, WORDS_FROM
 from torch import nn
 
-__all__ = ["Attempt", "attempts"]
-
 SAMPLES = 4
 WORDS = 16
 VALID = (16, 13, 9, 12)

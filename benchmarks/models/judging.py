@@ -21,14 +21,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 
-__all__ = [
-    "judge",
-    "judge_family",
-    "judge_model",
-    "made_model",
-    "outcome_of",
-]
-
 LIMIT = 1e-4
 STAGES = 3
 MICRO_BATCHES = 2

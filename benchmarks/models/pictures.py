@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["special_pictures"]
-
 SIDE = 4
 """Patches along a side of a picture."""
 

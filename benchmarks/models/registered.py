@@ -4,8 +4,6 @@ from typing import Any
 
 from transformers.models.auto import modeling_auto
 
-__all__ = ["HEADS", "registered"]
-
 HEADS = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",

@@ -8,8 +8,6 @@ from typing import Any
 from exceptions import CONFIG_EXCEPTIONS, KEPT, THREE_POSITIONS
 from transformers import PreTrainedConfig
 
-__all__ = ["VOCABULARY", "WORDS_FROM", "tiny_config"]
-
 VOCABULARY = 128
 WORDS_FROM = 64
 """Numbers below are for special tokens; the words of the batch are those from here on."""

@@ -17,8 +17,6 @@ from penstock.profile.find import find_profile
 from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
-__all__ = ["bapipe_claims"]
-
 PAPER = "BaPipe"
 MICRO_BATCHES = 32
 BASELINES = ("data-parallel", "pipedream", "gpipe")

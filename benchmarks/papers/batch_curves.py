@@ -12,8 +12,6 @@ from penstock.planners.dapple.dapple import dapple
 from penstock.planners.data_parallel import data_parallel
 from penstock.simulate.score import make_score
 
-__all__ = ["batch_curves", "curve_claims"]
-
 BATCHES = {
     "resnet-50": (512, 1024, 2048, 4096),
     "vgg-19": (512, 1024, 2048, 4096),

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["WITHIN", "Claim", "claims_table", "verdict_of"]
-
 WITHIN = 0.05
 """A figure is reproduced if it is off by at most this share."""
 

@@ -20,15 +20,6 @@ from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.simulate.score import make_score
 
-__all__ = [
-    "GRPC_BYTES_PER_S",
-    "PAPER",
-    "planner_claims",
-    "problem_for",
-    "winners_rows",
-    "without_overlap_s",
-]
-
 PAPER = "DAPPLE"
 BATCH = 128
 DEVICES = 16

@@ -31,8 +31,6 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 
-__all__ = ["most_layers", "scaling_claims"]
-
 STRONG = {"gnmt-16": 2048, "bert-48": 128, "xlnet-36": 128, "amoeba-36": 256}
 """Samples of an iteration in the experiment with 2 to 16 devices of cluster A."""
 

@@ -18,8 +18,6 @@ sys.path.append(str(Path(__file__).parents[1] / "convergence"))
 
 from throughput import MODELS, RECORDED, row_of
 
-__all__ = ["spectrain_claims"]
-
 PAPER = "SpecTrain"
 PCIE = 12.0
 OVER = {

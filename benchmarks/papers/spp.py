@@ -18,8 +18,6 @@ from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.simulate.score import make_score
 
-__all__ = ["spp_claims"]
-
 PAPER = "SPP"
 DEVICES = (8, 16)
 SPREADS = (10, 30, 100, 1000)

@@ -24,8 +24,6 @@ from penstock.planning.planning_problem import planning_problem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 
-__all__ = ["BEHIND", "random_problem", "random_row", "random_table", "random_words"]
-
 BEHIND = 0.001
 """A share by which `search` may be slower before it counts as behind."""
 

@@ -12,23 +12,15 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import score_until
 from penstock.planning.assessment import PlannedPipeline
-from penstock.planning.comparison import AUTO, Comparison, compare_plans
+from penstock.planning.comparison import Comparison, compare_plans
 from penstock.planning.explanation import explain_plan, explanation_words
-from penstock.planning.planning_problem import planning_problem, schedules_named
+from penstock.planning.planning_problem import AUTO, planning_problem, schedules_named
 from penstock.planning.rivals import rivals_of
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
 from penstock.search.families import rescheduled
 from penstock.search.search import PLANNERS, STARTING_PLANNERS
 from penstock.simulate.score import make_score
-
-__all__ = [
-    "BATCHES",
-    "CLUSTERS",
-    "EXPLAINED_GAP",
-    "every_schedule",
-    "run_row",
-]
 
 EXPLAINED_GAP = 0.05
 WHOLE = "whole-backwards"

@@ -6,14 +6,6 @@ from typing import Any, TypeAlias
 
 from rows import CLUSTERS, EXPLAINED_GAP
 
-__all__ = [
-    "behind",
-    "markdown",
-    "page_tables",
-    "search_of",
-    "summary_of",
-]
-
 Row: TypeAlias = dict[str, Any]
 
 KINDS = {"data parallelism": "plain", "data parallelism by block": "by block"}

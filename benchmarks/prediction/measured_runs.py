@@ -18,8 +18,6 @@ from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.processes.world import join_world
 
-__all__ = ["balanced", "measured_costs", "processor", "run"]
-
 
 def balanced(job: Job, costs: CostedJob, replicas: tuple[int, ...], schedule: str) -> Plan:
     """Stages with the given replicas, cut so that work per replica is as even as possible."""

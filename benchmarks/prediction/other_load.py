@@ -7,8 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["OtherLoad", "other_load"]
-
 TICKS_PER_S = 100
 
 

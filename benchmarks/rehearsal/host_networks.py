@@ -20,8 +20,6 @@ from pathlib import Path
 
 from penstock.errors import BadInput, RunFailed
 
-__all__ = ["PORT", "HostNetwork", "joined_hosts", "ready_network"]
-
 PORT = "port"
 """The name of a host's network interface, for `GLOO_SOCKET_IFNAME`."""
 

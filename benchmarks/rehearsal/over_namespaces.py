@@ -17,8 +17,6 @@ from penstock.rehearse.rehearsing_rank import RankRecord, rehearse_with
 from penstock.runtime.processes.launch import launch_workers
 from penstock.simulate.simulation import simulate_plan
 
-__all__ = ["rehearse_over_namespaces"]
-
 LIMIT_S = 120.0
 
 

@@ -10,8 +10,6 @@ from host_networks import PORT, joined_hosts
 
 from penstock.cluster.cluster import Cluster, Device, Host
 
-__all__ = ["run_on_hosts", "two_hosts"]
-
 RANKS_OF_A_HOST = 2
 STORE_PORT = 29_500
 

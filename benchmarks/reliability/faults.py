@@ -14,18 +14,6 @@ from typing import Literal, TypeAlias
 
 from runs import Run, in_network_of, read
 
-__all__ = [
-    "DAMAGES",
-    "KINDS",
-    "STEPS",
-    "Fault",
-    "damage",
-    "drawn",
-    "needs_root",
-    "reached",
-    "strike",
-]
-
 STEPS = 30
 """Of the job of `tiny.toml`."""
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any
 
-__all__ = ["BOUNDS", "Trend", "trend_of", "trends_of"]
-
 WARM_UP_S = 600.0
 """Samples before are not looked at: caches fill."""
 

@@ -4,8 +4,6 @@ import subprocess
 import time
 from pathlib import Path
 
-__all__ = ["finished"]
-
 
 def finished(
     process: subprocess.Popen[bytes], place: Path, wait_s: float, first_wait_s: float = 0.0

@@ -15,20 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-__all__ = [
-    "APART",
-    "HERE",
-    "Place",
-    "Run",
-    "Start",
-    "be_apart",
-    "begin",
-    "in_network_of",
-    "kill_all",
-    "place_in",
-    "read",
-]
-
 HERE = Path(__file__).parent
 MARK = "PENSTOCK_CHAOS"
 """Environment variable by which the processes of a run are found."""

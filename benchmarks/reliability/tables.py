@@ -10,12 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "elastic_table",
-    "faults_table",
-    "soak_table",
-]
-
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "benchmarks" / "reliability.md"
 

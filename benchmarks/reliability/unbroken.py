@@ -10,8 +10,6 @@ from faults import Transport
 from runs import HERE, Start, begin, place_in
 from verdict import tensors_of
 
-__all__ = ["COSTS", "JOB", "Unbroken", "unbroken"]
-
 JOB = HERE / "tiny.toml"
 LAYERS = 5
 COSTS = ("profile.json", "cluster.toml")

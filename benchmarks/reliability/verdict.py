@@ -10,8 +10,6 @@ from pathlib import Path
 from faults import STEPS, Fault
 from runs import APART, Place, Run, kill_all, read
 
-__all__ = ["clean_up_after", "flaws_of_end", "flaws_of_resumed", "tensors_of"]
-
 GONE_S = 60.0
 """Seconds in which the last process of a run must be gone once its first has ended."""
 LONGEST_LINE = 600

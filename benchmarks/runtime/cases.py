@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from penstock.plan.plan import Plan, Stage
 from penstock.schedule.shape import PlacementStyle, placement_of_style
 
-__all__ = ["CASES", "Case", "bounds_of", "placement_of", "plan_of"]
-
 
 @dataclass(frozen=True)
 class Case:

@@ -19,8 +19,6 @@ from models import Model, make_model
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.action import Action
 
-__all__ = ["LIMIT_S", "Comparison", "compare"]
-
 LIMIT_S = 100e-6
 WARM_UP = 3
 CORES = os.cpu_count() or 1

@@ -20,8 +20,6 @@ from penstock.runtime.settings import Safety
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.action import Action
 
-__all__ = ["Ours", "Rival", "action_seconds"]
-
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 

@@ -38,15 +38,6 @@ from penstock.runtime.settings import Safety
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 
-__all__ = [
-    "Name",
-    "alternated",
-    "cluster_of_ranks",
-    "compare_data_parallel",
-    "compare_end_to_end",
-    "with_memory",
-]
-
 Name = TypeVar("Name")
 """What a contender is told apart by."""
 

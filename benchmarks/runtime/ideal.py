@@ -5,8 +5,6 @@ from itertools import chain
 
 from penstock.schedule.action import Action
 
-__all__ = ["Seconds", "ideal_s", "work_bound_s"]
-
 Seconds = Callable[[Action], float]
 """Seconds of an action."""
 

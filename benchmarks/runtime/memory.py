@@ -10,8 +10,6 @@ from cases import CASES, bounds_of
 from contenders import Ours, Rival
 from models import make_model
 
-__all__ = ["measure_memory"]
-
 ITERATIONS = 3
 
 

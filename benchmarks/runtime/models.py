@@ -13,8 +13,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["Model", "make_model"]
-
 VOCABULARY = {"gpt": 4096, "gpt-head": 16384}
 """Words of the models of language."""
 

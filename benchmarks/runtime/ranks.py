@@ -14,8 +14,6 @@ from comparing import compare
 from end_to_end import compare_data_parallel, compare_end_to_end
 from memory import measure_memory
 
-__all__ = ["main"]
-
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "compare": compare,
     "memory": measure_memory,

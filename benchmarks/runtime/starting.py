@@ -12,8 +12,6 @@ from typing import Any
 
 from penstock.runtime.processes.store import serve_store
 
-__all__ = ["run_tasks"]
-
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "rehearsal"))
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any, TypeAlias
 
-__all__ = ["page_tables"]
-
 Rows: TypeAlias = list[dict[str, Any]]
 
 WITHOUT = "-"

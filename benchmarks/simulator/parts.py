@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 from playing import PLAYED, SCORED, Played, Scored, play_case, score_case
 
-__all__ = ["PARTS"]
-
 
 def playing() -> tuple[list[Played], list[str]]:
     """Actions a second."""

@@ -11,8 +11,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
-__all__ = ["Case", "Pipeline", "median_s", "pipeline_of", "plan_of"]
-
 
 @dataclass(frozen=True)
 class Case:

@@ -16,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from reference.plain_simulator import play
 
-__all__ = ["PLAYED", "SCORED", "Played", "Scored", "play_case", "score_case"]
-
 REPEATS = 9
 SLOW_REPEATS = 3
 

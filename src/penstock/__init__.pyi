@@ -22,6 +22,7 @@ from penstock.errors import PenstockError as PenstockError
 from penstock.errors import ReplicasDiffer as ReplicasDiffer
 from penstock.errors import RunFailed as RunFailed
 from penstock.errors import Stalled as Stalled
+from penstock.errors import WeightElsewhere as WeightElsewhere
 from penstock.measure.layer_times import measure_profile as measure_profile
 from penstock.measure.roofline import estimate_profile as estimate_profile
 from penstock.plan.json_file import read_plan as read_plan

@@ -16,8 +16,6 @@ from penstock.schedule.outside import AnySchedule
 from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
-__all__ = ["compare_planners", "plan_pipeline"]
-
 
 def plan_pipeline(
     profile: ModelProfile,

@@ -18,8 +18,6 @@ from penstock.command_line.options import with_options
 from penstock.command_line.terminal import print_error, silence_output
 from penstock.errors import INTERRUPTED, SIGNALLED, RunFailed
 
-__all__ = ["app_of", "main"]
-
 COMMANDS = {
     "init": "init_command.init",
     "profile": "job_commands.profile",

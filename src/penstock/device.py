@@ -19,43 +19,6 @@ from penstock.machine import FreeMemory, free_host_memory, usable_memory_bytes
 from penstock.torch_internals import GPU_SLEEP
 from penstock.words import size_text
 
-__all__ = [
-    "DEVICE_NAMES",
-    "CopyStream",
-    "DeviceName",
-    "Mark",
-    "allocated_bytes",
-    "begin_peak",
-    "bytes_of_all_processes",
-    "check_gpu_is_here",
-    "check_room",
-    "copied_to",
-    "device_in_use",
-    "flush_cache",
-    "free_memory",
-    "generator_state",
-    "hold",
-    "identity_of",
-    "is_gpu",
-    "keep_freed_memory",
-    "kind_of",
-    "memory_bytes_of",
-    "own_device",
-    "peak_bytes",
-    "pieces_on_host",
-    "pinned",
-    "put_generator_state",
-    "release_unused",
-    "reserved_peak_bytes",
-    "seeded_generator_state",
-    "seen_gpus",
-    "timing_mark",
-    "unpinned",
-    "wait_checking",
-    "wait_for",
-    "without_tf32",
-]
-
 GPU = "cuda"
 
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
@@ -408,3 +371,14 @@ def without_tf32() -> Iterator[None]:
         cudnn.allow_tf32 = flag
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
+
+
+@contextmanager
+def without_nested_tensors() -> Iterator[None]:
+    """Within, torch's encoder layers leave their fast path, whose tensors no stage can send."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

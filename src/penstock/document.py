@@ -31,27 +31,6 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 
 from penstock.errors import BadInput
 
-__all__ = [
-    "Entry",
-    "Json",
-    "Table",
-    "check_document",
-    "check_folder",
-    "check_place",
-    "csv_text",
-    "in_one_line",
-    "json_text",
-    "parse_json",
-    "parse_toml",
-    "read_config",
-    "read_document",
-    "read_text",
-    "unknown_key",
-    "version_is",
-    "write_pieces",
-    "write_text",
-]
-
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 """What a JSON document can hold."""
 

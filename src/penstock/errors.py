@@ -3,6 +3,7 @@
 PenstockError
   + BadInput               2   what the user gave cannot be used
     x CaptureFailed        2   the model cannot be captured; names the line and the way out
+    x WeightElsewhere      2   the loop uses a weight that another rank has
   x Infeasible             3   no plan satisfies the limits
   x PluginFailed           4   a planner or schedule from outside raised, or returned something else
   + RunFailed              4   a run started and could not go on
@@ -15,27 +16,6 @@ PenstockError
 """
 
 from typing import ClassVar
-
-__all__ = [
-    "INTERRUPTED",
-    "SIGNALLED",
-    "TRAINING_PACKAGES",
-    "BadInput",
-    "CaptureFailed",
-    "Infeasible",
-    "LossNotFinite",
-    "PeerFailed",
-    "PenstockError",
-    "PluginFailed",
-    "ReplicasDiffer",
-    "RunFailed",
-    "SaidByAnotherRank",
-    "Stalled",
-    "WorkerLost",
-    "exit_code_of",
-    "missing_for_training",
-    "shortened",
-]
 
 TRAINING_PACKAGES = ("torch", "safetensors", "tensorboard")
 """What the extra ``train`` installs; planning needs none of them."""
@@ -83,6 +63,13 @@ class CaptureFailed(BadInput):
     """The model cannot be captured; the message names the line of user code and the way out."""
 
     longest = 2000
+
+
+class WeightElsewhere(BadInput):
+    """The loop needs values of a weight that another rank has; nothing was changed.
+
+    The message names the weight, the ranks and `Pipeline.full_model`.
+    """
 
 
 class Infeasible(PenstockError):

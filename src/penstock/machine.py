@@ -14,15 +14,6 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-__all__ = [
-    "FreeMemory",
-    "free_host_memory",
-    "granted_cores",
-    "processor_name",
-    "usable_cores",
-    "usable_memory_bytes",
-]
-
 ROOT = Path("/")
 MEGABYTE = 1 << 20
 

@@ -5,16 +5,19 @@ are the same in the oldest torch that is supported (2.11) and in 2.13.
 """
 
 import contextlib
+import inspect
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # meta has no autocast
 from torch.library import _scoped_library as kernels_for_now  # others are forever
 from torch.nn.modules._functions import BackwardHookFunction  # torch's, and no call of the user's
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE  # a name in state dicts
 from torch.optim._muon import _adjust_lr as muon_rate  # two parts of a step, to predict the next
 from torch.optim._muon import _zeropower_via_newtonschulz as muon_direction
 from torch.overrides import TorchFunctionMode
@@ -23,51 +26,6 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,  # sees operators, to count and time them
     _disable_current_modes,
 )
-
-__all__ = [
-    "BACKWARD_HOOKS",
-    "COMPILED_CALL",
-    "CPU_ATTENTION",
-    "CPU_ATTENTION_BACKWARD",
-    "GPU_SLEEP",
-    "GROUPED_PRODUCT",
-    "BackwardHookFunction",
-    "BatchNorm",
-    "FakeTensor",
-    "FakeTensorMode",
-    "NoFunctionCalls",
-    "Norm",
-    "TorchDispatchMode",
-    "abort_group",
-    "after_backward",
-    "allocation_event",
-    "as_parameter",
-    "as_subclass",
-    "checkpoint_here",
-    "compiler",
-    "default_store",
-    "eagerly",
-    "flat_weights",
-    "forget_groups",
-    "forward_hooks",
-    "gradient_hooks",
-    "has_global_hooks",
-    "holder_of",
-    "kernels_for_now",
-    "modes_on",
-    "muon_direction",
-    "muon_rate",
-    "own_buffers",
-    "own_parameters",
-    "put_on",
-    "pytree",
-    "run_engine",
-    "schema_of",
-    "storage_id",
-    "taken_off",
-    "without_modes",
-    "write_count",
-]
 
 internals: Any = torch._C  # its stubs do not name all of it
 overrides: Any = torch.overrides
@@ -111,6 +69,15 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def has_other_users(tensor: torch.Tensor) -> bool:
+    """Whether other tensors share the memory; what detaches tells of no view."""
+    return internals._storage_Use_Count(storage_id(tensor)) > OWN_USES
+
+
+OWN_USES = 2
+"""The tensor, and the storage that is looked at."""
+
+
 # A function of `torch.cuda` that keeps a GPU busy for a number of its cycles.
 GPU_SLEEP = "_sleep"
 
@@ -147,9 +114,13 @@ def forward_hooks(module: nn.Module) -> int:
 
 
 def has_global_hooks() -> bool:
-    """Whether there are backward hooks for all modules."""
+    """Whether there are backward hooks for all modules, also those of a module tracker."""
     registered = nn.modules.module
-    return bool(registered._global_backward_hooks or registered._global_backward_pre_hooks)
+    return bool(
+        registered._global_backward_hooks
+        or registered._global_backward_pre_hooks
+        or any("ModuleTracker" in repr(h) for h in registered._global_forward_pre_hooks.values())
+    )
 
 
 # What runs now.
@@ -228,3 +199,70 @@ def abort_group(group: Any) -> None:
 def forget_groups(mesh: Any) -> None:
     """Let a device mesh refer to no process group, so that their connections are closed."""
     getattr(mesh, "_pg_registry", dict[str, object]()).clear()
+
+
+OWN_GROUP = "penstock"
+"""The description of the process groups that Penstock makes."""
+
+_TORCH = os.path.dirname(torch.__file__)
+_OF_USERS = os.path.join(_TORCH, "distributed", "nn")
+
+
+class InOneProcess:
+    """Within, the user's code finds no default process group, and is rank 0 of 1.
+
+    If it calls another function of `torch.distributed` all the same, ``refuse`` gets its name and
+    the rank (None: there is no group). What torch itself calls is as ever, and so are calls in the
+    groups of `OWN_GROUP`.
+    """
+
+    def __init__(self, refuse: Callable[[str, int | None], NoReturn]) -> None:
+        self._refuse, self._depth = refuse, 0
+        self._plain: tuple[Any, Any, Any] = None, None, None
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            c10d: Any = torch.distributed.distributed_c10d
+            world = c10d.GroupMember.WORLD
+            self._plain = world, c10d._rank_not_in_group, c10d._get_default_group
+            c10d.GroupMember.WORLD, c10d._rank_not_in_group = None, self._is_outside
+            c10d._get_default_group = self._group
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            c10d: Any = torch.distributed.distributed_c10d
+            world, c10d._rank_not_in_group, c10d._get_default_group = self._plain
+            c10d.GroupMember.WORLD = world
+            self._plain = None, None, None  # a group is closed when nobody holds it
+
+    def _is_outside(self, group: Any) -> bool:
+        """What every call in a group asks first."""
+        if group is not None:
+            self._group()
+        return self._plain[1](group)
+
+    def _group(self) -> Any:
+        """The default group for torch's own calls; for the user's, one of this process alone."""
+        frame: Any = inspect.currentframe()
+        called = frame
+        while frame.f_code.co_filename.endswith(
+            ("distributed_c10d.py", "c10d_logger.py", __file__)
+        ):
+            called = called if frame.f_code.co_name == "wrapper" else frame
+            frame = frame.f_back
+        name, group, caller = called.f_code.co_name, called.f_locals.get("group"), frame.f_code
+        by_torch = caller.co_filename.startswith(_TORCH)
+        by_torch = by_torch and not caller.co_filename.startswith(_OF_USERS)
+        if by_torch or getattr(group, "group_desc", "") == OWN_GROUP:
+            return self._plain[0]
+        if group is None and name in ("get_rank", "get_world_size"):
+            return _Alone
+        self._refuse(name, self._plain[0] and self._plain[0].rank())
+
+
+class _Alone:
+    """A process group of this process."""
+
+    rank, size = staticmethod(lambda: 0), staticmethod(lambda: 1)

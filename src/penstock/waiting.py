@@ -4,8 +4,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from threading import Timer
 
-__all__ = ["PATIENCE_S", "notice_if_long"]
-
 PATIENCE_S = 3.0
 """Work that takes longer than this prints what it is."""
 

@@ -3,18 +3,6 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = [
-    "counted",
-    "html_table",
-    "layers_text",
-    "numbered",
-    "percent_text",
-    "rate_text",
-    "seconds_text",
-    "size_text",
-    "three_digits",
-]
-
 
 def seconds_text(seconds: float) -> str:
     """A duration in the unit that suits it.

@@ -15,8 +15,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["CASES", "Case", "inputs"]
-
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
@@ -763,7 +761,7 @@ case(
 case("a counter in a buffer, written in place", CountsInBuffer, apart=True)
 case("a counter in a buffer, bound anew", CountsByRebinding, apart=True)
 case("a running mean of activations", Running, apart=True)
-case("a running mean read by the first stage, written by the last", Ahead, None, "refused")
+case("a running mean read by the first block, written after the last", Ahead, apart=True)
 case("a tensor carried to the next micro-batch", Carries, apart=True)
 case("a tensor carried from the last stage to the first", CarriesFar, None, "refused")
 case("an attribute changed for a while", Restores, apart=True)

@@ -15,8 +15,6 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
 from penstock.capture.stage.stage import RunContext
 
-__all__ = ["WAYS", "StagedRun", "bounds_of", "gap"]
-
 WAYS = ("together", "ranks", "interleaved")
 
 

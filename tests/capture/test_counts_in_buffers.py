@@ -144,7 +144,7 @@ def test_what_is_written_between_layers_is_named_with_its_line(between, name):
     _, counts = counts_of(Net(between))
     assert list(counts) == [name]
     line = between.__code__.co_firstlineno + 1
-    assert f"test_counts_in_buffers.py:{line} `net." in counts[name][0]
+    assert f"test_counts_in_buffers.py:{line} `net." in counts[name]
 
 
 @pytest.mark.parametrize("granularity", ["module", "block", "operator"])

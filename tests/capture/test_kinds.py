@@ -59,11 +59,6 @@ def test_what_only_a_further_kind_calls_is_in_the_layer_before_and_its_parameter
         assert "look.0.own" not in dict(later.named_buffers())
 
 
-def test_parameters_that_only_the_other_kind_reads_are_idle() -> None:
-    names = {f"look.{number}.{kind}" for number in (0, 1) for kind in ("weight", "bias")}
-    assert [kind.cut.idle for kind in captured(0).kinds] == [set(), names]
-
-
 class Turned(nn.Module):
     """Two layers, whose order depends on the kind of batch."""
 

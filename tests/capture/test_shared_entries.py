@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.capture.found_lengths import find_dynamic
-from penstock.capture.lengths import Length
 from penstock.errors import BadInput, CaptureFailed
 
 
@@ -145,21 +144,3 @@ def test_shared_entries_vary_with_a_length():
     assert graph.lengths_of(dict(enumerate(leaves))) == (9,)
     with pytest.raises(BadInput, match=r"dimension 0 of batch\['places'\] is 7"):
         graph.batch_leaves({**batches[1], "places": torch.zeros(7, 2, dtype=torch.float64)})
-
-
-def test_shared_entries_are_padded_to_a_bucket():
-    length = Length("length", buckets=(8, 16), pad=0)
-    batch = batch_of(0, 4)
-    dynamic = {"words": {1: length}, "labels": {1: Length("length", buckets=(8, 16), pad=-100)}}
-    dynamic["places"] = {0: length}
-
-    class Net(Placed):
-        def forward(self, words, places, labels):
-            hidden = torch.tanh(self.first(self.words(words) + self.place(places)))
-            return functional.cross_entropy(self.last(hidden).flatten(0, 1), labels.flatten())
-
-    own = {key: batch[key] for key in ("words", "places", "labels")}
-    graph = capture_model(Net().double(), own, dynamic=dynamic)
-    words, places, labels = graph.batch_leaves(own)
-    assert words.shape == (4, 8) and places.shape == (4, 8, 2) and labels.shape == (4, 8)
-    assert not places[:, LENGTH:].any() and int(labels[3, 7]) == -100

@@ -5,8 +5,6 @@ import runpy
 import sys
 from pathlib import Path
 
-__all__ = ["run_file"]
-
 
 def run_file(folder: Path, file: str) -> None:
     """Run a program in its folder, as Python does; what it prints goes to a file beside it."""

@@ -1,19 +1,9 @@
 import re
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
-from penstock.command_line import (
-    bridge_commands,
-    choose_command,
-    cluster_commands,
-    compare_command,
-    doctor_command,
-    init_command,
-    job_commands,
-    planning_commands,
-    rehearse_command,
-    simulate_command,
-)
+from penstock.cli import COMMANDS
 from penstock.command_line.options import with_options
 from penstock.schedule.registry import FAMILIES
 from penstock.search.search import PLANNERS
@@ -77,23 +67,9 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
         )
     }
     commands = {
-        name: getattr(module, name)
-        for module in (
-            cluster_commands,
-            bridge_commands,
-            job_commands,
-            planning_commands,
-            rehearse_command,
-            simulate_command,
-            compare_command,
-            choose_command,
-            doctor_command,
-            init_command,
-        )
-        for name in module.__all__
+        name: getattr(import_module(f"penstock.command_line.{place}"), function)
+        for name, (place, function) in ((n, p.split(".")) for n, p in COMMANDS.items())
     }
-    named = {"catalogue": "list", "export_plan": "export", "import_layout": "import"}
-    commands |= {name: commands.pop(function) for function, name in named.items()}
     assert set(sections) == set(commands)
     shared = {"as_json", "quiet", "out", "return"}
     arguments = {"job", "run_directory", "layout"}

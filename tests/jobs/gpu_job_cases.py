@@ -13,8 +13,6 @@ from penstock.measure import links
 from penstock.runtime.transport.process_groups import GroupTransport
 from penstock.runtime.transport.shared_memory.staged import StagedTransport
 
-__all__ = ["trained"]
-
 STEPS = 6
 
 SMALL_MESSAGES = (4096, 1 << 20)

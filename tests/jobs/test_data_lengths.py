@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from bucket_models import batch_of, tagger
-from bucket_models import loss_of as bucket_loss
+from recurrent_models import batch_of, loss_of, tagger
 from torch import nn
-from torch.nn import functional
 
 from penstock.ask_planner import plan_pipeline
 from penstock.capture.lengths import Length
@@ -50,10 +48,6 @@ def batches(split: str, seed: int, start: int, size: int) -> Iterator[dict[str, 
 def batches_of(length: int, *where: Any) -> Iterator[dict[str, torch.Tensor]]:
     """Those of one length only."""
     return (batch for batch in batches(*where) if batch["tokens"].shape[1] == length)
-
-
-def loss_of(scores: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    return functional.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten())
 
 
 def job(**changes: object) -> Job:
@@ -167,7 +161,7 @@ def recurrent_batches(
 
 
 def test_a_job_whose_model_goes_through_the_words_is_profiled_at_the_lengths_of_its_data() -> None:
-    own = job(data=recurrent_batches, loss=bucket_loss, granularity="block")
+    own = job(data=recurrent_batches, loss=loss_of, granularity="block")
     own = replace(own, model=tagger)
     assert build_and_capture(own).layer_names[1:4] == ("blocks.0", "blocks.1", "blocks.2")
     by_length = profile_job(own, estimate_for="H100-80GB").by_length
@@ -207,8 +201,6 @@ def test_dynamic_is_a_table_of_a_job_file(tmp_path: Path) -> None:
         "tokens": {1: Length("length")},
         0: {2: Length("width", max=9)},
     }
-    file.write_text(whole + 'tokens = { 1 = { name = "length", buckets = [4, 8], pad = 0 } }')
-    assert read_job(file).dynamic == {"tokens": {1: Length("length", buckets=(4, 8), pad=0)}}
     file.write_text(whole.replace("[dynamic]", 'dynamic = "auto"'))
     assert read_job(file).dynamic == "auto"
     file.write_text(whole.replace("[dynamic]", 'dynamic = "all"'))

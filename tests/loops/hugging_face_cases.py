@@ -11,8 +11,6 @@ from transformers import Trainer, TrainingArguments
 
 from penstock import Plan, Stage
 
-__all__ = ["data", "model", "plan_of", "trained"]
-
 TEXT = Path(transformers.__file__).read_bytes()
 
 ARGUMENTS: dict[str, Any] = {

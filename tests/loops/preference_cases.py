@@ -9,8 +9,6 @@ import transformers
 from loops.hugging_face_cases import TEXT, model, plan_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-__all__ = ["preferences", "trained"]
-
 
 def preferences(folder: Path) -> None:
     """Pairs of pieces of a Python file, for training and held out."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-__all__ = ["KnownGpu"]
-
 
 @dataclass
 class Mark:

@@ -5,8 +5,6 @@ from torch import distributed
 from penstock.cluster.cluster import Cluster
 from penstock.measure.links import measure_links
 
-__all__ = ["measured"]
-
 
 def measured() -> Cluster:
     distributed.init_process_group("gloo")

@@ -8,8 +8,6 @@ from itertools import pairwise
 
 from penstock.cluster.cluster import Cluster
 
-__all__ = ["all_reduced_s"]
-
 
 def all_reduced_s(cluster: Cluster, devices: tuple[int, ...], size_bytes: float) -> float:
     """The quicker of one ring, and of sums inside each host with a ring of one device of each."""

@@ -22,8 +22,6 @@ from ortools.sat.python import cp_model
 
 from penstock.plan.problem import PlanningProblem
 
-__all__ = ["Optimum", "best_pipeline"]
-
 
 @dataclass(frozen=True)
 class Optimum:

@@ -12,8 +12,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.validate import in_flight_peaks
 
-__all__ = ["enumerated_makespan_s"]
-
 
 def enumerated_makespan_s(shape: PipelineShape, *, split: bool) -> float:
     """The least makespan of all orders of all groups, micro-batches in any sequence."""

@@ -9,8 +9,6 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dapple.placement import POLICIES, Counts, servers_of
 
-__all__ = ["every_latency_s", "plan_latency_s", "slides_s"]
-
 Servers = tuple[tuple[int, ...], ...]
 
 

@@ -14,8 +14,6 @@ from penstock.plan.cost import (
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
 
-__all__ = ["plain_best_s"]
-
 
 def plain_best_s(
     problem: PlanningProblem, order: tuple[int, ...], micro_batch_size: int, schedule: str

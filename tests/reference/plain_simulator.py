@@ -19,8 +19,6 @@ from penstock.simulate.stage_work import ReplicaWork
 from penstock.simulate.trace import Span, Trace
 from penstock.simulate.workload import DeviceWork, Workload
 
-__all__ = ["play"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -13,8 +13,6 @@ from penstock.simulate.gradients import Ports
 from penstock.simulate.stage_work import StageWork
 from penstock.simulate.workload import Replica, Workload
 
-__all__ = ["PlainWorkload", "Segment"]
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:

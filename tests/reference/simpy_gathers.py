@@ -4,8 +4,6 @@ from collections.abc import Generator, Sequence
 
 import simpy
 
-__all__ = ["gathered_pass_s"]
-
 
 def gathered_pass_s(messages_s: Sequence[float], work_s: Sequence[float], scatters: bool) -> float:
     """Seconds until every layer was gathered and has computed, and its gradients are scattered.

@@ -29,8 +29,6 @@ from penstock.profile.model_profile import Affine, Edge, ModelProfile, SharedPar
 from penstock.schedule.action import Action
 from penstock.schedule.schedule import Schedule
 
-__all__ = ["iteration_s"]
-
 BUCKET_BYTES = 25 * 2**20
 
 Output = tuple[tuple[object, ...], list[object], list[object], float]

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import simpy
 
-__all__ = ["COMPUTE", "MESSAGE", "REDUCTION", "Process", "Standstill", "Turn", "Wires"]
-
 MESSAGE, REDUCTION, COMPUTE = range(3)
 
 Process = Generator[simpy.Event, object, None]

@@ -8,8 +8,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.simulation import Prediction, simulate_plan
 
-__all__ = ["balanced_stages", "play_balanced"]
-
 LINK_BYTES_PER_S = 1e9
 Inputs = ParamSpec("Inputs")
 

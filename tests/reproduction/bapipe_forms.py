@@ -15,8 +15,6 @@ from reproduction.balanced_stages import play_balanced
 
 from penstock.planners.bapipe.formulas import Method, mini_batch_s
 
-__all__ = ["METHODS", "closed_form_s", "played_s"]
-
 METHODS: tuple[Method, ...] = ("1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so")
 
 

@@ -28,17 +28,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.simulate.simulation import Prediction, simulate_plan
 
-__all__ = [
-    "LARGEST_TRIED",
-    "MEMORY_INPUTS",
-    "MICRO_BATCH",
-    "largest_that_fits",
-    "mean_peak_gib",
-    "play",
-    "row_inputs",
-    "samples_per_s",
-]
-
 GIB = 2.0**30
 MICRO_BATCH = 2
 PARAMETERS = 640e6

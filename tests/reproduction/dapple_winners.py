@@ -17,8 +17,6 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.data_parallel import data_parallel
 
-__all__ = ["CASES", "TIE", "best_of_form", "form_of", "least_latency_s"]
-
 DEVICES = 16
 TIE = 1.03
 SCHEDULES = ("1f1b", "early-backward")

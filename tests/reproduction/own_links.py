@@ -7,8 +7,6 @@ elsewhere devices have one engine to send and one to receive, which messages up 
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["seconds_with_own_links"]
-
 
 def seconds_with_own_links(
     schedule: str,

@@ -8,8 +8,6 @@ from this project, for links of their own at each boundary, and rounded to two p
 from reproduction.balanced_stages import play_balanced
 from reproduction.own_links import seconds_with_own_links
 
-__all__ = ["ACRS", "GAINS", "own_links_gain", "simulated_gain"]
-
 MICRO_BATCHES = 32
 FORWARD_S, BACKWARD_S = 1.0, 2.0
 P_A, P_B = "1f1b", "early-backward"

@@ -17,8 +17,6 @@ from penstock.runtime.callbacks import save_at_sigterm
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.plan_for_ranks import plan_for_ranks
 
-__all__ = ["ask_for_plans", "end_by", "stages_on", "write_hand_made_plans"]
-
 
 def stages_on(ranks: int, layers: int) -> Plan:
     """A pipeline over all ranks, with the last layers on the last."""

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterable, Sequence
 
-import bucket_models
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -202,62 +201,6 @@ def refusals(pipe: Pipeline) -> list[str]:
     unchanged = all(torch.equal(one, two) for one, two in pairs)
     pipe.step(batch_of(30, 6))
     return [*messages, f"unchanged: {unchanged}"]
-
-
-def run_buckets(
-    replicas: Sequence[int], schedule: str, directory: str
-) -> tuple[list[str], list[str]]:
-    """What differs from plain training where lengths run in buckets, and the refusals."""
-    dist.init_process_group("gloo")
-    own = bucket_models.tagger()
-    graph = capture_model(
-        bucket_models.tagger(),
-        bucket_models.batch_of(5),
-        loss=bucket_models.loss_of,
-        granularity="block",
-        dynamic=bucket_models.IN_BUCKETS,
-    )
-    plan = bucket_models.plan_in_three(tuple(replicas), schedule)
-    plain = sgd(own.parameters())
-    batches = [bucket_models.batch_of(n, 6, s) for s, n in enumerate((5, 6, 3, 2, 4, 6))]
-    wrong: list[str] = []
-    with Pipeline(
-        graph, plan, bucket_models.batch_of(5), optimizer=sgd, verify="first-step"
-    ) as pipe:
-        for step, batch in enumerate(batches):
-            plain.zero_grad()
-            loss = bucket_models.loss_of(own(batch["tokens"]), batch)
-            loss.backward()
-            plain.step()
-            if abs(pipe.step(batch).loss - loss.item()) > 1e-12:
-                wrong.append(f"the loss of step {step} differs")
-            if step == 2:
-                pipe.save(directory)
-        if not pipe.verified or not pipe.verified.equal:
-            wrong.append(f"verified: {pipe.verified}")
-        other = bucket_models.batch_of(5, 4, 9)
-        scores = own(other["tokens"]).detach()
-        if abs(pipe.evaluate(other).loss - bucket_models.loss_of(scores, other).item()) > 1e-12:
-            wrong.append("an evaluation differs")
-        # A prediction is as long as its bucket: the last place is filled up.
-        found = pipe.predict({"tokens": other["tokens"]}, everywhere=True)
-        if not torch.allclose(found[:, :5], scores, rtol=0, atol=1e-12) or found.shape[1] != 6:
-            wrong.append("a prediction differs")
-        named = dict(own.named_parameters())
-        for name, tensor in pipe.named_parameters():
-            if float((tensor - named[name]).detach().abs().max()) > 1e-12:
-                wrong.append(f"{name} differs")
-        trained = {name: tensor.detach().clone() for name, tensor in pipe.named_parameters()}
-        refused = refused_by(pipe, bucket_models.batch_of(7, 6))
-    with Pipeline(graph, plan, bucket_models.batch_of(5), optimizer=sgd) as pipe:
-        pipe.load(directory)
-        for batch in batches[3:]:
-            pipe.step(batch)
-        for name, tensor in pipe.named_parameters():
-            if not torch.equal(tensor, trained[name]):
-                wrong.append(f"{name} differs after the run was resumed")
-    dist.destroy_process_group()
-    return wrong, refused
 
 
 def refused_by(pipe: Pipeline, batch: dict[str, torch.Tensor]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import bucket_models
+import recurrent_models
 import torch
 import torch.distributed as dist
 from runtime import length_cases
@@ -17,7 +17,6 @@ from penstock.capture.layer_graph import SplitTable
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Update
 
 WIDTH, CLASSES = 6, 3
 
@@ -139,8 +138,6 @@ CASES = (
     Case("interleaved", ((0,), (1,), (0,), (1,)), ((4,),) * 4, "interleaved", 4, sizes=(16, 16)),
     Case("v", ((0,), (1,), (1,), (0,)), ((4,),) * 4, "zb-v", 4, sizes=(16, 16)),
     Case("an unused rank", ((1,), (3,)), ((4,), (4,))),
-    Case("overlapped", ((0,), (1,), (2,)), ((4,),) * 3, streamed=True, sizes=(12,) * 4,
-         options=(("update", Update(optimizer_sync="after")),)),
     Case("without a flush", ((0, 1), (2,)), ((1, 3), (4,)), "pipedream", streamed=True,
          sizes=(12,) * 4),
     Case("tensor groups", ((0,), (1,), (2,)), ((4,),) * 3, groups=((0, 3), (1,), (2,)),
@@ -248,17 +245,17 @@ def words() -> tuple[Any, ...]:
 
 
 def tagger() -> tuple[Any, ...]:
-    """A model with buckets of lengths."""
+    """A model whose calls depend on the length."""
     graph = capture_model(
-        bucket_models.tagger(),
-        bucket_models.batch_of(4, 6),
-        loss=bucket_models.loss_of,
+        recurrent_models.tagger(),
+        recurrent_models.batch_of(4, 6),
+        loss=recurrent_models.loss_of,
         granularity="block",
-        dynamic=bucket_models.IN_BUCKETS,
+        dynamic=recurrent_models.DYNAMIC,
     )
     layers = len(graph.layer_names)
     stages = cut(layers, (0,), (1,), (2,), slices=((2,), (2,), (2,)))
-    return graph, Plan(stages, 3, 2, "1f1b"), bucket_models.batch_of, (4, 5, 2)
+    return graph, Plan(stages, 3, 2, "1f1b"), recurrent_models.batch_of, (4, 5, 2)
 
 
 def of_lengths() -> dict[str, Any]:

@@ -166,6 +166,7 @@ def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]
             "state": sum(t.nbytes for t in kept.values() if t.dim()),
             "lasting": storage_bytes(lasting_tensors(engine, pipe._training))
             - sum(t.nbytes for t in kept.values() if not t.dim()),
+            "counts": sum(b.arrived.nbytes for b in engine.buckets.buckets),
             "predicted": sum(
                 lasting_bytes(graph, plan.stages[s].layers) for s in engine.stages.programs
             ),

@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.settings import Safety
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,6 @@ class FlipCase:
     rank: int = -1
     schedule: str = "1f1b"
     sharded: bool = False
-    after: bool = False
     every: int = 2
 
 
@@ -51,7 +50,6 @@ def steps_until_noticed(case: FlipCase) -> tuple[int, str]:
         batch_of(0),
         optimizer=lambda p: AdamW(p, lr=0.01),
         shard_optimizer=case.sharded,
-        update=Update(optimizer_sync="after" if case.after else "before"),
         safety=Safety(compare_replicas_every=case.every),
         timeout_s=60,
     ) as pipe:
@@ -59,10 +57,7 @@ def steps_until_noticed(case: FlipCase) -> tuple[int, str]:
             for step in range(1, 7):
                 if step == 3 and pipe.rank == case.rank:
                     flip_a_bit(pipe)
-                if case.after:
-                    list(pipe.stream([batch_of(step), batch_of(step)]))
-                else:
-                    pipe.step(batch_of(step))
+                pipe.step(batch_of(step))
         except PenstockError as failure:
             return pipe.steps, f"{type(failure).__name__}: {failure}"
         return pipe.steps, "nothing"

@@ -37,7 +37,7 @@ from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.choices import REFUSED
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.settings import Safety
 from penstock.runtime.stages.parameter_shards import Unit
 
 TOLERANCE = 1e-10
@@ -217,34 +217,6 @@ def thawed(choose: Choose) -> list[str]:
     return [] if result.equal else [str(result)]
 
 
-def overlapped(choose: Choose) -> list[str]:
-    """What differs from one device where steps are checked afterwards.
-
-    Other than the steps before, the third is not clipped: it is undone, and taken again.
-    """
-    subject, graph = captured("mlp")
-    plan = choose(plan_of(len(graph.layer_names), (2, 2)))
-    one = OneDevice(subject, adam)
-    clip = 0.45
-    options: Any = {
-        "clip_norm": clip,
-        "update": Update(optimizer_sync="after"),
-        "verify": "off",
-    }
-    with Pipeline(graph, plan, subject.batch(12), optimizer=adam, **options) as pipe:
-        metrics = list(pipe.stream([subject.batch(12)] * 4))
-        expected = [one.step(subject.batch(12), clip) for _ in metrics]
-        wrong = [
-            f"{found.loss} instead of {loss}"
-            for found, (loss, _) in zip(metrics, expected, strict=True)
-            if abs(found.loss - loss) > TOLERANCE * loss
-        ]
-        wrong += wrong_rows(pipe, one.model)
-    return (
-        wrong if [norm > clip for _, norm in expected] == [True, True, False, False] else ["norms"]
-    )
-
-
 def each_another(plan: Plan) -> Plan:
     """The first stage divides parameters, on devices in another order, and the second nothing."""
     first, second = plan.stages
@@ -284,7 +256,6 @@ RUNS: dict[str, tuple[frozenset[str], Callable[[Choose], list[str]]]] = {
     ),
     "muon": (frozenset({"whole parameters"}), lambda choose: trained(choose, "mlp", make=muon)),
     "thawed": (frozenset({"thawed"}), thawed),
-    "overlapped": (frozenset({"undoing"}), overlapped),
     "resumed": (frozenset({"other plan"}), resumed),
 }
 """What is run for which features."""

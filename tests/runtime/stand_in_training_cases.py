@@ -15,7 +15,7 @@ from torch import nn
 
 from penstock.plan.plan import Plan
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.settings import Safety
 
 STEPS = 3
 
@@ -52,12 +52,11 @@ class Run:
     sharding: str = ""
     shard_optimizer: bool = False
     clip_norm: float | None = None
-    optimizer_sync: str = "before"
 
     def __str__(self) -> str:
         chosen = [self.sharding] * bool(self.sharding) + ["ZeRO-1"] * self.shard_optimizer
         chosen += ["clipped"] * (self.clip_norm is not None)
-        return ", ".join([str(self.case), *chosen, self.optimizer_sync])
+        return ", ".join([str(self.case), *chosen])
 
     def plan(self, layers: int) -> Plan:
         """The plan for a model of so many layers."""
@@ -108,7 +107,6 @@ def trained(run: Run) -> Trained:
         shard_optimizer=run.shard_optimizer,
         clip_norm=run.clip_norm,
         autocast=torch.bfloat16 if case.autocast else None,
-        update=Update(optimizer_sync=run.optimizer_sync),  # type: ignore[arg-type]
         safety=Safety(transport="process-groups"),
         timeout_s=100,
         device=matrix_cases.DEVICE,

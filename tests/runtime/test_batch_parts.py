@@ -191,7 +191,7 @@ def test_lengths_are_told_to_ranks_that_read_nothing() -> None:
             assert rank[name][0] == rank[name][1], name
         untold, other, contradicted = rank["tagger"][2][1]
         assert "rank 1 was given batch 0" in untold and "shows its length 'length'" in untold
-        assert "rank 1 was given" in other and "length 6, and rank 0" in other
+        assert "rank 1 was given" in other and "length 5, and rank 0" in other
         assert "rank 0 was given" in contradicted and "the stated length is 5" in contradicted
     assert [rank["tagger"][2][0] for rank in found] == [("tokens",), (), ("labels",)]
 

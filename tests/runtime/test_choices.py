@@ -19,7 +19,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.conflicts import check_conflicts, uses_of
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Update
 
 FEATURES = {
     "whole backwards": "`gpipe`, `1f1b` and all others not named below",
@@ -27,7 +26,6 @@ FEATURES = {
     "split backwards": "split backwards (`zb-h1`, ...)",
     "mirrored": "stages held twice (`chimera`, ...)",
     "no flush": "no flush (`pipedream`, ...)",
-    "undoing": '`optimizer_sync="after"`',
     "unequal replicas": "replicas with unequal numbers of rows, or none",
     "tied stages": "parameters tied between stages",
     "norms": "batch normalisation",
@@ -62,9 +60,7 @@ ELSEWHERE = {
 
 EXAMPLES = {"split backwards": "zb-h1", "mirrored": "chimera", "no flush": "pipedream"}
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "undoing": {"update": Update(optimizer_sync="after")},
-}
+SETTINGS: dict[str, dict[str, Any]] = {}
 
 
 def test_every_choice_trains_like_one_device_with_all_that_is_not_refused() -> None:

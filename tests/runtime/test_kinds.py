@@ -1,5 +1,6 @@
 """Batches of two kinds that alternate: real ranks, and the same training as in plain torch."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.settings import Safety
 
 PLANS = {
     "the picture's layers are on the first rank": (plan_of((0, 4), (1, 1), "1f1b"), "auto"),
@@ -109,7 +110,7 @@ PLAN = plan_of((0,), (1,), "1f1b")
 @pytest.mark.parametrize(
     ("examples", "message"),
     [
-        ([batch_of(1)], 'optimizer_sync="after": two batches are in the pipeline'),
+        ([batch_of(1)], "two batches are in the pipeline at once"),
         (batch_of(1), "other_examples is a dict, but must be a list of batch"),
         ([batch_of(1), batch_of(0)], "examples 0 and 2 have the same keys"),
     ],
@@ -117,8 +118,8 @@ PLAN = plan_of((0,), (1,), "1f1b")
 def test_what_does_not_fit_is_refused_in_one_line(examples: Any, message: str) -> None:
     with pytest.raises(BadInput) as refused:
         graph = capture_model(captions(), batch_of(0), loss=loss_of, other_examples=examples)
-        after = Update(optimizer_sync="after")
-        Pipeline(graph, PLAN, batch_of(0), optimizer=decaying, update=after)
+        plan = replace(PLAN, schedule="pipedream")
+        Pipeline(graph, plan, batch_of(0), optimizer=decaying)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 

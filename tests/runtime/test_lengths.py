@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime.length_cases import run_all, run_buckets, run_resumed, run_without_flush
+from runtime.length_cases import run_all, run_resumed, run_without_flush
 
 from penstock.runtime.processes.launch import launch_workers
 
@@ -54,16 +54,6 @@ def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
 
 def test_a_schedule_without_a_flush_runs_empty_before_another_length() -> None:
     assert launch_workers(run_without_flush, ("pipedream",), workers=2, threads=1) == ([], [])
-
-
-def test_a_model_that_fixes_its_length_trains_in_buckets(tmp_path: Path) -> None:
-    arguments = ((1, 2, 1), "zb-h1", str(tmp_path))
-    for wrong, refused in launch_workers(run_buckets, arguments, workers=4, threads=1):
-        assert not wrong
-        assert refused == [
-            "the batch has length 7, but the largest bucket is 6; trim the batch, or declare a "
-            "larger bucket"
-        ]
 
 
 @pytest.mark.slow

@@ -52,10 +52,8 @@ def test_a_flipped_bit_is_noticed_on_every_rank_before_the_next_comparison_is_ov
 
 def test_copies_are_compared_under_other_schedules_and_settings() -> None:
     mirrored = FlipCase((1, 1), rank=0, schedule="chimera")
-    after = FlipCase((2,), rank=1, after=True)
     cases = (
         mirrored,
-        after,
         FlipCase((2,), sharded=True, every=1),
         FlipCase((2,), schedule="zb-h1"),
     )
@@ -63,8 +61,7 @@ def test_copies_are_compared_under_other_schedules_and_settings() -> None:
     assert found == other
     assert found[mirrored][0] == 3 and "that" not in found[mirrored][1].split(":")[0]
     assert "weight '6.weight' (stage 1) differ before step 4" in found[mirrored][1]
-    assert "weight '6.linear.weight' (stage 0) differ before step 6" in found[after][1]
-    for case in cases[2:]:
+    for case in cases[1:]:
         assert found[case] == (6, "nothing")
 
 

@@ -9,7 +9,6 @@ import pytest
 
 ASYNCHRONOUS = "penstock.runtime.asynchronous"
 MEETING = "penstock.runtime.steps.meeting"
-OVERLAPPED = "penstock.runtime.steps.overlapped"
 SHARED_MEMORY = "penstock.runtime.transport.shared_memory"
 
 
@@ -18,7 +17,6 @@ SHARED_MEMORY = "penstock.runtime.transport.shared_memory"
     [
         (("1f1b", "process-groups"), set[str]()),
         (("1f1b", "in-process"), set[str]()),
-        (("1f1b", "in-process", "after"), {OVERLAPPED}),
         (("pipedream", "in-process"), {ASYNCHRONOUS}),
         (("1f1b", "shared-memory"), {SHARED_MEMORY}),
     ],
@@ -30,5 +28,5 @@ def test_steps_load_only_the_rooms_that_they_use(case: tuple[str, ...], used: se
     assert done.returncode == 0, done.stderr
     modules: list[str] = json.loads(done.stdout.splitlines()[-1])
     assert "penstock.runtime.engine" in modules
-    rooms = {ASYNCHRONOUS, MEETING, OVERLAPPED, SHARED_MEMORY}
+    rooms = {ASYNCHRONOUS, MEETING, SHARED_MEMORY}
     assert {room for room in rooms if any(name.startswith(room) for name in modules)} == used

@@ -8,7 +8,7 @@ from runtime.average_cases import averaged
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from penstock import BadInput, ExponentialAverage, Pipeline, Plan, Safety, Stage, Update
+from penstock import BadInput, ExponentialAverage, Pipeline, Plan, Stage
 from penstock.runtime.processes.launch import launch_workers
 
 BATCH = torch.ones(4, 3), torch.zeros(4, 2)
@@ -70,9 +70,3 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         pipe.notify(ExponentialAverage())
         with pytest.raises(BadInput, match="averaged already"):
             pipe.notify(ExponentialAverage())
-    update = Update(optimizer_sync="after")
-    with (
-        pipeline(nn.Linear(3, 2), update=update, safety=Safety(transport="in-process")) as pipe,
-        pytest.raises(BadInput, match="ExponentialAverage does not work with optimizer_sync"),
-    ):
-        pipe.notify(ExponentialAverage())

@@ -24,7 +24,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.settings import Safety
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -61,11 +61,6 @@ def in_process(graph: LayerGraph, schedule: str = "gpipe", **options: Any) -> Pi
             "backward of its last stage comes before some forward; use schedule 'gpipe', or",
         ),
         ("zb-h1", {}, "use schedule 'gpipe', or give the loss as a list"),
-        (
-            "gpipe",
-            {"update": Update(optimizer_sync="after"), "optimizer": torch.optim.AdamW},
-            "does not work with optimizer_sync",
-        ),
     ],
 )
 def test_what_it_does_not_run_with_is_refused(

@@ -6,17 +6,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-__all__ = [
-    "gpt2",
-    "job_of",
-    "line",
-    "plain_losses",
-    "points",
-    "t5",
-    "tokens",
-    "words",
-]
-
 BATCH_SIZE, LENGTH, VOCABULARY = 16, 12, 64
 LEARNING_RATE = 0.05
 

@@ -15,8 +15,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.pipeline import Pipeline
 
-__all__ = ["costs_and_steps", "two_replicas"]
-
 ROWS, MICRO_BATCHES = 24, 4
 STEPS, SUMS = 9, 40
 

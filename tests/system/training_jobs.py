@@ -15,31 +15,6 @@ from penstock.runtime.callbacks import Event
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 
-__all__ = [
-    "blocks_after_three",
-    "blocks_on_rank_one",
-    "build",
-    "build_but_on_rank_one",
-    "build_dropping",
-    "build_failing_on_four_rows",
-    "build_for_ever",
-    "build_forked",
-    "build_on_meta",
-    "closeness",
-    "count_batches",
-    "half_build_on_meta",
-    "half_regression",
-    "job_file",
-    "log_and_stop",
-    "lose_a_worker",
-    "nan_after_three",
-    "regression",
-    "regression_where_used",
-    "slow_down_rank_one",
-    "spoil_a_weight_once",
-    "wider_after_three",
-]
-
 WIDTH = 16
 
 SPOILT: list[Pipeline] = []

@@ -7,8 +7,6 @@ from penstock.jobs.trials import seconds_of_trial
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.processes.world import join_world
 
-__all__ = ["try_in_turn"]
-
 
 def try_in_turn(job: Job) -> tuple[list[tuple[float, str]], bool]:
     """Trials of one that fails on rank 1, one without that rank, and one on both.

@@ -8,8 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["Recurrent", "frames", "pictures", "t5", "translations", "vit"]
-
 LENGTH, VOCABULARY = 64, 1024
 
 

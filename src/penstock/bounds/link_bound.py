@@ -44,8 +44,6 @@ from penstock.plan.run_tables import Floats
 from penstock.plan.sharding import held_bytes
 from penstock.profile.model_profile import Affine, ModelProfile
 
-__all__ = ["Core", "cores_of", "link_bound"]
-
 ROUNDING, PRECISION = 1e-9, 1e-4
 """Any time counts as a little longer. The bound is found from below, up to such a share."""
 

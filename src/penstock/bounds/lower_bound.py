@@ -20,8 +20,6 @@ from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.words import size_text
 
-__all__ = ["LowerBound", "gap", "lower_bound", "lower_bound_s", "plan_bound_s"]
-
 WHOLE_BACKWARDS = "whole backwards, one stage a device"
 ANY_ORDER = "whole or split backwards, any stages a device, either direction"
 WHOLE_PARAMETERS = ", parameters not divided"

@@ -19,8 +19,6 @@ from penstock.bridges.modules import NamedPlan
 from penstock.document import json_text
 from penstock.errors import BadInput
 
-__all__ = ["TARGET", "deepspeed_parts"]
-
 TARGET = "DeepSpeed"
 
 

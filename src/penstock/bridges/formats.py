@@ -18,8 +18,6 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["FORMATS", "Exported", "Format", "export_layout", "read_layout"]
-
 Writer: TypeAlias = Callable[[NamedPlan], tuple[str, list[str]]]
 """The text of a layout, and what its reader must know besides.
 

@@ -12,8 +12,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import looped
 
-__all__ = ["AskedLayout", "PipelineLayout", "layout_of_plan", "plan_of_layout"]
-
 MOST_DEVICES = 65_536
 """The most devices of a plan that is read."""
 

@@ -24,8 +24,6 @@ from penstock.errors import BadInput
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.shape import looped
 
-__all__ = ["TARGET", "megatron_arguments", "read_megatron_arguments"]
-
 TARGET = "Megatron-LM"
 GROUP, SINGLE = re.compile(r"\(([^)]+)\)\*(\d{1,9})"), re.compile(r"(.)\*(\d{1,9})")
 LONGEST = 100_000

@@ -17,17 +17,6 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = [
-    "ModuleLayers",
-    "NamedPlan",
-    "check_neighbours",
-    "module_chain",
-    "names_of_stages",
-    "stage_modules",
-    "stages_of_starts",
-    "with_whole_blocks",
-]
-
 LOSS = "loss"
 OWN_FORWARD = "forward"
 """The name of layers that the model's own forward computes outside its modules."""

@@ -35,8 +35,6 @@ from penstock.schedule.schedule import Schedule, schedule_from_actions
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.validate import check_playable
 
-__all__ = ["TARGET", "csv_of_plan", "read_csv", "read_torch_layout", "torch_layout"]
-
 TARGET = "torch.distributed.pipelining"
 
 

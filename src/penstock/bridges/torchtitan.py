@@ -16,8 +16,6 @@ from penstock.document import json_text
 from penstock.errors import BadInput
 from penstock.schedule.shape import folded
 
-__all__ = ["TARGET", "torchtitan_config"]
-
 TARGET = "torchtitan"
 
 SCHEDULES = {

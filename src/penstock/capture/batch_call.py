@@ -16,13 +16,6 @@ from penstock.capture.stage_program import Loss, LossFunction
 from penstock.errors import BadInput
 from penstock.torch_internals import NoFunctionCalls
 
-__all__ = [
-    "BatchCall",
-    "WeightedLosses",
-    "as_function",
-    "loss_in_result",
-]
-
 
 @dataclass(frozen=True)
 class BatchCall:

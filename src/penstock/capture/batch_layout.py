@@ -24,22 +24,6 @@ from penstock.capture.unread import UnreadEntry
 from penstock.errors import BadInput
 from penstock.torch_internals import pytree
 
-__all__ = [
-    "BatchLayout",
-    "KeyedSlots",
-    "LeafSpec",
-    "RowsOf",
-    "Slot",
-    "check_leaf",
-    "check_length",
-    "entry_at",
-    "fill_slots",
-    "in_sequence_of",
-    "key_of",
-    "layout_of",
-    "layouts_of",
-]
-
 RowsOf: TypeAlias = Mapping[LeafKey, int]
 """The rows that each sample has of a tensor, by its key in the batch; 0: all samples share it."""
 
@@ -51,9 +35,9 @@ class LeafSpec:
     """One tensor of the example batch; ``name`` is how a user reaches it, as in ``batch["x"]``.
 
     ``varying`` are the dimensions that vary from batch to batch, each with the index of its length.
-    ``pads`` are the dimensions that may be padded, each with the pad value. Each sample has
-    ``rows`` consecutive rows of dimension 0. With 0 all samples share the tensor, which then has a
-    dimension of samples in front (in ``shape``, too), along which its memory repeats.
+    Each sample has ``rows`` consecutive rows of dimension 0. With 0 all samples share the tensor,
+    which then has a dimension of samples in front (in ``shape``, too), along which its memory
+    repeats.
     """
 
     name: str
@@ -61,7 +45,6 @@ class LeafSpec:
     dtype: torch.dtype
     varying: tuple[tuple[int, int], ...] = ()
     rows: int = 1
-    pads: tuple[tuple[int, float], ...] = ()
 
     @property
     def in_front(self) -> int:
@@ -353,11 +336,6 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
             varying=tuple(
                 (_checked_dimension(leaf, dim + leaf.in_front), numbers[name_of(named)])
                 for dim, named in dimensions.items()
-            ),
-            pads=tuple(
-                (dim + leaf.in_front, named.pad)
-                for dim, named in dimensions.items()
-                if isinstance(named, Length) and named.pad is not None
             ),
         )
     return replace(layout, leaves=tuple(leaves), lengths=lengths)

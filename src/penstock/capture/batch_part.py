@@ -6,14 +6,12 @@ runtime    PartialLeaf  one tensor of the batch, of which this rank holds some r
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import torch
 
 from penstock.device import copied_to
 from penstock.errors import BadInput
-
-__all__ = ["AnyLeaf", "BatchPart", "Leaf", "LeafKey", "PartialLeaf", "filled_up", "sliced"]
 
 LeafKey: TypeAlias = str | int | tuple[str | int, ...]
 """The key of a tensor in the batch, as in ``dynamic``: a tuple of keys if nested, and ``()`` if the
@@ -116,19 +114,6 @@ class PartialLeaf:
 
 Leaf: TypeAlias = torch.Tensor | PartialLeaf
 """A tensor of a batch, as a rank was given it."""
-
-AnyLeaf = TypeVar("AnyLeaf", torch.Tensor, PartialLeaf)
-
-
-def filled_up(leaf: AnyLeaf, dim: int, missing: int, pad: float) -> AnyLeaf:
-    """The leaf with ``missing`` more entries of value ``pad`` at the end of a dimension."""
-    if isinstance(leaf, torch.Tensor):
-        end = leaf.new_full((*leaf.shape[:dim], missing, *leaf.shape[dim + 1 :]), pad)
-        return torch.cat([leaf, end], dim)
-    shape = list(leaf.shape)
-    shape[dim] += missing
-    held = None if leaf.held is None else filled_up(leaf.held, dim, missing, pad)
-    return PartialLeaf(shape, leaf.dtype, leaf.number, leaf.rows, held, sized=leaf.sized)
 
 
 def sliced(leaf: Leaf, own: range, whole: range) -> torch.Tensor:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -21,15 +21,19 @@ from penstock.capture.chain import Chain
 from penstock.capture.kinds import joined, named_in
 from penstock.capture.layer_graph import LayerGraph, SplitTable
 from penstock.capture.lengths import Dynamic
+from penstock.capture.record.absent import NeedsValues
 from penstock.capture.record.example import Recorded, record_program
+from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.units import Granularity
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage_program import Batch, Loss
 from penstock.capture.unread import UnreadEntry
-from penstock.errors import BadInput, PenstockError
+from penstock.capture.user_lines import line_of
+from penstock.errors import BadInput, CaptureFailed, PenstockError
 from penstock.torch_internals import COMPILED_CALL
 
-__all__ = ["Granularity", "capture_model"]
+MOST_PATHS = 16
+"""So many paths of a loss are recorded; more say that it takes another one in every step."""
 
 
 def capture_model(
@@ -108,7 +112,72 @@ def capture_model(
         names = ", ".join(dict.fromkeys(unread))
         warnings.warn(f"not passed to the stages, since nothing reads it: {names}", stacklevel=2)
     graph = joined(graphs, examples) if other_examples else graphs[0]
-    return replace(graph, compiles=compile, tensor_parallel=tensor_parallel)
+    first, *others = (
+        with_evaluation(own, record, e) for own, e in zip(graph.kinds, examples, strict=True)
+    )
+    options: dict[str, Any] = {"compiles": compile, "tensor_parallel": tensor_parallel}
+    return replace(first, others=tuple(others), **options)
+
+
+def with_evaluation(
+    graph: LayerGraph, record: Callable[..., Recorded], example: Batch
+) -> LayerGraph:
+    """A graph with that of evaluation mode, if it makes other calls there and has these layers.
+
+    Where the model or its loss function gives no loss then, that has the model's outputs only.
+    """
+    program = graph.program
+    for with_loss in () if graph.recorded.evaluates_alike else (True, False):
+        try:
+            leaves = graph.call.layout.flatten(example)
+            recorded = record(program, leaves, training=False, with_loss=with_loss)
+            found = LayerGraph.of(program, recorded, kinds=2)
+            if found.cut.follow(graph.cut):
+                return replace(graph, in_evaluation=found if with_loss else found.without_loss())
+        except PenstockError:
+            continue
+    return graph
+
+
+def with_path(graph: LayerGraph, kind: int, batch: Batch) -> LayerGraph:
+    """``graph`` with one more kind of batch: as ``kind``, with the path that its loss takes now.
+
+    Raises:
+        BadInput: it cannot be recorded by what the batch shows, or cut between the same calls.
+    """
+    first, like = graph.kinds[0], graph.kinds[kind]
+    if len(graph.kinds) == MOST_PATHS:
+        raise BadInput(
+            f"the loss has taken {MOST_PATHS} paths, and each takes a record; write what changes "
+            f"as a factor or a tensor, with the same calls in every step"
+        )
+    plain = like.record
+    assert plain is not None
+
+    def record(program: UserProgram, leaves: list[torch.Tensor], **options: Any) -> Recorded:
+        twice = [torch.cat([leaf, leaf]) for leaf in leaves]  # fewer samples have each row, too
+        found = plain(program, twice, **options)
+        found.size = BatchSize(len(leaves[0]), found.size.lengths)
+        return found
+
+    try:
+        recorded = record(like.program, like.call.layout.flatten(batch))
+    except CaptureFailed as problem:
+        if isinstance(asked := problem.__cause__, NeedsValues):
+            raise BadInput(
+                f"it asks for {asked}, which only one rank has, at {line_of(asked.__traceback__)}; "
+                f"write it with tensor operations, such as torch.where"
+            ) from problem
+        raise
+    found = LayerGraph.of(like.program, recorded, kinds=len(graph.kinds) + 1)
+    found.state.starts_training = like.state.starts_training
+    found = replace(found, wants=like.wants, alone=like.alone, record=plain)
+    if not found.cut.follow(like.cut):
+        raise BadInput("the model cannot be cut there as it was; keep these layers in one stage")
+    kinds = (*graph.kinds, with_evaluation(found, record, batch))
+    for own in kinds:
+        own.cut.kinds = tuple(other.cut for other in kinds)
+    return replace(first, others=kinds[1:])
 
 
 def recorded_as(
@@ -125,7 +194,7 @@ def recorded_as(
         program.check()
         try:
             recorded = record(program, layout.flatten(example))
-            found = LayerGraph.of(program, recorded, kinds=kinds)
+            found = replace(LayerGraph.of(program, recorded, kinds=kinds), record=record)
         except PenstockError:
             read = entries_read(layout, failed=True)
             if not read:

@@ -15,8 +15,6 @@ from torch import nn
 from penstock.capture.stage_program import LossFunction
 from penstock.errors import BadInput
 
-__all__ = ["Chain"]
-
 
 class Chain(nn.Module):
     """Modules that run one after another, each on what the previous one returned.

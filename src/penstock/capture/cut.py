@@ -25,8 +25,6 @@ from penstock.capture.record.sizes import BatchSize, Formula, Size
 from penstock.capture.record.user_program import LOSS, UserProgram
 from penstock.capture.stage_program import ParameterUse, TensorSpec
 
-__all__ = ["Cut", "LayerCrossing", "LengthFormula", "distinct"]
-
 _COST_OF_UNORDERED_ROWS = 1 << 60
 
 _PRODUCTS = frozenset(
@@ -128,7 +126,11 @@ class Cut:
 
     def can_cross(self, value: int) -> bool:
         """Whether a value can be sent: known size, and made where it can be taken."""
-        return self.record.values[value].crossable and self._rows[value] is not None
+        return self.record.values[value].crossable and self.has_rows(value)
+
+    def has_rows(self, value: int) -> bool:
+        """Whether a value has its samples along one dimension, or none."""
+        return self._rows[value] is not None
 
     @cached_property
     def _ordered(self) -> set[int]:
@@ -189,7 +191,12 @@ class Cut:
         return self._flags()
 
     def _flags(self) -> tuple[bool, ...]:
-        return tuple(place[key].requires_grad for place, key in self._places)
+        try:
+            return tuple(place[key].requires_grad for place, key in self._places)
+        except KeyError:
+            for name in self.program.tensors.parameters:
+                self.program.places(name)  # says which is gone
+            raise
 
     @cached_property
     def _places(self) -> list[tuple[dict[str, Any], str]]:
@@ -405,6 +412,33 @@ class Cut:
         after = min((own for earlier, own in common if not earlier), default=self.end)
         return max((p for p in self.bounds[:-1] if before < p <= after), default=None)
 
+    def follow(self, other: "Cut") -> bool:
+        """Let the layers be those of ``other``, each with what is called there; whether they can.
+
+        So each stage has the parameters that its calls read, whatever is called besides.
+        """
+        costs, bounds, last = self._costs(), [0], len(other.names)
+        where: list[set[int]] = [set(range(last))] * self.end
+        for name, events in self._readers_of.items():
+            layers = other._users.get(name) or {0}
+            for number in events:
+                where[number] = where[number] & layers
+        for layer in range(1, last):
+            fits = [
+                place
+                for place in range(bounds[-1], self.end + 1)
+                if costs[place] is not None
+                and all(min(own, default=last) < layer for own in where[bounds[-1] : place])
+                and all(max(own, default=-1) >= layer for own in where[place:])
+            ]
+            if not fits:
+                return False
+            own = [place for place in fits if place in self.bounds[:-1]] or fits
+            bounds.append(min(own, key=lambda p: (costs[p] or 0, -p)))
+        self.kinds = (self, *other.kinds)
+        self.set_layers(other.names, (*bounds, self.end))
+        return all(self.layer_of[number] in own for number, own in enumerate(where))
+
     def units_elsewhere(self, layers: range) -> set[str]:
         """The units that batches of no kind call in these layers, but in others."""
         own, every = set[str](), set[str]()
@@ -416,15 +450,17 @@ class Cut:
                         own.add(event.address[0])
         return every - own
 
-    @cached_property
-    def idle(self) -> set[str]:
-        """Parameters that only batches of other kinds read."""
-        read = {name for cut in self.kinds for name in cut._users}
-        return {name for name in self.program.tensors.parameters if name in read - set(self._users)}
-
-    @cached_property
+    @property
     def _users(self) -> Mapping[str, set[int]]:
         """The layers that read a parameter or buffer."""
+        found: dict[str, set[int]] = {}
+        for name, events in self._readers_of.items():
+            found[name] = {self.layer_of[number] for number in events}
+        return found
+
+    @cached_property
+    def _readers_of(self) -> Mapping[str, set[int]]:
+        """The events that read a parameter or buffer."""
         tensors = self.program.tensors
         users: dict[str, set[int]] = defaultdict(set)
         for number, event in enumerate(self.record.events):
@@ -438,11 +474,24 @@ class Cut:
                 )
                 names += [f"{path}.{name}" for name, _ in held]
             for name in names:
-                users[tensors.tied.get(name, name)].add(self.layer_of[number])
-        for name, numbers in self.record.buffer_writes.items():
-            writers = {self.layer_of[n] for n in numbers if self.record.events[n].depends}
-            users[tensors.tied.get(name, name)] |= writers
+                users[tensors.tied.get(name, name)].add(number)
+        for name, numbers in self.record.local_buffers.items():
+            users[tensors.tied.get(name, name)] |= {*numbers}
         return users
+
+    def last_layer_under(self, path: str) -> int:
+        """The last layer that calls a unit in the module ``path``; else the last of all.
+
+        Code between units runs on all stages, to its end on the last.
+        """
+        called = [
+            self.layer_of[number]
+            for number, event in enumerate(self.record.events)
+            if path and event.is_unit
+            if f"{event.address[0]}.".startswith(f"{path}.")
+            or path.startswith(f"{event.address[0]}.")
+        ]
+        return max(called, default=len(self.names) - 1)
 
     @cached_property
     def parameter_uses(self) -> tuple[ParameterUse, ...]:

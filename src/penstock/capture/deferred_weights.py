@@ -19,18 +19,6 @@ from torch.nn import functional
 from penstock.capture.record.recording import checkpoint_here
 from penstock.torch_internals import gradient_hooks, run_engine
 
-__all__ = [
-    "LARGE",
-    "DeferredGradients",
-    "Product",
-    "accumulating_linear",
-    "adds_directly",
-    "can_wait",
-    "deferred_addmm",
-    "deferred_linear",
-    "run_backward",
-]
-
 
 @dataclass(slots=True)
 class Product:

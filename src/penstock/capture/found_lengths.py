@@ -7,8 +7,6 @@ from penstock.capture.lengths import Dynamic
 from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 
-__all__ = ["find_dynamic"]
-
 ONLY = "length"
 """The name of a length if there is only one."""
 

@@ -14,9 +14,6 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 
-__all__ = ["joined", "kind_of", "named_in"]
-
-
 T = TypeVar("T")
 
 

@@ -1,30 +1,31 @@
 """The layer graph of a recorded program: each stage runs the user's own forward."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 
 from penstock.capture.batch_call import BatchCall
-from penstock.capture.batch_part import AnyLeaf, Leaf, PartialLeaf
+from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.cut import Cut, LayerCrossing
-from penstock.capture.length_padding import is_padded, padded
 from penstock.capture.lengths import Length, LengthsOf
 from penstock.capture.loss.loss_parts import LossAction, LossParts
+from penstock.capture.loss.loss_path import LossPath, OtherPath
 from penstock.capture.loss.step_values import StepValues
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.capture.needs import Needs, needs_of_loss, needs_of_outputs
-from penstock.capture.record.absent import Absent, give_back, release
+from penstock.capture.record.absent import Absent, release
 from penstock.capture.record.example import Recorded
+from penstock.capture.record.model_state import StatePlace, place_of
 from penstock.capture.record.recording import TensorReference
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import ProgramTensors, UserProgram, WholeModule
 from penstock.capture.stage.checked_run import in_words
-from penstock.capture.stage.kept_state import KeptState, place_of
+from penstock.capture.stage.kept_state import KeptState, Place
 from penstock.capture.stage.stage import Costs, ProgramPart, ProgramStage, StageRun
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import (
@@ -35,9 +36,10 @@ from penstock.capture.stage_program import (
     TensorSpec,
 )
 from penstock.errors import BadInput
-from penstock.torch_internals import pytree
+from penstock.torch_internals import Norm, own_buffers, pytree
 
-__all__ = ["LayerGraph", "SplitTable"]
+Record: TypeAlias = Callable[..., Recorded]
+"""Records a program on the leaves of an example, as `record_program` does."""
 
 SplitTable: TypeAlias = Mapping[str, Literal["colwise", "rowwise"]]
 """Names of linear layers, with ``*`` for any one part of a name, and how each is divided."""
@@ -53,6 +55,10 @@ class LayerGraph:
     further kinds of batches, on the same modules and with the same layers. ``compiles`` and
     ``tensor_parallel`` are those of `capture_model`, for who runs the stages. ``whole_loss``: the
     last layer is a loss that is computed once, on all samples of a step, because of this call.
+    ``in_evaluation`` is the graph of evaluation mode, if that makes other calls; of one whose model
+    has no loss there only outputs are wanted.
+    ``one_slice``: a batch cannot be cut into slices, because of this call, and that is not built.
+    ``record`` records the program on other leaves as it was recorded.
     """
 
     program: UserProgram
@@ -66,6 +72,9 @@ class LayerGraph:
     compiles: bool = False
     tensor_parallel: SplitTable | None = None
     whole_loss: str = ""
+    in_evaluation: "LayerGraph | None" = None
+    one_slice: str = ""
+    record: Record | None = None
 
     @classmethod
     def of(cls, program: UserProgram, recorded: Recorded, *, kinds: int = 1) -> "LayerGraph":
@@ -81,10 +90,11 @@ class LayerGraph:
             cut = Cut(alike, program)
             if cut.has_whole_loss:
                 return cls(program, alike, cut, state, whole_loss=why)
-        if recorded.refusal is not None:
+        if recorded.refusal is not None and not recorded.taken:
             raise recorded.refusal
-        recorded = replace(recorded, whole_from=None)
-        return cls(program, recorded, Cut(recorded, program), state)
+        parts = LossParts() if recorded.taken else recorded.parts
+        recorded = replace(recorded, whole_from=None, parts=parts)
+        return cls(program, recorded, Cut(recorded, program), state, one_slice=recorded.taken)
 
     @property
     def kinds(self) -> tuple["LayerGraph", ...]:
@@ -131,13 +141,15 @@ class LayerGraph:
             where = next((path for path in norms if self._is_module(path)), norms[0])
             kind = type(self.program.module(where)).__name__ if self._is_module(where) else ""
             return f"it mixes samples ({kind or 'batch normalisation'} '{where}')"
+        for where in self.recorded.record.frequencies:
+            return f"'{where}' divides gradients by frequencies in the batch (scale_grad_by_freq)"
         if self.recorded.parts.mixing:
             return f"it mixes samples ({self.recorded.parts.mixing})"
-        buffers = (place for place in self.recorded.changes if place.kind == "buffer")
-        changed = next(buffers, None)
-        if changed is not None:
-            path = f"{changed.path}." if changed.path else ""
-            return f"its forward updates buffer '{path}{changed.key}'"
+        recorded = self.recorded
+        changed = [*recorded.changes, *(place for unit, place in recorded.unit_changes if not unit)]
+        buffers = [place.name for place in changed if place.kind == "buffer"]
+        for name in (*buffers, *recorded.counts):
+            return f"its forward updates buffer '{name}'"
         for name in sorted(self.written_parameters):
             return f"its forward writes to parameter '{name}'"
         return ""
@@ -179,10 +191,42 @@ class LayerGraph:
             for module, _ in self.state.modes:
                 module.training = False
 
-    def untouched_state(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def untouched_state(self) -> Iterator[None]:
         """Within, stages may run; afterwards what forward changes besides buffers is as before."""
+        put_back = self.state_snapshot()
+        try:
+            yield
+        finally:
+            put_back()
+
+    def state_snapshot(self) -> Callable[[], None]:
+        """A function that puts what forward changes, on this rank, back to what it is now."""
+        every = [place_of(self.program, place) for _, place in self.recorded.unit_changes]
+        return self.state.snapshot(every)
+
+    @property
+    def changed_attributes(self) -> list[tuple[str, StatePlace]]:
+        """The attributes that forward changes, each with the unit that does it, or empty."""
+        recorded = self.recorded
+        every = [*(("", place) for place in recorded.changes), *recorded.unit_changes]
+        return [(unit, place) for unit, place in every if place.kind == "attribute"]
+
+    def kept_state(self) -> Callable[[], None]:
+        """Keep what forward changes, buffers too; returns what puts it back after a step."""
+        if not self.recorded.parts.path:
+            return lambda: None
         units = [place_of(self.program, place) for _, place in self.recorded.unit_changes]
-        return self.state.set_aside(units)
+        return self.state.snapshot([*units, *self._statistics])
+
+    @cached_property
+    def _statistics(self) -> list[Place]:
+        """The buffers of batch norms."""
+        found: list[Place] = []
+        for _, module in self.program.named_modules():
+            if isinstance(module, Norm):
+                found += [(own_buffers(module), key) for key in own_buffers(module)]
+        return found
 
     def start_training(self) -> None:
         """Put a model that was captured in evaluation mode into training mode, once.
@@ -210,7 +254,7 @@ class LayerGraph:
     @property
     def crossings(self) -> tuple[tuple[TensorSpec, int, tuple[int, ...]], ...]:
         """Tensors read by later layers, in order of execution."""
-        return tuple((self._spec(c.value), c.maker, c.readers) for c in self._crossings)
+        return tuple((self.spec(c.value), c.maker, c.readers) for c in self._crossings)
 
     @property
     def changed_flags(self) -> list[str]:
@@ -228,7 +272,8 @@ class LayerGraph:
     def _trained(self) -> frozenset[int]:
         return frozenset(crossing.value for crossing in self.cut.crossings)
 
-    def _spec(self, value: int) -> TensorSpec:
+    def spec(self, value: int) -> TensorSpec:
+        """A value as a tensor that is sent."""
         if self.wants == "loss" or value in self._trained:
             return self.cut.spec(value)
         return self.cut.spec(value, requires_grad=False)
@@ -262,8 +307,7 @@ class LayerGraph:
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
-        given = dict(enumerate(self.call.layout.flatten(batch)))
-        leaves = list(self.padded(given).values())
+        leaves = self.call.layout.flatten(batch)
         return self.step_values.beside([leaves])[0] if self._needs_step else leaves
 
     @property
@@ -286,10 +330,6 @@ class LayerGraph:
         """The leaves that values of a whole step are computed from."""
         return self.step_values.read if self._needs_step else frozenset()
 
-    def padded(self, leaves: Mapping[int, AnyLeaf]) -> dict[int, AnyLeaf]:
-        """The leaves filled up to the length of their bucket, where pad values are declared."""
-        return padded(self.call.layout, leaves)
-
     def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """The leaves of the batches of one step, with the values of the whole step if needed."""
         own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in batches]
@@ -306,26 +346,47 @@ class LayerGraph:
             return list(leaves)
         return self.step_values.of_each_part(leaves[: len(self.call.layout.leaves)], cut)
 
+    def follows_path(self, batch: Batch) -> bool:
+        """Whether the loss of ``batch`` takes the recorded path, as far as the batch shows it."""
+        leaves = dict(enumerate(self.call.layout.flatten(batch)))
+        size = BatchSize(leaves[0].shape[0], self.lengths_of(leaves))
+        device = self.recorded.device
+        own = {i: leaf if leaf.is_meta else leaf.to(device) for i, leaf in leaves.items()}
+        try:
+            self._probed(self._path_probe, own, size)
+        except (OtherPath, BadInput):
+            return False
+        return True
+
+    @cached_property
+    def _path_probe(self) -> ProgramStage:
+        return self._probe({}, self.recorded.parts.path)
+
+    def _probe(
+        self, actions: Mapping[int, Sequence[LossAction]], path: LossPath | None = None
+    ) -> ProgramStage:
+        """The whole program, of whose tensors only the batch's have values."""
+        given = self.program, self.recorded, ProgramPart(0, self.cut.end), actions, self.state
+        return ProgramStage(*given, path=path, purpose="probing")
+
+    def _probed(
+        self, probe: ProgramStage, leaves: Mapping[int, torch.Tensor], size: BatchSize
+    ) -> Any:
+        Absent.claim(self.recorded.device)
+
+        def call() -> Any:
+            return self.program.run(leaves)
+
+        with torch.no_grad(), self.program.without_caches():
+            probe.run(call, StageRun(size))
+        return dict(probe.found)
+
     @cached_property
     def step_values(self) -> StepValues:
         """Finds the values of a step that slices need."""
         recorded = self.recorded
         actions = recorded.parts.actions
-        every = ProgramPart(0, self.cut.end)
-        probe = ProgramStage(
-            self.program, recorded, every, actions, self.state, alone=True, purpose="probing"
-        )
-
-        def found(leaves: Mapping[int, torch.Tensor], size: BatchSize) -> Any:
-            Absent.claim(recorded.device)
-
-            def call() -> Any:
-                return self.program.run(leaves)
-
-            with torch.no_grad(), self.program.without_caches():
-                probe.run(call, StageRun(size))
-            return dict(probe.found)
-
+        found = partial(self._probed, self._probe(actions))
         acting = {number for number, own in actions.items() if any(a.needs_step for a in own)}
         adds = all(self._adds_up(n, action) for n, own in actions.items() for action in own)
         return StepValues(
@@ -359,7 +420,7 @@ class LayerGraph:
 
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The leaves of a batch that are read, by index (BadInput if unlike the example)."""
-        return self.padded(self.call.leaves(batch, self.leaves_read))
+        return self.call.leaves(batch, self.leaves_read)
 
     @property
     def lengths(self) -> tuple[Length, ...]:
@@ -368,15 +429,10 @@ class LayerGraph:
 
     @property
     def largest_lengths(self) -> LengthsOf:
-        """The largest bucket or declared value of each length, or that of the example batch."""
-        layout, found = self.call.layout, list[int]()
-        for number, size in enumerate(layout.example_lengths):
-            length = layout.lengths[number]
-            if is_padded(layout, number):
-                found.append(length.buckets[-1])
-            else:
-                found.append(size if length.max is None else length.max)
-        return tuple(found)
+        """The largest declared value of each length, or that of the example batch."""
+        layout = self.call.layout
+        pairs = zip(layout.example_lengths, layout.lengths, strict=True)
+        return tuple(size if length.max is None else length.max for size, length in pairs)
 
     def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
         """The lengths of a batch."""
@@ -391,12 +447,13 @@ class LayerGraph:
         if found.problem:
             return StructuredOutputs(None, (), found.problem)
         for number, value in enumerate(self.recorded.output_values):
-            if value is None or self.cut.recorded.sizes.formulas[value] is None:
+            if value is None or not self.cut.has_rows(value):
                 return StructuredOutputs(
                     None,
                     (),
-                    f"the size of output {number} of the model is not a multiple of the samples; "
-                    f"return tensors with the samples along one dimension",
+                    f"the size of output {number} of the model is not a multiple of the samples, "
+                    f"as where each is compared with all; return tensors with the samples along "
+                    f"one dimension",
                 )
         specs = tuple(
             self.cut.spec(value, f"output {i}")
@@ -476,8 +533,9 @@ class LayerGraph:
     def _wanting(self, wants: str) -> "LayerGraph":
         if self.outputs.problem:
             raise BadInput(self.outputs.problem)
-        others = tuple(other._wanting(wants) for other in self.others)
-        found = replace(self, wants=wants, others=others)
+        others, own = tuple(other._wanting(wants) for other in self.others), self.in_evaluation
+        own = own if own is None or own.wants == "outputs" else own._wanting(wants)
+        found = replace(self, wants=wants, others=others, in_evaluation=own)
         _ = found._crossings
         return found
 
@@ -500,7 +558,7 @@ class LayerGraph:
         part = self._part(layers)
         self._check_state(part)
         inputs = self._inputs(part, is_last=is_last)
-        received = tuple(self._spec(value) for value in part.received)
+        received = tuple(self.spec(value) for value in part.received)
         sized: frozenset[int] = frozenset()
         # A stage must be told the number of samples, and lengths, by some tensor.
         sizes = self._leaves_of_sizes(inputs, received)
@@ -516,6 +574,7 @@ class LayerGraph:
         if self._needs_step and (has_loss or acts):
             inputs = (*inputs, len(self.call.layout.leaves))
         outputs = tuple(range(len(self.output_layers))) if is_last else ()
+        sent = tuple(self.spec(value) for value in part.sent)
         module = StageModule(
             self,
             part,
@@ -526,7 +585,6 @@ class LayerGraph:
             has_loss=has_loss,
             outputs=outputs,
         )
-        sent = tuple(self._spec(value) for value in part.sent)
         return StageProgram(layers, module, inputs, received, sent, has_loss, outputs, sized)
 
     def _part(self, layers: range) -> ProgramPart:
@@ -535,11 +593,7 @@ class LayerGraph:
         own = record.events[first:last]
         units = frozenset(event.address for event in own if event.is_unit)
         held = {name for event in own for name in event.params}
-        held |= {
-            use.name
-            for use in self.parameter_uses
-            if not use.is_buffer and set(use.layers) & set(layers)
-        }
+        held |= {use.name for use in self.parameter_uses if set(use.layers) & set(layers)}
         received: dict[int, Any] = {}
         sent: dict[int, Any] = {}
         for crossing in self._crossings:
@@ -552,7 +606,15 @@ class LayerGraph:
         answers = {
             record.events[n].address: record.events[n].answer for n in self._needs.as_on_example
         }
-        return ProgramPart(first, last, units, frozenset(held), received, sent, answers)
+        # Forward that changes its own state must run to its end, or its last lines never count
+        # here, and what it changes for a while only is never taken back. The same holds where it
+        # registers a hook on a tensor, or calls a unit that keeps state, after what is sent.
+        made = max((record.values[value].maker for value in sent), default=last)
+        changing = {unit for unit, _ in self.recorded.unit_changes}
+        late = any(event.address[0] in changing for event in record.events[made + 1 : last])
+        hooked = any(first <= record.values[v].maker < last for v in record.tensor_hooks.values())
+        to_end = bool(self.recorded.changes_again) or record.is_temporary or hooked or late
+        return ProgramPart(first, last, units, frozenset(held), received, sent, answers, to_end)
 
     def _check_state(self, part: ProgramPart) -> None:
         """Raise `BadInput` if state that changes with every call is of units of several stages."""
@@ -570,7 +632,7 @@ class LayerGraph:
         """The leaves whose values a stage reads: for its calls, and the batch's part of these."""
         record, recorded = self.recorded.record, self.recorded
         end = part.last
-        if is_last or recorded.changes_again or record.is_temporary or not part.sent:
+        if is_last or part.to_end or not part.sent:
             end = len(record.events)
         wanted = {
             number
@@ -621,42 +683,25 @@ class LayerGraph:
                 found.append(readable[0])
         return found
 
-    def hold_only(self, programs: Sequence[StageProgram]) -> int:
+    def hold_only(
+        self,
+        programs: Sequence[StageProgram],
+        whence: Callable[[str], object] = lambda name: None,
+    ) -> int:
         """Free the parameters that none of these stages holds; returns the bytes freed.
 
-        The user's `Parameter` objects stay; they are absent from now on.
+        The user's `Parameter` objects stay; they are absent from now on. ``whence`` gives the
+        `Whence` of each by its first name.
         """
         modules = [program.module for program in programs]
         held = {name for module in modules for name in module.stage.held}
         freed = 0
         for name, parameter in self.program.named_parameters():
             if name not in held:
-                freed += release(parameter)
+                freed += release(parameter, whence(self.tied_names.get(name, name)))
         for module in modules:
             module.stage.hold(alone=False)
         return freed
-
-    def fill(self, value_of: Callable[[str], torch.Tensor]) -> None:
-        """Give values to all parameters and buffers of the user's model, by their first names."""
-        seen: set[int] = set()
-        with torch.no_grad():
-            for name, parameter in self.program.named_parameters():
-                if id(parameter) in seen:
-                    continue
-                seen.add(id(parameter))
-                value = value_of(name)
-                if type(parameter) is Absent or parameter.is_meta:
-                    give_back(parameter, value)
-                elif parameter.shape != value.shape:  # a shard
-                    parameter.grad, parameter.data = None, value
-                else:
-                    parameter.copy_(value)
-            for name, buffer in self.program.named_buffers():
-                if id(buffer) not in seen:
-                    seen.add(id(buffer))
-                    place, key = self.program.places(name)
-                    value = value_of(name)
-                    place[key] = value if buffer.is_meta else buffer.copy_(value)
 
 
 def loss_of(output: Any) -> torch.Tensor | None:

@@ -6,21 +6,10 @@ says that dimension 1 of two tensors of the batch varies, and is always the same
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from penstock.errors import BadInput
-
-__all__ = [
-    "Dimensions",
-    "Dynamic",
-    "Length",
-    "LengthPlaces",
-    "LengthsOf",
-    "SizeOfLengths",
-    "name_of",
-    "named_lengths",
-]
 
 
 @dataclass(frozen=True)
@@ -28,29 +17,17 @@ class Length:
     """A size that varies from batch to batch, with a name of the user's choice.
 
     Batches outside ``min`` to ``max`` are refused. ``max`` also limits the size of messages.
-
-    With ``buckets``, a batch runs at the smallest that holds it, and the end of each tensor is
-    filled with the ``pad`` that is declared for it. Without pad values batches run as they are.
     """
 
     name: str
     min: int = 1
     max: int | None = None
-    buckets: tuple[int, ...] = ()
-    pad: float | None = None
 
     def __post_init__(self) -> None:
         if self.min < 1 or (self.max is not None and self.max < self.min):
             raise BadInput(
                 f"length '{self.name}' is declared from {self.min} to {self.max}; "
                 "1 <= min <= max is needed"
-            )
-        buckets = sorted(set(self.buckets))
-        object.__setattr__(self, "buckets", tuple(buckets))
-        if buckets and (buckets[0] < self.min or buckets[-1] > (self.max or buckets[-1])):
-            raise BadInput(
-                f"length '{self.name}' is declared from {self.min} to {self.max or 'any'}, with "
-                f"the buckets {buckets}; all must be within"
             )
 
 
@@ -83,8 +60,7 @@ def named_lengths(dynamic: Dynamic) -> tuple[Length, ...]:
         BadInput: two declarations of one name contradict each other.
     """
     found: dict[str, Length] = {}
-    for declared in every_length(dynamic):
-        length = replace(declared, pad=None)
+    for length in every_length(dynamic):
         known = found.setdefault(length.name, length)
         if known != length:
             plain = Length(length.name)
@@ -106,8 +82,7 @@ def every_length(dynamic: Dynamic) -> Iterable[Length]:
 
 def in_words(length: Length) -> str:
     """The range of a length in words."""
-    buckets = f" with buckets {list(length.buckets)}" if length.buckets else ""
-    return f"{length.min} to {length.max}{buckets}"
+    return f"{length.min} to {length.max}"
 
 
 def name_of(named: str | Length) -> str:

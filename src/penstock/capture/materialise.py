@@ -22,8 +22,6 @@ from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
 from penstock.torch_internals import own_buffers, own_parameters
 
-__all__ = ["check_values", "materialise", "named_tensors", "put_tensor"]
-
 
 def materialise(program: StageProgram, *, device: torch.device | str, seed: int) -> None:
     """Put the stage's parameters and buffers on ``device``, with values for those on meta.

@@ -10,8 +10,6 @@ from penstock.capture.batch_layout import KeyedSlots, Slot, fill_slots, in_seque
 from penstock.capture.stage_program import TensorSpec
 from penstock.errors import BadInput
 
-__all__ = ["LOSS_SLOT", "Flattened", "StructuredOutputs", "flatten_outputs"]
-
 LOSS_SLOT = -1
 """The index of the loss itself, which predictions leave out."""
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from penstock.capture.cut import Cut
 from penstock.capture.record.recording import MASK
 
-__all__ = ["Needs", "needs_of_loss", "needs_of_outputs"]
-
 
 @dataclass(frozen=True)
 class Needs:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["kept_attributes", "kept_buffers"]
-
 CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
 
 
@@ -49,4 +47,6 @@ def kept_buffers(buffers: Iterable[torch.Tensor]) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for buffer, before in values:
+                if buffer.shape != before.shape:  # observers make theirs larger
+                    buffer.resize_(before.shape)
                 buffer.copy_(before)

@@ -11,15 +11,6 @@ from penstock.capture.lengths import LengthsOf, SizeOfLengths
 if TYPE_CHECKING:
     from penstock.capture.stage.stage_tensors import StageModule
 
-__all__ = [
-    "Batch",
-    "Loss",
-    "LossFunction",
-    "ParameterUse",
-    "StageProgram",
-    "TensorSpec",
-]
-
 Batch = Any
 """A tensor, or a tuple, list or dict of tensors: one batch as the user's loader yields it."""
 

@@ -9,8 +9,6 @@ from torch import nn
 
 from penstock.torch_internals import own_buffers, own_parameters
 
-__all__ = ["is_on_meta", "made_up", "standing_in", "with_values"]
-
 DRAWN_VALUES = 1 << 20
 """At most this many random values are drawn, then repeated: drawing is slower than copying."""
 

@@ -9,8 +9,6 @@ from torch import nn
 from penstock.capture.layer_graph import LayerGraph, SplitTable
 from penstock.errors import BadInput
 
-__all__ = ["divided_dims", "divided_layers"]
-
 DIMS = {
     ("colwise", "weight"): 0,
     ("colwise", "bias"): 0,

@@ -10,8 +10,6 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.capture.record.absent import Absent
 
-__all__ = ["BATCH_NORM_OPERATORS", "CountedNorms", "TorchCalls", "backward_seen"]
-
 
 class TorchCalls(TorchFunctionMode):
     """While active, `call` stands for every call of a torch function; it may call it itself."""

@@ -12,8 +12,6 @@ from typing import Any
 from penstock.capture.user_lines import line_in_words, line_of_user
 from penstock.errors import BadInput
 
-__all__ = ["StandIn", "UnreadEntry"]
-
 _OF_EVERY_CLASS = frozenset(
     [
         *("__new__", "__init__", "__del__", "__init_subclass__", "__subclasshook__"),

@@ -9,14 +9,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["Line", "line_in_words", "line_of", "line_of_user", "line_with_source"]
-
 Line: TypeAlias = tuple[str, int]
 
 _OURS = os.path.dirname(os.path.dirname(__file__))
 _SKIPPED = (
     os.path.dirname(torch.__file__),
     *(os.path.join(_OURS, part, "") for part in ("capture", "measure", "rehearse", "runtime")),
+    os.path.join(_OURS, "torch_internals.py"),
     "<frozen",
 )
 _START = os.path.join(_OURS, "capture", "record", "user_program.py")

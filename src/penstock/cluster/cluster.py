@@ -10,17 +10,6 @@ from math import isclose
 from penstock.core.native import ChipMemory
 from penstock.errors import BadInput
 
-__all__ = [
-    "Cluster",
-    "Device",
-    "Host",
-    "Link",
-    "model_and_memory",
-    "same_memory",
-    "with_boundless_memory",
-    "with_memory_reserve",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Device:

@@ -9,21 +9,6 @@ from typing import NamedTuple, cast
 from penstock.cluster.cluster import Cluster
 from penstock.core.native import AllReduceCost
 
-__all__ = [
-    "BUCKET_BYTES",
-    "STATISTICS_S",
-    "STATISTIC_BYTES",
-    "AllReduceCost",
-    "all_reduce_costs",
-    "all_reduce_s",
-    "best_ring",
-    "host_order",
-    "message_resources",
-    "norm_sums_s",
-    "ring_quality",
-]
-
-
 BUCKET_BYTES = 25 << 20
 """Gradients are all-reduced in buckets of about this size, as in DistributedDataParallel. Runtime,
 simulator, planners and bounds all use this value."""

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
 
-__all__ = ["LinkMatrices", "link_matrices"]
-
 
 @dataclass(frozen=True)
 class LinkMatrices:

@@ -11,8 +11,6 @@ from itertools import groupby, permutations
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.errors import BadInput
 
-__all__ = ["Groups", "grouped_cluster", "one_each"]
-
 Groups = tuple[tuple[int, ...], ...]
 """The devices of a cluster in each group; together all devices, each in one group."""
 

@@ -41,17 +41,6 @@ from penstock.document import (
 )
 from penstock.errors import BadInput
 
-__all__ = [
-    "CLUSTERS",
-    "Dimension",
-    "cluster_from_toml",
-    "find_cluster",
-    "local_cluster",
-    "parse_quantity",
-    "read_cluster",
-    "write_cluster",
-]
-
 Dimension: TypeAlias = Literal["memory", "bandwidth", "time"]
 
 PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from penstock.planning.plan_files import PlanInputs
     from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["export_plan", "import_layout"]
-
 
 def frameworks() -> list[str]:
     """The frameworks that a shell completes."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from penstock.planning.hardware_choice import ClusterChoice
 
-__all__ = ["choose"]
-
 
 def choose(
     *,

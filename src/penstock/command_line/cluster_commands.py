@@ -13,8 +13,6 @@ from penstock.errors import BadInput
 if TYPE_CHECKING:
     from penstock.cluster.cluster import Cluster
 
-__all__ = ["cluster", "launch"]
-
 
 def cluster(
     *,

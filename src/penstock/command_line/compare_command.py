@@ -10,8 +10,6 @@ from penstock.command_line.progress import planning_progress
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import BadInput
 
-__all__ = ["compare"]
-
 DEFAULT_LIMIT_S = 120.0
 
 ForcedSchedules: TypeAlias = Annotated[

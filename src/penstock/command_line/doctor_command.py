@@ -17,8 +17,6 @@ from penstock.errors import TRAINING_PACKAGES, PenstockError
 from penstock.machine import free_host_memory, usable_cores
 from penstock.words import size_text
 
-__all__ = ["doctor"]
-
 USEFUL = {
     "transformers": "models of Hugging Face",
     "tokenizers": "text in a tokenizer's tokens",

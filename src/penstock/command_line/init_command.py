@@ -11,8 +11,6 @@ from penstock.command_line.terminal import Terminal
 from penstock.document import check_place, read_config, write_text
 from penstock.errors import BadInput
 
-__all__ = ["init"]
-
 HELD_OUT = 0.1
 """The share that jobs hold out of text by themselves, too."""
 

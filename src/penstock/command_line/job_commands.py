@@ -19,8 +19,6 @@ from penstock.waiting import notice_if_long
 if TYPE_CHECKING:
     from penstock.jobs.train import TrainResult
 
-__all__ = ["catalogue", "profile", "report", "train", "verify"]
-
 LOADING = "loading PyTorch"
 
 

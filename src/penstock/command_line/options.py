@@ -12,40 +12,6 @@ if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
     from penstock.planning.plan_files import PlanInputs
 
-__all__ = [
-    "AsJson",
-    "AskedProblem",
-    "Batch",
-    "Changes",
-    "ClusterName",
-    "Csv",
-    "Device",
-    "JobName",
-    "MaxStages",
-    "MayLose",
-    "MemoryReserve",
-    "MicroBatch",
-    "NoVerify",
-    "Optimizer",
-    "Out",
-    "Pins",
-    "PlanPath",
-    "PlanToFollow",
-    "PlansCluster",
-    "PlansProfile",
-    "ProfileBatch",
-    "ProfilePath",
-    "Quiet",
-    "Recompute",
-    "ScheduleNames",
-    "Sharding",
-    "TensorParallel",
-    "Tries",
-    "Workers",
-    "names_in",
-    "with_options",
-]
-
 MOST_WORKERS = 1024
 """More processes fit into the memory of no machine that we know."""
 

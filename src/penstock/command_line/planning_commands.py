@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from penstock.plan.problem import PlanningProblem
     from penstock.planning.assessment import PlannedPipeline
 
-__all__ = ["plan"]
-
 
 def plan(
     *,

@@ -14,8 +14,6 @@ from penstock.waiting import PATIENCE_S
 if TYPE_CHECKING:
     from penstock.search.judge import SearchStep
 
-__all__ = ["PlanningProgress", "planning_progress"]
-
 SECONDS_BETWEEN_LINES = 2.0
 """Least seconds between lines if standard error is not a terminal."""
 

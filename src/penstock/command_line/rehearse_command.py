@@ -11,8 +11,6 @@ from penstock.errors import BadInput, RunFailed
 if TYPE_CHECKING:
     from penstock.rehearse.rehearsal import Rehearsal
 
-__all__ = ["rehearse"]
-
 
 def rehearse(
     *,

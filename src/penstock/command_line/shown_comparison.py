@@ -19,7 +19,6 @@ from penstock.plan.problem import PlanningProblem
 from penstock.plan.throughput import Throughput, rate_words
 from penstock.planning.assessment import PlannedPipeline
 from penstock.planning.comparison import (
-    AUTO,
     Comparison,
     Comparisons,
     best_first,
@@ -33,7 +32,7 @@ from penstock.planning.explanation import (
     explanation_words,
     why_slower,
 )
-from penstock.planning.planning_problem import synchronous_schedules
+from penstock.planning.planning_problem import AUTO, synchronous_schedules
 from penstock.planning.rivals import rivals_line
 from penstock.report.tables import NarrowTable, plain_table, stages_text
 from penstock.report.timelines_html import (
@@ -51,18 +50,6 @@ from penstock.timeline.metrics import busy_s
 from penstock.timeline.plot import FAR, write_picture
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text, size_text
-
-__all__ = [
-    "ComparedLine",
-    "compared_lines",
-    "comparison_table",
-    "draw",
-    "explained",
-    "line_text",
-    "parts",
-    "reasons_of",
-    "with_details",
-]
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,6 @@ from penstock.words import numbered, percent_text, seconds_text, size_text
 if TYPE_CHECKING:
     from penstock.planning.what_if import PlayedPlan
 
-__all__ = [
-    "bound_words",
-    "played_parts",
-    "reserve_lines",
-    "show_planned",
-    "stage_rows",
-    "too_full_words",
-]
-
 
 def show_planned(
     terminal: Terminal,
@@ -141,12 +132,6 @@ def played_parts(
             f"{after.iterations} iterations in a row: {seconds_text(iteration_s(after.timeline))}, "
             f"{seconds_text(each_s)} for each after the first, {rate:.4g} samples a second"
         )
-        if after.optimizer_sync == "after":
-            peak = size_text(max(repeated.peak_memory_bytes))
-            room = "" if repeated.fits else ", more than there is"
-            parts.append(
-                f"Steps are checked afterwards and kept until then: peak memory {peak}{room}"
-            )
     return [*parts, ""]
 
 

@@ -1,7 +1,7 @@
 """``penstock simulate``: simulates a plan as it is or with changes, and draws it."""
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from typer import Option
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.planning.what_if import PlayedPlan
-
-__all__ = ["simulate"]
 
 MOST_ITERATIONS = 1000
 
@@ -29,10 +27,6 @@ Iterations: TypeAlias = Annotated[
     Option(
         min=1, max=MOST_ITERATIONS, metavar="N", help="Number of iterations to simulate in a row."
     ),
-]
-OptimizerSync: TypeAlias = Annotated[
-    Literal["before", "after"],
-    Option(help="With several iterations: whether ranks agree on a step before or after it."),
 ]
 MeetEvery: TypeAlias = Annotated[
     int, Option(min=0, metavar="N", help="Price pipelines that meet every N steps (0: no price).")
@@ -49,7 +43,6 @@ def simulate(
     schedule: Annotated[str, Option(metavar="NAME", help="What if: another schedule.")] = "",
     optimizer: options.Optimizer = "",
     iterations: Iterations = 1,
-    optimizer_sync: OptimizerSync = "before",
     meet_every: MeetEvery = 0,
     timeline: Annotated[
         bool, Option("--timeline", help="Add the timeline to the JSON output.")
@@ -84,7 +77,7 @@ def simulate(
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     terminal.note(other_kinds_words(costs, machines))
     start_s = perf_counter()
-    before = play(given, costs, machines, iterations, optimizer_sync, inputs.memory_reserve, state)
+    before = play(given, costs, machines, iterations, inputs.memory_reserve, state)
     after = play_changed(before, asked) if asked.words else before
     values: dict[str, object] = {
         **after.to_json(perf_counter() - start_s, explained=bool(asked.words))

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from penstock.timeline.timeline import Timeline
 
-__all__ = ["Terminal", "collect_garbage_rarely", "print_error", "silence_output"]
-
 LONGEST_LINE = 600
 """The most characters of an error's line, unless the error has more to say."""
 

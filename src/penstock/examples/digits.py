@@ -16,8 +16,6 @@ from torch.nn import functional
 from penstock.errors import BadInput
 from penstock.jobs.job import Job, OptimizerSettings, Split
 
-__all__ = ["DigitsNet", "build_model", "digits_job", "images", "job"]
-
 CHANNELS = 64
 CONVOLUTIONS = 8
 HIDDEN = 2048

@@ -10,8 +10,6 @@ from torch.nn import functional
 
 from penstock.jobs.job import Job, OptimizerSettings, Split
 
-__all__ = ["Gpt", "build_model", "job", "next_byte_loss", "windows"]
-
 VOCABULARY = 256
 WIDTH = 192
 HEADS = 4

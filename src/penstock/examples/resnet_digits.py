@@ -14,8 +14,6 @@ from torch.nn import functional
 from penstock.examples.digits import CLASSES, digits_job
 from penstock.jobs.job import Job
 
-__all__ = ["ResNet", "build_model", "job"]
-
 WIDTHS = (32, 64, 128)
 BLOCKS = 3
 

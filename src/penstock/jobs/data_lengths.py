@@ -22,15 +22,6 @@ from penstock.profile.model_profile import Affine, Edge, LayerCost, LengthCosts,
 from penstock.report.record import MeasuredLength
 from penstock.simulate.by_length import LengthPrediction
 
-__all__ = [
-    "DataLengths",
-    "LengthGroup",
-    "data_lengths",
-    "mean_profile",
-    "mean_s",
-    "measured_lengths",
-]
-
 LOOKED_AT = 64
 """The first batches of the data, from which the distribution of lengths is estimated."""
 

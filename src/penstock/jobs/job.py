@@ -45,17 +45,6 @@ from penstock.runtime.trackers import check_trackers
 from penstock.runtime.user_metrics import Metric
 from penstock.runtime.weight_average import ExponentialAverage
 from penstock.runtime.weights.pretrained import Weights
-from penstock.schedule.weight_rule import OptimizerSync
-
-__all__ = [
-    "Data",
-    "Job",
-    "OptimizerSettings",
-    "Split",
-    "TensorSettings",
-    "check_call",
-    "member_at",
-]
 
 T = TypeVar("T")
 
@@ -448,7 +437,7 @@ class Job:
     ``gradient_dtype`` is that of `Update`, or ``""``. ``weights`` are the first weights, as in
     `Pipeline`; ``save_weights`` is a directory for the final weights.
 
-    ``compile``, ``metrics``, ``callbacks``, ``verify``, ``optimizer_sync``, ``dynamic`` and
+    ``compile``, ``metrics``, ``callbacks``, ``verify``, ``dynamic`` and
     ``compare_replicas_every`` are those of `Pipeline`, as are ``meet_every``,
     ``outer_learning_rate`` and ``outer_momentum``, for a plan of pipelines side by side; they meet
     before the final weights are saved. ``dynamic`` may also be ``"auto"``: dimensions in which the
@@ -487,7 +476,6 @@ class Job:
     accumulate: Count = 1
     shard_optimizer: bool = False
     compile: bool = False
-    optimizer_sync: OptimizerSync = "before"
     loss_scaling: Annotated[LossScaling, settings(LossScaling)] = LossScaling()
     gradient_dtype: Literal["", "float32"] = ""
     metrics: Mapping[str, Annotated[Metric, named_function("metrics")]] = field(

@@ -68,8 +68,6 @@ from penstock.jobs import JOBS
 from penstock.jobs.job import Job, as_optimizer
 from penstock.jobs.samples import HELD_OUT, ModelOfArguments, TextData, data_named
 
-__all__ = ["KEYS", "find_job", "read_job"]
-
 
 class TextTable(Entry):
     """Text as data: a file or directory, a tokenizer's file, and tokens in a window."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from penstock.errors import BadInput
 
-__all__ = ["LAUNCHERS", "Start", "slurm_script", "torchrun_script"]
-
 PORT = 29_500
 SAVES_WITHIN_S = 120
 """How long before the end Slurm sends SIGTERM. A run then takes its step to the end and saves."""

@@ -20,8 +20,6 @@ from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.processes.world import join_world
 from penstock.words import rate_text
 
-__all__ = ["LiveCluster", "measure_cluster", "slow_parts"]
-
 Pairs = Mapping[tuple[int, int], MeasuredLink]
 
 SIDE, GPU_SIDE, REPEATS = 512, 8192, 15

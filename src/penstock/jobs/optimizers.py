@@ -14,8 +14,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from penstock.errors import BadInput
 from penstock.jobs.job import OptimizerSettings, member_at
 
-__all__ = ["MuonWithAdamW", "learning_rate_schedule", "optimizer_factory"]
-
 Named: TypeAlias = Iterable[tuple[str, nn.Parameter]]
 """Parameters with their names in the model."""
 

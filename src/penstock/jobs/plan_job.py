@@ -7,7 +7,6 @@ from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput, Infeasible
 from penstock.jobs.job import Job
 from penstock.jobs.train_request import TrainRequest
-from penstock.plan.fitted_plan import with_undoable_step
 from penstock.plan.in_words import parallel_words
 from penstock.plan.ordering import schedule_refusal, updates_per_batch
 from penstock.plan.plan import Plan
@@ -27,32 +26,18 @@ from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 from penstock.words import seconds_text
 
-__all__ = [
-    "check_layers",
-    "check_plan_fits",
-    "new_plan",
-    "predict",
-    "predict_step",
-    "problem_of",
-    "training_problem",
-    "without_pipeline_words",
-]
-
 STEADY_ITERATIONS = 6
 """Iterations to simulate for the steady-state step time."""
 
 
 def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
     """The planning problem of a job."""
-    state = job.state_bytes_per_parameter_byte
-    if job.optimizer_sync == "after":
-        _, state = with_undoable_step(profile, state)
     return PlanningProblem(
         profile=profile,
         cluster=cluster,
         global_batch=job.batch_size,
         micro_batch_sizes=job.micro_batch_choices(),
-        optimizer_bytes_per_parameter_byte=state,
+        optimizer_bytes_per_parameter_byte=job.state_bytes_per_parameter_byte,
     )
 
 
@@ -141,10 +126,9 @@ def check_layers(plan: Plan, profile: ModelProfile) -> None:
 def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
     """Simulate an iteration of ``plan``; its time is that of a whole step with all its batches.
 
-    Without a flush, or with ``optimizer_sync="after"``, it is the time in the steady state. Where
-    pipelines train alone, it has its share of a meeting. With
-    ``accumulate``, replicas are summed only after the last batch; here that is counted for each.
-    Its devices are the workers, also where the plan has tensor groups.
+    Without a flush it is the time in the steady state. Where pipelines train alone, it has its
+    share of a meeting. With ``accumulate``, replicas are summed only after the last batch; here
+    that is counted for each. Its devices are the workers, also where the plan has tensor groups.
     """
     grouped, own = on_groups(plan, problem_of(job, profile, cluster))
     whole = without_groups(grouped)
@@ -154,14 +138,13 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
         own.profile,
         own.cluster,
         optimizer_bytes_per_parameter_byte=job.state_bytes_per_parameter_byte,
-        optimizer_sync=job.optimizer_sync,
     )
     prediction = on_ranks(ask(), grouped, len(cluster.devices))
     if job.meet_every:
         price = meeting_price(own, plan, job.meet_every)
         alone_s = job.accumulate * price.alone_s
         return replace(prediction, iteration_s=alone_s + price.meeting_s / job.meet_every)
-    if not updates_per_batch(plan) and job.optimizer_sync == "before":
+    if not updates_per_batch(plan):
         return replace(prediction, iteration_s=job.accumulate * prediction.iteration_s)
     several = ask(iterations=STEADY_ITERATIONS)
     peaks = several.peak_memory_bytes

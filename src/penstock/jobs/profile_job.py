@@ -59,18 +59,6 @@ from penstock.runtime.processes.world import World
 from penstock.runtime.settings import Safety, Update
 from penstock.runtime.weights.pretrained import sources_of
 
-__all__ = [
-    "CostedJob",
-    "build_and_capture",
-    "built_model",
-    "check_device",
-    "cluster_for",
-    "cost_job",
-    "has_tensor_costs",
-    "measured_pairs",
-    "profile_job",
-]
-
 REPEATS = 5
 
 STEPPED_BYTES = 64_000_000

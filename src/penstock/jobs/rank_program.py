@@ -85,22 +85,6 @@ from penstock.simulate.simulation import Prediction
 from penstock.waiting import notice_if_long
 from penstock.words import counted, seconds_text
 
-__all__ = [
-    "LOST",
-    "RankFacts",
-    "check_alike",
-    "check_seen",
-    "check_tries",
-    "checked_request",
-    "checkpoint_to_resume",
-    "goes_on",
-    "ignore",
-    "last_checkpoint_said",
-    "run_local_rank",
-    "run_started_rank",
-    "say",
-]
-
 T = TypeVar("T")
 
 LOST = WorkerLost, Stalled

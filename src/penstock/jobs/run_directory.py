@@ -26,8 +26,6 @@ from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.json_file import write_timeline
 from penstock.timeline.timeline import Timeline
 
-__all__ = ["Records", "RunDirectory", "drop_rows_after", "latest_run", "new_run"]
-
 RUNS = Path("runs")
 
 LAUNCH = ".launch"

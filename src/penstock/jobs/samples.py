@@ -31,16 +31,6 @@ from penstock.document import read_config
 from penstock.errors import BadInput
 from penstock.jobs.job import CALLS, Data, Split, check_call, member_at
 
-__all__ = [
-    "HELD_OUT",
-    "ModelOfArguments",
-    "SampleData",
-    "TextData",
-    "TextWindows",
-    "data_named",
-    "next_token_loss",
-]
-
 HELD_OUT = 0.1
 """The share of a dataset that is held out, where nothing is said."""
 

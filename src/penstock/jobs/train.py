@@ -34,8 +34,6 @@ from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.verify.verify import VerifyResult
 from penstock.simulate.score import make_score
 
-__all__ = ["TrainRequest", "TrainResult", "train_job", "verify_job"]
-
 
 def train_job(job: Job, request: TrainRequest) -> TrainResult:
     """Train ``job`` on ranks of this host and write its run directory; see `TrainRequest`.

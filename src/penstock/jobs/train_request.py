@@ -7,8 +7,6 @@ from pathlib import Path
 from penstock.plan.problem import MEMORY_RESERVE, ShardingChoice
 from penstock.report.record import MeasuredLength, TriedPlan
 
-__all__ = ["History", "Log", "TrainRequest", "TrainResult"]
-
 Log = Callable[[str], None]
 """Prints one line about what happens."""
 

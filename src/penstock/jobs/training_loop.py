@@ -37,19 +37,6 @@ from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long
 from penstock.words import counted
 
-__all__ = [
-    "WARM_UP_STEPS",
-    "PartReport",
-    "Pauses",
-    "RunPart",
-    "Termination",
-    "display_for",
-    "pipeline_of",
-    "show_cursor",
-    "train_part",
-    "trained_on",
-]
-
 MOST_TO_ONE_CHECKPOINT = 3
 """A run that has gone back to one checkpoint so many times ends at the next bad step."""
 
@@ -209,7 +196,6 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
             seed=job.seed,
             loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
             gradient_dtype=job.gradients_in(),
-            optimizer_sync=job.optimizer_sync,
             schedule_follows="evaluation" if job.follows_evaluations else "loss",
             **job.meetings,
             # A run that rolls back does so where the pipeline stops.
@@ -364,11 +350,11 @@ def trained_on(
 ) -> Iterator[StepMetrics]:
     """Train from step ``start`` to the end of the run, without the steps in ``left_out``.
 
-    Without a flush, or with ``optimizer_sync="after"``, steps follow one another without a pause up
-    to the next evaluation or checkpoint.
+    Without a flush, steps follow one another without a pause up to the next evaluation or
+    checkpoint.
     """
     steps = noting_lengths(pipe, steps_of(job, start, pipe.needs), lengths)
-    if not updates_per_batch(pipe.plan) and job.optimizer_sync == "before":
+    if not updates_per_batch(pipe.plan):
         for step, batches in enumerate(steps, start + 1):
             if step in left_out:
                 pipe.skip_step()
@@ -477,11 +463,12 @@ def in_words(evaluation: Evaluation) -> str:
 
 
 def measured_step(start: int, steps: int) -> int:
-    """The step whose memory is measured: the second, since the first creates optimizer state.
+    """The step whose memory is measured: the third, since the first creates optimizer state, and
+    both before it keep outputs, with which losses are compared.
 
     It is a warm-up step, so measuring its memory disturbs no measured time unless steps are few.
     """
-    return min(start + 2, steps)
+    return min(start + 3, steps)
 
 
 class Termination:
@@ -514,7 +501,7 @@ class Termination:
         self._pipe.stop()
 
 
-SHOWN = ("batch_size", "steps", "seed", "accumulate", "clip_norm", "autocast", "optimizer_sync")
+SHOWN = ("batch_size", "steps", "seed", "accumulate", "clip_norm", "autocast")
 """The fields of a job that trackers show, besides the optimizer's."""
 
 

@@ -24,8 +24,6 @@ from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import World
 from penstock.simulate.score import make_score
 
-__all__ = ["plans_to_try", "seconds_of_trial"]
-
 TRIAL_STEPS, SETTLING_STEPS = 10, 2
 """Steps of a trial, and those at its start that are not measured."""
 

@@ -38,8 +38,6 @@ except ImportError as missing:
         f"pip install transformers accelerate"
     ) from missing
 
-__all__ = ["PipelineTrainer", "arguments_in"]
-
 ModelCall = Callable[..., Any]
 """Calls the model with keyword arguments."""
 

@@ -27,8 +27,6 @@ try:
 except ModuleNotFoundError as missing:
     raise BadInput("penstock.loops.lightning needs Lightning: 'pip install lightning'") from missing
 
-__all__ = ["PipelineStrategy", "captured_step"]
-
 AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 WITHIN_A_STEP = (
     "backward",

@@ -19,8 +19,6 @@ except ImportError as missing:
         f"penstock.loops.preference needs TRL ({missing}); install it with pip install trl"
     ) from missing
 
-__all__ = ["PipelineDPOTrainer"]
-
 OF_PAIRS = (
     *("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"),
     *("logps/chosen", "logps/rejected"),

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from penstock.profile.model_profile import Affine
 
-__all__ = ["fit_affine", "whole_bytes"]
-
 
 def fit_affine(samples: Sequence[int], costs: Sequence[float]) -> Affine:
     """The non-negative ``fixed + per_sample * b`` with the least sum of squared relative errors.

@@ -13,8 +13,6 @@ import torch
 
 from penstock.device import flush_cache, hold, is_gpu, timing_mark, wait_for
 
-__all__ = ["Stopwatch", "wall_s", "warm_up", "work_s"]
-
 
 class Stopwatch(Protocol):
     """Runs a piece of work and returns its seconds."""

@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from penstock.capture.torch_calls import TorchCalls
 
-__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "FusedAttention", "attention_operations"]
-
 
 @torch.library.custom_op("penstock::fused_attention", mutates_args=())
 def fused_attention(

@@ -15,8 +15,6 @@ import torch
 
 from penstock.torch_internals import kernels_for_now, schema_of
 
-__all__ = ["gpu_autocast"]
-
 TAKES_FLOAT32 = (
     *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "pow"),
     *("reciprocal", "rsqrt", "sinh", "softplus", "tan", "renorm", "logsumexp", "norm"),

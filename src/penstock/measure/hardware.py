@@ -43,8 +43,6 @@ from penstock.cluster.cluster import model_and_memory, same_memory
 from penstock.document import Entry, read_document
 from penstock.errors import BadInput
 
-__all__ = ["HARDWARE", "Hardware", "hardware_named"]
-
 MEMORY_SHARE = 0.9
 
 LAUNCH_S = 5e-6

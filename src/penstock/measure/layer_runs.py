@@ -22,17 +22,6 @@ from penstock.capture.torch_calls import backward_seen
 from penstock.measure.clock import Stopwatch, work_s
 from penstock.torch_internals import TorchDispatchMode, pytree, storage_id
 
-__all__ = [
-    "LayerRun",
-    "RunSettings",
-    "SavedStorages",
-    "programs_of",
-    "resized",
-    "storage_bytes",
-    "undisturbed",
-    "walk",
-]
-
 
 @dataclass(frozen=True)
 class RunSettings:

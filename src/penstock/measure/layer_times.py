@@ -37,9 +37,6 @@ from penstock.measure.same_work import edges_of, parameters_of, work_of
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.words import counted
 
-__all__ = ["LayerBytes", "PassSeconds", "layer_costs", "measure_profile", "measure_step_s_per_byte"]
-
-
 Differentiated: TypeAlias = tuple[list[torch.Tensor], list[torch.Tensor]]
 """Outputs of a layer that gradients start from, and these gradients."""
 

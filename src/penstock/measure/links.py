@@ -22,18 +22,6 @@ from penstock.machine import usable_cores
 from penstock.measure.affine_fit import fit_affine
 from penstock.measure.clock import Stopwatch, work_s
 
-__all__ = [
-    "Carrier",
-    "MeasuredLink",
-    "Member",
-    "cluster_alone",
-    "cluster_of",
-    "measure_links",
-    "measure_pairs",
-    "rounds_of",
-    "with_own_ports",
-]
-
 SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
 GPU_SIZES_BYTES = (4_096, *(1_048_576 * 4**step for step in range(5)))
 """Between GPUs 4 MiB may be mostly latency, and most of these say what the bandwidth is."""

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from resource import RUSAGE_SELF, getrusage
 from time import perf_counter
 
-__all__ = ["LoadWatch", "busy_beside"]
-
 MOST_SWITCHES_PER_S = 50.0
 """A process with a core for itself loses it less often."""
 

@@ -59,8 +59,6 @@ from penstock.torch_internals import (
     storage_id,
 )
 
-__all__ = ["EqualLayers", "estimate_profile"]
-
 
 def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """Operations of attention on the CPU, which PyTorch's table does not contain."""

@@ -16,8 +16,6 @@ from penstock.measure.layer_runs import LayerRun
 from penstock.profile.model_profile import Affine, Edge, SharedParameter
 from penstock.torch_internals import pytree, storage_id
 
-__all__ = ["edges_of", "parameters_of", "work_of"]
-
 _NUMBER = re.compile("idx|index|layer_id|layer_num")
 """Names of attributes in which modules keep their own number in a list of blocks."""
 

@@ -15,8 +15,6 @@ from penstock.errors import BadInput
 from penstock.measure.layer_runs import undisturbed
 from penstock.profile.model_profile import ModelProfile, TensorParallelCosts
 
-__all__ = ["with_tensor_parallel"]
-
 
 def with_tensor_parallel(profile: ModelProfile, graph: LayerGraph, batch: Batch) -> ModelProfile:
     """``profile`` with what a tensor group divides of each layer, and what it has to sum.

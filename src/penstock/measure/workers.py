@@ -19,8 +19,6 @@ from penstock.profile.model_profile import (
     TensorParallelCosts,
 )
 
-__all__ = ["CLEARLY_LESS", "median_profile", "profile_and_speeds", "usual_kind", "with_speeds"]
-
 CLEARLY_LESS = 0.75
 """Of two equals one clearly differs if it has less than this share of the other."""
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from penstock.plan.plan import Stage
 from penstock.schedule.registry import FAMILIES
 
-__all__ = ["CHOICES", "REFUSED", "SCHEDULES", "choice_refusal", "choices_of", "kinds_of_schedule"]
-
 CHOICES: Mapping[str, str] = {
     "optimizer": "divided optimizer state",
     "parameters": "divided parameters",
@@ -32,7 +30,6 @@ IS_FIXED = "what is trained is fixed"
 
 REFUSED: Mapping[tuple[str, str], str] = {
     ("optimizer", "no flush"): "it needs one update of all stages, and here each has its own",
-    ("optimizer", "undoing"): "a rank keeps not all that it needs to undo a step",
     ("optimizer", "thawed"): IS_FIXED,
     ("optimizer", "tensor groups"): NOT_IN_GROUPS,
     ("parameters", "split backwards"): "gradients are summed when a block's first half ends",

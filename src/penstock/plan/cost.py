@@ -20,27 +20,6 @@ from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.warm_up import warm_up_depths
 
-__all__ = [
-    "RunCosts",
-    "StageSeconds",
-    "Transfer",
-    "crossing_bytes",
-    "crowding",
-    "depth_function",
-    "depths_of",
-    "device_memory_bytes",
-    "estimate_s",
-    "leanest_schedule",
-    "norms_s",
-    "peak_memory_bytes",
-    "rows_by_speed",
-    "run_costs",
-    "split_concat_s",
-    "stage_seconds",
-    "state_bytes",
-    "transfer",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

@@ -28,9 +28,6 @@ from penstock.plan.problem import PlanningProblem, in_blocks
 from penstock.plan.run_tables import Floats, RunTables, run_tables, workspace_table
 from penstock.profile.model_profile import Affine
 
-__all__ = ["FULL", "RECOMPUTES", "RECOMPUTE_MODES", "ChainCosts", "runs_in_core", "whole_chain"]
-
-
 Devices: TypeAlias = tuple[int, ...]
 OfGroup: TypeAlias = tuple[float, float, list[AllReduceCost]]
 

@@ -9,8 +9,6 @@ from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["PlanInOneProcess", "in_one_process", "merged"]
-
 
 @dataclass(frozen=True, repr=False)
 class PlanInOneProcess(Plan):

@@ -5,8 +5,6 @@ from collections import Counter
 from penstock.plan.plan import Plan
 from penstock.words import counted, html_table
 
-__all__ = ["micro_batch_words", "parallel_words", "plan_html", "plan_words"]
-
 DIVIDED = {"optimizer": "optimizer state", "parameters": "parameters"}
 """What devices divide, in words."""
 

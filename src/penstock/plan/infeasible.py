@@ -13,8 +13,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
 
-__all__ = ["ONE_STAGE_PLANNERS", "infeasible", "size_text"]
-
 ONE_STAGE_PLANNERS = ("single-device", "data-parallel")
 
 MOST_DEVICES = 4096

@@ -19,9 +19,6 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.schedule.shape import StageCost
 
-__all__ = ["plan_from_json", "plan_to_json", "read_plan", "write_plan"]
-
-
 VERSION = 2
 """Raised whenever the same model gets other layers, which plans and profiles count."""
 

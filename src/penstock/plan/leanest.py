@@ -16,8 +16,6 @@ from penstock.plan.row_split import split_rows
 from penstock.plan.run_tables import Integers, at, runs_at
 from penstock.schedule.registry import FAMILIES
 
-__all__ = ["device_orders", "leanest"]
-
 ALL_WIDTHS = 32
 """Stages of up to so many replicas are tried for every number of them, wider ones by doubling."""
 

@@ -4,8 +4,6 @@ from math import isfinite
 
 from penstock.errors import BadInput
 
-__all__ = ["OPTIMIZERS", "optimizer_state"]
-
 OPTIMIZERS = {"adamw": 2.0, "adamw-fp32": 6.0, "adamw8bit": 1.0, "sgd": 1.0}
 """Bytes of state for each byte of parameters.
 

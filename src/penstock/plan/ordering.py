@@ -13,17 +13,6 @@ from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.validate import validate
 
-__all__ = [
-    "NOT_AS_SIMULATED",
-    "blocks_refusal",
-    "check_choices",
-    "has_forwards_first",
-    "order_of",
-    "schedule_refusal",
-    "stage_refusal",
-    "updates_per_batch",
-]
-
 
 def order_of(plan: Plan) -> Schedule:
     """The schedule that simulator, runtime and drawings of ``plan`` share.

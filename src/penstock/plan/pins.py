@@ -15,8 +15,6 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["Pin", "allowed_runs", "broken_pin", "pins_text", "read_pin", "read_pins"]
-
 Numbers: TypeAlias = NDArray[np.int64]
 
 FORMS = (

@@ -8,18 +8,6 @@ from penstock.errors import BadInput
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape, StageCost
 
-__all__ = [
-    "MOST_MICRO_BATCHES",
-    "MOST_RANKS",
-    "SHARDINGS",
-    "Plan",
-    "Stage",
-    "in_order",
-    "rank_pairs",
-    "with_cut",
-    "with_recompute",
-]
-
 MOST_MICRO_BATCHES = 65_536
 """The most micro-batches of an iteration."""
 

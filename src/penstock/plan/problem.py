@@ -15,29 +15,6 @@ from penstock.plan.plan import MOST_MICRO_BATCHES, Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.words import html_table
 
-__all__ = [
-    "AS_FAST",
-    "MEMORY_RESERVE",
-    "PREDICTION_ERROR",
-    "SHARED_CORES_ERROR",
-    "BlockChoice",
-    "Planner",
-    "PlanningProblem",
-    "RecomputeChoice",
-    "Score",
-    "ShardingChoice",
-    "check_batch",
-    "check_speeds",
-    "dividing",
-    "in_blocks",
-    "micro_batch_sizes_of",
-    "other_kinds_words",
-    "recalled",
-    "remembered",
-    "remembered_by_schedules",
-    "score_of",
-]
-
 MEMORY_RESERVE = 0.05
 """By default, the share of each device's memory that plans leave free: for the allocator's gaps,
 and for what a profile does not know."""

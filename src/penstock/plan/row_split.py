@@ -6,8 +6,6 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-__all__ = ["RowOverlap", "row_overlaps", "row_ranges", "split_rows"]
-
 
 class RowOverlap(NamedTuple):
     """Rows of a micro-batch that replica ``sender`` has and replica ``receiver`` needs."""

@@ -11,23 +11,6 @@ from penstock.plan.problem import PlanningProblem
 from penstock.plan.sharding import held_bytes
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
-__all__ = [
-    "EACH",
-    "FIXED",
-    "Floats",
-    "Integers",
-    "RunTables",
-    "at",
-    "crossing_table",
-    "input_table",
-    "of_runs",
-    "parameter_table",
-    "prefix_sums",
-    "run_tables",
-    "runs_at",
-    "workspace_table",
-]
-
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 

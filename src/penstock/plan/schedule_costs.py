@@ -10,8 +10,6 @@ from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import StageCost
 
-__all__ = ["least_room", "load_s", "priced", "stages_of_groups", "with_costs"]
-
 
 def priced(problem: PlanningProblem, plan: Plan) -> Plan:
     """The plan with the costs that its schedule needs; the planners' own schedules need none."""

@@ -24,8 +24,6 @@ from penstock.core.native import gathered_pass_s
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["gathered_s", "held_bytes", "step_share", "two_layers_bytes", "with_sharding"]
-
 Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 
 

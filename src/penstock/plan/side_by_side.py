@@ -3,8 +3,6 @@
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 
-__all__ = ["pipelines_in"]
-
 
 def pipelines_in(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """The ranks of each pipeline, whose micro-batches then pass no rank of another.

@@ -9,8 +9,6 @@ from penstock.document import Json
 from penstock.profile.model_profile import ModelProfile
 from penstock.words import percent_text, three_digits
 
-__all__ = ["NOT_KNOWN", "Throughput", "rate_words", "throughput_of"]
-
 HOUR_S = 3600.0
 
 

@@ -10,8 +10,6 @@ from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 
-__all__ = ["Candidate", "best_candidate", "few_first"]
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

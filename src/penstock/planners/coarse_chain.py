@@ -20,16 +20,6 @@ from penstock.profile.model_profile import (
     SharedParameter,
 )
 
-__all__ = [
-    "DeviceLine",
-    "LineWindows",
-    "coarse_problem",
-    "device_line",
-    "expanded",
-    "likely_cuts",
-    "windows_of",
-]
-
 
 def likely_cuts(problem: PlanningProblem, most: int) -> tuple[int, ...]:
     """The cuts to try: all of a short chain; of a long one those that the fewest bytes cross.

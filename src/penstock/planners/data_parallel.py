@@ -11,8 +11,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.choice import Candidate, best_candidate
 
-__all__ = ["data_parallel", "dividing_plan", "single_device"]
-
 
 def data_parallel(problem: PlanningProblem, score: Score) -> Plan:
     """One stage on the best number of devices, rows in proportion to their speeds.

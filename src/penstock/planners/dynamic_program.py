@@ -15,9 +15,6 @@ from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import device_line, likely_cuts
 from penstock.planners.spp.partition import PartitionTable, partition
 
-__all__ = ["dynamic_program", "known_candidates", "pipeline_candidates"]
-
-
 MOST_CUTS = 100
 """Longer chains are cut at likely places only: a table grows with the square of the cuts."""
 

@@ -15,8 +15,6 @@ from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import DeviceLine, few_sizes, windows_of
 from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
 
-__all__ = ["balanced", "fastest_devices", "gpipe"]
-
 TRIES = 2
 
 MODES: dict[RecomputeChoice, tuple[tuple[RecomputeChoice, ...], ...]] = {

@@ -20,8 +20,6 @@ from penstock.planners.coarse_chain import few_sizes, likely_cuts
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
 
-__all__ = ["check_pins", "pinned"]
-
 MOST_CUTS = 100
 """Longer chains are cut at likely places, and where pins begin and end."""
 

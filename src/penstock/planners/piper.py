@@ -20,8 +20,6 @@ from penstock.planners.coarse_chain import (
 )
 from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
 
-__all__ = ["piper", "piper_table"]
-
 TRIES = 2
 
 MOST_CUTS = 96

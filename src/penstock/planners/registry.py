@@ -11,8 +11,6 @@ from penstock.planners.pipedream.pipedream import pipedream
 from penstock.planners.piper import piper
 from penstock.planners.spp.spp import spp
 
-__all__ = ["OWN_SCHEDULES", "STARTING_PLANNERS"]
-
 STARTING_PLANNERS: dict[str, Planner] = {
     "single-device": single_device,
     "data-parallel": data_parallel,

@@ -10,8 +10,6 @@ from penstock.plan.problem import RecomputeChoice
 from penstock.plan.run_tables import Floats, Integers, at
 from penstock.planners.coarse_chain import LineWindows
 
-__all__ = ["Loads", "SlowestStage", "slowest_stage"]
-
 
 class Loads(NamedTuple):
     """The load of a stage on each window of a line beside computing, by position, then width.

@@ -36,8 +36,6 @@ GNMT and Inception v3 on 16 V100 took twice as long, and no plan was faster by 0
 ACTIONS_FOR_MIXED = 200_000
 """Simulated actions for moves among plans of which some stages recompute by block."""
 
-__all__ = ["TimeLimit", "find_plan", "score_until"]
-
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:

@@ -20,8 +20,6 @@ from penstock.simulate.by_length import LengthPrediction, expected_s, predict_le
 from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
 
-__all__ = ["Baselines", "PlannedPipeline", "assess_plan", "baselines_of"]
-
 
 @dataclass(frozen=True)
 class Baselines:

@@ -15,7 +15,6 @@ from penstock.plan.problem import PlanningProblem, Score
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.planning_problem import (
-    AUTO,
     check_schedule,
     member_named,
     schedules_named,
@@ -27,17 +26,6 @@ from penstock.words import html_table, seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = [
-    "AUTO",
-    "Comparison",
-    "Comparisons",
-    "NoAnswer",
-    "best_first",
-    "check_names",
-    "compare_plans",
-    "require_a_plan",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,6 @@ from penstock.simulate.score import make_score
 from penstock.timeline.critical_path import critical_path, seconds_on_path
 from penstock.words import percent_text, seconds_text, size_text
 
-__all__ = ["Explanation", "explain_plan", "explanation_cells", "explanation_words", "why_slower"]
-
 LEAST_GAIN = 1e-3
 """A smaller gain, as a part of the iteration, is not mentioned."""
 

@@ -13,8 +13,6 @@ from penstock.planning.planning_problem import planning_problem
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
 
-__all__ = ["ClusterChoice", "choose_cluster", "plan_on_clusters", "samples_of"]
-
 
 @dataclass(frozen=True, repr=False)
 class ClusterChoice:

@@ -10,17 +10,6 @@ from penstock.timeline.critical_path import PathStep, critical_path
 from penstock.timeline.metrics import COMPUTE, covered_s
 from penstock.timeline.timeline import Event, Timeline
 
-__all__ = [
-    "AllReduce",
-    "PathShare",
-    "ShareKind",
-    "Utilisation",
-    "all_reduces",
-    "busiest_stage",
-    "path_shares",
-    "utilisations",
-]
-
 ShareKind: TypeAlias = Literal[
     "compute",
     "fill and drain",

@@ -23,16 +23,6 @@ from penstock.profile.built_in import MODELS
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = [
-    "PlanInputs",
-    "cluster_of_plan",
-    "inputs_of_plan",
-    "prediction_path",
-    "profile_of_plan",
-    "promised_iteration_s",
-    "write_planned",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:

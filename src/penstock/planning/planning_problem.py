@@ -25,19 +25,6 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate.simulation import check_plan_fits_inputs
 
-__all__ = [
-    "AUTO",
-    "SETS",
-    "AskedRecompute",
-    "check_schedule",
-    "member_named",
-    "planning_problem",
-    "problem_of_plan",
-    "schedules_named",
-    "synchronous_schedules",
-    "with_pins",
-]
-
 Value = TypeVar("Value")
 
 AUTO, ANY, WHOLE = "auto", "any", "whole-backwards"

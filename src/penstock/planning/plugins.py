@@ -18,8 +18,6 @@ from penstock.schedule.registry import FAMILIES
 from penstock.search.search import PLANNERS
 from penstock.simulate.simulation import check_plan_fits_inputs
 
-__all__ = ["add_installed", "add_planner", "planner_name", "schedule_name"]
-
 BUILT_IN = frozenset(PLANNERS)
 
 

@@ -20,8 +20,6 @@ from penstock.simulate.score import predict_plan
 from penstock.simulate.stage_work import summed_last
 from penstock.words import seconds_text, size_text
 
-__all__ = ["PLAIN", "Rival", "best_rival", "rivals_line", "rivals_of"]
-
 PLAIN = "1f1b"
 """The schedule of plans of one stage, for which all synchronous schedules are the same."""
 

@@ -15,8 +15,6 @@ from penstock.simulate.orders import one_instance_a_stage
 from penstock.simulate.stage_work import StageWork
 from penstock.simulate.workload import Parts
 
-__all__ = ["is_spp_order", "spp_bound_s", "workload_s"]
-
 Resource = tuple[str, int]
 
 

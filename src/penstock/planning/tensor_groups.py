@@ -25,17 +25,6 @@ from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Event, MemorySample, Timeline
 
-__all__ = [
-    "GroupedPlan",
-    "groupings",
-    "on_groups",
-    "on_ranks",
-    "plan_with_groups",
-    "profile_on",
-    "sizes_of",
-    "without_groups",
-]
-
 MOST_GROUPINGS = 24
 """The most ways to divide a cluster into groups that are planned for."""
 

@@ -17,19 +17,10 @@ from penstock.planning.tensor_groups import on_groups
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
-from penstock.schedule.weight_rule import OptimizerSync
 from penstock.search.families import recut
 from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Timeline
-
-__all__ = [
-    "PlayedPlan",
-    "WhatIf",
-    "changed_plan",
-    "play",
-    "play_changed",
-]
 
 
 @dataclass(frozen=True)
@@ -118,7 +109,6 @@ class PlayedPlan:
     planned: PlannedPipeline
     iterations: int = 1
     repeated: Prediction | None = None
-    optimizer_sync: OptimizerSync = "before"
     tensor_groups: Groups = ()
 
     @property
@@ -155,7 +145,6 @@ class PlayedPlan:
         if self.repeated:
             values |= {
                 "iterations": self.iterations,
-                "optimizer_sync": self.optimizer_sync,
                 "steady_s": self.repeated.steady_s,
             }
         if explained:
@@ -168,15 +157,13 @@ def play(
     profile: ModelProfile,
     cluster: Cluster,
     iterations: int = 1,
-    optimizer_sync: OptimizerSync = "before",
     memory_reserve: float = 0.0,
     optimizer_state: float = 2.0,
 ) -> PlayedPlan:
     """Simulate one iteration of a plan on a cluster, and ``iterations`` in a row if more than one.
 
-    ``optimizer_sync`` is that of `simulate_plan`, for several iterations. The plan fits if it
-    leaves ``memory_reserve`` free, with ``optimizer_state`` bytes for each byte of parameters. Its
-    tensor groups are the devices of the result.
+    The plan fits if it leaves ``memory_reserve`` free, with ``optimizer_state`` bytes for each byte
+    of parameters. Its tensor groups are the devices of the result.
 
     Raises:
         BadInput: the plan does not fit the profile or the cluster, or its schedule refuses it.
@@ -189,8 +176,8 @@ def play(
     planned = assess_plan(plan, problem, baselines)
     repeated = None
     if iterations > 1:
-        repeated = predict_plan(problem, plan, iterations=iterations, optimizer_sync=optimizer_sync)
-    return PlayedPlan(problem, planned, iterations, repeated, optimizer_sync, groups)
+        repeated = predict_plan(problem, plan, iterations=iterations)
+    return PlayedPlan(problem, planned, iterations, repeated, groups)
 
 
 def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:
@@ -205,7 +192,6 @@ def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:
         problem.profile,
         problem.cluster,
         before.iterations,
-        before.optimizer_sync,
         problem.memory_reserve,
         problem.optimizer_bytes_per_parameter_byte,
     )

@@ -39,8 +39,6 @@ from penstock.profile.model_profile import (
     without_batch_inputs,
 )
 
-__all__ = ["MODELS", "model_from_table", "read_model_table"]
-
 
 def packaged(name: str) -> ModelProfile:
     """A model of the package; comments in its file name the source of its numbers."""

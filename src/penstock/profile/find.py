@@ -12,8 +12,6 @@ from penstock.profile.built_in import MODELS
 from penstock.profile.json_file import profile_from_json
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["find_profile", "read_any_profile"]
-
 
 def find_profile(name_or_path: str | Path, profile_batch: int | None = None) -> ModelProfile:
     """The built-in model of this name, or the profile at this path (see `read_any_profile`).

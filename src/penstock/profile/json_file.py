@@ -18,9 +18,6 @@ from penstock.document import (
 )
 from penstock.profile.model_profile import ModelProfile
 
-__all__ = ["profile_from_json", "profile_to_json", "read_profile", "write_profile"]
-
-
 VERSION = 2
 """Raised whenever the same model gets other layers."""
 

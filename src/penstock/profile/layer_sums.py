@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from penstock.profile.model_profile import Affine, ModelProfile
 
-__all__ = ["AffineSums", "ByteSums", "LayerSums"]
-
 
 @dataclass(frozen=True, slots=True)
 class AffineSums:

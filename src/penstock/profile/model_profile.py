@@ -11,19 +11,6 @@ from pydantic import BeforeValidator
 from penstock.document import Table
 from penstock.errors import BadInput
 
-__all__ = [
-    "Affine",
-    "Edge",
-    "GroupFactor",
-    "LayerCost",
-    "LengthCosts",
-    "ModelProfile",
-    "SharedParameter",
-    "TensorParallelCosts",
-    "first_of_each_tensor",
-    "without_batch_inputs",
-]
-
 
 class GroupFactor(NamedTuple):
     """How many times as long as computed groups of so many ranks take, as measured."""

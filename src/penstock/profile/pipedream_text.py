@@ -22,8 +22,6 @@ from penstock.profile.model_profile import (
     without_batch_inputs,
 )
 
-__all__ = ["chain_order", "parse_pipedream"]
-
 FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 
 

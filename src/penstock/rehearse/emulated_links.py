@@ -17,8 +17,6 @@ from typing import TypeAlias
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_s
 
-__all__ = ["EmulatedLinks", "LinkTransfer", "Started", "message_between", "sum_among"]
-
 LinkPart: TypeAlias = tuple[str, int, int]
 """What one transfer at a time occupies: its kind, and the device or host that it belongs to."""
 

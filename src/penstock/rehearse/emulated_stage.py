@@ -24,17 +24,6 @@ from penstock.schedule.action import ActionKind
 from penstock.simulate.stage_work import StageWork
 from penstock.simulate.workload import Replica
 
-__all__ = [
-    "EmulatedParameters",
-    "EmulatedStage",
-    "boundaries_of_crossings",
-    "holders_of_any",
-    "parameters_of_rank",
-    "planned_size",
-    "program_of",
-    "stage_times",
-]
-
 PIECES = 4
 """A layer's parameters come in pieces of at most this part of a bucket, as real ones would."""
 

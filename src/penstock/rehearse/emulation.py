@@ -13,8 +13,6 @@ from penstock.simulate.catalogue import workload_of
 from penstock.simulate.simulation import check_plan_fits_inputs, simulate_plan
 from penstock.words import size_text
 
-__all__ = ["Crossing", "Emulation", "check_can_be_rehearsed", "crossings_of", "emulation_of"]
-
 RANK_BYTES = 160 << 20
 """What a process needs of its own, measured on Linux with torch 2.13."""
 

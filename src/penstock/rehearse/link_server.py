@@ -35,8 +35,6 @@ from penstock.rehearse.emulated_links import (
 )
 from penstock.runtime.transport.messages import Message
 
-__all__ = ["LinkClient", "LinkServer", "serve_links"]
-
 
 @dataclass
 class LinkServer:

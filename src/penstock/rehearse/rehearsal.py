@@ -21,8 +21,6 @@ from penstock.simulate.workload import Workload
 from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, Timeline
 
-__all__ = ["Rehearsal", "Rehearser", "differences", "rehearse"]
-
 PLANNED_S_A_STEP = 60.0
 """Ranks wait for one another at least this long before they say that one does not answer."""
 

@@ -37,8 +37,6 @@ from penstock.runtime.transport.messages import Message, messages_by_rank
 from penstock.runtime.transport.transport import Inlet, Transport, open_transport
 from penstock.simulate.catalogue import workload_of
 
-__all__ = ["RankRecord", "rehearse_rank", "rehearse_with"]
-
 
 class HeldBackTransport:
     """A real transport whose messages are held back; see `Transport`.

@@ -13,8 +13,6 @@ from penstock.timeline.palette import LIGHT, Style, fill_of, ink_on, legend_entr
 from penstock.timeline.timeline import Timeline
 from penstock.words import percent_text, seconds_text
 
-__all__ = ["gantt"]
-
 NARROWEST = 16
 """The least number of columns of the chart, however narrow the terminal."""
 

@@ -28,8 +28,6 @@ from penstock.timeline.metrics import bubble_fraction, busy_s, covered_s, iterat
 from penstock.timeline.timeline import Timeline
 from penstock.words import counted, layers_text, percent_text, seconds_text, size_text
 
-__all__ = ["page_html", "write_report"]
-
 
 def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
     """Write ``report.html`` and ``trace.json`` into a run directory; returns the page's path.

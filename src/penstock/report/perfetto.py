@@ -13,8 +13,6 @@ from penstock.document import Json, write_text
 from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, Timeline
 
-__all__ = ["trace_events", "write_trace"]
-
 ENGINES = ("compute", "send", "receive")
 
 

@@ -24,18 +24,6 @@ from penstock.timeline.metrics import peak_memory_bytes
 from penstock.timeline.timeline import Timeline
 from penstock.words import seconds_text
 
-__all__ = [
-    "Circumstances",
-    "EvaluationRecord",
-    "MeasuredLength",
-    "RunRecord",
-    "RunSummary",
-    "StepRecord",
-    "TriedPlan",
-    "read_rows",
-    "read_run",
-]
-
 NEEDED = (
     "plan.json",
     "profile.json",

@@ -14,16 +14,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.words import layers_text, rate_text, seconds_text, size_text
 
-__all__ = [
-    "NarrowTable",
-    "cluster_table",
-    "plain_table",
-    "plan_table",
-    "profile_table",
-    "recompute_text",
-    "stages_text",
-]
-
 
 def plain_table(left: Sequence[str], right: Sequence[str] = ()) -> Table:
     """A table without lines, with these heads; columns of names, then columns of numbers."""

@@ -14,8 +14,6 @@ from penstock.timeline.plot import PICTURES, check_matplotlib, plot_timeline, wr
 from penstock.timeline.timeline import Timeline
 from penstock.words import counted, percent_text, seconds_text
 
-__all__ = ["FORMATS", "check_timeline_path", "write_timeline"]
-
 FORMATS: dict[str, str] = {
     **dict.fromkeys(PICTURES, "picture"),
     ".html": "page to zoom in",

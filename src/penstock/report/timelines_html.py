@@ -13,18 +13,6 @@ from penstock.timeline.palette import THEMES, Style, Theme, fill_of, ink_on, leg
 from penstock.timeline.timeline import Timeline
 from penstock.words import seconds_text
 
-__all__ = [
-    "TIMELINE_SCRIPTS",
-    "TimelinePanel",
-    "asset",
-    "html_page",
-    "table",
-    "timeline_panel",
-    "timelines_data",
-    "timelines_html",
-    "timelines_page",
-]
-
 TIMELINE_SCRIPTS = ("drawing.js", "timelines.js")
 """The assets that a page with this part needs."""
 

@@ -24,8 +24,6 @@ from penstock.plan.plan import Plan
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.program import places_of, rows_at
 
-__all__ = ["BatchNeeds", "Column", "LeafNeed", "in_words", "needs_of"]
-
 Entry = TypeVar("Entry")
 
 Column: TypeAlias = Callable[[list[int]], Any] | Any

@@ -20,8 +20,6 @@ from penstock.errors import BadInput
 from penstock.runtime.batch_needs import BatchNeeds, LeafNeed, in_words, needs_of
 from penstock.runtime.engine import Engine
 
-__all__ = ["WHOLE", "BatchReading"]
-
 WHOLE = "{} was given a part of a batch, but needs the whole batch; give it that on every rank"
 """The message of what cannot take a part."""
 
@@ -190,7 +188,6 @@ class BatchReading:
                 tensor,
                 sized=index in self.needs.sized,
             )
-        leaves = graph.padded(leaves)
         graph.lengths_of(leaves)
         return list(leaves.values())
 

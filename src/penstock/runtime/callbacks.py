@@ -20,8 +20,6 @@ from penstock.runtime.checkpoints.loader_state import StatefulLoader
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.user_metrics import Evaluation
 
-__all__ = ["Callback", "Closing", "Event", "Saved", "check_callbacks", "save_at_sigterm"]
-
 
 @dataclass(frozen=True, slots=True)
 class Saved:

@@ -12,8 +12,6 @@ from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
 from penstock.runtime.processes.world import World
 from penstock.timeline.timeline import Event, EventKind, Timeline
 
-__all__ = ["AHEAD", "Clock", "DeviceClock", "Record", "StepClock", "clock_for", "gather_timeline"]
-
 Step = TypeVar("Step")
 
 ALIGNMENT_ROUNDS = 5

@@ -18,16 +18,6 @@ from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, choices_of, kinds
 from penstock.plan.ordering import has_forwards_first, order_of, schedule_refusal
 from penstock.plan.plan import Plan
 
-__all__ = [
-    "BY_SLICES",
-    "CONFLICTS",
-    "check_conflicts",
-    "uses_of",
-    "uses_of_graph",
-    "uses_of_settings",
-    "uses_of_training",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
@@ -54,9 +44,15 @@ SAME_WEIGHTS = "leave it out, or use a schedule whose passes use the same weight
 BY_EVALUATION = (
     'let it follow an evaluation: update=Update(schedule_follows="evaluation"), step_schedule()'
 )
-FLUSHED = "use a schedule with a flush, such as '1f1b', and optimizer_sync=\"before\""
+FLUSHED = "use a schedule with a flush, such as '1f1b'"
 
 BY_SLICES = "{}, or give the loss as a list, loss=[(1.0, loss)], for its mean over micro-batches"
+
+ONE_SLICE = BY_SLICES.format(
+    "use one micro-batch and one replica; or compute with a tensor, detach(), in place of the "
+    "number, in a loss function that keeps nothing, which schedule 'gpipe' calls once for all "
+    "samples"
+)
 
 THAWED = "call save(), make a new Pipeline from the model, and load()"
 
@@ -77,7 +73,7 @@ CONFLICTS = (
     ),
     *(
         Conflict("tensor groups", setting, "it is not built for shards", NOT_IN_GROUPS)
-        for setting in ("compile", "undoing", "kinds", "meetings")
+        for setting in ("compile", "kinds", "meetings")
     ),
     Conflict("tensor groups", "thawed", "what is trained is fixed", THAWED),
     *(
@@ -109,10 +105,19 @@ CONFLICTS = (
             ("no flush", "all samples of a step are in the loss"),
             ("mirrored", "each copy of the last stage has some of the samples"),
             ("tensor groups", "it is not built for shards"),
-            ("undoing", "a step is checked before the loss is known"),
             ("meetings", ALONE),
             ("accumulate", "it needs all samples of a step in one batch"),
         )
+    ),
+    Conflict(
+        "dense gradients",
+        "sparse optimizer",
+        "those of sparse tables are summed as dense ones, too",
+        "use Adam or AdamW, which train the rows that a batch does not read as plain Adam does",
+    ),
+    *(
+        Conflict(use, "one slice", "each would take a number of its own samples", ONE_SLICE)
+        for use in ("slices", "accumulate")
     ),
     Conflict("no flush", "no optimizer", "that needs an optimizer", "give it one"),
     Conflict("no flush", "loss_scaling", ONE_UPDATE, "use bfloat16"),
@@ -123,35 +128,19 @@ CONFLICTS = (
         "a step cannot be left out afterwards",
         'set it to "stop" (or to "roll-back" in a job)',
     ),
-    Conflict("no flush", "undoing", "no stage waits for others", 'leave it "before"'),
     Conflict("newer weights", "autocast", KEEPS_COPIES, SAME_WEIGHTS),
     Conflict("newer weights", "compile", KEEPS_COPIES, SAME_WEIGHTS),
-    *(
-        Conflict(when, "by loss", "the loss is known after the next step has begun", BY_EVALUATION)
-        for when in ("no flush", "undoing")
+    Conflict(
+        "no flush", "by loss", "the loss is known after the next step has begun", BY_EVALUATION
     ),
-    *(
-        Conflict(when, "average", "weights change before the callback of a step is called", FLUSHED)
-        for when in ("no flush", "undoing")
+    Conflict(
+        "no flush", "average", "weights change before the callback of a step is called", FLUSHED
     ),
     Conflict("meetings", "average", "pipelines have weights of their own between meetings"),
     Conflict("no flush", "kinds", TWO_AT_ONCE, "use a schedule with a flush"),
-    Conflict(
-        "undoing", "wide", "a step is undone after its sums were rounded", 'leave it "before"'
-    ),
-    Conflict("undoing", "kinds", TWO_AT_ONCE, 'leave it "before"'),
-    Conflict("undoing", "no optimizer", "that needs an optimizer", "give it one"),
-    Conflict("undoing", "accumulate", "a step is checked in the forwards of the next batch"),
-    Conflict(
-        "undoing",
-        "lengths",
-        "lengths vary, and ranks agree on them before every batch",
-        'leave it "before", or give batches of one length',
-    ),
     *(Conflict("meetings", choice, ALONE) for choice in ("optimizer", "parameters")),
     Conflict("meetings", "no optimizer", "that needs an optimizer", "give it one"),
     Conflict("meetings", "no flush", "pipelines meet after a step of all stages", FLUSHED),
-    Conflict("meetings", "undoing", "pipelines meet after a step that is certain", FLUSHED),
     Conflict("meetings", "mirrored", "a stage's two copies have other rows", FLUSHED),
     Conflict(
         "meetings", "loss_scaling", "pipelines would have scales of their own", "use bfloat16"
@@ -177,11 +166,11 @@ CONFLICTS = (
 def check_conflicts(uses: Mapping[str, str], whose: str = "") -> None:
     """Raise `BadInput` for the first two ``uses`` that exclude one another; ``whose`` begins it.
 
-    >>> check_conflicts({"undoing": "repair", "no optimizer": "no optimizer"})
+    >>> check_conflicts({"no flush": "'pipedream'", "no optimizer": "no optimizer"})
     Traceback (most recent call last):
         ...
-    penstock.errors.BadInput: no optimizer does not work with repair: that needs an optimizer; \
-give it one
+    penstock.errors.BadInput: no optimizer does not work with 'pipedream': that needs an \
+optimizer; give it one
     """
     for rule in CONFLICTS:
         if uses.get(rule.this) and uses.get(rule.that):
@@ -197,7 +186,6 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "loss_scaling": ("autocast", lambda dtype: dtype in (torch.float16, "float16")),
     "optimizer": ("shard_optimizer", bool),
     "compile": ("compile", bool),
-    "undoing": ("optimizer_sync", lambda when: when == "after"),
     "whole parameters": (
         "optimizer.name",
         lambda name: name == "muon" or name.rpartition(":")[2] in WHOLE_PARAMETERS,
@@ -207,7 +195,6 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "skip": ("on_non_finite", lambda policy: policy == "skip"),
     "roll-back": ("on_non_finite", lambda policy: policy == "roll-back"),
     "no checkpoints": ("checkpoint_every", lambda steps: steps == 0),
-    "wide": ("gradient_dtype", bool),
     "meetings": ("meet_every", bool),
     "average": ("average_decay", bool),
     "verified later": ("verify_every", bool),
@@ -219,7 +206,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
 def uses_of_settings(settings: Mapping[str, object], *, toml: bool = False) -> dict[str, str]:
     """The uses of settings by name, in words as in Python, or as in a job file.
 
-    >>> uses_of_settings({"shard_optimizer": True, "optimizer_sync": "before"})
+    >>> uses_of_settings({"shard_optimizer": True, "compile": False})
     {'optimizer': 'shard_optimizer=True'}
     >>> uses_of_settings({"on_non_finite": "skip"}, toml=True)
     {'skip': 'on_non_finite = "skip"'}
@@ -245,10 +232,10 @@ def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
     return {
         "tied stages": tied,
         "tied": shared,
-        "lengths": "a model with lengths" * bool(graph.lengths),
         "kinds": "a model with other_examples" * bool(graph.others),
         "compile": "compile=True" * graph.compiles,
         "whole loss": graph.whole_loss and f"a loss over the whole batch ({graph.whole_loss})",
+        "one slice": graph.one_slice and f"a loss over the whole batch ({graph.one_slice})",
         "early backward": f"schedule '{plan.schedule}'"
         * (bool(graph.whole_loss) and not has_forwards_first(order_of(plan), len(plan.stages) - 1)),
     }
@@ -259,6 +246,8 @@ def uses_of_training(optimizer: Optimizer | None, by_loss: str = "") -> dict[str
     kind = type(optimizer).__name__
     return {
         "whole parameters": f"optimizer {kind}" * (kind in WHOLE_PARAMETERS),
+        "dense gradients": "the gradients of a pipeline",
+        "sparse optimizer": f"optimizer {kind}" * (kind == "SparseAdam"),
         "all parameters": f"optimizer {kind}" * looks_at_all(optimizer),
         "by loss": by_loss and f"{by_loss}, which follows the loss of every step,",
     }
@@ -298,6 +287,8 @@ def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
     name, kinds = f"schedule '{plan.schedule}'", kinds_of_schedule(plan.schedule)
     refusal = schedule_refusal(plan.schedule, tensor_groups=bool(plan.tensor_groups))
     uses = {
+        "slices": f"{whose} of several micro-batches or replicas"
+        * (plan.micro_batches > 1 or plan.stages[-1].replicas > 1),
         "several stages": f"{whose} of several stages"
         * (len({s.devices for s in plan.stages}) > 1),
         "tensor groups": f"the tensor groups of {whose}" * bool(plan.tensor_groups),

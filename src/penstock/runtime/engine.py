@@ -7,11 +7,11 @@ That costs thousands of page faults for each micro-batch of a model of moderate 
 requests the same sizes repeatedly, so keeping its memory pays.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -19,21 +19,23 @@ import torch.distributed as dist
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.record.elsewhere import refuse_foreign_values
+from penstock.capture.restored import kept_attributes, kept_buffers
 from penstock.capture.stage.call import casts_kept
 from penstock.capture.stage_program import Batch, StageProgram
-from penstock.device import keep_freed_memory
-from penstock.errors import BadInput
-from penstock.plan.ordering import schedule_refusal
+from penstock.device import keep_freed_memory, without_nested_tensors
+from penstock.errors import BadInput, RunFailed
+from penstock.plan.ordering import schedule_refusal, updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.plan.side_by_side import pipelines_in
 from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
-from penstock.runtime.holdings import Holdings
+from penstock.runtime.holdings import Holdings, share_attributes
 from penstock.runtime.metrics import RankNumbers, Totals
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.heartbeat import BUILT, HEARTBEAT
 from penstock.runtime.processes.world import World
-from penstock.runtime.program import Place, RankStages, Through, places_of
+from penstock.runtime.program import Place, RankStages, places_of
 from penstock.runtime.replica_check import ReplicaCheck
 from penstock.runtime.settings import Options
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
@@ -47,8 +49,6 @@ from penstock.runtime.stages.whole_loss import EndOfPipeline, without_last_layer
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, messages_by_rank
 from penstock.runtime.transport.transport import open_transport
 from penstock.runtime.user_metrics import MetricSums
-
-__all__ = ["Engine", "Iteration"]
 
 LeavesOfBatch: TypeAlias = Sequence[Leaf] | Mapping[int, Leaf]
 """The leaves of a batch, all of them or some by their numbers."""
@@ -64,9 +64,10 @@ class Engine:
     ``programs`` are the stages' programs. A rank that the plan does not use has none and only takes
     part in exchanges. ``metrics`` are computed in every iteration. ``also_crossed`` are boundary
     tensors of other graphs that will run over the same connections, for each kind of batch.
-    ``kinds`` are the graphs of all kinds, and ``graph`` and ``stages`` those of kind number
-    ``kind``, which runs. ``pipelines`` are the ranks of each, where several train alone
-    (`penstock.runtime.steps.meeting`), and ``pipeline`` is the number of this rank's.
+    ``kinds`` are the graphs of all kinds, ``paths`` also those of evaluation mode, and ``graph``
+    and ``stages`` those of kind number ``kind``, which runs. ``pipelines`` are the ranks of each,
+    where several train alone (`penstock.runtime.steps.meeting`), and ``pipeline`` is the number of
+    this rank's.
 
     Raises:
         BadInput: plan, model and number of processes do not fit together.
@@ -85,7 +86,11 @@ class Engine:
     ) -> None:
         keep_freed_memory(world.device)
         self.graph, self.plan, self.world = graph, plan, world
-        self.kinds, self.kind = graph.kinds, 0
+        self.kinds, self.kind, self.trains = graph.kinds, 0, True
+        own = (kind.in_evaluation for kind in self.kinds)
+        self.paths = [*self.kinds, *filter(None, own)]
+        for path in self.paths:
+            path.state.undoes = not updates_per_batch(plan)
         self._sizes_run = set[tuple[int, tuple[int, ...]]]()
         self.places = places_of(plan, world.rank)
         self.pipelines = pipelines_in(plan) if options.update.meet_every else ()
@@ -135,7 +140,7 @@ class Engine:
         device_groups = () if plan.tensor_groups else plan.device_groups
         self.groups = make_groups(world, [*holder_sets, *device_groups])
         others = world.all_succeed(
-            lambda: [stages_of(kind, plan, world.rank) for kind in graph.others]
+            lambda: [stages_of(kind, plan, world.rank) for kind in self.paths[1:]]
         )
         every = [programs, *others]
         normed = self._groups_with_batch_norm(every)
@@ -145,11 +150,11 @@ class Engine:
                 "does not work with meet_every; use another norm, such as GroupNorm"
             )
         self._norm_groups = make_groups(world, normed)
-        boundaries = [boundaries_of(kind, plan) for kind in graph.kinds]
-        also = also_crossed or [()] * len(boundaries)
+        boundaries = [boundaries_of(kind, plan) for kind in self.paths]
+        also = [*also_crossed, *[()] * (len(boundaries) - len(also_crossed))]
         of_kinds = [
             messages_by_rank(plan, world.size, own, more, kind.largest_lengths)
-            for kind, own, more in zip(graph.kinds, boundaries, also, strict=True)
+            for kind, own, more in zip(self.paths, boundaries, also, strict=True)
         ]
         ever = [list(chain(*sent)) for sent in zip(*of_kinds, strict=True)]
         self.transport = open_transport(world, options.safety.transport, ever)
@@ -158,7 +163,12 @@ class Engine:
             self.disconnect.callback(self.transport.close)
         counts = not self.held.place
         of_all = self.transport, self.clock, len(plan.ranks)
-        self.numbers = RankNumbers(*of_all, counts=counts, pipelines=self.pipelines)
+        self.numbers = RankNumbers(
+            *of_all,
+            counts=counts,
+            pipelines=self.pipelines,
+            other_path=lambda: self.graph.state.other_path,
+        )
         self.buckets = self._buckets(programs)
         for let_go in (self.buckets.close, self.groups.clear, self._norm_groups.clear):
             self.disconnect.callback(let_go)
@@ -168,16 +178,16 @@ class Engine:
         runners = world.all_succeed(
             lambda: [
                 {p.stage: self._runner(kind, p, own[p.stage], compiler) for p in self.places}
-                for kind, own in zip(graph.kinds, every, strict=True)
+                for kind, own in zip(self.paths, every, strict=True)
             ]
         )
-        self._stages = [
-            self.stages_with(*each, self.metrics)
-            for each in zip(boundaries, every, runners, strict=True)
-        ]
-        self.stages = self._stages[0]
-        named = self.held.named_parameters()
-        self._idle = [[p for n, p in named if n in kind.cut.idle] for kind in graph.kinds]
+        self._stages = {
+            id(path): self.stages_with(own, programs, made, self.metrics)
+            for path, own, programs, made in zip(
+                self.paths, boundaries, every, runners, strict=True
+            )
+        }
+        self.stages = self._stages[id(graph)]
 
     def _groups_with_batch_norm(
         self, every: Sequence[Mapping[int, StageProgram]]
@@ -207,6 +217,9 @@ class Engine:
         buckets = GradientBuckets(
             self.world, trained, stages, held.copies, self.groups, self.clock, held.owners
         )
+        if isinstance(self.shards, ParameterShards) and self.shards.group is not None:
+            divided = {p for name, p in held.named_parameters() if name in self.shards.dims}
+            buckets.share(divided, self.shards.group)
         if self._gradient_dtype is not None:
             buckets.sum_in(self._gradient_dtype)
         if held.place:
@@ -331,33 +344,53 @@ class Engine:
 
         Raises:
             BadInput: the ranks were given different batches.
-            RunFailed: this rank or another failed; the engine cannot be used again.
+            LossPathChanged: the loss took another path than recorded.
+            RunFailed: this rank or another failed; the engine cannot be used again, unless a
+                forward failed in evaluation.
         """
         iteration = Iteration(self, batches, stages, training=training, step=step)
         with self.failures.shared():
             rows = iteration.finish(seed, sums=sums)()
+        if not training and any(row[-1] for row in rows):
+            self._raise_failure(iteration.stages.runners.values())
         return self.numbers.put_together(rows, iteration.stages.metrics, seed, summed=sums)
+
+    def _raise_failure(self, runners: Iterable[ModuleRunner]) -> NoReturn:
+        """Raise what a rank's forward has raised in evaluation; all ranks must call this."""
+        own = next((runner.failure for runner in runners if runner.failure), None)
+        told = self.world.all_gather(str(own or ""))
+        raise own or RunFailed(next(text for text in told if text))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within, the model is in evaluation mode; random numbers are put back afterwards."""
-        self.graph.set_training(False)
+        """Within, the model is in evaluation mode; all that its forward changes is put back."""
+        graph = self.graph
+        graph.set_training(False)
         try:
-            with self.random.set_aside():
+            with (
+                without_nested_tensors(),
+                self.random.set_aside(),
+                kept_attributes(graph.own_module()),
+                graph.untouched_state(),
+                kept_buffers(self.held.changed_by_forward().values()),
+            ):
                 yield
         finally:
-            self.graph.set_training(True)
+            graph.set_training(True)
 
     def take_kind(self, batches: Sequence[Batch], graph: LayerGraph | None = None) -> None:
-        """Go on with the kind of these batches; all ranks must call this.
+        """Go on with the kind of these batches (`take`); all ranks must call this.
 
-        ``graph`` is one whose outputs alone are wanted.
+        ``graph`` is one whose outputs alone are wanted. Of several kinds that differ in the path of
+        the loss it is the first whose path the batches take, as far as they show it, or else the
+        latest.
 
         Raises:
             BadInput: the batches are like no example, of different kinds, or of others on another
                 rank.
         """
         if len(self.kinds) == 1:
+            self.take(0)
             return
         problem, found = None, set[int]()
         for_outputs = graph is not None
@@ -372,53 +405,54 @@ class Engine:
         except BadInput as cause:
             problem = cause
         with self.failures.shared():
-            own = -1 if problem else found.pop()
+            own = -1 if problem else self._by_path(found.pop(), () if graph else batches)
             rows = self.numbers.exchange([float(own)], "the kind of a batch")
         if problem is not None:
             raise problem
         check_sizes(rows, ["the number of its example"])
+        self.take(own)
+
+    def take(self, kind: int) -> None:
+        """Go on with a kind of batches; unless the model ``trains``, as evaluation mode runs it."""
+        own = self.kinds[kind]
+        graph = (None if self.trains else own.in_evaluation) or own
         starts = self.graph.state.starts_training
-        self.kind, self.graph, self.stages = own, self.kinds[own], self._stages[own]
+        self.kind, self.graph, self.stages = kind, graph, self._stages[id(graph)]
+        if not self.trains:
+            graph.set_training(False)
         # Once, for all kinds: the mode is the user's to set.
         self.graph.state.starts_training &= starts
         if self.metrics is not None:
             self.metrics.graph = self.graph
 
-    @contextmanager
-    def without_idle_gradients(self) -> Iterator[None]:
-        """Within, parameters that only other kinds of batches use have no gradient, as in torch.
+    def _by_path(self, kind: int, batches: Sequence[Batch]) -> int:
+        """Of the kinds for batches like those of ``kind``: the one whose path of the loss fits."""
+        program = self.kinds[kind].program
+        alike = [n for n, other in enumerate(self.kinds) if other.program is program]
+        if len(alike) == 1 or not batches:
+            return kind
+        alike.sort(key=lambda n: n != self.kind)
+        return next((n for n in alike if self.follows_path(n, batches)), alike[0])
 
-        So an optimizer with momentum or weight decay leaves them as they are.
-        """
-        own = [(parameter, parameter.grad) for parameter in self._idle[self.kind]]
-        for parameter, _ in own:
-            parameter.grad = None
+    def follows_path(self, kind: int, batches: Sequence[Batch]) -> bool:
+        """Whether the loss takes the path of a kind, in the mode of the next run."""
+        graph = (None if self.trains else self.kinds[kind].in_evaluation) or self.kinds[kind]
+        if self.trains:
+            return all(map(graph.follows_path, batches))
+        graph.set_training(False)
         try:
-            yield
+            return all(map(graph.follows_path, batches))
         finally:
-            for parameter, gradient in own:
-                parameter.grad = gradient
+            graph.set_training(True)
 
     def release_others(self) -> None:
         """Free the parameters of the user's model that no stage of this rank holds, once."""
         if not self._released and self.world.size > 1:
-            programs = chain(*(stages.programs.values() for stages in self._stages))
-            self.graph.hold_only(list(programs))
+            programs = chain(*(stages.programs.values() for stages in self._stages.values()))
+            self.graph.hold_only(list(programs), self.held.whence)
+            modules = (module for _, module in self.graph.program.named_modules())
+            self.disconnect.callback(refuse_foreign_values(modules))
         self._released = True
-
-    def give_back(self) -> None:
-        """Give the user's model on each rank all parameters and buffers; all ranks must call this.
-
-        Each is sent by its owner, one after the other.
-        """
-        own = self.held.owned_tensors()
-
-        def value_of(name: str) -> torch.Tensor:
-            found = self.world.all_gather(own[name].detach().cpu() if name in own else None)
-            value = next(tensor for tensor in found if tensor is not None)
-            return value.to(self.world.device)
-
-        self.graph.fill(value_of)
 
     def begin(self, metrics: MetricSums | None) -> None:
         """Begin an iteration: clear the measurements of the previous one."""
@@ -482,6 +516,7 @@ class Engine:
             BadInput: an operator cannot run on shards.
         """
         self.held.share_first_values(self.groups, self.world)
+        share_attributes(self.graph, self.world)
         leaves = self.graph.batch_leaves(batch)
         if self.plan.tensor_groups:
             self.world.all_succeed(lambda: self._try_shards(leaves))
@@ -512,8 +547,6 @@ class Engine:
 class Iteration:
     """An iteration of an engine on batches, whatever it is for; see `Engine.run`.
 
-    One of a single batch in training may `warm_up` before the rest of it may run.
-
     Raises:
         BadInput: the ranks were given different lengths, or several batches for one loss of all.
     """
@@ -528,11 +561,12 @@ class Iteration:
         step: int = 0,
     ) -> None:
         self.engine, self.stages = engine, stages or engine.stages
-        self._training, self._step, self._is_warm = training, step, False
-        if len(batches) > 1 and engine.graph.whole_loss:
+        self._training, self._step = training, step
+        at_once = engine.graph.whole_loss or engine.graph.one_slice
+        if len(batches) > 1 and at_once:
             raise BadInput(
                 f"a step of {len(batches)} batches, but the loss needs all samples of a step at "
-                f"once ({engine.graph.whole_loss}); give them as one batch, with a plan of more "
+                f"once ({at_once}); give them as one batch, with a plan of more "
                 f"micro-batches, or give the loss as a list, loss=[(1.0, loss)]"
             )
         named = [b if isinstance(b, Mapping) else dict(enumerate(b)) for b in batches]
@@ -543,33 +577,10 @@ class Iteration:
             # What all ranks were told of parts has been compared already.
             engine.agree_on_lengths([program.size for program in self._programs])
         engine.begin(self.stages.metrics)
+        engine.graph.state.other_path = ""
 
-    def warm_up(self) -> None:
-        """Run the forwards that depend on no other actions; `finish` goes on behind them."""
-        engine = self.engine
-        with engine.failures.shared(), engine.random.drawn():
-            self._take(0)
-            with engine.casting_once():
-                self.stages.run(self._programs[0].in_two[0])
-        self._is_warm = True
-
-    def forget(self) -> None:
-        """Drop what `warm_up` computed. Random numbers and buffers are the caller's to restore."""
-        warm_up = self._programs[0].in_two[0]
-        with self.engine.failures.shared():
-            warm_up.channels.discard(warm_up.messages.planned)
-            warm_up.channels.drain()
-        if self.stages.metrics is not None:
-            self.stages.metrics.begin()
-        self._is_warm = False
-
-    def finish(
-        self, seed: float = 1.0, *, sums: bool = True, through: Through = iter
-    ) -> Callable[[], list[list[float]]]:
-        """Run what has not run yet; the returned function waits for the numbers of all ranks.
-
-        ``through`` may put work between the actions.
-        """
+    def finish(self, seed: float = 1.0, *, sums: bool = True) -> Callable[[], list[list[float]]]:
+        """Run it; the returned function waits for the numbers of all ranks."""
         engine, stages, programs = self.engine, self.stages, self._programs
         terms: list[LossTerm] = []
         with engine.failures.shared():
@@ -580,16 +591,16 @@ class Iteration:
                 for number, program in enumerate(programs):
                     if number:
                         engine.clock.next_flush(len(programs[number - 1].cut.micro_batches))
-                    if not self._is_warm:
-                        self._take(number, last=sums and number == len(programs) - 1)
-                    left = program.in_two[1] if self._is_warm else program
+                    self._take(number, last=sums and number == len(programs) - 1)
                     with engine.casting_once() if self._training else nullcontext():
-                        terms += stages.run(left, seed, through)
+                        terms += stages.run(program, seed)
             buckets = engine.buckets if self._training else None
-            if buckets is not None and sums:
-                buckets.finish()
+            if buckets is not None:
+                buckets.finish(sums=sums)
             given = [list(leaves.values()) for leaves in self._batches]
             own = engine.numbers.own(given, terms, buckets, stages.metrics, summed=sums)
+            if not self._training:
+                own.append(float(any(r.failure is not None for r in stages.runners.values())))
             return engine.numbers.announce(own, "the end of the iteration")
 
     def _take(self, number: int, *, last: bool = True) -> None:

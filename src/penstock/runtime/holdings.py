@@ -1,19 +1,21 @@
 """The tensors that one rank holds, and which of them it owns."""
 
 from collections.abc import Mapping
+from zlib import crc32
 
 import torch
 from torch import nn
 
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.record.absent import Absent
+from penstock.capture.record.elsewhere import Whence
+from penstock.capture.record.model_state import StatePlace
 from penstock.capture.stage_program import ParameterUse, StageProgram
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import holders_of_parameters, owners_of_parameters
 from penstock.runtime.processes.world import Groups, World
 from penstock.runtime.stages.parameter_shards import ParameterShards
 from penstock.runtime.stages.shards import Shards, copy_values
-
-__all__ = ["Holdings"]
 
 
 class Holdings:
@@ -55,6 +57,11 @@ class Holdings:
         self._tied, self._written = graph.tied_names, graph.written_parameters
         self._rank, self._shards = rank, shards
 
+    def whence(self, name: str) -> Whence:
+        """Where a parameter of other ranks is."""
+        ranks = sorted({rank for holders in self.holders_at for rank in holders[name]})
+        return Whence(name, ranks, self._rank, lambda: self.named_tensors().items())
+
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """All parameters."""
         named = (pair for module in self._modules for pair in module.named_parameters())
@@ -80,8 +87,9 @@ class Holdings:
         return dict([*self.named_parameters(), *self.named_buffers()])
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers that belong to the model."""
-        return {name: t for name, t in self.held_tensors().items() if name in self.holders}
+        """Parameters and buffers of the model that this rank holds; others may be stale here."""
+        named = self.held_tensors().items()
+        return {name: t for name, t in named if self._rank in self.holders.get(name, ())}
 
     def whole_tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of `named_tensors`; all ranks must call this.
@@ -115,6 +123,37 @@ class Holdings:
             group = groups.get(self.copies[name])
             if group is not None:
                 copy_values(tensor, self.copies[name][0], group, world)
+
+
+def share_attributes(graph: LayerGraph, world: World) -> None:
+    """Copy rank 0's values of tensors that are attributes of modules to ranks with others.
+
+    Those of parameters, and what forward changes, are each rank's own. All ranks must call this.
+    """
+    recorded = graph.recorded
+    changed = {*recorded.changes, *(place for _, place in recorded.unit_changes)}
+    named = graph.program.named_parameters()
+    weights = {parameter.data_ptr() for _, parameter in named if type(parameter) is not Absent}
+    own: dict[str, torch.Tensor] = {}
+    for path, module in graph.program.named_modules():
+        for key, value in vars(module).items():
+            if type(value) is not torch.Tensor or value.requires_grad or value.is_meta:
+                continue
+            if (
+                StatePlace("attribute", path, key) not in changed
+                and value.data_ptr() not in weights
+            ):
+                own[f"{path}.{key}".removeprefix(".")] = value
+    every = world.all_gather({n: (str(t.shape), digest_of(t)) for n, t in own.items()})
+    for name, (shape, digest) in every[0].items():
+        found = [other.get(name, ("", 0)) for other in every]
+        if any(d != digest for _, d in found) and all(s == shape for s, _ in found):
+            own[name].copy_(world.broadcast(own[name]))
+
+
+def digest_of(tensor: torch.Tensor) -> int:
+    """A number for the values of a tensor."""
+    return crc32(bytes(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy()))
 
 
 def divides_state(use: ParameterUse, plan: Plan) -> bool:

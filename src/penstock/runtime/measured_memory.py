@@ -27,8 +27,6 @@ from penstock.runtime.steps.training import Training
 from penstock.torch_internals import allocation_event
 from penstock.words import size_text
 
-__all__ = ["MeasuredMemory", "lasting_tensors", "measured_memory", "storage_bytes"]
-
 
 @dataclass
 class MeasuredMemory:

@@ -16,22 +16,6 @@ from penstock.runtime.stages.runner import LossTerm
 from penstock.runtime.transport.transport import Transport, announced
 from penstock.runtime.user_metrics import Evaluation, Means, MetricSums
 
-__all__ = [
-    "END",
-    "PAUSE",
-    "RECORDED",
-    "NoTerms",
-    "RankNumbers",
-    "RankTotals",
-    "StepMetrics",
-    "Totals",
-    "clip_factor",
-    "evaluation_row",
-    "fingerprint",
-    "numbers_in",
-    "step_row",
-]
-
 FINGERPRINT_VALUES = 1024
 SPREAD = 2_654_435_761
 """A prime; its multiples modulo a leaf's size repeat no place, and fall into no row's rhythm."""
@@ -78,6 +62,20 @@ class StepMetrics:
 
 class NoTerms(LossNotFinite):
     """No target of a batch counts in the loss."""
+
+
+class LossPathChanged(BadInput):
+    """The loss of a step took another path than recorded; the step must be undone.
+
+    ``where`` says how, on the ranks that have seen it.
+    """
+
+    def __init__(self, rank: int, where: str) -> None:
+        super().__init__(
+            f"the loss took another path than was recorded, as rank {rank} saw"
+            f"{': ' * bool(where)}{where}; make a new Pipeline, with such a batch and loss"
+        )
+        self.where = where
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +185,7 @@ class RankNumbers:
     largest such reason of all ranks by the latest exchange. ``optimizer_s`` is the duration of its
     latest optimizer step. All ranks of a tensor group have equal loss terms, of which those of one
     rank count (``counts``). ``pipelines`` are the ranks of each, where several train alone.
+    ``other_path`` says how the loss took another path on this rank, if it did.
     """
 
     def __init__(
@@ -197,7 +196,9 @@ class RankNumbers:
         *,
         counts: bool = True,
         pipelines: Sequence[Sequence[int]] = (),
+        other_path: Callable[[], str] = lambda: "",
     ) -> None:
+        self.other_path = other_path
         self.wants_stop = self.stopping = 0
         self.optimizer_s = 0.0
         self._transport, self._clock = transport, clock
@@ -238,7 +239,8 @@ class RankNumbers:
             sum(prints),
         )
         measured = metrics.totals() if metrics is not None else ()
-        return [*totals.values(), float(self.wants_stop), *measured]
+        differs = float(bool(self.other_path()))
+        return [*totals.values(), float(self.wants_stop), differs, *measured]
 
     def put_together(
         self,
@@ -254,7 +256,11 @@ class RankNumbers:
 
         Raises:
             BadInput: the ranks were given different batches.
+            LossPathChanged: the loss took another path on some rank.
         """
+        differing = [rank for rank, row in enumerate(rows) if row[COUNT + 1]]
+        if differing:
+            raise LossPathChanged(differing[0], self.other_path())
         totals = Totals.of([row[:COUNT] for row in rows], self._devices, seed)
         if not summed:
             alone = [
@@ -266,7 +272,7 @@ class RankNumbers:
         self.stopping = int(max(row[COUNT] for row in rows))
         if metrics is None:
             return totals
-        return replace(totals, means=metrics.combined([row[COUNT + 1 :] for row in rows]))
+        return replace(totals, means=metrics.combined([row[COUNT + 2 :] for row in rows]))
 
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
         """Exchange numbers: returns those of every rank, by rank."""

@@ -16,15 +16,6 @@ from penstock.schedule.shape import PipelineShape
 from penstock.schedule.validate import validate
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
-__all__ = [
-    "BatchCut",
-    "check_runnable",
-    "cut_batch",
-    "forward_schedule",
-    "schedule_of",
-    "shortened",
-]
-
 
 @dataclass(frozen=True)
 class BatchCut:

@@ -1,17 +1,18 @@
 """`Pipeline`: trains a model over several processes, from within a user's script."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch import nn
 
-from penstock.capture.batch_part import Leaf
+from penstock.capture.batch_part import BatchPart, Leaf
+from penstock.capture.capture import with_path
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch, Loss
 from penstock.errors import BadInput
@@ -39,9 +40,10 @@ from penstock.runtime.clock import gather_timeline
 from penstock.runtime.conflicts import check_conflicts, uses_of, uses_of_graph, uses_of_training
 from penstock.runtime.engine import Engine
 from penstock.runtime.evaluation.inference import Inference, PredictionView
+from penstock.runtime.full_model import all_weights, gather_weights
 from penstock.runtime.gradients.loss_scaling import check_parameter_types
 from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
-from penstock.runtime.metrics import END, StepMetrics
+from penstock.runtime.metrics import END, LossPathChanged, StepMetrics
 from penstock.runtime.processes.heartbeat import LIMIT_S, doing
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.settings import (
@@ -77,7 +79,12 @@ if TYPE_CHECKING:
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
     from penstock.runtime.steps.meeting import Meetings
 
-__all__ = ["Pipeline"]
+
+Done = TypeVar("Done")
+
+
+class NoPath(BadInput):
+    """The loss takes a path that cannot be recorded."""
 
 
 OPEN: "WeakSet[Pipeline]" = WeakSet()
@@ -169,6 +176,8 @@ class Pipeline:
         self._plan, self._batch = plan, batch
         self._run = in_one_process(plan) if safety.transport == "in-process" else plan
         self._callbacks: list[Callback] = []
+        self._is_gathered = False
+        self._any_path = False
         self._connect(update.weights)
 
     def _connect(self, weights: Weights | Path | str | None) -> None:
@@ -212,7 +221,9 @@ class Pipeline:
                 made = partial(way_to_train, engine, training, options.update)
                 steps = self._steps = world.all_succeed(made)
                 compared = options.verify, options.safety.verify_every
-                self._verified = VerifiedSteps(engine, training, steps, *compared)
+                self._verified = VerifiedSteps(
+                    engine, training, steps, *compared, checks_loss=options.safety.check_loss
+                )
             undo.pop_all()
         OPEN.add(self)
 
@@ -322,15 +333,21 @@ class Pipeline:
         """
         if not batches:
             raise BadInput("step() was given no batch; give it one, or several to accumulate over")
-        self._steps.drain()
+        if not torch.is_grad_enabled():
+            raise BadInput("step() is called within torch.no_grad(), where nothing can be trained")
+        self._drain()
         self._follow_flags()
-        leaves = self._reading.of_step(batches)
-        due = self._verified.due
-        self._check_calls(due)
-        metrics = self._verified.step(leaves) if due else self._steps.step(leaves)
+        metrics = self._on_its_path(self._step, batches)
         self._engine.release_others()
         self._tell(metrics)
         return metrics
+
+    def _step(self, *batches: Batch) -> StepMetrics:
+        leaves = self._reading.of_step(batches)
+        due = self._verified.due
+        self._training.loss_check = self._verified.loss_check
+        self._check_calls(due)
+        return self._verified.step(leaves) if due else self._steps.step(leaves)
 
     def stream(self, batches: Iterable[Batch]) -> Iterator[StepMetrics]:
         """Train on batches one after another; yields the metrics of each.
@@ -338,15 +355,14 @@ class Pipeline:
         If the plan's schedule updates weights without a flush, each batch follows the previous one
         without a pause. Its metrics arrive while the next one is running, so `steps` may be one
         ahead of them. Methods that need final weights (`evaluate`, `save`, ...) drain the pipeline
-        first; so does the end of the batches. With ``optimizer_sync="after"`` it is the same, but
-        weights and losses are equal to those of `step`. Otherwise this calls `step` for each batch.
+        first; so does the end of the batches. Otherwise this calls `step` for each batch.
 
         Raises:
             BadInput: as `step`; or a batch has fewer samples than the plan has micro-batches.
             LossNotFinite: as `step`; without a flush weights have already changed.
             RunFailed: as `step`.
         """
-        self._steps.drain()
+        self._drain()
         self._follow_flags()
         steps = self._steps
         if not isinstance(steps, StreamedSteps):
@@ -368,14 +384,20 @@ class Pipeline:
     def evaluate(self, batch: Batch) -> Evaluation:
         """Mean loss and metrics on one batch in evaluation mode; changes nothing.
 
+        What the model's code, the loss function or a metric raises, all ranks raise; the pipeline
+        goes on. The fast path of torch's transformer layers is off.
+
         Raises:
-            BadInput: as in `step`.
-            RunFailed: as in `step`.
+            BadInput: as in `step`; or there is no loss in evaluation mode.
+            RunFailed: a rank failed, which the message names.
         """
-        self._steps.drain()
-        evaluation = self._inference.evaluate(batch)
+        self._drain()
+        evaluation = self._on_its_path(self._evaluate, [batch])
         self._tell(evaluation)
         return evaluation
+
+    def _evaluate(self, batch: Batch) -> Evaluation:
+        return self._inference.evaluate(batch)
 
     def predict(self, batch: Batch, *, everywhere: bool = False) -> Any:
         """The model's result for one batch in evaluation mode; changes nothing.
@@ -389,7 +411,7 @@ class Pipeline:
             BadInput: as in `step`; or the model cannot predict, or its outputs cannot be joined.
             RunFailed: as in `step`.
         """
-        self._steps.drain()
+        self._drain()
         return self._inference.predict(batch, everywhere=everywhere)
 
     def step_schedule(self, metric: float) -> None:
@@ -401,7 +423,7 @@ class Pipeline:
         Raises:
             BadInput: there is no such schedule, it follows the loss, or the values differ.
         """
-        self._steps.drain()
+        self._drain()
         training = self._training
         if not training.follows or training.by_loss:
             kind = training.follows or type(training.schedule).__name__
@@ -419,7 +441,7 @@ class Pipeline:
 
     def skip_step(self) -> None:
         """Count a step without taking it; a checkpoint then continues behind its batch."""
-        self._steps.drain()
+        self._drain()
         self._training.steps += 1
 
     def meet(self) -> None:
@@ -479,22 +501,54 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank: tensors by the model's names, and ``state`` for the rest."""
-        self._steps.drain()
+        self._drain()
         return {**state_tensors(self._engine, self._training), "state": self._training.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned on this rank under the same plan."""
-        self._steps.drain()
+        self._drain()
         restore_own(self._engine, self._training, state_dict)
 
-    def model_state_dict(self) -> dict[str, torch.Tensor]:
-        """All weights and buffers by all their names, on rank 0; empty on other ranks.
+    def model_state_dict(self) -> dict[str, Any]:
+        """What ``state_dict()`` of the trained model gives, on rank 0; empty on other ranks.
+
+        Weights, buffers that are kept, and extra state, by all their names; those of a loss that is
+        a module begin with ``loss.``.
 
         All ranks must call this. The whole model must fit into rank 0's memory; `save_pretrained`
         does not need that.
         """
         self._drain("model_state_dict()")
         return whole_state_dict(self._engine)
+
+    @contextmanager
+    def full_model(self, *, rank0_only: bool = False) -> Iterator[nn.Module]:
+        """Have, within, all weights and buffers in the user's model, as in one process.
+
+        They are in the model's own tensors on every rank, or with ``rank0_only`` on rank 0 alone.
+        Any code may read and write them, or run the model; the pipeline cannot be used there. What
+        rank 0 has at the end is kept, whichever way it was written (in place, by ``p.data = x`` or
+        ``load_state_dict``), also if the block raises. So all ranks run the same code, or rank 0
+        writes alone. All ranks must enter and leave; each needs memory for the whole model.
+
+            with pipe.full_model() as model, torch.no_grad():
+                for ours, theirs in zip(model.teacher.parameters(), model.student.parameters()):
+                    ours.lerp_(theirs, 0.01)
+
+        Raises:
+            BadInput: the weights of other ranks do not fit into free memory; or, at the end, a rank
+                wrote to a weight that rank 0 did not write to.
+        """
+        self._drain("full_model()")
+        self._check_own_weights("give all ranks its weights")
+        self._is_gathered = True
+        try:
+            with all_weights(self._engine, rank0_only=rank0_only):
+                yield self._graph.model
+        finally:
+            self._is_gathered = False
+        if self._training.meetings is not None:
+            self._training.meetings.go_on_from_here()
 
     def save_pretrained(
         self, directory: Path | str, *, max_shard_bytes: int = 5_000_000_000
@@ -504,7 +558,8 @@ class Pipeline:
         All ranks must call this. Each writes the tensors that it owns into files of at most
         ``max_shard_bytes`` (a larger tensor gets its own file), so nothing is gathered. Rank 0 adds
         the index, and the model's configuration if it has one. ``from_pretrained`` and ``weights``
-        can read the directory. Hosts must share it.
+        can read the directory. Hosts must share it. The weights of a loss that is a module are in
+        ``loss.safetensors``, under ``loss.``.
 
         Raises:
             BadInput: the directory already has weights, or cannot be written.
@@ -548,7 +603,7 @@ class Pipeline:
         Raises:
             BadInput: it cannot be written, writing the previous one failed, or ``keep`` is below 1.
         """
-        self._steps.drain()
+        self._drain()
         self._check_own_weights("save or load a checkpoint")
         engine, training = self._engine, self._training
         state = saved_state(engine, training, extra, loader)
@@ -566,7 +621,7 @@ class Pipeline:
         Raises:
             BadInput: there is no undamaged checkpoint, it is of another model, or has no loader.
         """
-        self._steps.drain()
+        self._drain()
         self._check_own_weights("save or load a checkpoint")
         self._checkpoints.wait()
         load_state(self._engine, self._training, Path(directory), loader)
@@ -580,9 +635,9 @@ class Pipeline:
         pipeline of it. Then all ranks must call this, and the model must fit into their memory.
         """
         ended = self._engine.has_ended
-        if gather and not ended:
+        if gather and not (ended or self._is_gathered):
             self._drain("close(gather=True)")
-            self._engine.give_back()
+            gather_weights(self._engine)
         with ExitStack() as closing:
             # All of these, whichever raises.
             closing.callback(self._engine.close)
@@ -617,16 +672,85 @@ class Pipeline:
             return
         thawed = f"a change of requires_grad of '{changed[0]}'"
         check_conflicts(self._uses | {"thawed": thawed})
+        self._connect_anew(self._graph.follow_flags)
+
+    def _connect_anew(self, change: Callable[[], object]) -> None:
+        """Connect the ranks anew after a ``change``; the state of the training goes on."""
         self._checkpoints.wait()
         engine, training, verified = self._engine, self._training, self._verified
         engine.buckets.close()
         for _, parameter in engine.held.named_parameters():
             parameter.grad = None
-        self._graph.follow_flags()
+        change()
         self._connect(None)  # before the old connections end, with which processes would leave
         engine.close()
         self._training.go_on_from(training)
         self._verified.go_on_from(verified)
+
+    def _on_its_path(self, act: Callable[..., Done], batches: Sequence[Batch]) -> Done:
+        """Act on batches; where the loss takes a path without a record, record it and act again.
+
+        A batch in one piece has any path right. It goes without where it cannot be recorded.
+        """
+        slices = [len(stage.slices) for stage in self._plan.stages]
+        in_one_piece = len(batches) == self._plan.micro_batches == max(slices) == 1
+        for _ in range(2):
+            for path in self._engine.paths:
+                path.state.any_path = in_one_piece and self._any_path
+            try:
+                return self._recorded(act, batches)
+            except NoPath:
+                if not in_one_piece or self._any_path:
+                    raise
+                self._any_path = True
+        raise AssertionError("any path is right now")
+
+    def _recorded(self, act: Callable[..., Done], batches: Sequence[Batch]) -> Done:
+        try:
+            return act(*batches)
+        except LossPathChanged as problem:
+            told = self._world.all_gather(problem.where)
+        where = next(filter(None, told))
+        self._record_path(where, batches, evaluates=act != self._step)
+        try:
+            return act(*batches)
+        except LossPathChanged:
+            raise NoPath(
+                f"the loss takes another path than the batch alone shows ({where}): activations or "
+                f"a counter decide about it, or micro-batches differ; write it with tensors, as "
+                f"torch.where and masks, or use one micro-batch"
+            ) from None
+
+    def _record_path(self, where: str, batches: Sequence[Batch], *, evaluates: bool) -> None:
+        """Record the path that the loss takes on batches, as a further kind of batch."""
+        words = f"a loss that takes another path later ({where})"
+        check_conflicts(self._uses | {"thawed": words, "kinds": words})
+        if any(isinstance(batch, BatchPart) for batch in batches):
+            raise BadInput(f"{words} needs whole batches; give them on every rank")
+        engine = self._engine
+        with self._inference.evaluating() if evaluates else nullcontext():
+            engine.take_kind(batches)
+            kind = engine.kind
+            if len(engine.kinds) > 1 and engine.follows_path(kind, batches):
+                return
+            others = (batch for batch in batches if not engine.follows_path(kind, [batch]))
+            batch = next(others, batches[0])
+        try:
+            found = self._world.all_succeed(lambda: with_path(self._graph, kind, batch))
+        except BadInput as problem:
+            raise NoPath(
+                f"the loss takes another path ({where}), which cannot be recorded: {problem}"
+            ) from problem
+        if self.rank == 0:
+            self._verified.say(
+                f"step {self.steps + 1}: the loss takes another path ({where}); it is recorded as "
+                f"one more kind of batch, number {len(engine.kinds)}"
+            )
+
+        def change() -> None:
+            self._graph = found
+
+        self._connect_anew(change)
 
     def _drain(self, needs_one_model: str = "") -> None:
         """Finish the micro-batches in flight, if any; all ranks must call this.
@@ -635,6 +759,11 @@ class Pipeline:
         """
         if needs_one_model and self._training.meetings is not None:
             self._training.meetings.check_met(needs_one_model)
+        if self._is_gathered:
+            raise BadInput(
+                "the pipeline cannot be used within full_model(), where its weights are the "
+                "loop's; leave the block first"
+            )
         self._steps.drain()
 
     def _check_own_weights(self, to: str) -> None:
@@ -652,7 +781,9 @@ class Pipeline:
     def __enter__(self) -> "Pipeline":
         return self
 
-    def __exit__(self, *reason: object) -> None:
+    def __exit__(self, kind: object, failure: BaseException | None, *_: object) -> None:
+        if failure is not None:
+            self._engine.failures.leave(failure)
         self.close()
 
 
@@ -675,8 +806,4 @@ def way_to_train(engine: Engine, training: Training, update: Update) -> Steps:
         from penstock.runtime.asynchronous.training import AsynchronousSteps
 
         return AsynchronousSteps(engine, training, update.prediction_error_every)
-    if update.optimizer_sync == "after":
-        from penstock.runtime.steps.overlapped import OverlappedSteps
-
-        return OverlappedSteps(engine, training)
     return Steps(engine, training)

@@ -10,8 +10,6 @@ from penstock.plan.plan import Plan
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.processes.world import join_world
 
-__all__ = ["plan_for_ranks"]
-
 NAME = "rank 0's plan"
 
 MakePlan = Callable[[int], Plan]

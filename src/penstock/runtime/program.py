@@ -5,8 +5,8 @@ If batches have variable lengths, their size is the number of samples and the le
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from functools import lru_cache
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -19,11 +19,17 @@ from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
 from penstock.runtime.processes.world import World
-from penstock.runtime.stages.runner import LossTerm, StageInputs, StageRunner, Tensors
+from penstock.runtime.stages.runner import (
+    LossTerm,
+    ModuleRunner,
+    StageInputs,
+    StageRunner,
+    Tensors,
+    Work,
+)
 from penstock.runtime.transport.channels import Channels, PipelineChannels, Places
 from penstock.runtime.transport.messages import (
     BoundaryTensors,
-    Message,
     RankMessages,
     messages_between_actions,
     messages_of_rank,
@@ -31,26 +37,8 @@ from penstock.runtime.transport.messages import (
 from penstock.runtime.transport.transport import Transport
 from penstock.runtime.user_metrics import MetricSums
 from penstock.schedule.action import Action, ActionKind
-from penstock.schedule.dependencies import predecessors
-from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.timeline.timeline import EventKind
-
-__all__ = [
-    "DeviceCopies",
-    "Place",
-    "PreparedAction",
-    "Program",
-    "RankStages",
-    "StagePart",
-    "Through",
-    "execute",
-    "lower",
-    "places_of",
-    "rows_at",
-    "steps_of",
-    "warm_up_of",
-]
 
 SIZES_KEPT = 256
 """For how many of the most recently used sizes programs are kept."""
@@ -106,62 +94,35 @@ class PreparedAction(NamedTuple):
     send: Callable[[Tensors], None] | None
 
 
-Through: TypeAlias = Callable[[Sequence[PreparedAction]], Iterable[PreparedAction]]
-"""Passes steps on, one by one, with work of its own between them."""
-
-
 @dataclass(frozen=True)
 class Program:
     """A schedule, lowered for one rank, batches of one size, and training or evaluation.
 
     ``steps`` are the rank's actions in order, ``messages`` those that it sends and receives, and
     ``channels`` carry them. ``parts`` say what each of its stages does. ``cut`` is the same on all
-    ranks, and so is ``first``, the actions with which it warms up (`warm_up_of`).
-
-    A part of an iteration is a program, too: only one that ``begins`` it opens the channels, and
-    one that ``drains`` waits at its end until everything is sent.
+    ranks. One that ``begins`` opens the channels; others go on with what is under way.
     """
 
     cut: BatchCut
     training: bool
     lengths: LengthsOf
     parts: Mapping[int, StagePart]
-    first: frozenset[Action]
     messages: RankMessages
     channels: PipelineChannels
     steps: tuple[PreparedAction, ...]
     begins: bool = True
-    drains: bool = True
 
     @property
     def size(self) -> tuple[int, ...]:
         """The number of samples, and the lengths."""
         return (self.cut.micro_batches[-1].stop, *self.lengths)
 
-    @cached_property
-    def in_two(self) -> tuple["Program", "Program"]:
-        """The warm-up, and the rest of the iteration; so are their messages divided."""
-        steps = self.steps
-        count = sum(
-            step.kind == "F" and Action("F", step.stage, step.micro_batch) in self.first
-            for step in steps
-        )
-        begun, others = list[Message | Action](), list[Message | Action]()
-        for entry in self.messages.planned:
-            source = entry.source if isinstance(entry, Message) else entry
-            (begun if source in self.first else others).append(entry)
-        warm_up, rest = (replace(self.messages, planned=tuple(own)) for own in (begun, others))
-        return (
-            replace(self, messages=warm_up, steps=steps[:count], drains=False),
-            replace(self, messages=rest, steps=steps[count:], begins=False),
-        )
-
-    def run(self, clock: Clock, through: Through = iter) -> None:
-        """Run its steps (`execute`); ``through`` may put work between them."""
+    def run(self, clock: Clock) -> None:
+        """Run its steps (`execute`)."""
         if self.begins:
             self.channels.begin()
         self.channels.proceed(self.messages.planned)
-        execute(through(self.steps), self.channels, clock, drains=self.drains)
+        execute(self.steps, self.channels, clock)
 
     def work(
         self,
@@ -249,11 +210,18 @@ def lower(
     order = tuple(schedule.of(places[0].group)) if places else ()
     messages = messages_of_rank(rank, schedule, shape, passed, order)
     parts = {place.stage: part_of(place, order, cut, shape) for place in places}
-    first = warm_up_of(schedule, shape) if training else frozenset[Action]()
     channels = open_channels(messages)
     effective = [action for action in order if stages[action.stage].has_work(action.kind)]
     steps = steps_of(effective, stages, channels)
-    return Program(cut, training, lengths, parts, first, messages, channels, steps)
+    if not training:
+        owners = ((step, stages[step.stage]) for step in steps)
+        steps = tuple(
+            step._replace(work=tried(runner, step, rank))
+            if isinstance(runner, ModuleRunner)
+            else step
+            for step, runner in owners
+        )
+    return Program(cut, training, lengths, parts, messages, channels, steps)
 
 
 def steps_of(
@@ -295,42 +263,13 @@ def rows_at(place: Place, micro_batch: int, cut: BatchCut, shape: PipelineShape)
     return cut.rows(micro_batch, place.stage, place.replica)
 
 
-def warm_up_of(schedule: Schedule, shape: PipelineShape) -> frozenset[Action]:
-    """The forwards at the start of every group's order that depend on no other actions.
-
-    They are the first actions of each group, as long as these are forwards of stages before the
-    last whose inputs come from such forwards. So all of them can run, and be repeated, before any
-    other action has run.
-
-    >>> from penstock.schedule.families.early_backward import one_f_one_b
-    >>> shape = PipelineShape(stages=3, micro_batches=4)
-    >>> sorted(map(str, warm_up_of(one_f_one_b(shape), shape)))
-    ['0F0', '0F1', '0F2', '1F0', '1F1']
-    """
-    found = set[Action]()
-    ends = [0] * len(schedule.orders)
-    before = -1
-    while len(found) != before:
-        before = len(found)
-        for group, order in enumerate(schedule.orders):
-            for action in order[ends[group] :]:
-                last = action.kind != "F" or action.stage == shape.stages - 1
-                if last or not found.issuperset(predecessors(action, shape)):
-                    break
-                found.add(action)
-                ends[group] += 1
-    return frozenset(found)
-
-
-def execute(
-    steps: Iterable[PreparedAction], channels: Channels, clock: Clock, *, drains: bool = True
-) -> None:
+def execute(steps: Iterable[PreparedAction], channels: Channels, clock: Clock) -> None:
     """Run ``steps`` one after another; gradients accumulate in place.
 
     The loop knows no schedule by name: it only follows the actions. ``receive`` returns what the
     producers of an action sent. ``send`` returns at once. Compute is timed separately from waiting.
-    Each step is requested only when the previous one is done. With ``drains``, the loop waits at
-    its end until everything is sent.
+    Each step is requested only when the previous one is done. At its end the loop waits until
+    everything is sent.
 
     Raises:
         RunFailed: a stage raised an exception, or a peer failed; names rank, action and cause.
@@ -348,11 +287,39 @@ def execute(
         except PenstockError:
             raise
         except Exception as cause:
-            text = str(cause).strip().partition("\n")[0] or type(cause).__name__
             where = f"rank {channels.device}, stage {stage}, {kind}{micro_batch}"
-            raise RunFailed(f"{where}: {text}") from cause
-    if drains:
-        channels.drain()
+            raise located(cause, where) from cause
+    channels.drain()
+
+
+def located(cause: Exception, where: str) -> RunFailed:
+    """The error of a stage that raised another."""
+    text = str(cause).strip().partition("\n")[0] or type(cause).__name__
+    name = "KeyError: " * isinstance(cause, KeyError)  # its text is the key alone
+    return RunFailed(f"{where}: {name}{text}{''.join(getattr(cause, '__notes__', ()))}")
+
+
+def tried(runner: ModuleRunner, step: PreparedAction, rank: int) -> Work:
+    """A forward in evaluation. The runner keeps what it raises, and sends zeros from then on.
+
+    So all messages arrive, and the pipeline can go on. Where ranks gather parameters in it, they
+    would wait for one another.
+    """
+
+    def work(micro_batch: int, received: Tensors) -> Tensors:
+        if runner.failure is None:
+            try:
+                return step.work(micro_batch, received)
+            except Exception as cause:
+                if runner.gathers:
+                    raise
+                where = f"rank {rank}, stage {step.stage}, F{micro_batch}"
+                known = isinstance(cause, PenstockError)
+                runner.failure = cause if known else located(cause, where)
+                runner.failure.__cause__ = None if known else cause
+        return runner.blank(micro_batch)
+
+    return work
 
 
 class FedRunner(StageRunner, Protocol):
@@ -444,12 +411,12 @@ class RankStages(Generic[Runner]):
             inputs = self.programs[stage].batch_inputs
             runner.begin(program.work(stage, leaves, inputs, device, last=last, name=name))
 
-    def run(self, program: Program, seed: float = 1.0, through: Through = iter) -> list[LossTerm]:
+    def run(self, program: Program, seed: float = 1.0) -> list[LossTerm]:
         """Run the batch given to `take` through the pipeline; returns its loss terms.
 
         ``seed`` multiplies the gradient of the loss; see `Program.run`.
         """
         for runner in self.runners.values():
             runner.seed = seed
-        program.run(self._clock, through)
+        program.run(self._clock)
         return self.loss_terms

@@ -25,8 +25,6 @@ from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.world import World
 from penstock.words import numbered
 
-__all__ = ["ReplicaCheck", "bit_sum"]
-
 WORD = 8
 """Bytes that are added up at once."""
 

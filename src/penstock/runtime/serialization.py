@@ -13,8 +13,6 @@ import torch
 
 from penstock.errors import BadInput
 
-__all__ = ["from_bytes", "to_bytes"]
-
 SCALARS = (type(None), bool, int, float, str)
 ARCHIVE = b"PK"
 """How an archive of `torch.save` begins; no JSON does."""

@@ -21,17 +21,6 @@ from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.runtime.user_metrics import Metric, check_metrics
 from penstock.runtime.weights.pretrained import Weights
-from penstock.schedule.weight_rule import OptimizerSync
-
-__all__ = [
-    "MakeOptimizer",
-    "MakeSchedule",
-    "OnNonFinite",
-    "Options",
-    "Safety",
-    "Update",
-    "Verification",
-]
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 """Makes the optimizer of a list of parameters; of pairs with their names, if its argument is called
@@ -74,10 +63,8 @@ class Update:
     micro-batches and replicas; the optimizer gets each sum rounded once (None: in the weights'
     type).
 
-    With ``optimizer_sync="after"``, `Pipeline.stream` may take an optimizer step before all ranks
-    have agreed whether to clip or skip it; a wrong step is undone exactly. With
-    ``on_non_finite="skip"`` a step whose loss or gradients are NaN or infinite is left out on all
-    ranks, without an error. ``prediction_error_every``: under a schedule that predicts weights,
+    With ``on_non_finite="skip"`` a step whose loss or gradients are NaN or infinite is left out on
+    all ranks, without an error. ``prediction_error_every``: under a schedule that predicts weights,
     measure the error of the prediction every that many updates (0: never).
 
     A learning-rate schedule whose ``step`` needs a metric, as torch's ``ReduceLROnPlateau`` does,
@@ -98,7 +85,6 @@ class Update:
     seed: int = 0
     loss_scaling: LossScaling | None = None
     gradient_dtype: torch.dtype | None = None
-    optimizer_sync: OptimizerSync = "before"
     on_non_finite: OnNonFinite = "stop"
     prediction_error_every: int = 0
     schedule_follows: Follows = "loss"
@@ -107,7 +93,6 @@ class Update:
     outer_momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        check_choice("optimizer_sync", self.optimizer_sync, get_args(OptimizerSync))
         check_choice("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
         check_choice("schedule_follows", self.schedule_follows, get_args(Follows))
         if self.gradient_dtype not in (None, torch.float32):
@@ -137,6 +122,10 @@ class Safety:
     another path ends the run in a line. The copies of weights are compared every
     ``compare_replicas_every`` steps. 0 stands for never.
 
+    With ``check_loss`` the loss of steps 1, 2, 4, 8 and so on, and of the first step of each kind
+    of batch, is compared with the user's own loss code: it runs once more, without gradients, on
+    what the modules gave for the whole step. A step that differs is not taken.
+
     ``transport`` is what carries activations: ``"auto"`` is ``"shared-memory"`` between CPU ranks
     of one host and ``"process-groups"``, which work everywhere, elsewhere. With ``"in-process"``
     this process holds all stages of a plan for any devices, for experiments and under a debugger;
@@ -149,6 +138,7 @@ class Safety:
     verify_every: int = 0
     check_every: int = 0
     compare_replicas_every: int = 50
+    check_loss: bool = True
     transport: TransportChoice = "auto"
 
     def __post_init__(self) -> None:
@@ -200,7 +190,7 @@ class Options:
     def uses(self) -> dict[str, str]:
         """What these options use, for `check_conflicts`."""
         names = ("autocast", "shard_optimizer", "optimizer")
-        of_update = ("optimizer_sync", "on_non_finite", "meet_every", "gradient_dtype")
+        of_update = ("on_non_finite", "meet_every")
         of_safety = ("verify_every", "transport")
         return uses_of_settings(
             {name: getattr(self, name) for name in names}

@@ -12,8 +12,6 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.device import copied_to
 from penstock.errors import BadInput
 
-__all__ = ["Evaluation", "Means", "Metric", "MetricSums", "check_metrics"]
-
 Metric: TypeAlias = Callable[[Any, Any], Any] | str
 """``metric(output, target)`` returns the mean over the given samples, or ``(mean, weight)``. Or
 ``"losses.words"`` is a part of the loss, by its place in the model's output: its mean is exact.
@@ -125,7 +123,10 @@ class MetricSums:
             output = self.graph.outputs.rebuild(tensors)
             for name, metric, sums in zip(self.names, self._metrics, self._sums, strict=True):
                 if isinstance(metric, str):
-                    number = self._parts[id(self.graph), metric]
+                    key = id(self.graph), metric
+                    if key not in self._parts:  # of evaluation mode
+                        self._parts[key] = self.graph.part_at(metric)
+                    number = self._parts[key]
                     counts = self.graph.recorded.output_counting[number] == "loss"
                     sums.append((outputs[number].detach(), weight if counts else len(rows)))
                 else:

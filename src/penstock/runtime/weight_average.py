@@ -10,8 +10,6 @@ import torch
 from penstock.errors import BadInput
 from penstock.runtime.metrics import StepMetrics
 
-__all__ = ["ExponentialAverage"]
-
 
 @dataclass(frozen=True, slots=True)
 class ExponentialAverage:
@@ -67,7 +65,7 @@ class ExponentialAverage:
             BadInput: the pipeline was not given this to `notify`, or has averaged weights already.
         """
         training, engine = pipe._training, pipe._engine
-        pipe._steps.drain()
+        pipe._drain()
         if training.averages is None or training.averaged:
             raise BadInput(
                 "there are no averaged weights to use; give the ExponentialAverage to "

@@ -5,8 +5,6 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from penstock.errors import BadInput
 
-__all__ = ["ACTION_KINDS", "KIND_CODES", "Action", "ActionKind", "parse_action"]
-
 ActionKind: TypeAlias = Literal["F", "B", "I", "W", "R"]
 """F: forward. B: whole backward. R: recomputation of the forward. A split backward has two halves:
 I computes the gradients of the stage's inputs, W those of its weights."""

@@ -33,8 +33,6 @@ from penstock.schedule.clock import transfers_s
 from penstock.schedule.fitting import check_room
 from penstock.schedule.shape import ROUNDING, PipelineShape
 
-__all__ = ["Arc", "HeadsAndTails", "arcs_of", "kinds_of", "makespan_bound_s", "windows_of"]
-
 SLACK = 2 * ROUNDING - 1
 """Memory counts as this much larger: twice the tolerance of `validate`, so that rounding never
 makes the bound too high."""

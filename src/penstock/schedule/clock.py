@@ -20,8 +20,6 @@ from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["ActionTimes", "makespan_s", "memory_peaks_bytes", "play_as_far_as_possible", "times_of"]
-
 F, B, I, W, _ = (KIND_CODES[kind] for kind in ACTION_KINDS)  # noqa: E741
 
 

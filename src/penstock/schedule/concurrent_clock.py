@@ -16,8 +16,6 @@ from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape, StageCost
 
-__all__ = ["one_at_a_time", "spans_side_by_side"]
-
 Span = tuple[float, float]
 
 

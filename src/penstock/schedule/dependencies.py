@@ -3,8 +3,6 @@
 from penstock.schedule.action import Action
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["predecessors"]
-
 
 def predecessors(action: Action, shape: PipelineShape) -> tuple[Action, ...]:
     """The actions that must end before ``action`` starts, on whichever device they run.

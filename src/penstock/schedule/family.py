@@ -8,8 +8,6 @@ from penstock.schedule.schedule import ScheduleFunction
 from penstock.schedule.shape import PlacementStyle
 from penstock.schedule.warm_up import InFlight
 
-__all__ = ["DepthFunction", "Family"]
-
 DepthFunction: TypeAlias = Callable[[int, int], int]
 """Micro-batches in flight on a stage, from the numbers of stages left and of all micro-batches."""
 

@@ -12,8 +12,6 @@ from penstock.schedule.shape import (
 )
 from penstock.schedule.validate import excess
 
-__all__ = ["check_room", "checked_fit", "fits", "rounds_of"]
-
 PLACES: dict[PlacementStyle, str] = {
     "straight": "one stage on each group, in their order",
     "looped": "round after round from the first group to the last, such as 0 1 2 0 1 2",

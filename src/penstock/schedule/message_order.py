@@ -18,8 +18,6 @@ from penstock.schedule.action import Action
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["in_planned_order", "unit_times"]
-
 AnyMessage = TypeVar("AnyMessage")
 
 

@@ -8,8 +8,6 @@ import numpy.typing as npt
 
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES, Action
 
-__all__ = ["Order", "order_from_arrays"]
-
 Codes: TypeAlias = npt.NDArray[np.int8]
 Numbers: TypeAlias = npt.NDArray[np.int32]
 

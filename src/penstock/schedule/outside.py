@@ -11,8 +11,6 @@ from penstock.schedule.schedule import Schedule, ScheduleFunction
 from penstock.schedule.shape import PipelineShape, placement_of_style
 from penstock.schedule.validate import validate
 
-__all__ = ["AnySchedule", "called", "checked_family"]
-
 AnySchedule: TypeAlias = ScheduleFunction | Family
 """A function from a shape to an order; or a record that also says which placement it needs."""
 

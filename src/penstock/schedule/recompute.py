@@ -7,8 +7,6 @@ from penstock.schedule.action import KIND_CODES
 from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["needs_recompute", "with_recomputes"]
-
 FORWARD, RECOMPUTE = KIND_CODES["F"], KIND_CODES["R"]
 BACKWARD, INPUTS = KIND_CODES["B"], KIND_CODES["I"]
 

@@ -8,8 +8,6 @@ from typing import cast
 from penstock.errors import BadInput
 from penstock.schedule.family import Family
 
-__all__ = ["FAMILIES", "Families"]
-
 
 class Families(Mapping[str, Family]):
     """Records by name; each module is imported when its record is first used.

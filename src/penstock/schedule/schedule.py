@@ -14,8 +14,6 @@ from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Schedule", "ScheduleFunction", "parse_schedule", "schedule_from_actions"]
-
 
 @dataclass(frozen=True)
 class Schedule:

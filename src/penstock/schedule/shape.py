@@ -7,16 +7,6 @@ from typing import Literal, TypeAlias
 from penstock.errors import BadInput
 from penstock.schedule.action import ActionKind
 
-__all__ = [
-    "ROUNDING",
-    "PipelineShape",
-    "PlacementStyle",
-    "StageCost",
-    "folded",
-    "looped",
-    "placement_of_style",
-]
-
 ROUNDING = 1 + 1e-9
 """How far a group may exceed its memory, as a factor: sums of bytes have rounding errors."""
 

@@ -19,8 +19,6 @@ from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["schedule_from_slots", "schedule_of_groups"]
-
 Whole: TypeAlias = npt.NDArray[np.int64]
 
 FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]

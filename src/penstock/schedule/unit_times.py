@@ -9,8 +9,6 @@ from penstock.schedule.order import Order
 from penstock.schedule.shape import PipelineShape
 from penstock.timeline.timeline import Event, Timeline
 
-__all__ = ["unit_timeline"]
-
 
 def unit_timeline(orders: Sequence[Order]) -> Timeline:
     """Each action as early as possible: F, I, W and R take a second, B takes two.

@@ -14,8 +14,6 @@ from penstock.schedule.recompute import needs_recompute
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import ROUNDING, PipelineShape
 
-__all__ = ["check_playable", "excess", "in_flight_peaks", "validate"]
-
 FORWARD, WHOLE, INPUTS, WEIGHTS, RECOMPUTE = (KIND_CODES[kind] for kind in ACTION_KINDS)
 
 

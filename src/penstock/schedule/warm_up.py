@@ -7,8 +7,6 @@ from typing import TypeAlias
 from penstock.errors import BadInput
 from penstock.schedule.shape import ROUNDING, PipelineShape
 
-__all__ = ["InFlight", "most_in_flight", "warm_up_depths"]
-
 InFlight: TypeAlias = Callable[[PipelineShape, int], int]
 """Wanted number of micro-batches in flight on a stage of a shape."""
 

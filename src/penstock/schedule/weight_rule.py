@@ -3,12 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["SYNCHRONOUS", "OptimizerSync", "Prediction", "Version", "WeightRule"]
-
-OptimizerSync: TypeAlias = Literal["before", "after"]
-"""With a flush: whether ranks agree on clipping or skipping a step before they take it, or take it
-first and undo it if they were wrong."""
-
 Prediction: TypeAlias = Literal["none", "momentum", "adam", "optimizer"]
 """How a method's paper predicts the weights of a later step: from momentum (SpecTrain), from Adam's
 step (XPipe), or from the step of any optimizer (PipeOptim)."""

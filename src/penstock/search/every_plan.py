@@ -11,8 +11,6 @@ from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 
-__all__ = ["every_placement", "every_variant"]
-
 
 def every_placement(problem: PlanningProblem) -> Iterator[Plan]:
     """Every cut, device order, row split and micro-batch size, under the first schedule."""

@@ -29,19 +29,6 @@ from penstock.schedule.shape import PlacementStyle, placement_of_style
 from penstock.search.judge import NEAR, Judge, SearchStep, actions_of, judge_of
 from penstock.search.neighbours import climb
 
-__all__ = [
-    "Skeleton",
-    "adapted_to",
-    "family_steps",
-    "placed_so",
-    "plain_families",
-    "recut",
-    "rescheduled",
-    "skeletons",
-    "skeletons_of_plans",
-    "under_schedule",
-]
-
 EQUIVALENT = frozenset({"1f1b-as", "1f1b-sno", "1f1b-so"})
 """Families that are not tried where faster or leaner ones are allowed."""
 

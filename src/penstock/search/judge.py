@@ -10,17 +10,6 @@ from penstock.plan.problem import PlanningProblem, Score, score_of
 from penstock.plan.schedule_costs import load_s
 from penstock.schedule.registry import FAMILIES
 
-__all__ = [
-    "ITS_DEVICE",
-    "LEADING",
-    "MAKING_A_PLAN",
-    "NEAR",
-    "Judge",
-    "SearchStep",
-    "actions_of",
-    "judge_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SearchStep:

@@ -14,8 +14,6 @@ from penstock.plan.schedule_costs import priced
 from penstock.schedule.registry import FAMILIES
 from penstock.search.judge import Judge, actions_of
 
-__all__ = ["climb", "moves", "other_micro_batches"]
-
 
 def climb(judge: Judge, plan: Plan, seconds: float, actions: float) -> tuple[Plan, float]:
     """Move on to each faster neighbour until there is none, or ``actions`` are spent.

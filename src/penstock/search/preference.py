@@ -19,8 +19,6 @@ from penstock.plan.schedule_costs import least_room, stages_of_groups, with_cost
 from penstock.schedule.clock import memory_peaks_bytes
 from penstock.schedule.registry import FAMILIES
 
-__all__ = ["preferred"]
-
 ROUNDING = 1e-9
 """Times that differ by less are equal."""
 

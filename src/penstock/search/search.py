@@ -38,8 +38,6 @@ from penstock.search.neighbours import climb, other_micro_batches
 from penstock.search.preference import preferred
 from penstock.search.walks import annealed, evenly_loaded_plans, simulate_walked
 
-__all__ = ["ALONE", "PLANNERS", "STARTING_PLANNERS", "search_from", "search_steps"]
-
 ACTIONS_FOR_MOVES, ACTIONS_FOR_MORE_MOVES = 1_500_000, 500_000
 """Simulated actions spent on moves from the best plan with whole backwards, about a second; and on
 those from each other one that leads."""

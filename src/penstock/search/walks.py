@@ -31,20 +31,6 @@ from penstock.schedule.registry import FAMILIES
 from penstock.search.families import adapted_to
 from penstock.search.judge import ITS_DEVICE, MAKING_A_PLAN, NEAR, Judge, actions_of
 
-__all__ = [
-    "KINDS",
-    "LoadKind",
-    "annealed",
-    "evenly_loaded_plans",
-    "layout_of",
-    "load_question",
-    "moved",
-    "quick_s",
-    "search_costs",
-    "simulate_walked",
-    "walked",
-]
-
 
 @remembered
 def search_costs(problem: PlanningProblem) -> SearchCosts:

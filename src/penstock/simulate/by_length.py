@@ -7,8 +7,6 @@ from penstock.document import Json
 from penstock.profile.model_profile import ModelProfile
 from penstock.words import seconds_text
 
-__all__ = ["LengthPrediction", "expected_s", "predict_lengths"]
-
 
 @dataclass(frozen=True, slots=True)
 class LengthPrediction:

@@ -33,8 +33,6 @@ from penstock.simulate.stage_work import StageWork, stage_work
 from penstock.simulate.transfers import Boundary, boundary_between, connected_stages
 from penstock.simulate.workload import Parts, Workload
 
-__all__ = ["Catalogue", "Recent", "workload_of"]
-
 MOST_SECONDS = 1_000_000
 """Numbers kept for the stages of one cache generation; each takes about 40 bytes."""
 

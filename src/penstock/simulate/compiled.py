@@ -11,8 +11,6 @@ from penstock.simulate.orders import KIND_MASK, MICRO_SHIFT, STEP, FlatOrders, f
 from penstock.simulate.trace import Span, Trace
 from penstock.simulate.workload import Parts, Workload
 
-__all__ = ["Summary", "iteration_s", "orders_of", "play", "play_in_short"]
-
 Spans: TypeAlias = npt.NDArray[np.float64]
 """A start and an end in each row, in seconds."""
 

@@ -12,19 +12,6 @@ from penstock.core.native import TieTimes
 from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import SharedParameter
 
-__all__ = [
-    "GradientShare",
-    "Ports",
-    "TiedGroup",
-    "bytes_of_own",
-    "gradient_cuts",
-    "group_ports",
-    "seconds_of_buckets",
-    "share_of",
-    "shares_of_stage",
-    "tied_parameters",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Ports:

@@ -21,8 +21,6 @@ from penstock.schedule.action import KIND_CODES, Action
 from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.schedule import Schedule
 
-__all__ = ["Instances", "StageUse", "dealt", "instances_of", "stages_of_instances", "updating"]
-
 Whole: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 

@@ -12,8 +12,6 @@ from penstock.simulate.gradients import group_ports, seconds_of_buckets, shares_
 from penstock.simulate.score import predict_plan
 from penstock.words import counted, seconds_text
 
-__all__ = ["MeetingPrice", "meeting_price"]
-
 
 @dataclass(frozen=True, slots=True)
 class MeetingPrice:

@@ -20,8 +20,6 @@ from penstock.simulate.trace import Span, Trace, spans_of_actions
 from penstock.simulate.workload import DeviceWork, Workload
 from penstock.timeline.timeline import MemorySample
 
-__all__ = ["held_while", "memory_samples", "peaks_bytes"]
-
 Whole: TypeAlias = npt.NDArray[np.int64]
 
 F, B, W, R = (KIND_CODES[kind] for kind in ("F", "B", "W", "R"))

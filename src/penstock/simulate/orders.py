@@ -33,8 +33,6 @@ from penstock.simulate.instances import Instances, StageUse, dealt, instances_of
 from penstock.simulate.memory import held_while
 from penstock.simulate.stage_memory import Held, Holding
 
-__all__ = ["KIND_MASK", "MICRO_SHIFT", "STEP", "FlatOrders", "flatten", "orders_of_plan"]
-
 Whole: TypeAlias = npt.NDArray[np.int64]
 
 STEP = len(ACTION_KINDS)

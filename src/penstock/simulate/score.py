@@ -5,15 +5,12 @@ from math import inf
 from penstock.plan.pins import broken_pin
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.schedule.weight_rule import OptimizerSync
 from penstock.simulate.catalogue import Catalogue, Recent
 from penstock.simulate.compiled import iteration_s
 from penstock.simulate.orders import FlatOrders, orders_of_plan
 from penstock.simulate.simulation import Prediction, check_plan_fits_inputs, simulate_plan
 from penstock.simulate.stage_memory import most_bytes
 from penstock.simulate.workload import Parts
-
-__all__ = ["make_score", "predict_plan"]
 
 MOST_ACTIONS = 1_000_000
 """Actions kept in the orders of one cache generation; an action takes 8 bytes."""
@@ -27,7 +24,6 @@ def predict_plan(
     plan: Plan,
     *,
     iterations: int = 1,
-    optimizer_sync: OptimizerSync = "before",
     with_timeline: bool = True,
 ) -> Prediction:
     """`simulate_plan` with the costs, the devices and the optimizer of a problem."""
@@ -37,7 +33,6 @@ def predict_plan(
         problem.cluster,
         optimizer_bytes_per_parameter_byte=problem.optimizer_bytes_per_parameter_byte,
         iterations=iterations,
-        optimizer_sync=optimizer_sync,
         with_timeline=with_timeline,
     )
 

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
 from penstock.plan.choices import choice_refusal
-from penstock.plan.fitted_plan import with_undoable_step
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
 from penstock.plan.problem import check_speeds
 from penstock.profile.model_profile import ModelProfile
-from penstock.schedule.weight_rule import OptimizerSync
 from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
@@ -26,8 +24,6 @@ from penstock.words import html_table, numbered, percent_text, seconds_text, siz
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = ["Prediction", "check_plan_fits_inputs", "simulate_plan"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,15 +82,13 @@ def simulate_plan(
     *,
     optimizer_bytes_per_parameter_byte: float = 2.0,
     iterations: int = 1,
-    optimizer_sync: OptimizerSync = "before",
     with_timeline: bool = True,
 ) -> Prediction:
     """Simulate iterations of ``plan``, in the order of work that a training run executes.
 
     Each device starts its next iteration right after its own step. With several iterations a step
-    waits until the gradients of all devices are summed. With ``optimizer_sync="after"`` it does
-    not; then each device keeps what a step changes, so that the step can be undone
-    (`penstock.plan.fitted_plan`). Without a flush, all iterations are one order of work. Then
+    waits until the gradients of all devices are summed. Without a flush, all iterations are one
+    order of work. Then
 
         steady_s = (end of the last iteration - end of the first) / (iterations - 1)
 
@@ -113,10 +107,8 @@ def simulate_plan(
     check_plan_fits_inputs(plan, profile, cluster)
     check_speeds(profile, cluster)
     state = optimizer_bytes_per_parameter_byte
-    if optimizer_sync == "after":
-        profile, state = with_undoable_step(profile, state)
     workload = workload_of_iterations(plan, profile, cluster, state, iterations)
-    if optimizer_sync == "before" and workload.iterations > 1:
+    if workload.iterations > 1:
         # In a run no rank steps before it has the norms of the summed gradients of all.
         workload = replace(workload, steps_together=True)
     if not with_timeline and not workload.schedule.concurrent:

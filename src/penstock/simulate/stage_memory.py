@@ -32,8 +32,6 @@ from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import first_of_each_tensor
 from penstock.schedule.action import Action
 
-__all__ = ["Held", "Holding", "StageMemory", "most_bytes", "stage_memory"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Held:

@@ -25,8 +25,6 @@ from penstock.simulate.gradients import (
 from penstock.simulate.instances import StageUse
 from penstock.simulate.stage_memory import StageMemory, stage_memory
 
-__all__ = ["PREDICTION_SHARE", "ReplicaWork", "StageWork", "stage_work", "summed_last"]
-
 PREDICTION_SHARE = 1 / 3
 """Time of predicting weights as a fraction of an optimizer step, by memory traffic.
 

@@ -9,8 +9,6 @@ from penstock.schedule.action import Action
 from penstock.simulate.workload import DeviceWork, Workload
 from penstock.timeline.timeline import Event, EventKind, MemorySample, Timeline
 
-__all__ = ["Span", "Trace", "first_actions", "spans_of_actions", "timeline_of"]
-
 Span: TypeAlias = tuple[float, float]
 """Start and end, in seconds."""
 

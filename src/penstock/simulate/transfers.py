@@ -16,8 +16,6 @@ from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import Edge, first_of_each_tensor
 from penstock.simulate.stage_work import StageWork
 
-__all__ = ["Boundary", "Pair", "boundary_between", "connected_stages"]
-
 Whole: TypeAlias = npt.NDArray[np.int64]
 
 Rows: TypeAlias = tuple[int, int, int]

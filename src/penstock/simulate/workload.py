@@ -18,17 +18,6 @@ from penstock.simulate.instances import Instances
 from penstock.simulate.stage_work import ReplicaWork, StageWork
 from penstock.simulate.transfers import Boundary
 
-__all__ = [
-    "Bucket",
-    "DeviceWork",
-    "Direction",
-    "MessageWork",
-    "Parts",
-    "Reduction",
-    "Replica",
-    "Workload",
-]
-
 Direction: TypeAlias = Literal["F", "B"]
 """Forwards send activations, backwards send gradients."""
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, EventKind, Timeline
 
-__all__ = ["PathStep", "critical_path", "seconds_on_path"]
-
 MAKES_GRADIENTS: frozenset[EventKind] = frozenset({"B", "W"})
 """Events during which gradient buckets become complete."""
 

@@ -13,14 +13,6 @@ from penstock.timeline.metrics import COMPUTE, iteration_s
 from penstock.timeline.palette import Style
 from penstock.timeline.timeline import Event, Timeline
 
-__all__ = [
-    "DeviceRow",
-    "DrawnEvent",
-    "GanttRows",
-    "gantt_rows",
-    "stage_names",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class DrawnEvent:

@@ -20,19 +20,6 @@ from penstock.timeline.metrics import COMPUTE, iteration_s
 from penstock.timeline.timeline import Event, Timeline
 from penstock.words import seconds_text
 
-__all__ = [
-    "STEADY_SAMPLES",
-    "Compared",
-    "Drift",
-    "DriftWatch",
-    "Part",
-    "Times",
-    "common_factor",
-    "compared",
-    "own_factors",
-    "steady_drifts",
-]
-
 LEAST_FACTOR = 1.5
 """A stage or link that takes less than so many times its planned time is no drift."""
 

@@ -16,8 +16,6 @@ from penstock.document import (
 from penstock.errors import BadInput
 from penstock.timeline.timeline import Event, EventKind, MemorySample, Timeline
 
-__all__ = ["read_timeline", "timeline_from_json", "timeline_to_json", "write_timeline"]
-
 SCHEMA = "penstock-timeline-1"
 EVENT_FIELDS = ["device", "kind", "stage", "micro_batch", "start_s", "end_s", "peer", "bytes"]
 MEMORY_FIELDS = ["device", "time_s", "bytes"]

@@ -5,14 +5,6 @@ from collections.abc import Iterable
 
 from penstock.timeline.timeline import Event, EventKind, Timeline
 
-__all__ = [
-    "bubble_fraction",
-    "busy_s",
-    "iteration_s",
-    "peak_memory_bytes",
-    "working_devices",
-]
-
 COMPUTE: frozenset[EventKind] = frozenset({"F", "B", "I", "W", "R", "STEP"})
 """Events that occupy a device's compute stream; all others occupy its communication engines."""
 

@@ -9,18 +9,6 @@ from dataclasses import dataclass
 
 from penstock.timeline.timeline import EventKind
 
-__all__ = [
-    "KIND_WORDS",
-    "THEMES",
-    "TINTS",
-    "Style",
-    "Theme",
-    "fill_of",
-    "ink_on",
-    "legend_entries",
-    "mixed",
-]
-
 KINDS: dict[EventKind, tuple[str, str, str]] = {
     "F": ("forward", "#0072b2", "#2b86c5"),
     "B": ("backward", "#e69f00", "#e69f00"),

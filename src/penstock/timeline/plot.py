@@ -24,17 +24,6 @@ from penstock.words import seconds_text, size_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "FAR",
-    "PICTURES",
-    "check_matplotlib",
-    "has_matplotlib",
-    "picture",
-    "plot_bars",
-    "plot_timeline",
-    "write_picture",
-]
-
 PICTURES = (".svg", ".pdf", ".png")
 """The endings of the files that matplotlib writes here."""
 

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Event", "EventKind", "MemorySample", "Timeline"]
-
 EventKind: TypeAlias = Literal["F", "B", "I", "W", "R", "SEND", "RECV", "REDUCE", "STEP"]
 """Compute actions; messages on their sender and on their receiver; gradient all-reduce; optimizer
 step."""

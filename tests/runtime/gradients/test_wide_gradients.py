@@ -5,9 +5,8 @@ import torch
 from runtime.gradients.wide_cases import CASES, batch_of, model_of, summed, wide_gradients
 
 from penstock.errors import BadInput
-from penstock.runtime.conflicts import check_conflicts
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Options, Update
+from penstock.runtime.settings import Update
 
 
 def test_the_optimizer_gets_what_a_loop_sums_in_float32() -> None:
@@ -43,9 +42,3 @@ def test_sums_in_float32_are_nearer_to_those_in_float64() -> None:
 def test_other_types_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(BadInput, match=r"gradient_dtype is .*; it must be torch.float32"):
         Update(gradient_dtype=dtype)
-
-
-def test_a_step_that_may_be_undone_has_no_wide_gradients() -> None:
-    uses = Options(update=Update(gradient_dtype=torch.float32, optimizer_sync="after")).uses
-    with pytest.raises(BadInput, match=r"gradient_dtype=torch.float32 does not work with"):
-        check_conflicts(uses)

@@ -24,8 +24,9 @@ from penstock.runtime.processes.launch import launch_workers
 WHILE_RUNNING = 0.12
 # What is computed again in a checkpoint is, but a stage's later layers are counted until its end.
 OF_CHECKPOINTS = 0.1
-# AdamW counts its steps in a tensor of four bytes for each of at most 39 parameters.
-STEP_COUNTS = 4 * 39
+# Four bytes each for at most 39 parameters: of a tensor in which AdamW counts its steps, and of a
+# number that says in how many places a gradient has arrived.
+STEP_COUNTS = 2 * 4 * 39
 
 
 def two_stages(schedule: str, micro_batches: int, recompute: bool = False) -> Plan:

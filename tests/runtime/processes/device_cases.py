@@ -10,8 +10,6 @@ from penstock.errors import BadInput
 from penstock.runtime.processes import world
 from penstock.runtime.processes.world import join_world
 
-__all__ = ["joined"]
-
 
 def joined(cases: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[str]:
     """The backend on which all agree, or why they cannot, for the hosts and GPUs of each case.

@@ -9,8 +9,6 @@ from runtime.pipeline_life_cases import BATCH, Layer, outcome, pipeline
 
 from penstock.torch_internals import abort_group
 
-__all__ = ["steps_until"]
-
 
 def steps_until(failure: str) -> tuple[str, str, list[str], int]:
     """The backend, the first step, what rank 0's failure makes of the second, and its aborts.

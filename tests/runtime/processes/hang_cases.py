@@ -15,8 +15,6 @@ from penstock.runtime.checkpoints import checkpoint
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 
-__all__ = ["StopsOneReader", "hang"]
-
 RANKS = 3
 
 

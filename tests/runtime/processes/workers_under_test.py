@@ -20,19 +20,6 @@ from penstock.errors import BadInput, PeerFailed, RunFailed, Stalled
 from penstock.runtime.processes.world import join_world
 from penstock.torch_internals import default_store
 
-__all__ = [
-    "add_ranks",
-    "collective_after_a_death",
-    "end_while_gloo_frees",
-    "fail",
-    "fail_after_a_peer_noticed",
-    "fail_without_a_folder",
-    "parent_and_variable",
-    "run_script",
-    "sleep_for_ever",
-    "threads_and_rank",
-]
-
 
 def add_ranks() -> int:
     distributed.init_process_group("gloo")

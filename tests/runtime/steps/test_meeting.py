@@ -182,10 +182,6 @@ def test_what_does_not_go_together_is_refused_before_ranks_meet() -> None:
         ({"safety": Safety(transport="in-process")}, "replicas of a stage are one there"),
         ({"autocast": torch.float16}, "pipelines would have scales of their own; use bfloat16"),
         (
-            {"update": Update(meet_every=2, optimizer_sync="after")},
-            'optimizer_sync="after" does not work with meet_every=2',
-        ),
-        (
             {"plan": replace(case.plan, schedule="pipedream")},
             "it has no flush.* does not work with meet_every=1: pipelines meet after a step",
         ),

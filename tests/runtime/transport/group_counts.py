@@ -3,8 +3,6 @@
 from penstock.runtime.processes.world import join_world
 from penstock.runtime.transport.process_groups import GroupTransport
 
-__all__ = ["groups_made"]
-
 
 def groups_made() -> int:
     """The process groups that opening a transport adds."""

@@ -45,20 +45,6 @@ from penstock.runtime.transport.messages import (
 from penstock.runtime.transport.process_groups import GroupTransport
 from penstock.schedule.registry import FAMILIES
 
-__all__ = [
-    "Operation",
-    "Program",
-    "RecordedRank",
-    "Rules",
-    "boundaries_of",
-    "by_direction",
-    "by_pair",
-    "receives_first",
-    "recorded_programs",
-    "recorded_ranks",
-    "stuck",
-]
-
 
 def boundaries_of(stages: int, *, skips: bool = True, width: int = 3) -> list[BoundaryTensors]:
     """A tensor from each stage to the next, and a mask without a gradient to the last."""
@@ -441,10 +427,7 @@ def recorded_programs(
     rows: int = 0,
     hasty: bool = False,
 ) -> dict[int, Program]:
-    """What every rank issues to be connected, and in iterations of ``rows`` samples (0: all).
-
-    After the first iteration, warm-up forwards run beside the exchange of the iteration before.
-    """
+    """What every rank issues to be connected, and in iterations of ``rows`` samples (0: all)."""
     programs: dict[int, Program] = {}
     rows = rows or plan.global_batch
     for rank in recorded_ranks(plan, boundaries, backend, hasty=hasty):
@@ -455,12 +438,9 @@ def recorded_programs(
         for _ in range(iterations - 1):
             rank.buckets.finish()
             rank.buckets.starts_early = True
-            exchanged = rank.exchange()
-            warm_up, rest = lowered.in_two
-            warm_up.run(rank.clock)
-            exchanged()
+            rank.exchange()()
             rank.begin(lowered.parts)
-            rest.run(rank.clock)
+            lowered.run(rank.clock)
         if training:
             rank.buckets.finish()
         rank.exchange()()

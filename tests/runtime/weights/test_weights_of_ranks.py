@@ -15,9 +15,12 @@ from runtime.weights.weights_cases import (
     llama,
     read_train_and_save,
     refusals,
+    save_with_loss,
+    scored_model,
     train_and_save_adapters,
     train_plainly,
 )
+from safetensors.torch import load_file
 
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.weights.safetensors_file import read_header
@@ -45,6 +48,16 @@ def test_ranks_train_from_files_and_write_files_as_plain_training_does(tmp_path:
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
         ids = batch(2)["input_ids"]
         torch.testing.assert_close(again(ids).logits, plain(ids).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_a_loss_have_a_file_beside_those_of_the_model(tmp_path: Path) -> None:
+    found, _ = launch_workers(save_with_loss, (tmp_path,), workers=2, threads=1)
+    assert torch.equal(found["1 loss.score.weight"], found["2 loss.score.weight"])
+    of_loss = load_file(tmp_path / "loss.safetensors")
+    assert sorted(of_loss) == ["loss.scale", "loss.score.bias", "loss.score.weight"]
+    assert torch.equal(of_loss["loss.score.weight"], found["1 loss.score.weight"])
+    files = [load_file(path) for path in tmp_path.glob("model*.safetensors")]
+    scored_model(3).load_state_dict({name: t for own in files for name, t in own.items()})
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

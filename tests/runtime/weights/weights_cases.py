@@ -134,3 +134,39 @@ def refusals(directory: Path) -> list[str]:
         except BadInput as refusal:
             said.append(str(refusal))
     return said
+
+
+class Scored(nn.Module):
+    """A loss with weights and a buffer of its own."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.score = nn.Linear(5, 4)
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("passing", torch.tensor(1.0), persistent=False)
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.scale * self.score(output), target)
+
+
+def scored_model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+
+
+def save_with_loss(directory: Path) -> dict[str, torch.Tensor]:
+    """Weights of model and loss as they were saved, and as they are read by another pipeline."""
+    join()
+    given = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+    found: dict[str, torch.Tensor] = {}
+    for seed, weights in ((1, None), (2, directory)):
+        graph = capture_model(scored_model(seed), given, loss=Scored(seed))
+        plan = plan_of(len(graph.layer_names), (1, 1))
+        options: Any = {"optimizer": lambda p: torch.optim.SGD(p, lr=RATE)}
+        with Pipeline(graph, plan, given, update=Update(weights=weights), **options) as pipe:
+            if weights is None:
+                pipe.step(given)
+                pipe.save_pretrained(directory)
+            found |= {f"{seed} {n}": t for n, t in pipe.model_state_dict().items()}
+    return found

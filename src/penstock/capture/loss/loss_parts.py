@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from penstock.capture.loss.loss_path import LossPath, loss_path
 from penstock.capture.record.absent import call_name
 from penstock.capture.record.recording import (
     Address,
@@ -35,21 +36,6 @@ from penstock.capture.record.sizes import ValueSizes
 from penstock.capture.user_lines import line_in_words, line_with_source
 from penstock.errors import BadInput
 from penstock.torch_internals import NoFunctionCalls, pytree
-
-__all__ = [
-    "ARITHMETIC",
-    "Counting",
-    "LossAction",
-    "LossParts",
-    "MustOpen",
-    "NotFromSlices",
-    "counting_of",
-    "loss_parts",
-    "measured",
-    "target_count",
-    "varies",
-    "weighed",
-]
 
 _MEANS = frozenset(
     [
@@ -122,11 +108,13 @@ class LossParts:
     """Actions by number of event; and why samples act on one another in the loss, if they do.
 
     ``has_sums``: a part of the loss is a sum over samples, which needs no action but is no mean.
+    ``path`` are the calls of which this holds.
     """
 
     actions: dict[int, list[LossAction]] = field(default_factory=dict[int, list[LossAction]])
     mixing: str = ""
     has_sums: bool = False
+    path: LossPath = field(default_factory=dict[Any, Any])
 
     @property
     def mode(self) -> Literal["rows", "targets", "step"]:
@@ -165,12 +153,15 @@ def loss_parts(
     sizes: ValueSizes,
     loss: int,
     terms: Sequence[int] = (),
+    taken: RecordedCall | None = None,
+    sized: Sequence[ProgramRecording] = (),
 ) -> LossParts:
     """How the parts of the loss, a value of ``record``, count.
 
     ``others`` are recordings of other samples: a number that differs there is of the batch.
-    ``terms`` are values of terms that the user has listed: one that is neither mean nor sum counts
-    by samples.
+    ``sized`` are those of all other sizes. ``terms`` are values of terms that the user has listed:
+    one that is neither mean nor sum counts by samples. So do all if the loss depends on a number of
+    activations, which ``taken`` takes.
 
     Raises:
         MustOpen: a unit makes a part of it.
@@ -178,11 +169,11 @@ def loss_parts(
     """
     walk = _Walk(record, others, sizes)
     if not terms:
-        walk.back(loss)
+        walk.back(loss, taken)
     for term in terms:
         own = _Walk(record, others, sizes)
         try:
-            own.back(term)
+            own.back(term, taken)
         except BadInput:
             own = _Walk(record, others, sizes)
             own.act(record.values[term].maker, LossAction("rows"))
@@ -190,7 +181,8 @@ def loss_parts(
         walk.add(own)
     walk.values_asked_for()
     actions = {number: found for number, found in walk.found.items() if found}
-    return LossParts(actions, walk.mixing, walk.has_sums)
+    path = loss_path(record, sized, loss, walk.deciding | set(actions))
+    return LossParts(actions, walk.mixing, walk.has_sums, path)
 
 
 def counting_of(
@@ -240,6 +232,8 @@ class _Walk:
         # Ones and zeros that a program asks for are equal to flags and dimensions.
         self._numbers = {answer for answer in self._answers if isinstance(answer, float)}
         self.found: dict[int, list[LossAction]] = {}
+        self.deciding: set[int] = set()
+        """Events that were walked over: sums, factors and reductions."""
         self.mixing = ""
         self.has_sums = False
         self._done: set[int] = set()
@@ -328,11 +322,18 @@ class _Walk:
         for number, own in other.found.items():
             for action in own:
                 self.act(number, action)
+        self.deciding |= other.deciding
         self.mixing = self.mixing or other.mixing
         self.has_sums = self.has_sums or other.has_sums
 
-    def back(self, loss: int) -> None:
-        """Walk back from a value without samples (iteratively: models are deep)."""
+    def back(self, loss: int, taken: RecordedCall | None = None) -> None:
+        """Walk back from a value without samples (iteratively: models are deep).
+
+        Raises:
+            NotFromSlices: it is neither a sum nor a mean over samples, or depends on ``taken``.
+        """
+        if taken is not None:
+            raise NotFromSlices(taken, "takes a number of its own values, on which it depends")
         todo = [loss]
         while todo:
             value = todo.pop()
@@ -343,6 +344,7 @@ class _Walk:
     def _walked(self, value: int) -> list[int]:
         """Decide about the call that made a value; returns the values to walk to."""
         number, event = self.record.values[value].maker, self._event(value)
+        self.deciding.add(number)
         if value not in self._sampled:
             self.act(number, LossAction("rows"))
             return []

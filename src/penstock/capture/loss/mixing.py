@@ -26,8 +26,6 @@ from penstock.capture.record.sizes import BatchSize, Formula, ValueSizes
 from penstock.capture.user_lines import line_in_words
 from penstock.torch_internals import pytree
 
-__all__ = ["mixing_call", "start_of_whole_loss"]
-
 _ALONG = {
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax"), 1),
     **dict.fromkeys(("cummin", "logcumsumexp", "flip", "gather", "index_select"), 1),

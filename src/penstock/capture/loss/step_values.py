@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
+from penstock.capture.record.absent import Absent
 from penstock.capture.record.recording import Address
 from penstock.capture.record.sizes import BatchSize
+from penstock.capture.user_lines import line_with_source
 from penstock.errors import BadInput
 from penstock.torch_internals import pytree
-
-__all__ = ["StepValues"]
 
 Found = Mapping[Address, list[Any]]
 
@@ -135,6 +135,13 @@ class StepValues:
         lengths = self._lengths_of(leaves)
         own = {i: leaf if leaf.is_meta else leaf.to(self._device) for i, leaf in leaves.items()}
         found = self._probe(own, BatchSize(samples, lengths))
+        for address, numbers_of in found.items():
+            if any(type(number) is Absent for number in pytree.tree_leaves(numbers_of)):
+                raise BadInput(
+                    f"how many terms '{address[1]}' at {line_with_source(address[2])} has is made "
+                    f"of activations on this batch, and was not on the example; capture with a "
+                    f"batch on which it is, or give this one in other_examples"
+                )
         values, spec = pytree.tree_flatten(dict(found))
         tensors: list[tuple[torch.Size, torch.dtype] | None] = []
         numbers = [torch.tensor([float(samples)], dtype=torch.float64)]

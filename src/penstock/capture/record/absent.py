@@ -8,6 +8,9 @@ run as if nothing were absent.
     absent  + here        absent; the shape follows from a tensor without values (meta device)
     absent.item()         raises `NeedsValues`: the program asks for a value that is elsewhere
     zeros_like(absent)    here: only the shape is read
+
+That is so within a run of the user's program. What his loop does with a weight that this rank has
+released is checked first (`penstock.capture.record.elsewhere`).
 """
 
 import contextlib
@@ -30,28 +33,6 @@ from penstock.torch_internals import (
     write_count,
 )
 
-__all__ = [
-    "MASKS",
-    "SHAPE_ONLY",
-    "VALUES",
-    "Absent",
-    "NeedsValues",
-    "NoHandle",
-    "UnknownSize",
-    "absent_like",
-    "call_name",
-    "check_none_lost",
-    "deciding_tensors",
-    "fresh_results",
-    "functions_through",
-    "give_back",
-    "memory_of",
-    "release",
-    "scripts_seen",
-    "version_of",
-    "writes_first",
-]
-
 META = torch.device("meta")
 
 
@@ -64,6 +45,10 @@ class NeedsValues(BaseException):
 
 class UnknownSize(NeedsValues):
     """A unit is given a tensor whose size depends on values."""
+
+
+RUNS: list[object] = []
+"""The runs of users' programs that are going on; none in the user's loop."""
 
 
 class Absent(torch.Tensor):
@@ -86,6 +71,8 @@ class Absent(torch.Tensor):
     plain: torch.Tensor
     needs_grad: bool
     is_unknown = False
+    whence: Any = None
+    """The `Whence` of a weight of another rank, and of what the loop computes from one."""
 
     @staticmethod
     def of(plain: torch.Tensor, needs_grad: bool = False, is_unknown: bool = False) -> "Absent":
@@ -167,20 +154,32 @@ class Absent(torch.Tensor):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.whence is not None and not RUNS:
+            raise self.whence.refusal("saving it needs the values of")
         raise NeedsValues("a tensor of another stage was to be saved, and its values")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Absent":  # pyright: ignore
         made = memo[id(self)] = Absent.of(self.plain, self.needs_grad, self.is_unknown)
         if isinstance(self, nn.Parameter):
             as_parameter(made)
+        if self.whence is not None:
+            made.whence = self.whence
         return made
 
     def __repr__(self) -> str:  # pyright: ignore
         shape = "of unknown shape" if self.is_unknown else tuple(self.plain.shape)
-        return f"Absent({shape}, {self.plain.dtype})"
+        where = f", from {self.whence}" if self.whence is not None else ""
+        return f"Absent({shape}, {self.plain.dtype}{where})"
+
+    def __format__(self, _: str) -> str:
+        return "?"  # a line of a log, which the stage that has the value writes, too
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not RUNS:
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if type(leaf) is Absent and leaf.whence is not None:
+                    return leaf.whence.call(func, args, kwargs or {})
         if Absent.any_became:
             now, named = pytree.tree_map(_as_it_became, (args, kwargs or {}))
             if not any(type(leaf) is Absent for leaf in pytree.tree_leaves((now, named))):
@@ -214,11 +213,12 @@ def absent_like(
     return as_parameter(made) if is_parameter else made
 
 
-def release(parameter: torch.Tensor) -> int:
+def release(parameter: torch.Tensor, whence: object = None, *, may_be_read: bool = False) -> int:
     """Make a parameter of the user's model absent and free its memory; returns the bytes freed.
 
     The object stays the same: ``requires_grad_``, ``p.data = x`` and ``p.grad = None`` go on
-    working, and have no effect on this rank.
+    working, and have no effect on this rank. Memory that ``may_be_read`` by other tensors is freed
+    with the last of them.
     """
     if type(parameter) is Absent:
         return 0
@@ -230,13 +230,15 @@ def release(parameter: torch.Tensor) -> int:
         own = parameter.numel() * parameter.element_size()
         freed = 0
         if not parameter.is_meta and storage.nbytes() == own:
-            if storage.resizable():
+            if storage.resizable() and not may_be_read:
                 storage.resize_(0)
-            else:  # of a file, or of NumPy
+            else:  # also that of a file, or of NumPy
                 parameter.data = parameter.new_empty(0)
             freed = own
     into_absent(parameter, plain, needs_grad)
     as_parameter(parameter)
+    absent: Any = parameter
+    absent.whence = whence
     return freed
 
 
@@ -246,11 +248,12 @@ def give_back(parameter: torch.Tensor, value: torch.Tensor) -> None:
     needs_grad = parameter.requires_grad
     if type(parameter) is Absent:
         del absent.plain, absent.needs_grad
+        absent.__dict__.pop("whence", None)
         absent.__class__ = nn.Parameter
     if parameter.is_meta:  # it has never had values here
-        torch.utils.swap_tensors(parameter, nn.Parameter(value.clone(), needs_grad))
+        torch.utils.swap_tensors(parameter, nn.Parameter(value, needs_grad))
     else:
-        parameter.data = value.clone()
+        parameter.data = value
         parameter.requires_grad_(needs_grad)
 
 
@@ -347,10 +350,18 @@ SHAPE_ONLY = {
 VALUES = frozenset(
     [
         *("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__"),
-        *("numpy", "equal", "allclose", "is_nonzero", "__contains__"),
+        *("numpy", "__array__", "equal", "allclose", "is_nonzero", "__contains__"),
     ]
 )
 """Calls whose result is no tensor but depends on values."""
+
+DRAWN = frozenset(
+    [
+        *("bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_"),
+        *("cauchy_", "log_normal_", "kaiming_uniform_", "kaiming_normal_"),
+    ]
+)
+"""Calls that fill their first argument with random numbers."""
 
 _HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook", "retain_grad"])
 
@@ -497,7 +508,7 @@ class _SizeUnknown(Exception):
 def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name[:1] == ".":
         return _attribute(func, name, args)
-    here = _by_shape_only(func, name, args, kwargs)
+    here = by_shape_only(func, name, args, kwargs)
     if here is not None:
         return here
     if name in VALUES:
@@ -580,7 +591,7 @@ def _attribute(func: Any, name: str, args: tuple[Any, ...]) -> Any:
     return Absent.of(found, owner.needs_grad) if isinstance(found, torch.Tensor) else found
 
 
-def _by_shape_only(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def by_shape_only(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a call that reads only the shape of what is absent; None for other calls."""
     place = SHAPE_ONLY.get(name)
     if place is None or place >= len(args):

@@ -14,8 +14,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["CopiedFunctions"]
-
 
 class CopiedFunctions:
     """Functions with the copies of what they hold; ``copies`` are these by the originals' ids.

@@ -14,8 +14,9 @@ import contextlib
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -69,15 +70,33 @@ from penstock.capture.record.recording import (
 from penstock.capture.record.sizes import BatchSize, ValueSizes, shapes_of
 from penstock.capture.record.units import Granularity, blocks_around, is_torchs, units_of
 from penstock.capture.record.user_program import Returned, UserProgram
-from penstock.capture.user_lines import line_of, line_with_source
+from penstock.capture.user_lines import Line, line_of, line_with_source
+from penstock.device import without_nested_tensors
 from penstock.errors import BadInput, CaptureFailed, PenstockError
-from penstock.torch_internals import Norm, eagerly, own_buffers
-
-__all__ = ["Recorded", "leaves_as_values", "record_program"]
+from penstock.torch_internals import Norm, eagerly, own_buffers, pytree
 
 INSTANCES = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
+_OTHER_ANSWERS = 1.25, 1e-4, 1e4
+"""What the numbers that a loss takes from its own values are multiplied with, to see what it does.
+
+Thresholds are passed by the large factors, where they do not make it fail.
+"""
 _MOST_ATTEMPTS = 200
 """Each attempt opens or closes a unit, so this is reached by models that never settle only."""
+
+
+@dataclass
+class CarriedState:
+    """Tensors that a forward leaves for the next: the calls that read them then, with their lines.
+
+    ``made_by`` are the calls behind them, which read the batch if it is ``of_batch``. ``has_rows``:
+    some of the rows are those of samples.
+    """
+
+    reads: Mapping[Address, Line]
+    made_by: frozenset[int]
+    of_batch: bool
+    has_rows: bool = False
 
 
 @dataclass
@@ -91,8 +110,9 @@ class Recorded:
     attributes that are a number, another one after every run. ``outputs`` is what
     the model returned, ``output_values`` the values of the tensors in it (None: none was recorded).
     ``counts`` are the buffers that hold something of the samples after forward, but for those of
-    batch norms, whose kernel writes unseen; each with the line that writes it, or its module, and
-    the event that made a new one.
+    batch norms, whose kernel writes unseen; each with the line that writes it, or its module.
+    ``carried`` are tensors in the model's state that the next forward reads. ``moved`` are names of
+    those that values of the whole step have to do with, and the line that takes these.
     """
 
     record: ProgramRecording
@@ -110,9 +130,9 @@ class Recorded:
     output_counting: tuple[Counting, ...] = ()
     terms: tuple[int, ...] = ()
     calls: tuple[dict[str, int], ...] = ()
-    counts: dict[str, tuple[str, int | None]] = field(
-        default_factory=dict[str, tuple[str, int | None]]
-    )
+    counts: dict[str, str] = field(default_factory=dict[str, str])
+    carried: dict[StatePlace, CarriedState] = field(default_factory=dict[StatePlace, CarriedState])
+    moved: dict[str, str] = field(default_factory=dict[str, str])
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     is_steady: bool = True
     """Whether other numbers of samples make the same calls that depend on parameters."""
@@ -120,6 +140,9 @@ class Recorded:
     """The same of other lengths."""
     whole_from: int | None = None
     refusal: BadInput | None = None
+    evaluates_alike: bool = True
+    """Whether evaluation mode makes the same calls, of which the same is returned."""
+    taken: str = ""
 
     def has_calls_of(self, size: BatchSize) -> bool:
         """Whether a batch of this size makes the recorded calls that depend on parameters."""
@@ -135,6 +158,8 @@ class _Attempt:
     """
 
     granularity: Granularity
+    training: bool = True
+    with_loss: bool = True
     opened: dict[str, str] = field(default_factory=dict[str, str])
     closed: dict[str, str] = field(default_factory=dict[str, str])
     valued: set[str] = field(default_factory=set[str])
@@ -174,28 +199,35 @@ def record_program(
     *,
     granularity: Granularity = "module",
     autocast: torch.dtype | None = None,
+    training: bool = True,
+    with_loss: bool = True,
 ) -> Recorded:
-    """Record a program on an example with these leaves.
+    """Record a program on an example with these leaves; in evaluation mode without ``training``.
+
+    Without its loss, the first output of the model takes the place of it.
 
     Raises:
         BadInput: the loss cannot be computed from slices of a batch.
         CaptureFailed: the program does not run, or cannot be recorded.
     """
     check_model(program)
-    attempt = _Attempt(granularity)
+    fresh = partial(_Attempt, granularity, training, with_loss)
+    attempt = fresh()
     device = device_of(program)
     jointly = False
     with _undisturbed(program, device):
         for _ in range(_MOST_ATTEMPTS):
             recorder = _Recorder(program, leaves, device, attempt, autocast)
             try:
-                return recorder.record(jointly=jointly)
+                found = recorder.record(jointly=jointly)
+                found.evaluates_alike = not training or recorder.evaluates_alike(found)
+                return found
             except _Again:
                 continue
             except LengthRefused:
                 if jointly or len(program.call.layout.lengths) < 2:
                     raise
-                jointly, attempt = True, _Attempt(granularity)
+                jointly, attempt = True, fresh()
     raise CaptureFailed(
         f"{type(program.model).__name__} takes another path in each of {_MOST_ATTEMPTS} runs on "
         f"the example batch; see that forward does the same for the same batch"
@@ -223,7 +255,7 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
             f"model; capture one after the other"
         )
     try:
-        values, home = Globals(program.model), Absent.home
+        values, home = Globals(program.model, program.loss), Absent.home
         Absent.home = device
         try:
             with kept_random_state(device), eagerly():
@@ -287,13 +319,23 @@ class _Recorder:
         first.is_steady = len(set(map(dependent_addresses, (first.record, *by_samples)))) == 1
         first.is_steady_in_lengths = len(set(map(dependent_addresses, records))) == 1
         first.counts = self._counts(first.record, by_samples)
+        for place, state in first.carried.items():
+            shapes = first.record.shapes_at(place)
+            state.has_rows = any(shapes != other.shapes_at(place) for other in by_samples)
         first.calls = tuple(dict(record.counts) for record in records)
+        if not self._attempt.with_loss:
+            return first
         try:
             given = first.record, by_samples, first.sizes, first.loss
+            taken = self._taken_number(first.record)
             try:
-                first.parts = loss_parts(*given, first.terms)
+                first.parts = loss_parts(*given, first.terms, taken, records[1:])
             except NotFromSlices as refusal:
+                first.taken = refusal.why if taken is not None else ""
                 first.parts, first.refusal = LossParts(mixing=refusal.why), refusal
+            first.moved = moved_values(first)
+            if first.moved:  # then a step has one micro-batch
+                first.parts = LossParts(mixing=first.parts.mixing)
             first.parts.mixing = mixing_call(*given) or first.parts.mixing
             if first.parts.mixing and self._program.loss is not None and not first.terms:
                 first.whole_from = start_of_whole_loss(*given)
@@ -303,6 +345,60 @@ class _Recorder:
         except MustOpen as unit:
             self._open(unit.unit, "it makes a part of the loss")
         return first
+
+    def _taken_number(self, record: ProgramRecording) -> RecordedCall | None:
+        """The call that takes a number of activations on which the loss depends, if there is one.
+
+        Other answers show it, as other numbers given to calls behind the loss, or another loss. It
+        also depends on a number with which it fails whatever else that is, such as a size.
+        """
+        last = max((n for n, event in enumerate(record.events) if event.is_unit), default=-1)
+        asked = [
+            event
+            for event in record.events[last + 1 :]
+            if event.asks and event.depends and event.func and not isinstance(event.answer, bool)
+        ]
+        if not asked:
+            return None
+        values = Globals(self._program.model, self._program.loss)
+        plain = self._told(values, {})
+
+        def decide(some: Sequence[RecordedCall]) -> bool:
+            found: list[list[str]] = []
+            for factor in _OTHER_ANSWERS:
+                # Each has a factor of its own, since a quotient of two must change.
+                answers = {e.address: partial(changed, factor + n) for n, e in enumerate(some)}
+                told = self._told(values, answers)
+                found += [told] if told is not None else []
+            return not found or any(told != plain for told in found)
+
+        if not decide(asked):
+            return None
+        return next((event for event in asked if decide([event])), asked[0])
+
+    def _told(
+        self, values: Globals, answers: Mapping[Address, Callable[[Any], Any]]
+    ) -> list[str] | None:
+        """The loss, and the numbers given to calls behind it, where questions have other answers.
+
+        They are those of two runs of one copy: the second shows what the first has kept. None
+        where the program fails.
+        """
+        values.restore()
+        program = self._copy()
+        found: list[str] = []
+        for _ in range(2):
+            record = self._recording(program)
+            record.answered = answers
+            try:
+                loss = self._run(record, program, self._leaves, self._size, must_run=False).loss
+            except (_NotThere, PenstockError):
+                return None
+            value = record.current.get(loss)
+            behind = record.behind([] if value is None else [record.values[value].maker])
+            found.append(f"{float(loss.detach()):.5g}")
+            found += [numbers_of(record.events[number]) for number in sorted(behind)]
+        return found
 
     def _close_where_values_skip(
         self, first: ProgramRecording, others: Sequence[ProgramRecording]
@@ -347,23 +443,25 @@ class _Recorder:
 
     def _counts(
         self, record: ProgramRecording, others: Sequence[ProgramRecording]
-    ) -> dict[str, tuple[str, int | None]]:
+    ) -> dict[str, str]:
         """The buffers that hold something of the samples after forward (see `Recorded`).
 
         Without values, what they hold is of the samples if a call behind it reads the batch. With
         values it is, if other samples or another number of them leave other values.
         """
-        found: dict[str, tuple[str, int | None]] = {}
+        found: dict[str, str] = {}
         for path, module in self._program.named_modules():
             if isinstance(module, INSTANCES) and module.track_running_stats:
                 # Its kernel writes unseen, like that of batch norms, but replicas share nothing.
-                found[f"{path}.running_mean"] = f"in {type(module).__name__}", None
+                found[f"{path}.running_mean"] = f"in {type(module).__name__}"
+            flag = own_buffers(module).get("observer_enabled")
+            if flag is not None and observes(path, module) and (flag.is_meta or bool(flag.any())):
+                found[f"{path}.scale"] = f"in {type(module).__name__}"  # unseen if fused
         for place, value in self._written.items():
             module = self._program.module(place.path)
-            name = f"{place.path}.{place.key}".removeprefix(".")
-            rebound = maker_of_buffer(record, others[0], place)
-            writes = record.buffer_writes.get(name, rebound)
-            if is_torchs(module) and not writes:
+            name = place.name
+            writes = record.buffer_writes.get(name, [])
+            if is_torchs(module) and not writes and not observes(place.path, module):
                 continue  # what torch's own modules keep is of their weights, as spectral norms do
             if value is None:
                 differs = not writes or any(record.events[n].leaves for n in record.behind(writes))
@@ -372,8 +470,7 @@ class _Recorder:
                 differs = any(one is None or not torch.equal(one, value) for one in own)
             if differs:
                 line = line_with_source(record.events[writes[-1]].line) if writes else ""
-                layer = rebound[0] if rebound and record.events[rebound[0]].depends else None
-                found[name] = line or f"in {type(module).__name__}", layer
+                found[name] = line or f"in {type(module).__name__}"
         return found
 
     def _find_varying(self, records: Sequence[ProgramRecording]) -> None:
@@ -411,9 +508,39 @@ class _Recorder:
 
     def _copy(self) -> UserProgram:
         copied = self._program.without_values(keeps_parameters=self._attempt.with_values)
-        if not copied.model.training:
+        for root in copied.root_names if not self._attempt.training else ():
+            copied.module(root).eval()
+        if self._attempt.training and not copied.model.training:
             copied.model.train()
         return copied
+
+    def evaluates_alike(self, first: Recorded) -> bool:
+        """Whether one run in evaluation mode makes the calls of the record, and returns the same.
+
+        It may open units, which is not for this record.
+        """
+        known = self._attempt
+        own = {**known.opened}, {**known.closed}, {*known.valued}, {*known.varying}
+        self._attempt = _Attempt(known.granularity, False, True, *own, known.with_values)
+        try:
+            program = self._copy()
+            record = self._recording(program)
+            loss, output, _ = self._run(record, program, self._leaves, self._size)
+        except (PenstockError, _Again):
+            return False
+        finally:
+            self._attempt = known
+        events, others = ([e for e in r.events if e.depends] for r in (first.record, record))
+        shapes = (
+            [r.values[v].shape for e in r.events if e.depends for v in e.makes]
+            for r in (first.record, record)
+        )
+        return (
+            dependent_addresses(first.record) == dependent_addresses(record)
+            and next(shapes) == next(shapes)
+            and all(results_agree(a, b) for a, b in zip(events, others, strict=True) if a.is_unit)
+            and flatten_outputs(output, loss).structure == first.outputs.structure
+        )
 
     def _recording(self, program: UserProgram) -> ProgramRecording:
         attempt = self._attempt
@@ -450,13 +577,15 @@ class _Recorder:
         try:
             with (
                 program.without_caches(),
-                torch.enable_grad(),
+                without_nested_tensors(),
+                torch.set_grad_enabled(self._attempt.training),
                 precision,
                 record.active(),
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore")  # the user's own runs give these too
-                result = program.run(dict(enumerate(own)), on_output=record.end_model)
+                given, with_loss = dict(enumerate(own)), self._attempt.with_loss
+                result = program.run(given, with_loss=with_loss, on_output=record.end_model)
         except NeedsValues as asked:
             if not must_run:
                 raise _NotThere from asked
@@ -551,10 +680,17 @@ class _Recorder:
         between = {path: program.module(path) for path in record.between}
         before = contents_in(between), values.state()
         again = self._recording(program)
+        makers = {place: record.makers_at(place) for place in changed}
+        for place in changed:
+            for tensor in record.state_at(place):
+                again.carried.set(tensor, place)
         self._run(again, program, leaves, size)
         states.append(plain_state(program))
         self._check_contents(before, (contents_in(between), values.state()))
         self._check_results([record, again])
+        outputs = flatten_outputs(output, loss)
+        if not self._attempt.with_loss and outputs.tensors:
+            loss = outputs.tensors[0]
         found = record.current.get(loss)
         if found is None:
             unit = hidden_in(record, loss)
@@ -564,10 +700,17 @@ class _Recorder:
                 f"the loss of {type(program.model).__name__} is not computed by the model: no "
                 f"recorded call made it; return a tensor that depends on the model's output"
             )
+        if program.loss is not None:
+            check_strangers(record, found)
         registers = hook_counts(program) != hooks
         recorded = self._with_state(record, states, found, registers_hooks=registers)
         recorded.draws_python = draws_python
-        recorded.outputs = flatten_outputs(output, loss)
+        recorded.outputs = outputs
+        for place, reads in again.carried_reads.items():
+            if record.keep_carried(makers[place], reads):
+                made_by = record.behind(makers[place])
+                of_batch = any(record.events[number].leaves for number in made_by)
+                recorded.carried[place] = CarriedState(reads, made_by, of_batch)
         recorded.output_values = tuple(record.current.get(t) for t in recorded.outputs.tensors)
         recorded.outputs.tensors.clear()
         own = [record.current.get(term) for term in terms]
@@ -597,6 +740,8 @@ class _Recorder:
         registers_hooks: bool,
     ) -> Recorded:
         def owner(place: StatePlace) -> str | None:
+            if place.kind == "buffer" and place.name in record.local_buffers:
+                return ""
             own = (u for u in record.units if place.path == u or place.path.startswith(f"{u}."))
             return next(own, None)
 
@@ -617,7 +762,7 @@ class _Recorder:
             loss,
             LossParts(),
             changes=tuple(place for unit, place in units if unit is None),
-            changes_again=tuple(sorted(p for p in again if owner(p) is None)),
+            changes_again=tuple(sorted(p for p in again if not owner(p))),
             unit_changes=tuple(
                 (unit, place)
                 for unit, place in units
@@ -685,22 +830,63 @@ class _Recorder:
                         block.closed = False
 
 
+def check_strangers(record: ProgramRecording, loss: int) -> None:
+    """Raise `BadInput` if the loss function has a gradient for what is not in model or loss."""
+    todo, seen = [loss], set[int]()
+    while todo:
+        value = record.values[todo.pop()]
+        event = record.events[value.maker]
+        if not value.grad or value.maker in seen or value.maker < record.model_end:
+            continue
+        seen.add(value.maker)
+        todo += event.reads
+        if event.stranger:
+            raise BadInput(
+                f"the loss function reads {event.stranger}, which requires a gradient and is no "
+                f"part of the model; pass the module itself, loss=module (of several, one that "
+                f"holds them), or call requires_grad_(False) on it if it is not trained"
+            )
+
+
+def changed(factor: float, answer: Any) -> Any:
+    """A number, or all in a list or array, times ``factor``; whole numbers become at least 1."""
+    if isinstance(answer, list):
+        return [changed(factor, own) for own in answer]
+    return max(1, round(answer * factor)) if isinstance(answer, int) else answer * factor
+
+
+def numbers_of(event: RecordedCall) -> str:
+    """A call, and the plain numbers that it was given."""
+    leaves = pytree.tree_leaves(event.args)
+    return repr((event.address, [own for own in leaves if isinstance(own, int | float)]))
+
+
 def buffer_at(program: UserProgram, place: StatePlace) -> torch.Tensor | None:
     """A copy of a buffer; None if it has no values."""
     buffer = own_buffers(program.module(place.path)).get(place.key)
     return None if buffer is None or type(buffer) is Absent else buffer.detach().clone()
 
 
-def maker_of_buffer(
-    record: ProgramRecording, other: ProgramRecording, place: StatePlace
-) -> list[int]:
-    """The event that made the tensor which forward has set as a buffer, as ``other`` shows."""
-    buffer = own_buffers(other.program.module(place.path)).get(place.key)
-    value = None if buffer is None else other.current.get(buffer)
-    if value is None:
-        return []
-    address = other.events[other.values[value].maker].address
-    return [number for number, event in enumerate(record.events) if event.address == address]
+def observes(path: str, module: nn.Module) -> bool:
+    """Whether a module of torch keeps the range of activations, as for quantisation."""
+    of_weights = "weight_fake_quant" in path.split(".")
+    return type(module).__module__.startswith("torch.ao.quantization.") and not of_weights
+
+
+def moved_values(recorded: Recorded) -> dict[str, str]:
+    """The state that values of the whole step are made of, or that they go into: its lines."""
+    record, found = recorded.record, dict[str, str]()
+    for number, actions in recorded.parts.actions.items():
+        event = record.events[number]
+        leaves = pytree.tree_leaves(event.args)
+        results = {number for action in actions if action.kind == "result"}
+        taken = [getattr(leaves[a.position], "value", None) for a in actions if a.position >= 0]
+        makers = {record.values[value].maker for value in taken if isinstance(value, int)}
+        read = {record.events[behind].address for behind in record.behind(results | makers)}
+        for place, state in recorded.carried.items():
+            if results & state.made_by or not read.isdisjoint(state.reads):
+                found[place.name] = line_with_source(event.line)
+    return found
 
 
 def on_device(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -5,21 +5,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.user_lines import line_of
 from penstock.errors import CaptureFailed
 from penstock.torch_internals import has_global_hooks
-
-__all__ = [
-    "LengthRefused",
-    "check_model",
-    "does_not_run",
-    "first_line",
-    "innermost_module",
-    "only_whole",
-]
 
 
 class LengthRefused(CaptureFailed):
@@ -37,10 +29,13 @@ def does_not_run(
         several = any(leaf.rows > 1 for leaf in layout.leaves)
         alone = next((leaf.name for leaf in layout.leaves if leaf.rows == 1), "")
         assumed = f"; {alone} has {example.samples} rows, so {example.samples} samples were assumed"
+        remedy = "take sizes from the input (x.shape[0], -1)"
+        if isinstance(error, IndexError):
+            remedy += ", and index samples by numbers of the batch in the loop, not in forward"
         return CaptureFailed(
             f"{name} does not run on {size.samples} samples, and micro-batches have other numbers "
-            f"of samples than the example batch ({example.samples}): {what}; take sizes from the "
-            f"input (x.shape[0], -1){assumed if several and alone else ''}"
+            f"of samples than the example batch ({example.samples}): {what}; {remedy}"
+            f"{assumed if several and alone else ''}"
         )
     changed = [i for i, length in enumerate(size.lengths) if length != example.lengths[i]]
     if changed:
@@ -77,6 +72,12 @@ def only_whole(program: UserProgram, error: BaseException) -> CaptureFailed:
 def check_model(program: UserProgram) -> None:
     """Raise `CaptureFailed` for what no stage could run in parts."""
     name = type(program.model).__name__
+    for own, tensor in (*program.named_parameters(), *program.named_buffers()):
+        if is_lazy(tensor):
+            raise CaptureFailed(
+                f"'{own}' of {name} has no shape before its lazy module has run; run the model on "
+                f"a batch first"
+            )
     for path, module in program.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             where = f"'{path}' of {name}" if path else "the model"
@@ -87,8 +88,8 @@ def check_model(program: UserProgram) -> None:
     if has_global_hooks():
         raise CaptureFailed(
             f"{name} cannot be captured: there are backward hooks for all modules "
-            f"(register_module_full_backward_hook), which would also run where a stage leaves "
-            f"modules out; register them on the modules that need them"
+            f"(register_module_full_backward_hook, FlopCounterMode), which would also run where a "
+            f"stage leaves modules out; register them on the modules that need them"
         )
 
 

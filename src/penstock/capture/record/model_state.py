@@ -14,17 +14,6 @@ from penstock.capture.record.absent import version_of
 from penstock.capture.record.user_program import UserProgram
 from penstock.torch_internals import forward_hooks, own_buffers
 
-__all__ = [
-    "OF_EVERY_MODULE",
-    "PLAIN",
-    "StatePlace",
-    "changed_places",
-    "hook_counts",
-    "module_tree",
-    "plain_state",
-    "same_value",
-]
-
 PLAIN = (
     *(int, float, bool, str, bytes, type(None)),
     *(torch.dtype, torch.device, torch.Size, type(Ellipsis)),
@@ -35,12 +24,43 @@ OF_EVERY_MODULE = frozenset([*nn.Module().__dict__, "forward"])
 """Attributes that are no state of the user's."""
 
 
+Place = tuple[dict[str, Any], str]
+"""The dict that holds a piece of state, and its key there."""
+
+MISSING: Any = object()
+"""The attribute does not exist."""
+
+
 class StatePlace(NamedTuple):
     """Where a piece of state is: an ``attribute`` or a ``buffer`` of the module at ``path``."""
 
     kind: str
     path: str
     key: str
+
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        return f"{self.path}.{self.key}".removeprefix(".")
+
+
+def place_of(program: UserProgram, place: StatePlace) -> Place:
+    """Where a piece of state is in the user's own model."""
+    module = program.module(place.path)
+    return (own_buffers(module) if place.kind == "buffer" else module.__dict__), place.key
+
+
+def value_at(place: Place) -> Any:
+    """The value, or `MISSING`."""
+    return place[0].get(place[1], MISSING)
+
+
+def put(place: Place, value: Any) -> None:
+    """Set a value; `MISSING` removes it."""
+    if value is MISSING:
+        place[0].pop(place[1], None)
+    else:
+        place[0][place[1]] = value
 
 
 class _Identity:
@@ -63,7 +83,8 @@ def plain_state(program: UserProgram) -> dict[StatePlace, Any]:
             if isinstance(value, PLAIN) and key != "training":
                 found[StatePlace("attribute", path, key)] = value
             elif key not in OF_EVERY_MODULE and not isinstance(value, nn.Module):
-                found[StatePlace("attribute", path, key)] = _Identity(value)
+                version = version_of(value) if isinstance(value, torch.Tensor) else 0
+                found[StatePlace("attribute", path, key)] = _Identity(value), version
         for key, buffer in own_buffers(module).items():
             if buffer is not None:
                 found[StatePlace("buffer", path, key)] = (id(buffer), version_of(buffer))

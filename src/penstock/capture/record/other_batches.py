@@ -7,8 +7,6 @@ import torch
 from penstock.capture.batch_layout import BatchLayout
 from penstock.capture.lengths import LengthsOf
 
-__all__ = ["other_lengths", "parts_of", "resized"]
-
 
 def parts_of(samples: int) -> list[list[int]]:
     """Rows of two other batches: with one sample less, or more where norms could not take less."""

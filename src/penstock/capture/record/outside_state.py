@@ -10,7 +10,8 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from inspect import getclosurevars
 from typing import Any, TypeAlias
 
 import torch
@@ -19,22 +20,6 @@ from torch import nn
 from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN
 from penstock.capture.unread import StandIn
 from penstock.device import generator_state, put_generator_state
-
-__all__ = [
-    "GeneratorsState",
-    "Globals",
-    "RandomState",
-    "changed_name",
-    "containers_in",
-    "contents_in",
-    "generators_state",
-    "kept_random_state",
-    "random_state",
-    "restore_generators",
-    "restore_random_state",
-    "same_generators",
-    "seed_generators",
-]
 
 GeneratorsState = tuple[Any, Any]
 """The states of ``random`` and of ``numpy.random``."""
@@ -141,16 +126,22 @@ def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) ->
 
 
 class Globals:
-    """Numbers and containers of the user's Python modules: those of the classes in ``model``."""
+    """Numbers and containers of the user's Python modules: those of the classes in ``model``.
 
-    def __init__(self, model: nn.Module) -> None:
+    Also of that of the function ``loss``, and containers that it holds in its closure.
+    """
+
+    def __init__(self, model: nn.Module, loss: Any = None) -> None:
         names = {type(part).__module__ for part in model.modules()}
+        names |= {getattr(loss, "__module__", "")}
         outside = ("torch", "penstock", "builtins")
         self._spaces: dict[str, dict[str, Any]] = {
             name: vars(sys.modules[name])
             for name in sorted(names)
             if name in sys.modules and name.partition(".")[0] not in outside
         }
+        with suppress(TypeError, ValueError):  # no function; or what it holds is not there yet
+            self._spaces["closure"] = dict(getclosurevars(loss).nonlocals)
         self._kept = [
             (space, name, value, value.copy() if type(value) in _CONTAINERS else None, own)
             for space, name, value, own in self._watched()

@@ -13,19 +13,22 @@ Nothing is replaced: the user's Python runs as it is.
 """
 
 import contextlib
+import sys
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from penstock.capture.record.absent import (
+    DRAWN,
     SHAPE_ONLY,
     VALUES,
     Absent,
@@ -42,9 +45,16 @@ from penstock.capture.record.absent import (
     version_of,
     writes_first,
 )
-from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN
+from penstock.capture.record.model_state import (
+    OF_EVERY_MODULE,
+    PLAIN,
+    StatePlace,
+    place_of,
+    value_at,
+)
 from penstock.capture.record.outside_state import containers_in
-from penstock.capture.record.user_program import UserProgram
+from penstock.capture.record.units import is_torchs
+from penstock.capture.record.user_program import LOSS, UserProgram
 from penstock.capture.stand_ins import made_up, standing_in
 from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
 from penstock.capture.user_lines import Line, line_in_words, line_of_user, line_with_source
@@ -56,23 +66,10 @@ from penstock.torch_internals import (
     checkpoint_here,
     forward_hooks,
     own_buffers,
+    own_parameters,
     pytree,
     write_count,
 )
-
-__all__ = [
-    "MASK",
-    "Address",
-    "BlockCall",
-    "Made",
-    "ProgramRecording",
-    "RecordedCall",
-    "TensorReference",
-    "Value",
-    "draws",
-    "forwards_replaced",
-    "tensors_in",
-]
 
 Address: TypeAlias = tuple[Any, ...]
 
@@ -129,7 +126,8 @@ class RecordedCall:
     ``params`` and ``buffers`` are names of what a call between units read. ``asks``: its result is
     no tensor but depends on values; ``answer`` is that result. ``depends``: on parameters, and so
     on stages; what does not is found from the batch alone, by every stage. ``random``: it draws.
-    ``result`` is the structure of a unit's result.
+    ``result`` is the structure of a unit's result. ``stranger`` says which tensor it read that is
+    trained, but none of the program's.
     """
 
     address: Address
@@ -148,6 +146,7 @@ class RecordedCall:
     is_unit: bool = False
     written: bool = False
     result: tuple[list[Made], Any] | None = None
+    stranger: str = ""
 
 
 @dataclass(slots=True)
@@ -263,8 +262,7 @@ RANDOM_NAMES = frozenset(
         *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
         *("feature_alpha_dropout", "native_dropout", "rrelu", "gumbel_softmax", "bernoulli"),
         *("multinomial", "normal", "poisson", "rand_like", "randn_like", "randint_like"),
-        *("bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_"),
-        *("cauchy_", "log_normal_", "rrelu_", "dropout_", "alpha_dropout_"),
+        *("rrelu_", "dropout_", "alpha_dropout_", *DRAWN),
     ]
 )
 """Calls that draw; on absent tensors no generator shows it."""
@@ -309,6 +307,8 @@ class ProgramRecording(TorchFunctionMode):
     """Told of each call of an autograd function before it is made: class, call and arguments."""
     is_temporary = False
     """The program changes its own state between units, and may take that back later."""
+    answered: Mapping[Address, Callable[[Any], Any]] = {}
+    """What questions are answered with, made of the right answer."""
 
     def __init__(
         self,
@@ -343,8 +343,14 @@ class ProgramRecording(TorchFunctionMode):
         """Values on which code between units registers hooks, by the address of that call."""
         self.norms: list[str] = []
         """Where samples are normalised over the batch."""
+        self.frequencies: list[str] = []
+        """Where gradients of a table are divided by how often the batch has an index."""
         self.current, self.batch = _ByTensor(), _ByTensor()
         self._hidden, self._memory = _ByTensor(), _Memory()
+        self.carried = _ByTensor()
+        """The places of what an earlier run has left in the model's state."""
+        self.carried_reads: dict[StatePlace, dict[Address, Line]] = defaultdict(dict)
+        """The calls that read something carried with their lines, by place."""
         self._apart = _ByTensor()
         """Whether a tensor is apart from the batch: made of parameters and sizes alone."""
         self._originals = originals
@@ -370,7 +376,8 @@ class ProgramRecording(TorchFunctionMode):
         self.param_names: dict[int, str] = {}
         for name, parameter in named:
             self.param_names.setdefault(id(parameter), name)
-        self._buffer_names = {id(buffer): name for name, buffer in program.named_buffers()}
+        self._buffers = dict(program.named_buffers())
+        self._buffer_names = {id(buffer): name for name, buffer in self._buffers.items()}
         self._param_memory = {
             memory_of(parameter): name for name, parameter in program.named_parameters()
         }
@@ -502,12 +509,28 @@ class ProgramRecording(TorchFunctionMode):
                 event.buffers.append(self._buffer_names[id(tensor)])
             if value is None and name is None:
                 self._read_unseen(event, tensor)
+            self._note_carried(tensor, event.address)
+
+    def _note_carried(self, tensor: torch.Tensor, address: Address) -> None:
+        place = self.carried.get(tensor)
+        if place is not None and address not in self.carried_reads[place]:
+            self.carried_reads[place][address] = line_of_user()
+
+    def state_at(self, place: StatePlace) -> list[torch.Tensor]:
+        """The tensors in a piece of the program's state."""
+        return tensors_in(value_at(place_of(self.program, place)))
+
+    def shapes_at(self, place: StatePlace) -> list[tuple[int, ...]]:
+        """The shapes of these tensors."""
+        return [self._reference(tensor).shape for tensor in self.state_at(place)]
 
     def _read_unseen(self, event: RecordedCall, tensor: torch.Tensor) -> None:
         unit = self._hidden.get(tensor)
         if unit is not None:
             where = line_in_words(event.line)
             self.opened[unit] = f"something other than its result is read at {where}"
+        elif tensor.requires_grad and tensor.is_leaf:
+            event.stranger = f"{held_here(tensor)} at {line_with_source(event.line)}"
 
     def make(
         self,
@@ -563,6 +586,15 @@ class ProgramRecording(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
             self.norms.append(self._inside or line_in_words(line_of_user()))
+        if kwargs.get("scale_grad_by_freq"):
+            self.frequencies.append(self._inside or line_in_words(line_of_user()))
+        if name == "embedding_bag" and self.batch.get(kwargs.get("offsets")) is not None:
+            raise CaptureFailed(
+                f"an EmbeddingBag at {line_with_source(line_of_user())} is given offsets of the "
+                f"batch, which count from its first sample, and micro-batches begin elsewhere; "
+                f"give it the same number of ids for each sample (samples, ids), padded to "
+                f"padding_idx"
+            )
         if func is torch.autograd.grad:
             self.has_gradients = True
         if name in ("register_hook", "backward"):
@@ -574,11 +606,13 @@ class ProgramRecording(TorchFunctionMode):
         self._record_sizes(name, args, kwargs, line)
         place = (self._anchor, name, line)
         before: Any = torch.get_rng_state() if name not in ("size", "dim") else None
-        wrote = writes_first(name) or "out" in kwargs or name == ".data="
-        memory = memory_of(args[0]) if wrote and args else None
+        out = kwargs.get("out")
+        wrote = writes_first(name) or out is not None or name == ".data="
+        written: Any = args[0] if wrote and args and out is None else out
+        memory = memory_of(written) if isinstance(written, torch.Tensor) else None
         result = func(*args, **kwargs)
-        if memory is not None and memory_of(args[0]) != memory:
-            self._memory.note_moved(args[0])
+        if memory is not None and memory_of(written) != memory:
+            self._memory.note_moved(written)
         made, given = tensors_in(result), tensors_in((args, kwargs))
         asks = name in VALUES
         if not made and not asks and not wrote:
@@ -595,9 +629,10 @@ class ProgramRecording(TorchFunctionMode):
             (self._param_memory, self.parameter_writes),
         ):
             if memory in names:  # a write may make a tensor absent, in other memory
-                own = names[memory_of(args[0])] = names[memory]
+                own = names[memory_of(written)] = names[memory]
                 writes.setdefault(own, []).append(len(self.events) - 1)
-        return result
+        answer = self.answered.get(event.address)
+        return result if answer is None else answer(result)
 
     def _next_address(self, anchor: Address | None, name: str, line: Line) -> Address:
         """The address of a call: it is the next of this function at this line."""
@@ -733,6 +768,8 @@ class ProgramRecording(TorchFunctionMode):
             check_none_lost(given)
             self._note_apart(result, name, args, given)
         for tensor in given:
+            if unit is not None:
+                self._note_carried(tensor, (unit, self.counts[unit] - 1))
             leaf = self.batch.get(tensor)
             if leaf is not None:
                 self._implicit_leaves.add(leaf)
@@ -808,6 +845,8 @@ class ProgramRecording(TorchFunctionMode):
         self._hooked_inside = []
         try:
             result = self._run_unit(path, plain, args, kwargs)
+            if not is_torchs(self.program.module(path)):
+                result = self._as_its_own(result, given)
         finally:
             self._inside = None
         number = len(self.events)
@@ -826,6 +865,23 @@ class ProgramRecording(TorchFunctionMode):
         self._note_checkpoint(number)
         self._note_result(event, number, path, args, kwargs, given, result)
         return result
+
+    def _as_its_own(self, result: Any, given: Sequence[torch.Tensor]) -> Any:
+        """A unit's result, in which what it was given is another tensor with the same values.
+
+        It may return its argument as it is in some steps only, as an expert that rests does, and
+        what a stage sends must be what comes out of it.
+        """
+
+        same = {id(tensor) for tensor in given if tensor.requires_grad}
+
+        def apart(leaf: Any) -> Any:
+            return leaf.view_as(leaf) if id(leaf) in same else leaf
+
+        if same.isdisjoint(map(id, pytree.tree_leaves(result))):
+            return result
+        with torch.enable_grad():
+            return pytree.tree_map(apart, result)
 
     def _note_implicit(self, event: RecordedCall, number: int) -> None:
         for value in self._hooked_inside:
@@ -995,20 +1051,79 @@ class ProgramRecording(TorchFunctionMode):
         """The calls by their addresses."""
         return {event.address: event for event in self.events}
 
+    def _note_assigned(self) -> None:
+        """A buffer for which forward has put another tensor is written by what made that."""
+        in_loss = LOSS in self.program.root_names
+        for name, before in self._buffers.items():
+            place, key = self.program.places(name)
+            now = place.get(key)
+            value = None if now is None or now is before else self.current.get(now)
+            if value is not None:
+                number = self.values[value].maker
+                if in_loss and name.startswith(f"{LOSS}."):
+                    number = max(number, self.model_end)
+                self.buffer_writes.setdefault(name, []).append(number)
+
+    @cached_property
+    def local_buffers(self) -> dict[str, list[int]]:
+        """The buffers that belong to one stage, with the calls of that stage which write them.
+
+        They are written from the batch or activations, or by a loss function, which only the last
+        stages run. What the model writes of neither, all stages write.
+        """
+        return {name: own for name, own in self.buffer_writes.items() if self._is_local(own)}
+
+    def _is_local(self, writes: Sequence[int]) -> bool:
+        behind = (self.events[number] for number in self.behind(writes))
+        return max(writes) >= self.model_end or any(e.depends or e.leaves for e in behind)
+
+    def makers_at(self, place: StatePlace) -> list[int]:
+        """The calls, or those of units, that have made the tensors in a piece of state."""
+        found: list[int] = []
+        for tensor in self.state_at(place):
+            value, unit = self.current.get(tensor), self._hidden.get(tensor)
+            if value is not None:
+                found.append(self.values[value].maker)
+            elif unit is not None:
+                found += [n for n, event in enumerate(self.events) if event.address[0] == unit]
+        return found
+
+    def keep_carried(self, makers: Sequence[int], reads: Iterable[Address]) -> bool:
+        """No cut from these calls that made a piece of state to those that read it next time.
+
+        Returns whether it is made of the batch or activations, so that it matters.
+        """
+        if not makers or not self._is_local(makers):
+            return False
+        every = [n for n, event in enumerate(self.events) if event.address in reads]
+        every += makers
+        self.regions.append((min(every), max(every) + 1))
+        return True
+
     def _keep_with_writes(self) -> None:
-        """No cut among the calls that read a parameter which is written to, or what it is made of.
+        """No cut among the calls that read a tensor which is written to, or what it is made of.
 
         As where forward itself moves an average of weights: the stage that does it needs them all.
         """
         for name, writes in self.parameter_writes.items():
             names = {name}.union(*(self.events[number].params for number in self.behind(writes)))
-            units = {self._owner.get(own) for own in names}
-            users = [
-                number
-                for number, event in enumerate(self.events)
-                if names.intersection(event.params) or (event.is_unit and event.address[0] in units)
-            ]
-            self.regions.append((min(*users, *writes), max(*users, *writes) + 1))
+            self._keep_users(names, {self._owner.get(own) for own in names}, writes)
+        for name, writes in self.local_buffers.items():
+            units = {unit for unit in self.units if name.startswith(f"{unit}.")}
+            self._keep_users({name}, units, writes)
+
+    def _keep_users(
+        self, names: set[str], units: Collection[str | None], writes: list[int]
+    ) -> None:
+        """No cut among these writes and the calls that read these tensors."""
+        users = [
+            number
+            for number, event in enumerate(self.events)
+            if names.intersection((*event.params, *event.buffers))
+            or (event.is_unit and event.address[0] in units)
+        ]
+        every = [*users, *writes]
+        self.regions.append((min(every), max(every) + 1))
 
     def behind(self, events: Iterable[int]) -> frozenset[int]:
         """These events, and those that make what they read."""
@@ -1023,7 +1138,6 @@ class ProgramRecording(TorchFunctionMode):
     def _finish(self) -> None:
         """Find what depends on parameters, and which blocks are closed."""
         self.regions += [(first, last) for _, first, last in self.checkpoints.values()]
-        self._keep_with_writes()
         self.dependent: set[int] = set()
         self.decided: set[int] = set()
         """Values whose sizes activations decide about, and what is made of these."""
@@ -1041,6 +1155,8 @@ class ProgramRecording(TorchFunctionMode):
             by_activations = False
             if event.depends:
                 self.dependent |= own
+        self._note_assigned()
+        self._keep_with_writes()
         # Where hooks are called, something may be collected for code outside of the block.
         modules = list(self.program.named_modules())
         called = [path for path, module in modules if forward_hooks(module)]
@@ -1060,6 +1176,19 @@ class ProgramRecording(TorchFunctionMode):
 
 
 _BOUND, MASK = "bound of a slice", "mask or repeats"
+
+
+def held_here(tensor: torch.Tensor) -> str:
+    """A tensor in words: which attribute of which module whose code runs, if of any."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            for name, own in own_parameters(owner).items():
+                if own is tensor:
+                    return f"'{name}' of a {type(owner).__name__}"
+        frame = frame.f_back
+    return f"a tensor of shape {tuple(tensor.shape)}"
 
 
 def _only_shape(name: str, args: Any, given: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -18,8 +18,6 @@ from typing import Any, TypeAlias
 from penstock.capture.record.absent import MASKS, writes_first
 from penstock.capture.record.recording import ProgramRecording, RecordedCall, TensorReference
 
-__all__ = ["BatchSize", "Formula", "Size", "SizeAtLengths", "ValueSizes", "shapes_of"]
-
 
 @dataclass(frozen=True)
 class BatchSize:

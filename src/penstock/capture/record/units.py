@@ -17,8 +17,6 @@ from torch import nn
 from penstock.capture.chain import Chain
 from penstock.capture.record.user_program import UserProgram
 
-__all__ = ["Granularity", "blocks_around", "is_torchs", "units_of"]
-
 Granularity: TypeAlias = Literal["block", "module", "operator"]
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)

@@ -6,22 +6,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import nn
 
 from penstock.capture.batch_call import BatchCall, WeightedLosses, loss_in_result
-from penstock.capture.record.absent import Absent, absent_like
+from penstock.capture.record.absent import RUNS, Absent, absent_like
 from penstock.capture.record.closures import CopiedFunctions
 from penstock.capture.stage_program import LossFunction
+from penstock.capture.user_lines import line_of_user, line_with_source
 from penstock.errors import BadInput, CaptureFailed
-from penstock.torch_internals import holder_of
-
-__all__ = ["LOSS", "ProgramTensors", "Returned", "UserProgram"]
+from penstock.torch_internals import InOneProcess, holder_of
 
 LOSS = "loss"
 """Names of a loss module's tensors and modules start with this."""
+
+
+def refuse_ranks(function: str, rank: int | None) -> NoReturn:
+    """Raise `BadInput` for a function of `torch.distributed` that the user's program calls."""
+    where = "" if rank is None else f" on rank {rank}"
+    raise BadInput(
+        f"torch.distributed.{function}() is called{where} at {line_with_source(line_of_user())}, "
+        f"but forward and loss run as in one process, since ranks have different stages and the "
+        f"loss is that of the whole batch; leave the call out, or make it only where "
+        f"torch.distributed.is_initialized(), which is False there"
+    )
+
+
+IN_ONE_PROCESS = InOneProcess(refuse_ranks)
+"""Within, the user's program runs: it finds no other ranks."""
 
 
 class Returned(NamedTuple):
@@ -90,29 +104,36 @@ class UserProgram:
 
         ``instead`` is called in the place of the loss function.
         """
-        output = self.call.call(self.model, leaves)
-        if on_output is not None:
-            on_output()
-        if not with_loss:
-            return Returned(None, output)
-        if self.loss is None:
-            return Returned(loss_in_result(output, type(self.model).__name__), output)
-        target = self.call.target(leaves)
-        if isinstance(self.loss, WeightedLosses):
-            found = self.loss.terms(output, target)
-            terms = [loss_in_result(term, f"term {n} of loss") for n, term in enumerate(found)]
-            return Returned(reduce(add, terms), output, terms)
-        value = (instead or self.loss)(output, target)
-        return Returned(loss_in_result(value, "the loss function"), output)
+        RUNS.append(self)
+        try:
+            with IN_ONE_PROCESS:
+                output = self.call.call(self.model, leaves)
+                if on_output is not None:
+                    on_output()
+                if not with_loss:
+                    return Returned(None, output)
+                if self.loss is None:
+                    return Returned(loss_in_result(output, type(self.model).__name__), output)
+                target = self.call.target(leaves)
+                if isinstance(self.loss, WeightedLosses):
+                    found = self.loss.terms(output, target)
+                    terms = [
+                        loss_in_result(term, f"term {n} of loss") for n, term in enumerate(found)
+                    ]
+                    return Returned(reduce(add, terms), output, terms)
+                value = (instead or self.loss)(output, target)
+                return Returned(loss_in_result(value, "the loss function"), output)
+        finally:
+            RUNS.pop()
 
     # The tree of modules.
 
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """All modules, each once, with their names."""
-        yield from self.model.named_modules()
+    def named_modules(self, *, each_once: bool = True) -> Iterator[tuple[str, nn.Module]]:
+        """All modules with their names; ``each_once`` with the first, else with all of them."""
+        yield from self.model.named_modules(remove_duplicate=each_once)
         if self._has_loss_module:
             assert isinstance(self.loss, nn.Module)
-            yield from self.loss.named_modules(prefix=LOSS)
+            yield from self.loss.named_modules(None, LOSS, each_once)
 
     def module(self, path: str) -> nn.Module:
         """The module with this name."""
@@ -141,10 +162,24 @@ class UserProgram:
             assert isinstance(self.loss, nn.Module)
             yield from self.loss.named_buffers(LOSS, remove_duplicate=False)
 
+    @property
+    def loss_state(self) -> dict[str, Any]:
+        """What a loss that is a module would save, by its names here."""
+        if not self._has_loss_module:
+            return {}
+        assert isinstance(self.loss, nn.Module)
+        return self.loss.state_dict(prefix=f"{LOSS}.")
+
     def places(self, name: str) -> tuple[dict[str, Any], str]:
         """The dict that holds a parameter or buffer, and its key there."""
         path, _, last = name.rpartition(".")
         module = self.module(path)
+        if last not in holder_of(module, last):
+            raise BadInput(
+                f"{type(self.model).__name__} has no '{name}' any more, which it had when it was "
+                f"captured, as where pruning or a parametrization begins, or ends: close the "
+                f"pipeline, with gather=True, and capture the changed model"
+            )
         return holder_of(module, last), last
 
     @property

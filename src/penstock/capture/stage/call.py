@@ -23,8 +23,6 @@ from penstock.capture.stage.stage import RunContext
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.torch_internals import own_parameters
 
-__all__ = ["ProgramCall", "StageCall", "casts_kept", "entering", "forwards_put"]
-
 
 def casts_kept(
     device: torch.device, autocast: torch.dtype | None

@@ -28,8 +28,6 @@ from penstock.torch_internals import NoFunctionCalls
 if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph
 
-__all__ = ["checked", "in_words"]
-
 
 def checked(
     graph: "LayerGraph",

@@ -7,45 +7,24 @@ counter as its own last run left it, or it would count once for each stage. What
 between reaches all stages.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from penstock.capture.record.model_state import StatePlace
+from penstock.capture.record.model_state import (
+    MISSING,
+    Place,
+    StatePlace,
+    place_of,
+    put,
+    value_at,
+)
 from penstock.capture.record.user_program import UserProgram
-from penstock.torch_internals import own_buffers, write_count
-
-__all__ = ["KeptState", "Place", "changed_by", "copied", "place_of", "put", "value_at"]
-
-Place = tuple[dict[str, Any], str]
-"""The dict that holds a piece of state, and its key there."""
-
-MISSING: Any = object()
-"""The attribute does not exist."""
+from penstock.torch_internals import write_count
 
 _UNSET: Any = object()
-
-
-def place_of(program: UserProgram, place: StatePlace) -> Place:
-    """Where a piece of state is in the user's own model."""
-    module = program.module(place.path)
-    return (own_buffers(module) if place.kind == "buffer" else module.__dict__), place.key
-
-
-def value_at(place: Place) -> Any:
-    """The value, or `MISSING`."""
-    return place[0].get(place[1], MISSING)
-
-
-def put(place: Place, value: Any) -> None:
-    """Set a value; `MISSING` removes it."""
-    if value is MISSING:
-        place[0].pop(place[1], None)
-    else:
-        place[0][place[1]] = value
 
 
 def copied(value: Any) -> Any:
@@ -65,32 +44,57 @@ class KeptState:
     """The state at ``places`` of the user's model, kept for each stage."""
 
     def __init__(self, program: UserProgram, places: Sequence[StatePlace] = ()) -> None:
+        self.program = program
         self.places = [place_of(program, place) for place in places]
+        self._numbers = {place: number for number, place in enumerate(places)}
         self.modes: list[tuple[nn.Module, bool]] = []
         """Training modes before an evaluation that is going on."""
         self.starts_training = not program.model.training
         """The model was captured in evaluation mode, and has not been trained since."""
+        self.again: Any = None
+        """What last stages are to keep for a second run of the loss, if it is to have one."""
+        self.ends: dict[tuple[int, ...], Any] = {}
+        """What they have kept, by micro-batch."""
+        self.any_path = False
+        """Batches run in one piece, of which any path of the loss is right."""
+        self.undoes = False
+        """A step in which the loss takes another path than recorded is undone when it ends."""
+        self.other_path = ""
+        """How the loss took another path in the iteration that runs."""
         self._left: list[tuple[Any, int] | None] = [None] * len(self.places)
         self._of_user: list[Any] = [MISSING] * len(self.places)
         self._of_stage: dict[Hashable, list[Any]] = {}
 
-    @contextmanager
-    def set_aside(self, further: Sequence[Place]) -> Iterator[None]:
-        """Within, stages may run; afterwards the state, here and at ``further``, is as before."""
+    def snapshot(self, further: Sequence[Place]) -> Callable[[], None]:
+        """A function that puts the state, here and at ``further``, back to what it is now."""
         places = (*self.places, *further)
         before = [(place, value_at(place), copied(value_at(place))) for place in places]
-        kept = list(self._left), list(self._of_user)
+        left, of_user = list(self._left), list(self._of_user)
+        own = zip(map(value_at, self.places), left, strict=True)
+        as_left = [_is_as_left(now, then) for now, then in own]
         of_stage = {stage: list(values) for stage, values in self._of_stage.items()}
-        try:
-            yield
-        finally:
-            self._left, self._of_user = kept
-            self._of_stage = of_stage
+
+        def put_back() -> None:
+            self._left, self._of_user = list(left), list(of_user)
+            self._of_stage = {stage: list(values) for stage, values in of_stage.items()}
             with torch.no_grad():
                 for place, value, content in before:
                     if isinstance(value, torch.Tensor):
                         value.copy_(content)
                     put(place, value)
+            for i, was in enumerate(as_left):
+                if was:  # what is put back is no value that the user has set
+                    self._note_left(i, before[i][1])
+
+        return put_back
+
+    def value_of(self, stage: Hashable, place: StatePlace) -> Any:
+        """What a run of this stage would find at a place, also at one that only one stage has."""
+        now, number = value_at(place_of(self.program, place)), self._numbers.get(place)
+        if number is None or not _is_as_left(now, self._left[number]):
+            return now
+        own = self._of_stage[stage][number] if stage in self._of_stage else _UNSET
+        return self._of_user[number] if own is _UNSET else own
 
     def enter(self, stage: Hashable) -> None:
         """Put what this stage's last run left in place; what the user has set since goes first."""
@@ -110,8 +114,10 @@ class KeptState:
         own = self._of_stage[stage]
         for i, place in enumerate(self.places):
             own[i] = value_at(place)
-            version = write_count(own[i]) if isinstance(own[i], torch.Tensor) else 0
-            self._left[i] = own[i], version
+            self._note_left(i, own[i])
+
+    def _note_left(self, i: int, value: Any) -> None:
+        self._left[i] = value, write_count(value) if isinstance(value, torch.Tensor) else 0
 
 
 def _is_as_left(now: Any, left: tuple[Any, int] | None) -> bool:

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from penstock.capture.loss.loss_parts import LossAction, measured, target_count, weighed
+from penstock.capture.loss.loss_path import LossPath, OtherPath, PathGuard
 from penstock.capture.record.absent import (
     Absent,
     NeedsValues,
@@ -34,6 +35,7 @@ from penstock.capture.record.absent import (
     writes_first,
 )
 from penstock.capture.record.example import Recorded
+from penstock.capture.record.model_state import Place, place_of, put, value_at
 from penstock.capture.record.outside_state import (
     GeneratorsState,
     RandomState,
@@ -51,16 +53,8 @@ from penstock.capture.record.recording import (
     tensors_in,
 )
 from penstock.capture.record.sizes import BatchSize
-from penstock.capture.record.user_program import UserProgram
-from penstock.capture.stage.kept_state import (
-    KeptState,
-    Place,
-    changed_by,
-    copied,
-    place_of,
-    put,
-    value_at,
-)
+from penstock.capture.record.user_program import IN_ONE_PROCESS, UserProgram
+from penstock.capture.stage.kept_state import KeptState, changed_by, copied
 from penstock.capture.stage.whole_blocks import numbers_in, units_in, whole_blocks
 from penstock.capture.user_lines import line_of, line_of_user, line_with_source
 from penstock.device import device_in_use
@@ -77,16 +71,6 @@ from penstock.torch_internals import (
     pytree,
     taken_off,
 )
-
-__all__ = [
-    "Costs",
-    "PathChanged",
-    "ProgramPart",
-    "ProgramStage",
-    "Purpose",
-    "RunContext",
-    "StageRun",
-]
 
 Costs: TypeAlias = Literal["", "measured", "estimated"]
 """For which costs a stage runs, if it runs for these."""
@@ -114,8 +98,9 @@ class ProgramPart:
     """What of a record is a stage's: events ``first`` to ``last``, and the calls of ``units``.
 
     ``received`` and ``sent`` are values, each with the address of its maker and its slot there;
-    ``held`` are names of parameters. ``answers``, by address, are those of the example to questions
-    whose tensors may be missing.
+    ``held`` are names of parameters and buffers. ``answers``, by address, are those of the example
+    to questions whose tensors may be missing. ``to_end``: forward goes on when all that is sent is
+    made.
     """
 
     first: int
@@ -127,6 +112,7 @@ class ProgramPart:
     )
     sent: Mapping[int, tuple[Address, Any]] = field(default_factory=dict[int, tuple[Address, Any]])
     answers: Mapping[Address, Any] = field(default_factory=dict[Address, Any])
+    to_end: bool = False
 
     @cached_property
     def paths(self) -> frozenset[str]:
@@ -187,7 +173,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         stage, name = self._stage, call_name(func)
-        if name not in stage.watched_names or stage.inside:
+        if stage.inside or (name not in stage.watched_names and not stage.guard.is_on):
             return func(*args, **kwargs)
         return stage.watched_call(func, name, args, kwargs)
 
@@ -246,10 +232,11 @@ _NO_HOOKS: OrderedDict[int, Any] = OrderedDict()
 class ProgramStage:
     """Runs ``part`` of a recorded program on the user's own modules.
 
-    ``actions`` say what is different about calls of the loss, by number of event. With ``probes``
-    nothing is known of activations: the run finds the values of a whole step, for which all
-    parameters are absent. ``alone``: parameters that this stage does not hold may be here, since
-    other stages run in this process; they are absent while it runs.
+    ``actions`` say what is different about calls of the loss, by number of event, and ``path``
+    which calls there must be. With ``probes`` nothing is known of activations: the run finds the
+    values of a whole step, for which all parameters are absent. ``alone``: parameters that this
+    stage does not hold may be here, since other stages run in this process; they are absent while
+    it runs.
 
     With ``costs`` it runs to find these: from `on_begin` on it makes all calls of its range, and no
     others; it does not end when all is made that is sent, but where the next stage begins. If they
@@ -267,6 +254,7 @@ class ProgramStage:
         actions: Mapping[int, Sequence[LossAction]],
         state: KeptState,
         *,
+        path: LossPath | None = None,
         alone: bool = True,
         purpose: Purpose = "training",
     ) -> None:
@@ -283,33 +271,38 @@ class ProgramStage:
         self._actions = {events[i].address: list(own) for i, own in actions.items()}
         self._streams = any(event.random and not event.depends for event in events)
         self.draws_alike = self._streams or recorded.draws_python
-        self._find_watched(actions)
+        own = dict(path or {})
+        if not self.probes:
+            own = {
+                anchor: segment.within(events, part.first)
+                for anchor, segment in own.items()
+                if segment.first < part.last and part.first < segment.last
+            }
+        self.guard = PathGuard(own)
+        self._find_watched(actions, [call for each in own.values() for call, _ in each.calls])
         self._mode, self._modes_before = _Watch(self), 0
         self._running: dict[str, int] | None = None
         self._wanted = len(part.sent)
-        # Forward that changes its own state must run to its end, or its last lines never count
-        # here, and what it changes for a while only is never taken back.
-        # The same holds where it registers a hook on a tensor after having made what is sent.
-        hooked = any(
-            part.first <= record.values[value].maker < part.last
-            for value in record.tensor_hooks.values()
-        )
-        self._ends_early = not (recorded.changes_again or record.is_temporary or hooked)
+        self._ends_early = not part.to_end
         self._kept_before: dict[Any, list[Any]] = {}
         self._left_after: dict[Any, list[Any]] = {}
-        self._state_key = "probe" if self.probes else (part.first, part.last)
+        self.state_key = part.first, part.last
         self._make_ways()
         self._containers = list(self._modules_between())
-        self._unit_state = [
-            place_of(program, place) for unit, place in recorded.unit_changes if unit in part.paths
-        ]
-        self.has_state = bool(state.places or self._unit_state)
         self.hold(alone=alone)
+        self._own_state = [
+            place_of(program, place)
+            for unit, place in recorded.unit_changes
+            if (unit in part.paths if unit else place.name not in self.buffers_elsewhere)
+        ]
+        self.has_state = bool(state.places or self._own_state)
         self._reset(StageRun(BatchSize(1)))
 
     # What this stage must see.
 
-    def _find_watched(self, actions: Mapping[int, Sequence[LossAction]]) -> None:
+    def _find_watched(
+        self, actions: Mapping[int, Sequence[LossAction]], compared: Iterable[Address]
+    ) -> None:
         events, part = self.record.events, self.part
         self._received_slots: dict[Address, dict[Any, int]] = {}
         self._sent_slots: dict[Address, dict[Any, int]] = {}
@@ -341,6 +334,8 @@ class ProgramStage:
         self._marked = {events[i].address: i for i in self._marks if not events[i].is_unit}
         addresses = {*self._received_slots, *self._sent_slots, *acted, *self._marked}
         addresses |= {*self._answers, *self._random_calls, *self._hooked_elsewhere}
+        self._special = frozenset(addresses)
+        addresses |= set(compared)
         # To watch a call takes as long as a layer. One of torch's functions that is the whole loss
         # is made here instead.
         self.loss: Callable[..., Any] | None = None
@@ -426,7 +421,8 @@ class ProgramStage:
         events = [self.record.events[number] for number in numbers_in([block])]
         if self._streams and any(event.random for event in events):
             return False
-        if any(event.is_unit and self._by_sample(event.address[0]) for event in events):
+        units = [event.address for event in events if event.is_unit]
+        if not self.part.units.issuperset(units) or any(self._by_sample(path) for path, _ in units):
             return False
         watched = {event.address for event in events} & self._watched
         results = {address for address, _ in self.part.sent.values()}
@@ -542,11 +538,10 @@ class ProgramStage:
                     if buffer is not None and type(buffer) is not Absent:
                         stand_in = absent_like(tuple(buffer.shape), buffer.dtype)
                         self._exchanged.append(((own_buffers(module), key), stand_in))
-        # A buffer that is written from activations belongs to the stage that does it.
+        # A buffer that is written from the batch or activations is of the stage that does it.
         self.buffers_elsewhere: set[str] = set()
-        for name, numbers in record.buffer_writes.items():
-            depends = any(record.events[i].depends for i in numbers)
-            if depends and not any(part.first <= i < part.last for i in numbers):
+        for name, numbers in record.local_buffers.items():
+            if not any(part.first <= i < part.last for i in numbers):
                 self.buffers_elsewhere.add(name)
                 place = program.places(name)
                 buffer = place[0][place[1]]
@@ -555,6 +550,10 @@ class ProgramStage:
     def share_state(self, other: "ProgramStage") -> None:
         """Keep state for replays and backwards where another form of this stage finds it."""
         self._kept_before, self._left_after = other._kept_before, other._left_after
+
+    def begin_as(self, other: "ProgramStage") -> None:
+        """Begin with the state that the last run of ``other`` has left."""
+        self.state_key = other.state_key
 
     @contextmanager
     def in_backward(self, name: Any) -> Iterator[None]:
@@ -565,16 +564,18 @@ class ProgramStage:
         """
         left = self._left_after.pop(name, None)
         if left is None:
-            yield
+            with IN_ONE_PROCESS:
+                yield
             return
-        self._state.enter(self._state_key)
+        self._state.enter(self.state_key)
         now = self._state_now()
         self._put_state(left)
         try:
-            yield
+            with IN_ONE_PROCESS:
+                yield
         finally:
             self._put_state(map(changed_by, left, self._state_now(), now))
-            self._state.leave(self._state_key)
+            self._state.leave(self.state_key)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -723,6 +724,14 @@ class ProgramStage:
         n = self._seen.get(place, 0)
         self._seen[place] = n + 1
         address = (*place, n)
+        if self.guard.is_on:
+            return self.guard.call(self._call, address, func, args, kwargs)
+        return self._call(address, func, args, kwargs)
+
+    def _call(self, address: Address, func: Any, args: Any, kwargs: Any) -> Any:
+        if address not in self._special:
+            return func(*args, **kwargs)
+        name = address[1]
         if address in self._marked:
             self._at_mark(self._marked[address])
         if address in self._hooked_elsewhere:
@@ -733,7 +742,8 @@ class ProgramStage:
         if actions is not None:
             result = self._acted(address, actions, func, args, kwargs)
         elif address in self._random_calls:
-            result = self._in_stream((name, address[0], line_number(place), n), func, args, kwargs)
+            key = name, address[0], line_number(address), address[3]
+            result = self._in_stream(key, func, args, kwargs)
         else:
             result = func(*args, **kwargs)
         slots = self._received_slots.get(address)
@@ -767,7 +777,12 @@ class ProgramStage:
             self.counted = target_count(args, kwargs)
             return func(*args, **kwargs)
         run = self._run
-        return weighed(actions, run.whole[address], run.share, func, args, kwargs)
+        whole = run.whole.get(address)
+        if whole is None and self._state.any_path:
+            return func(*args, **kwargs)
+        if whole is None:
+            raise OtherPath(f"{self._in_words(address)} is called, but not in the whole batch")
+        return weighed(actions, whole, run.share, func, args, kwargs)
 
     def _in_stream(self, key: Any, plain: Any, args: Any, kwargs: Any) -> Any:
         """A call that draws, from a stream of its own."""
@@ -785,9 +800,12 @@ class ProgramStage:
         Above those that were there before, as the record was made: they may make other calls.
         """
         self._watching = True
+        if not self._state.any_path:
+            self.guard.begin(self._anchor)
         put_on([self._mode, *taken_off(self._modes_before)])
 
     def _unwatch(self) -> None:
+        self.guard.end()
         self._watching = False
         put_on(taken_off(self._modes_before)[1:])
 
@@ -846,6 +864,7 @@ class ProgramStage:
 
         Raises:
             BadInput: forward took another path than on the example.
+            OtherPath: the loss did.
         """
         if self._shapes_of is not run.size:
             self._shapes_of, self._shapes = run.size, dict[int, tuple[torch.Tensor, bool]]()
@@ -856,6 +875,9 @@ class ProgramStage:
             result = self._run_replaced(call)
         except (PathChanged, NeedsValues) as problem:
             raise self._explained(problem) from problem
+        except Exception as problem:
+            problem.add_note(f"{at_line(problem)}{self._few()}")
+            raise
         finally:  # what it was given is let go of
             self.received, self._run = {}, _NO_RUN
             if Absent.any_became:  # each write to a class makes what is looked up in it slower
@@ -873,15 +895,27 @@ class ProgramStage:
         return made, result
 
     def _explained(self, problem: BaseException) -> BadInput:
-        if isinstance(problem, NeedsValues):
-            return BadInput(f"forward asks for {problem}{at_line(problem)}; {REMEDY}")
-        return BadInput(f"forward took another path: {problem}{at_line(problem)}; {REMEDY}")
+        what = "asks for" if isinstance(problem, NeedsValues) else "took another path:"
+        remedy = self._few() or f"; {REMEDY}"
+        return BadInput(f"forward {what} {problem}{at_line(problem)}{remedy}")
+
+    def _few(self) -> str:
+        """What to know of a micro-batch of one sample; empty for others."""
+        if self._run.size.samples != 1:
+            return ""
+        return (
+            f" (micro-batch {self._run.context.micro_batch} has 1 sample: give batches with 2 or "
+            f"more for each micro-batch, as with drop_last=True, and squeeze(-1) for squeeze())"
+        )
 
     def _run_replaced(self, call: Callable[[], Any]) -> Any:
         run, result = self._run, None
         generator = self._seeded()
         if has_global_hooks():
-            raise PathChanged("there are backward hooks for all modules now")
+            raise BadInput(
+                "there are backward hooks for all modules now (also those of FlopCounterMode), "
+                "which would run on what is elsewhere; use them on the model alone"
+            )
         muted, refused = self._replace()
         swapped: list[tuple[Place, Any]] = []
         for place, stand_in in self._exchanged:
@@ -891,7 +925,8 @@ class ProgramStage:
             place[0][place[1]] = stand_in
         after: list[Any] | None = None
         if self.has_state:
-            self._state.enter(self._state_key)
+            if not self.probes:
+                self._state.enter(self.state_key)
             after = self._enter(run.context)
         self._running = {}
         with_grad = torch.is_grad_enabled()
@@ -908,7 +943,9 @@ class ProgramStage:
                     if None in self._watched_anchors:
                         self._watch()
                     result = call()
+                    self.guard.end(result[0])
                 finally:
+                    self.guard.stop()
                     if self._watching:
                         self._unwatch()
         except StageEnd:
@@ -1001,27 +1038,31 @@ class ProgramStage:
     def _enter(self, context: RunContext) -> list[Any] | None:
         """State before this run; of a replay that of the first run. Returns what to put back."""
         now = self._state_now()
+        if self.probes:
+            self._put_state(map(copied, now))
+            return now
         if context.replay:
             self._put_state(map(copied, self._kept_before.pop(context.micro_batch)))
             return now
         if context.keep:
             self._kept_before[context.micro_batch] = [copied(value) for value in now]
-        return now if self.probes or context.trial else None
+        return now if context.trial else None
 
     def _leave(self, context: RunContext, after: list[Any] | None) -> None:
         if context.returns:
             self._left_after[context.micro_batch] = self._state_now()
         if after is not None:
             self._put_state(after)
-        self._state.leave(self._state_key)
+        if not self.probes:
+            self._state.leave(self.state_key)
 
     def _state_now(self) -> list[Any]:
         """The values of all places where the program keeps state."""
-        return [value_at(place) for place in (*self._state.places, *self._unit_state)]
+        return [value_at(place) for place in (*self._state.places, *self._own_state)]
 
     def _put_state(self, values: Iterable[Any]) -> None:
         """Put values into the places of `_state_now`."""
-        for place, value in zip((*self._state.places, *self._unit_state), values, strict=True):
+        for place, value in zip((*self._state.places, *self._own_state), values, strict=True):
             put(place, value)
 
 

@@ -2,25 +2,26 @@
 
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from contextlib import AbstractContextManager
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from penstock.capture.loss.loss_parts import LossAction
+from penstock.capture.loss.loss_path import OtherPath
 from penstock.capture.record.absent import Absent, absent_like
 from penstock.capture.record.sizes import BatchSize
+from penstock.capture.record.user_program import IN_ONE_PROCESS
 from penstock.capture.stage.checked_run import checked
 from penstock.capture.stage.stage import ProgramPart, ProgramStage, Purpose, RunContext, StageRun
 from penstock.capture.stage_program import TensorSpec
+from penstock.errors import BadInput
 from penstock.torch_internals import without_modes
 
 if TYPE_CHECKING:
     from penstock.capture.layer_graph import LayerGraph
-
-__all__ = ["StageModule", "weight_of_rows"]
 
 
 @lru_cache(maxsize=256)
@@ -66,25 +67,36 @@ class StageModule(nn.Module):
         self.unchecked = not graph.costs
         self.stage = self._stage(graph.costs or "training")
         self.context = RunContext()
-        below = tuple(f"{path}." for path in foreign)
+        every = list(program.named_modules(each_once=False))
+        others = {id(program.module(path)) for path in foreign}
+        outside = {name for name, module in every if id(module) in others}
+        below = tuple(f"{path}." for path in outside)
         self.own = [
             (name, module)
-            for name, module in program.named_modules()
-            if name not in foreign and not name.startswith(below)
+            for name, module in every
+            if name not in outside and not name.startswith(below)
         ]
         self._step_leaf = count = len(graph.call.layout.leaves)
         self._missing = [index for index in range(count) if index not in inputs]
         self._written = [index for index in range(count) if index in record.overwritten]
         self._absent: tuple[BatchSize | None, dict[int, torch.Tensor]] = (None, {})
 
-    def _stage(self, purpose: Purpose) -> ProgramStage:
+    @cached_property
+    def _keeping(self) -> ProgramStage:
+        """This stage, from which what the loss reads is taken."""
+        found = self._stage("training", self.graph.state.again.within(self.part))
+        found.share_state(self.stage)
+        return found
+
+    def _stage(self, purpose: Purpose, part: ProgramPart | None = None) -> ProgramStage:
         """This stage for a purpose; to check, it leaves no block out, so that each call is seen."""
         graph, counts = self.graph, self.is_last and self.mode == "targets"
         actions: Mapping[int, Sequence[LossAction]] = {}
         if counts or self.mode == "step":
             actions = graph.recorded.parts.actions
-        options: Any = {"alone": graph.alone, "purpose": purpose}
-        given = graph.program, graph.recorded, self.part, actions, graph.state
+        path = graph.recorded.parts.path if graph.wants != "outputs" else {}
+        options: Any = {"path": path, "alone": graph.alone, "purpose": purpose}
+        given = graph.program, graph.recorded, part or self.part, actions, graph.state
         found = ProgramStage(*given, **options)
         found.counts_targets = counts
         return found
@@ -102,7 +114,7 @@ class StageModule(nn.Module):
     def in_backward(self, micro_batch: int) -> AbstractContextManager[None]:
         """Within, the model's state is as the forward of this micro-batch has left it."""
         stage = self.stage
-        return stage.in_backward(micro_batch) if stage.has_state else nullcontext()
+        return stage.in_backward(micro_batch) if stage.has_state else IN_ONE_PROCESS
 
     def own_modules(self) -> list[nn.Module]:
         """All modules within this stage's units."""
@@ -156,20 +168,46 @@ class StageModule(nn.Module):
         def call() -> Any:
             return program.run(by_index, with_loss=runs_loss, instead=stage.loss)
 
+        again = graph.state.again if self.has_loss and not context.replay else None
+        if again is not None:
+            stage = self._keeping
         if self.unchecked and not graph.state.modes and graph.recorded.has_calls_of(size):
             self.unchecked = False
-            stage = self._stage("checking")
+            stage = self._stage("checking", stage.part)
             stage.share_state(self.stage)
             call = checked(graph, stage, call, by_index)
-        if program.configs:
-            with program.without_caches():
+        try:
+            if program.configs:
+                with program.without_caches():
+                    made, result = stage.run(call, run)
+            else:
                 made, result = stage.run(call, run)
-        else:
-            made, result = stage.run(call, run)
+        except OtherPath as problem:
+            if not graph.state.undoes:
+                raise BadInput(f"the loss takes another path than recorded: {problem}") from None
+            graph.state.other_path = graph.state.other_path or str(problem)
+            return self._nothing(size, (leaves or received)[0].device)
+        if again is not None:
+            ends = {**given, **made}
+            read = {i: t for i, t in zip(self.inputs, leaves, strict=True) if i < self._step_leaf}
+            graph.state.ends[context.name] = read, {v: ends[v].detach() for v in again.ends}
         sent = [made[value] for value in self.part.sent]
         if not self.is_last:
             return tuple(sent)
         return (*sent, *self._ends(stage, result, run))
+
+    def _nothing(self, size: BatchSize, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Zeros in the place of what a run returns that took another path: its step is undone."""
+        graph, rows = self.graph, size.samples
+        sent = [graph.spec(value) for value in self.part.sent]
+        specs = [*sent, *(graph.outputs.specs[i] for i in self.outputs)]
+        shapes = [spec.at(size.lengths).shape_for(rows) for spec in specs]
+        pairs = zip(specs, shapes, strict=True)
+        zeros = [torch.zeros(shape, dtype=spec.dtype, device=device) for spec, shape in pairs]
+        if self.has_loss:
+            ends = torch.zeros((), device=device), weight_of_rows(rows, device)
+            zeros[len(sent) : len(sent)] = ends
+        return tuple(zeros)
 
     def _run_with_gradients(
         self, leaves: Sequence[torch.Tensor], received: Sequence[torch.Tensor]
@@ -187,6 +225,11 @@ class StageModule(nn.Module):
         """Loss and weight, and the model's outputs."""
         made, output, _ = result
         loss = made
+        if type(loss) is Absent:
+            raise BadInput(
+                "the loss reads what another stage makes, and did not on the example; capture with "
+                "a batch on which it does, or add 0 times that to the loss"
+            )
         found: list[torch.Tensor] = []
         if self.has_loss:
             if self.mode == "targets":
@@ -268,7 +311,8 @@ class StageModule(nn.Module):
         named = (
             (name, buffer)
             for name, buffer in self.graph.program.named_buffers()
-            if name.rpartition(".")[0] in names and name not in elsewhere
+            if name.rpartition(".")[0] in names or name in self.part.held  # one of a foreign unit
+            if name not in elsewhere
             if type(buffer) is not Absent
         )
         yield from each_once(named, prefix, remove_duplicate)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 
 from penstock.capture.record.recording import BlockCall, ProgramRecording
 
-__all__ = ["numbers_in", "units_in", "whole_blocks"]
-
 
 def whole_blocks(
     record: ProgramRecording, may_be: Callable[[BlockCall], bool]

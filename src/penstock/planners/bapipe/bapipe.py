@@ -28,17 +28,6 @@ from penstock.planners.coarse_chain import few_sizes
 from penstock.planners.data_parallel import one_stage_candidates
 from penstock.planners.gpipe import fastest_devices
 
-__all__ = [
-    "StraightPipeline",
-    "bapipe",
-    "coarse_cuts",
-    "inter_layer_cuts",
-    "is_asynchronous",
-    "memory_fine_tuned",
-    "methods_for",
-    "tuned_to_chips",
-]
-
 TRIES = 1
 """Plans of each micro-batch size that are simulated."""
 

@@ -2,15 +2,6 @@
 
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "METHODS",
-    "Method",
-    "features_kept",
-    "method_of",
-    "mini_batch_s",
-    "pace_s",
-]
-
 Method: TypeAlias = Literal["1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so"]
 """AS is for accelerators that transfer while they compute, such as FPGAs; S is for others, such as
 GPUs. NO: transfers are not overlapped with computing; O: they are."""

@@ -38,8 +38,6 @@ from penstock.planners.dapple.groups import (
 from penstock.planners.dapple.latency import latency_s
 from penstock.planners.dapple.placement import occupancies
 
-__all__ = ["dapple", "dapple_candidates"]
-
 SLACK = 1.05
 """Plans whose closed form is more than this many times the best so far are left out."""
 

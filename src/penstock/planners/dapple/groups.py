@@ -10,8 +10,6 @@ from penstock.plan.cost import rows_by_speed
 from penstock.plan.cost_tables import ChainCosts
 from penstock.planners.dapple.placement import POLICIES, Counts, Occupancies
 
-__all__ = ["Groups", "costs_of_groups", "network_of_steps", "steps_of"]
-
 
 @dataclass
 class Groups:

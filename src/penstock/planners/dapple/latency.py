@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from penstock.core.native import dapple_latency_s, dapple_pivot
 
-__all__ = ["latency_s", "pivot_of"]
-
 
 def pivot_of(
     forward_s: Sequence[float], backward_s: Sequence[float], stages: int, micro_batches: int

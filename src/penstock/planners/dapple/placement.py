@@ -6,18 +6,6 @@ from typing import TypeAlias
 
 from penstock.cluster.cluster import Cluster
 
-__all__ = [
-    "POLICIES",
-    "Counts",
-    "Occupancies",
-    "Step",
-    "append_first",
-    "fresh_first",
-    "occupancies",
-    "scatter_first",
-    "scatter_over_all",
-]
-
 Counts: TypeAlias = tuple[int, ...]
 """Devices of each server."""
 

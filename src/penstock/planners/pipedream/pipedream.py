@@ -19,8 +19,6 @@ from penstock.plan.run_tables import Floats, Integers, RunTables, at, run_tables
 from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
 
-__all__ = ["Level", "levels_of", "pipedream", "pipedream_candidates"]
-
 
 @dataclass(frozen=True, slots=True)
 class Level:

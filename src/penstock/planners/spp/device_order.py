@@ -9,8 +9,6 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.link_matrices import link_matrices
 from penstock.plan.run_tables import Floats
 
-__all__ = ["device_weights", "minimum_cut", "ordered_by_minimum_cuts", "recursive_device_order"]
-
 MOST_VERTICES = 128
 """Of more blocks, those with the strongest ties are joined first."""
 

@@ -12,8 +12,6 @@ from penstock.plan.run_tables import Floats
 from penstock.planners.choice import Candidate
 from penstock.planners.coarse_chain import DeviceLine, LineWindows, windows_of
 
-__all__ = ["PartitionTable", "partition"]
-
 
 def partition(
     chain: ChainCosts,

@@ -13,8 +13,6 @@ from penstock.planners.coarse_chain import device_line, few_sizes_for_tables, li
 from penstock.planners.spp.device_order import recursive_device_order
 from penstock.planners.spp.partition import partition
 
-__all__ = ["MOST_CUTS", "spp", "spp_on_order"]
-
 PREFERRED = ("wavefront", "early-backward", "1f1b", "gpipe")
 """SPP's own list order first, then the schedules most similar to it."""
 

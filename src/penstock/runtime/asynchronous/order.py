@@ -21,8 +21,6 @@ from penstock.schedule.families.asynchronous import asynchronous_depths
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.weight_rule import WeightRule
 
-__all__ = ["AsynchronousOrder", "asynchronous_order", "cut_for"]
-
 
 @dataclass(frozen=True)
 class AsynchronousOrder:

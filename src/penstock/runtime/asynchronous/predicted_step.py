@@ -25,8 +25,6 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from penstock.errors import BadInput
 from penstock.torch_internals import muon_direction, muon_rate
 
-__all__ = ["PredictedSteps"]
-
 State: TypeAlias = dict[str, Any]
 Group: TypeAlias = dict[str, Any]
 StepFunction: TypeAlias = Callable[[torch.Tensor, State, Group], torch.Tensor | None]

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["PassRecord", "PredictionError", "StalenessLog"]
-
 REMEMBERED = 4096
 """The most records of each kind that are kept; older ones are dropped."""
 

@@ -41,8 +41,6 @@ from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.message_order import in_planned_order, unit_times
 
-__all__ = ["AsynchronousSteps", "planned_messages"]
-
 Orders: TypeAlias = tuple[tuple[Action, ...], ...]
 """The actions of every stage in one part of the asynchronous order."""
 
@@ -238,8 +236,7 @@ class AsynchronousSteps(StreamedSteps):
             )
             for place in engine.places
         }
-        none = frozenset[Action]()
-        return PreparedSize(Program(ringed, True, lengths, parts, none, messages, channels, ()))
+        return PreparedSize(Program(ringed, True, lengths, parts, messages, channels, ()))
 
     def _numbers(self, leaves: Sequence[Leaf]) -> list[float]:
         """This rank's numbers of a batch: those of every step, and those of its stages."""

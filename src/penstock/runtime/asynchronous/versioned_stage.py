@@ -16,8 +16,6 @@ from penstock.runtime.stages.runner import StageInputs, Tensors, Work
 from penstock.runtime.steps.training import Stepper
 from penstock.schedule.action import ActionKind
 
-__all__ = ["VersionedStage", "with_updates"]
-
 
 class VersionedStage:
     """The stage at ``place`` of this rank, with the weights that its order has for each pass.
@@ -126,7 +124,7 @@ class VersionedStage:
     def _step(self) -> None:
         """Sum the gradients over the replicas, clip, step, and zero the gradients."""
         # Several stages of a rank have no replicas, so all sums are those of this stage.
-        self._engine.buckets.finish()
+        self._engine.buckets.finish(self.place.stage)
         if self._buckets:
             self._gradient_square = torch.stack([b.square() for b in self._buckets]).sum()
         if self._clip_norm is not None:

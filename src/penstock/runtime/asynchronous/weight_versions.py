@@ -27,8 +27,6 @@ from penstock.runtime.asynchronous.staleness_log import PassRecord, StalenessLog
 from penstock.schedule.weight_rule import WeightRule
 from penstock.torch_internals import flat_weights, own_parameters
 
-__all__ = ["WeightVersions", "make_weight_versions"]
-
 Leaves: TypeAlias = list[torch.Tensor]
 """Leaf tensors that replace parameters, in their order; gradients go to the parameters."""
 

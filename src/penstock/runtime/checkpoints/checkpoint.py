@@ -30,20 +30,6 @@ from penstock.runtime.processes.world import World
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, write_tensors
 from penstock.words import size_text
 
-__all__ = [
-    "CheckpointTarget",
-    "CheckpointWriter",
-    "checkpoints_in",
-    "complete_in",
-    "damage_of",
-    "first_mismatch",
-    "is_checkpoint",
-    "latest_checkpoint",
-    "read_state",
-    "state_text",
-    "stored_tensors",
-]
-
 STATE_FILE = "state.json"
 SCHEMA = 2
 LOOK_EVERY_S = 0.05

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from penstock.errors import BadInput
 
-__all__ = ["NewFolder", "restore_replaced", "synchronise"]
-
 REPLACED = ".replaced"
 """Ends the name of a directory whose place another is about to take."""
 

@@ -11,8 +11,6 @@ from torch.utils.data import DataLoader, RandomSampler
 from penstock.errors import BadInput
 from penstock.runtime.serialization import from_bytes, to_bytes
 
-__all__ = ["ResumableLoader", "StatefulLoader", "loader_from_text", "loader_to_text"]
-
 
 class StatefulLoader(Protocol):
     """A loader whose position can be saved: `ResumableLoader`, or torchdata's stateful loader."""

@@ -18,6 +18,7 @@ from penstock.runtime.checkpoints.checkpoint import (
     read_state,
     stored_tensors,
 )
+from penstock.runtime.checkpoints.extra_state import extra_tensors, restore_extra
 from penstock.runtime.checkpoints.loader_state import (
     StatefulLoader,
     loader_from_text,
@@ -27,8 +28,6 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.steps.training import Training, merged_states
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_into
-
-__all__ = ["load_state", "restore", "restore_own", "saved_state", "saved_tensors", "state_tensors"]
 
 
 def state_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]:
@@ -40,7 +39,7 @@ def state_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]
     tensors[random] = cpu
     if own is not None:
         tensors[f"{random}.device"] = own
-    return tensors | engine.random.tensors(random)
+    return tensors | engine.random.tensors(random) | extra_tensors(engine)
 
 
 def restore(
@@ -48,6 +47,7 @@ def restore(
 ) -> None:
     """Restore all but the model's tensors; also random generators, if the checkpoint has them."""
     training.restore(tensors, state)
+    restore_extra(engine, tensors)
     random = f"random.{engine.world.rank}"
     if random in tensors:
         drawn = tensors[random], tensors.get(f"{random}.device")
@@ -77,7 +77,7 @@ def saved_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]
     return {
         name: tensor
         for name, tensor in engine.shards.whole(own, parameters_of(own)).items()
-        if name.startswith("random.") or engine.held.owns(name.partition(".")[2])
+        if name.startswith(("random.", "extra.")) or engine.held.owns(name.partition(".")[2])
     }
 
 
@@ -206,7 +206,8 @@ def wanted_tensors(
         averages = {f"average.{name}" for name in training.names.values()}
     for name, found in stored.items():
         is_random = name == random or name.startswith(f"{random}.")
-        if is_random or name in averages or (wanted and name.startswith(wanted)):
+        is_own = is_random or name.startswith("extra.")
+        if is_own or name in averages or (wanted and name.startswith(wanted)):
             tensors[name] = torch.empty(found.shape, dtype=found.dtype)
     return tensors
 

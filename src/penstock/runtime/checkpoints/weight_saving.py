@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from penstock.errors import BadInput
+from penstock.runtime.checkpoints.extra_state import extra_states
 from penstock.runtime.checkpoints.folders import NewFolder
 from penstock.runtime.engine import Engine
-from penstock.runtime.weights.pretrained import INDEX_FILE, SINGLE_FILE, is_adapted
+from penstock.runtime.weights.pretrained import INDEX_FILE, LOSS_FILE, SINGLE_FILE, is_adapted
 from penstock.runtime.weights.safetensors_file import write_tensors
-
-__all__ = ["check_free", "save_adapters", "save_weights", "whole_state_dict"]
 
 ADAPTER_FILE = "adapter_model.safetensors"
 
@@ -49,7 +48,7 @@ def begun(engine: Engine, directory: Path) -> NewFolder:
 
 
 def save_weights(engine: Engine, directory: Path, max_shard_bytes: int) -> None:
-    """Write the model's tensors; see `Pipeline.save_pretrained`.
+    """Write the tensors of model and loss; see `Pipeline.save_pretrained`.
 
     Files are moved into an existing directory with the index last, so that it never looks complete
     before it is.
@@ -58,7 +57,10 @@ def save_weights(engine: Engine, directory: Path, max_shard_bytes: int) -> None:
     if max_shard_bytes < 1:
         raise BadInput(f"max_shard_bytes is {max_shard_bytes}; it must be >= 1")
     folder = begun(engine, directory)
-    own = split(saved_tensors(engine), max_shard_bytes)
+    owned = engine.held.owned_tensors()
+    own = split(saved_tensors(engine, owned), max_shard_bytes)
+    of_loss = {n: t for n, t in owned.items() if n in engine.graph.program.loss_state}
+    whole_loss = world.gather_tensors(of_loss)
     counts = world.all_gather(len(own))
     before, count = sum(counts[: world.rank]), sum(counts)
     names = [f"model-{before + n:05d}-of-{count:05d}.safetensors" for n in range(1, len(own) + 1)]
@@ -67,6 +69,8 @@ def save_weights(engine: Engine, directory: Path, max_shard_bytes: int) -> None:
 
     def write_own() -> None:
         with folder.refusing():
+            if whole_loss:
+                write_tensors(folder.partial / LOSS_FILE, whole_loss)
             for name, tensors in zip(names, own, strict=True):
                 write_tensors(folder.partial / name, tensors)
 
@@ -90,9 +94,9 @@ def finish(
     folder.complete_into(last=INDEX_FILE)
 
 
-def saved_tensors(engine: Engine) -> dict[str, torch.Tensor]:
-    """What this rank writes: the persistent tensors that it owns, tied ones once."""
-    graph, own = engine.graph, engine.held.owned_tensors()
+def saved_tensors(engine: Engine, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What this rank writes of its ``own``: the model's persistent tensors, tied ones once."""
+    graph = engine.graph
     names: dict[str, list[str]] = {}
     for name in graph.model.state_dict():
         names.setdefault(graph.tied_names.get(name, name), []).append(name)
@@ -105,13 +109,19 @@ def main_name(model: nn.Module, names: Sequence[str]) -> str:
     return next((n for n in names if not any(re.search(t, n) for t in tied)), names[0])
 
 
-def whole_state_dict(engine: Engine) -> dict[str, torch.Tensor]:
-    """All weights and buffers by all their names, on rank 0; see `Pipeline.model_state_dict`."""
+def whole_state_dict(engine: Engine) -> dict[str, Any]:
+    """What ``state_dict`` of model and loss gives, on rank 0; see `Pipeline.model_state_dict`."""
+    program, tied = engine.graph.program, engine.graph.tied_names
     own = engine.held.owned_tensors()
     copies = {name: t.detach().to("cpu", copy=True) for name, t in own.items()}
-    whole = engine.world.gather_tensors(copies)
-    tied = {other: whole[name] for other, name in engine.graph.tied_names.items() if whole}
-    return whole | tied
+    whole: dict[str, Any] = {**engine.world.gather_tensors(copies)}
+    for extra in engine.world.all_gather(extra_states(engine)):
+        whole |= extra
+    if engine.world.rank:
+        return {}
+    roots = {root: program.module(root).state_dict() for root in program.root_names}
+    names = [f"{root}.{name}".removeprefix(".") for root, held in roots.items() for name in held]
+    return {name: whole[tied.get(name, name)] for name in names if tied.get(name, name) in whole}
 
 
 def split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, torch.Tensor]]:

@@ -1,7 +1,8 @@
 """Evaluation and prediction with a pipeline that is being trained."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,8 +23,6 @@ from penstock.runtime.stages.runner import ModuleRunner
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation
 from penstock.torch_internals import holder_of
-
-__all__ = ["Inference", "PredictionView", "RankOutputs", "predict"]
 
 
 def share_tensors(programs: Mapping[int, StageProgram], engine: Engine) -> None:
@@ -59,7 +58,8 @@ class PredictionView:
         self.boundaries: tuple[tuple[BoundaryTensors, ...], ...] = ((),) * len(graph.kinds)
         self._graph = graph
         try:
-            self._graph = graph.without_loss()
+            first, *others = (kind.in_evaluation or kind for kind in graph.kinds)
+            self._graph = replace(first, others=tuple(others)).without_loss()
             self.boundaries = tuple(boundaries_of(kind, plan) for kind in self._graph.kinds)
         except BadInput as problem:
             self.problem = str(problem)
@@ -84,11 +84,30 @@ class Inference:
         self._stages = dict[int, RankStages[ModuleRunner]]()
         self._outputs = RankOutputs()
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within, batches take the path of evaluation; tensors that are kept can be trained on."""
+        self._engine.trains = False
+        try:
+            with torch.inference_mode(False):
+                yield
+        finally:
+            self._engine.graph.set_training(True)
+            self._engine.trains = True
+            self._engine.take(self._engine.kind)
+
     @doing("evaluates", acts=True)
     def evaluate(self, batch: Batch) -> Evaluation:
         """Mean loss and metrics on one batch."""
-        (leaves,) = self._reading.of_step([batch])
-        totals = self._engine.run(leaves, training=False)
+        engine = self._engine
+        with self.evaluating():
+            (leaves,) = self._reading.of_step([batch])
+            if engine.graph.wants == "outputs":
+                raise BadInput(
+                    f"{engine.graph.name} has no loss in evaluation mode, so there is none to "
+                    f"evaluate; call predict(), or let it (or the loss function) give one there"
+                )
+            totals = engine.run(leaves, training=False)
         return Evaluation(
             totals.loss,
             leaves[0].shape[0],
@@ -103,13 +122,14 @@ class Inference:
         engine, graph = self._engine, self._view.graph
         if isinstance(batch, BatchPart):
             raise BadInput(WHOLE.format("predict()"))
-        engine.take_kind([batch], graph)
-        graph = graph.kinds[engine.kind]
-        leaves = graph.known_leaves(batch)
-        if engine.kind not in self._stages:
-            self._stages[engine.kind] = self._without_loss(graph)
-        stages = self._stages[engine.kind]
-        return predict(engine, graph, stages, self._outputs, leaves, everywhere=everywhere)
+        with self.evaluating():
+            engine.take_kind([batch], graph)
+            graph = graph.kinds[engine.kind]
+            leaves = graph.known_leaves(batch)
+            if engine.kind not in self._stages:
+                self._stages[engine.kind] = self._without_loss(graph)
+            stages = self._stages[engine.kind]
+            return predict(engine, graph, stages, self._outputs, leaves, everywhere=everywhere)
 
     def _without_loss(self, graph: LayerGraph) -> RankStages[ModuleRunner]:
         """The stages of a graph without its loss."""

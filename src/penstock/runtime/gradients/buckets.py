@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from operator import attrgetter
+from dataclasses import dataclass, field
+from operator import attrgetter, eq
 from typing import Protocol
 
 import torch
@@ -17,18 +17,27 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import Clock
 from penstock.runtime.processes.world import Groups, World, await_work
+from penstock.torch_internals import write_count
 
-__all__ = [
-    "GradientBucket",
-    "GradientBuckets",
-    "GradientSum",
-    "holders_of_parameters",
-    "make_bucket",
-    "make_groups",
-    "owners_of_parameters",
-    "place_gradients",
-    "stages_of_parameters",
-]
+UNCOUNTED = set[torch.Tensor]()
+"""Parameters whose gradients count no writes for now."""
+
+
+@contextmanager
+def uncounted(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Within, what is added to gradients counts no writes: see `GradientBucket`."""
+    own = [(parameter, parameter.grad) for parameter in parameters]
+    UNCOUNTED.update(parameter for parameter, _ in own)
+    for parameter, gradient in own:
+        if gradient is not None:
+            parameter.grad = gradient.data
+    try:
+        yield
+    finally:
+        UNCOUNTED.clear()
+        for parameter, gradient in own:
+            if gradient is not None:
+                parameter.grad = gradient
 
 
 class GradientSum(Protocol):
@@ -64,15 +73,22 @@ class GradientBucket:
     gradients that arrive in an iteration, one for each stage of this rank that uses a parameter;
     ``missing`` of them have not arrived yet. ``owner`` is the holder that counts the gradients in
     norms. With sharded optimizer state only the owner gets the sums, and ``values`` holds the
-    parameters' values. ``sum`` adds ``flat`` over the holders if there are several. ``stage`` is
+    parameters' values. ``sum`` adds ``summed`` over the holders if there are several. ``stage`` is
     the first stage of this rank that uses the parameters.
+
+    A gradient to which nothing was added is none, as in torch: an optimizer leaves its parameter as
+    it is, where one of zeros would decay it. ``summed`` is ``flat`` followed by ``arrived``: for
+    each parameter, on how many holders a gradient has arrived. ``views`` are the gradients. Each
+    counts the writes to it apart from ``flat``, and had been written ``writes`` times at the start.
+    ``idle`` are the numbers of those that were not written since. ``divided``: the parameters are
+    rows of some that other ranks hold the rest of.
     """
 
     holders: tuple[int, ...]
     stages: tuple[int, ...]
     owner: int
     parameters: list[nn.Parameter]
-    flat: torch.Tensor
+    summed: torch.Tensor
     stage: int
     values: torch.Tensor | None = None
     expected: int = 0
@@ -80,6 +96,39 @@ class GradientBucket:
     sum: GradientSum | None = None
     started_s: float = 0.0
     narrowed: bool = False
+    divided: bool = False
+    flat: torch.Tensor = field(init=False)
+    arrived: torch.Tensor = field(init=False)
+    views: list[torch.Tensor] = field(init=False)
+    writes: list[int] = field(init=False)
+    idle: list[int] = field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        place_gradients(self, self.summed)
+
+    def restart(self) -> None:
+        """Give all parameters a gradient, to which nothing was added."""
+        self.narrowed = False
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is not view:
+                parameter.grad = view
+        self.writes = [*map(write_count, self.views)]
+
+    def count(self) -> None:
+        """Find the parameters without a gradient on this rank, before the holders add them up."""
+        unwritten = map(eq, map(write_count, self.views), self.writes)
+        self.idle = [number for number, idle in enumerate(unwritten) if idle]
+        self.arrived.fill_(1.0)
+        for number in self.idle:
+            self.arrived[number] = 0.0
+
+    def drop_idle(self) -> None:
+        """Leave parameters without a gradient that have none on any holder."""
+        if self.idle:  # otherwise a device would be waited for
+            found = self.arrived.tolist()
+            for number in self.idle:
+                if not found[number]:
+                    self.parameters[number].grad = None
 
     def narrow(self) -> None:
         """Give a step gradients of the parameters' type, in a part of the memory of wider ones."""
@@ -90,6 +139,21 @@ class GradientBucket:
             for parameter, view in views_of(found, self.parameters):
                 if parameter.grad is not None:
                     parameter.grad = view
+
+    def take_rebound(self) -> None:
+        """Take values that the user's loop has put elsewhere, by ``p.data = x``, into ``values``.
+
+        On every holder, before its owner sends them.
+        """
+        assert self.values is not None
+        first = self.values.data_ptr()
+        own = range(first, first + self.values.nbytes)
+        if all(p.data_ptr() in own or not p.numel() for p in self.parameters):
+            return
+        for parameter, view in views_of(self.values, self.parameters):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter.detach())
+                parameter.data = view
 
     @property
     def gradients(self) -> torch.Tensor:
@@ -133,18 +197,18 @@ def make_bucket(
     stage: int,
 ) -> GradientBucket:
     """A bucket with new memory for its gradients."""
-    total = sum(parameter.numel() for parameter in parameters)
-    flat = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
-    bucket = GradientBucket(holders, stages, owner, parameters, flat, stage)
-    place_gradients(bucket, flat)
-    return bucket
+    total = sum(parameter.numel() for parameter in parameters) + len(parameters)
+    summed = torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device)
+    return GradientBucket(holders, stages, owner, parameters, summed, stage)
 
 
-def place_gradients(bucket: GradientBucket, flat: torch.Tensor) -> None:
-    """Make ``flat`` the bucket's memory, and the gradients of its parameters views into it."""
-    bucket.flat = flat
-    for parameter, view in views_of(bucket.gradients, bucket.parameters):
-        parameter.grad = view
+def place_gradients(bucket: GradientBucket, summed: torch.Tensor) -> None:
+    """Make ``summed`` the bucket's memory, and the gradients of its parameters parts of it."""
+    bucket.summed, own = summed, bucket.parameters
+    bucket.flat, bucket.arrived = summed[: -len(own)], summed[-len(own) :]
+    # As `data`, each has a count of writes of its own.
+    bucket.views = [view.data for _, view in views_of(bucket.flat, own)]
+    bucket.restart()
 
 
 def flat_values(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
@@ -272,6 +336,7 @@ class GradientBuckets:
         size_of: Callable[[nn.Parameter], float] = attrgetter("nbytes"),
     ) -> None:
         self.not_counted: frozenset[torch.Tensor] = frozenset()
+        self._sharing: dist.ProcessGroup | None = None
         self._world = world
         self._groups = groups
         self._clock = clock
@@ -299,6 +364,12 @@ class GradientBuckets:
         self._launched = 0
         self.starts_early = world.backend != "nccl"
 
+    def share(self, divided: Collection[torch.Tensor], group: dist.ProcessGroup) -> None:
+        """Say which parameters the ranks of a group divide: a gradient on one is one on all."""
+        self._sharing = group
+        for bucket in self.buckets:
+            bucket.divided = bucket.parameters[0] in divided
+
     def sum_in(self, dtype: torch.dtype) -> None:
         """Sum the gradients of narrower parameters in ``dtype``; before any are shared."""
         for bucket in self.buckets:
@@ -306,7 +377,7 @@ class GradientBuckets:
                 for parameter in bucket.parameters:
                     parameter.grad = None
                     parameter.grad_dtype = None  # of any type
-                place_gradients(bucket, bucket.flat.to(dtype))
+                place_gradients(bucket, bucket.summed.to(dtype))
 
     def zero(self, stage: int | None = None) -> None:
         """Start an iteration with all gradients zero, or those of one stage.
@@ -317,9 +388,7 @@ class GradientBuckets:
         for bucket in self.buckets:
             if stage is None or bucket.stage == stage:
                 bucket.flat.zero_()
-                if bucket.narrowed or any(p.grad is None for p in bucket.parameters):
-                    bucket.narrowed = False
-                    place_gradients(bucket, bucket.flat)
+                bucket.restart()
                 bucket.missing = bucket.expected
 
     @contextmanager
@@ -348,8 +417,11 @@ class GradientBuckets:
             bucket.missing -= sum(parameter in waiting for parameter in bucket.parameters)
         self._launch_complete()
 
-    def finish(self) -> None:
+    def finish(self, stage: int | None = None, *, sums: bool = True) -> None:
         """Start the remaining sums and wait for all. Gradients may be changed afterwards.
+
+        Parameters of ``stage``, or of all, to which no micro-batch has given a gradient have none
+        then; with ``sums``, if none has on any holder.
 
         Raises:
             BadInput: a forward has given a parameter another type, and its gradient other memory.
@@ -363,28 +435,53 @@ class GradientBuckets:
                         f"into {gradient.dtype}, as module.to(dtype) does, and its gradient would "
                         f"not count as others do; turn it before the pipeline is made"
                     )
-        for bucket in self.shared:
+        shared = self.shared if sums else ()
+        for bucket in shared:
             bucket.missing = 0
-        self._launch(len(self.shared))
-        for bucket in self.shared:
+        self._launch(len(shared))
+        for bucket in shared:
             if bucket.sum is not None:
                 bucket.sum.wait()
                 self._record(bucket)
-        for bucket in self.shared:
+        for bucket in shared:
             if bucket.sum is not None:
                 bucket.sum.settle()
+        ended = [b for b in self.buckets if stage is None or b.stage == stage]
+        for bucket in ended:
+            if not sums or bucket.sum is None:
+                bucket.count()
+        self._count_shares()
+        for bucket in ended:
+            if not sums or self._steps(bucket):
+                bucket.drop_idle()
+
+    def _count_shares(self) -> None:
+        """Add up where gradients have arrived over the ranks that divide their parameters."""
+        divided = [bucket for bucket in self.buckets if bucket.divided]
+        if divided:
+            found = torch.cat([bucket.arrived for bucket in divided])
+            work = dist.all_reduce(found, group=self._sharing, async_op=True)
+            assert work is not None  # because of async_op
+            await_work(work, self._world, "which gradients have arrived")
+            sizes = [len(bucket.arrived) for bucket in divided]
+            for bucket, own in zip(divided, found.split(sizes), strict=True):
+                bucket.arrived.copy_(own)
+
+    def _steps(self, bucket: GradientBucket) -> bool:
+        """Whether this rank has the bucket's sum, and steps its parameters."""
+        return bucket.values is None or bucket.owner == self._world.rank
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients whose sums this rank has."""
         if factor != 1.0:
             for bucket in self.buckets:
-                if bucket.values is None or bucket.owner == self._world.rank:
+                if self._steps(bucket):
                     bucket.flat.mul_(factor)
 
     def narrow(self) -> None:
         """Give the gradients that this rank steps the parameters' type, until they are zeroed."""
         for bucket in self.buckets:
-            if bucket.values is None or bucket.owner == self._world.rank:
+            if self._steps(bucket):
                 bucket.narrow()
 
     def square_sum(self, *, summed: bool = True) -> torch.Tensor | float:
@@ -399,6 +496,7 @@ class GradientBuckets:
         handed: list[tuple[GradientBucket, dist.Work]] = []
         for bucket in self.shared:
             if bucket.values is not None:
+                bucket.take_rebound()
                 bucket.started_s = self._clock.now()
                 group = self._groups[bucket.holders]
                 work = dist.broadcast(bucket.values, bucket.owner, group=group, async_op=True)
@@ -424,6 +522,7 @@ class GradientBuckets:
             self._launched += 1
             bucket.started_s = self._clock.now()
             if bucket.sum is not None:
+                bucket.count()
                 bucket.sum.start()
 
     def _record(self, bucket: GradientBucket) -> None:
@@ -444,11 +543,11 @@ class GroupSum:
     def start(self) -> None:
         bucket, group = self._bucket, self._groups[self._bucket.holders]
         # Gloo cannot reduce CUDA tensors to one rank, so all ranks get the sum.
-        to_all = bucket.flat.is_cuda and self._world.backend == "gloo"
+        to_all = bucket.summed.is_cuda and self._world.backend == "gloo"
         if bucket.values is None or to_all:
-            self._work = dist.all_reduce(bucket.flat, group=group, async_op=True)
+            self._work = dist.all_reduce(bucket.summed, group=group, async_op=True)
         else:
-            self._work = dist.reduce(bucket.flat, bucket.owner, group=group, async_op=True)
+            self._work = dist.reduce(bucket.summed, bucket.owner, group=group, async_op=True)
 
     def wait(self) -> None:
         if self._work is not None:

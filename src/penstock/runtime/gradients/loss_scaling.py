@@ -17,8 +17,6 @@ from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.processes.world import World
 
-__all__ = ["LossScaler", "LossScaling", "check_parameter_types", "loss_scaling_for"]
-
 
 @dataclass(frozen=True, slots=True)
 class LossScaling:

@@ -10,8 +10,6 @@ from penstock.runtime.processes.heartbeat import BEAT_S, HEARTBEAT
 from penstock.runtime.processes.world import World, connection_is_lost
 from penstock.torch_internals import default_store
 
-__all__ = ["Failures"]
-
 INSTANCES = count()
 """Numbers pipelines, which every rank creates in the same order."""
 
@@ -63,11 +61,7 @@ class Failures:
             text = note or str(failure).partition("\n")[0] or type(failure).__name__
             who = f"rank {self._rank}"
             self.first = text if who in text or note else f"{who}: {text}"
-            # There may be a note already. Or the process with the store has ended, and nobody can
-            # read one.
-            with suppress(RuntimeError):
-                if self._store is not None:
-                    self._store.compare_set(self._key, "", self.first)
+            self._leave_note(self.first)
             self._abort()
             if note or isinstance(failure, PeerFailed):
                 raise RunFailed(f"{who} stopped: {text}") from failure
@@ -75,6 +69,18 @@ class Failures:
         finally:
             # A wait that failed stays until here, because it explains the failure.
             HEARTBEAT.wait = None
+
+    def leave(self, failure: BaseException) -> None:
+        """Tell the other ranks, which may wait for this one, of an error in the user's loop."""
+        if not self.first:
+            line = str(failure).partition("\n")[0]
+            self._leave_note(f"rank {self._rank}: {line or type(failure).__name__}")
+
+    def _leave_note(self, text: str) -> None:
+        # There may be one already. Or the process with the store has ended, and nobody can read it.
+        with suppress(RuntimeError):
+            if self._store is not None:
+                self._store.compare_set(self._key, "", text)
 
     def _note(self) -> str:
         """The note of the rank that failed first; empty if it comes not in time."""

@@ -18,8 +18,6 @@ from typing import Any
 
 from penstock.errors import BadInput, shortened
 
-__all__ = ["IMPORTED_ONCE", "begin_fork_server", "ensure_fork_server", "environment"]
-
 IMPORTED_ONCE = ("penstock.runtime.processes.launch", "penstock.runtime.pipeline")
 """The modules that the server imports; they must start no threads and use no devices."""
 

@@ -21,22 +21,6 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from penstock.errors import RunFailed, Stalled
 
-__all__ = [
-    "BEAT_S",
-    "BUILT",
-    "EXCHANGE",
-    "HEARTBEAT",
-    "LIMIT_S",
-    "RARE_LIMIT_S",
-    "CurrentWait",
-    "Position",
-    "chain",
-    "circle",
-    "doing",
-    "link_is_cut",
-    "say_and_end",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 Item = TypeVar("Item")

@@ -53,8 +53,6 @@ from penstock.runtime.processes.fork_server import ensure_fork_server, environme
 from penstock.runtime.processes.heartbeat import HEARTBEAT, LIMIT_S
 from penstock.runtime.processes.store import met_at, serve_store
 
-__all__ = ["LINGER_S", "launch_workers", "long_slices_if_crowded", "threads_per_worker"]
-
 LOOPBACK = "127.0.0.1"
 
 LINGER_S = 1.0

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from penstock.errors import BadInput
 
-__all__ = ["OneOfSeveral", "as_torchrun", "first_host", "one_of_several", "tasks_of_nodes"]
-
 FIRST_PORT, PORTS = 20_000, 10_000
 """The ports that runs use. A run takes one by the number of its Slurm job, as torchrun has none."""
 

@@ -27,8 +27,6 @@ from torch.distributed.rendezvous import rendezvous
 from penstock.errors import BadInput, RunFailed, Stalled
 from penstock.runtime.processes.heartbeat import HEARTBEAT, RARE_LIMIT_S, CurrentWait
 
-__all__ = ["RunStore", "met_at", "name_of_start", "serve_store", "tell_start"]
-
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 """Between two looks at a store for a value that is not there yet."""
 

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,19 +32,7 @@ from penstock.runtime.processes.heartbeat import (
 )
 from penstock.runtime.processes.store import met_at
 from penstock.runtime.serialization import from_bytes, to_bytes
-from penstock.torch_internals import abort_group, default_store
-
-__all__ = [
-    "Groups",
-    "World",
-    "as_bytes",
-    "await_work",
-    "check_environment",
-    "connection_is_lost",
-    "failure_of",
-    "has_timed_out",
-    "join_world",
-]
+from penstock.torch_internals import OWN_GROUP, abort_group, default_store
 
 T = TypeVar("T")
 
@@ -56,7 +44,7 @@ PADDED_BYTES = 1 << 20
 SLOWEST_BYTES_PER_S = 10e6
 """A large transfer may take as long as at this rate."""
 
-TO_FIRST = "the tensors that rank 0 gathers"
+GATHERED = "tensors that are gathered"
 
 SENT_AT_ONCE = 8
 """A rank sends this many tensors ahead, since waiting for each would cost a round trip."""
@@ -228,43 +216,46 @@ class World:
         self.all_gather(None)
 
     def gather_tensors(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors of all ranks by name, on rank 0; empty on others.
+        """The tensors of all ranks by name, on rank 0; empty on others; see `spread`."""
+        found = dict(self.spread(tensors, everywhere=False))
+        return {} if self.rank else found
 
-        Tensors of other ranks arrive on the CPU of rank 0; its own are returned as they are. All
-        names must be different. Fails as `all_gather`.
+    def spread(
+        self, tensors: Mapping[str, torch.Tensor], *, everywhere: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of all ranks with their names, one by one, on every rank or on rank 0.
+
+        Those of other ranks arrive on the CPU; a rank's own are given as they are. All ranks must
+        call this and take all. All names must be different. Fails as `all_gather`.
         """
-        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        of_ranks = self.all_gather(shapes)
-        if self.rank:
-            self._send_tensors(list(tensors.values()))
-            return {}
-        found, under_way = dict(tensors), list[tuple[int, dist.Work | None]]()
-        size_bytes = 0
-        for rank, named in enumerate(of_ranks[1:], start=1):
-            for name, (shape, dtype) in named.items():
-                found[name] = torch.empty(shape, dtype=dtype)
-                if found[name].numel():
-                    size_bytes += found[name].nbytes
-                    work = dist.irecv(as_bytes(found[name]), group_src=rank, group=self.control)
-                    under_way.append((rank, work))
-        for rank, work in under_way:
-            what = f"{TO_FIRST} from rank {rank}"
-            await_work(work, self, what, "gloo", peer=rank, size_bytes=size_bytes)
-        return found
+        of_ranks = self.all_gather({name: (t.shape, t.dtype) for name, t in tensors.items()})
+        every = (row for named in of_ranks for row in named.values())
+        size_bytes = sum(shape.numel() * dtype.itemsize for shape, dtype in every)
+        sent: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
 
-    def _send_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Send tensors to rank 0, a few at a time, since CUDA tensors are copied to the CPU."""
-        under_way: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
-        # Other ranks may send as much at the same time.
-        size_bytes = self.size * sum(tensor.nbytes for tensor in tensors)
-        for tensor in (*tensors, *[None] * SENT_AT_ONCE):
-            if len(under_way) == SENT_AT_ONCE or (tensor is None and under_way):
-                work, _ = under_way.popleft()
-                await_work(work, self, TO_FIRST, "gloo", peer=0, size_bytes=size_bytes)
-            if tensor is not None and tensor.numel():
-                data = as_bytes(tensor.detach().cpu().contiguous())
-                work = dist.isend(data, group_dst=0, group=self.control)
-                under_way.append((work, data))
+        def finish_sent(left: int, peer: int) -> None:
+            while len(sent) > left:
+                work, _ = sent.popleft()
+                await_work(work, self, GATHERED, "gloo", peer=peer, size_bytes=size_bytes)
+
+        for source, named in enumerate(of_ranks):
+            own, group = source == self.rank, self.control
+            for name, (shape, dtype) in named.items():
+                if not (own or everywhere or self.rank == 0):
+                    break
+                found = tensors[name] if own else torch.empty(shape, dtype=dtype)
+                if found.numel() and self.size > 1 and (everywhere or source):
+                    data = as_bytes(found.detach().cpu().contiguous())
+                    if everywhere:
+                        work = dist.broadcast(data, group=group, group_src=source, async_op=True)
+                    elif own:
+                        work = dist.isend(data, group=group, group_dst=0)
+                    else:
+                        work = dist.irecv(data, group=group, group_src=source)
+                    sent.append((work, data))
+                    finish_sent(SENT_AT_ONCE if own else 0, 0 if own else source)
+                yield name, found
+        finish_sent(0, 0)
 
     def all_succeed(self, make: Callable[[], T], *refusals: type[Exception]) -> T:
         """The result of ``make`` on this rank; if it raises on one rank, all ranks raise.
@@ -311,7 +302,7 @@ class World:
         kind = backend or self.backend
         if kind == "gloo":
             limit = timedelta(seconds=self.timeout_s)
-            group = dist.new_group(list(ranks), backend=kind, timeout=limit)
+            group = dist.new_group(list(ranks), backend=kind, timeout=limit, group_desc=OWN_GROUP)
         else:
             group = new_nccl_group(ranks, self.device)
         if not isinstance(group, dist.ProcessGroup):
@@ -389,6 +380,7 @@ def new_nccl_group(ranks: Sequence[int], device: torch.device) -> object:
         backend="nccl",
         timeout=timedelta(seconds=RARE_LIMIT_S),
         pg_options=options,
+        group_desc=OWN_GROUP,
         device_id=device,
     )
 

@@ -18,8 +18,6 @@ from penstock.capture.torch_calls import BATCH_NORM_OPERATORS, TorchCalls
 from penstock.runtime.processes.world import Groups
 from penstock.torch_internals import BatchNorm
 
-__all__ = ["SynchronisedBatchNorm", "uses_batch_norm"]
-
 
 class SynchronisedBatchNorm(TorchCalls):
     """While active, batch normalisation in training uses statistics of all replicas.

@@ -15,6 +15,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import check_values, materialise, named_tensors
 from penstock.capture.stage.call import StageCall
 from penstock.capture.stage_program import Batch, Loss, StageProgram
+from penstock.capture.user_lines import line_with_source
 from penstock.errors import BadInput
 from penstock.plan.choices import choices_of
 from penstock.plan.plan import Plan, Stage
@@ -26,18 +27,6 @@ from penstock.runtime.stages.runner import ModuleRunner
 from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of
 from penstock.runtime.weights.safetensors_file import StoredTensor
 from penstock.words import numbered
-
-__all__ = [
-    "StageCalls",
-    "build_stages",
-    "check_alike",
-    "check_layers",
-    "check_plan_fits",
-    "graph_of",
-    "module_for",
-    "runner_of",
-    "stages_of",
-]
 
 
 def graph_of(
@@ -112,14 +101,38 @@ def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
             f"--nproc-per-node {needed} or plan again"
         )
     check_counts(plan, graph)
+    for kind in graph.kinds:
+        check_carried(plan, kind)
+
+
+def check_carried(plan: Plan, graph: LayerGraph) -> None:
+    """Raise `BadInput` if rows of a batch would go on from others than those of the last batch."""
+    replicas = max(stage.replicas for stage in plan.stages)
+    if plan.micro_batches == replicas == 1:
+        return
+    slices = f"{plan.micro_batches * replicas} slices of a batch"
+    for place, state in graph.recorded.carried.items():
+        moves = replicas > 1 and state.of_batch and place.kind == "attribute"
+        if state.has_rows or moves:
+            line = line_with_source(next(iter(state.reads.values())))
+            raise BadInput(
+                f"forward keeps '{place.name}' of one batch for the next, and reads it at {line}; "
+                f"with {slices}, it would be that of other samples: plan one micro-batch and one "
+                f"worker for each stage, or let forward begin without it"
+            )
+    for name, line in graph.recorded.moved.items():
+        raise BadInput(
+            f"forward moves '{name}' with every call, and the loss reads it at {line} together "
+            f"with numbers of the whole step; with {slices}, it has moved in between: plan one "
+            f"micro-batch and one worker for each stage, or move it between the steps"
+        )
 
 
 def check_counts(plan: Plan, graph: LayerGraph) -> None:
     """Raise `BadInput` if replicas would each count only their own samples in a buffer."""
     users = {use.name: use.layers for use in graph.parameter_uses}
-    for name, (place, event) in graph.recorded.counts.items():
+    for name, place in graph.recorded.counts.items():
         layers = users.get(graph.tied_names.get(name, name), range(len(graph.layer_names)))
-        layers = layers if event is None else (graph.cut.layer_of[event],)
         for number, stage in enumerate(plan.stages):
             if stage.replicas > 1 and set(stage.layers) & set(layers):
                 raise BadInput(

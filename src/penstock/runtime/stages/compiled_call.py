@@ -41,8 +41,6 @@ from penstock.runtime.program import places_of
 from penstock.runtime.stages.random_stream import replayed
 from penstock.torch_internals import COMPILED_CALL, checkpoint_here, compiler
 
-__all__ = ["CompiledCall", "StageCompiler"]
-
 DYNAMO = compiler()
 """Imported here, so that workers have it from the server that forks them: optimizers import it."""
 
@@ -58,6 +56,11 @@ Modules of one class share compiled code; a number such as that of the layer mak
 """
 
 
+def in_words(shapes: Sequence[torch.Size]) -> str:
+    """Shapes in words."""
+    return ", ".join(str(tuple(shape)) for shape in shapes)
+
+
 def check_compiler(device: torch.device) -> None:
     """Raise `BadInput` if torch has no C++ compiler to compile for the CPU."""
     if device.type != "cpu":
@@ -71,10 +74,15 @@ def check_compiler(device: torch.device) -> None:
         )
 
 
+PLAIN_RUNS = 8
+"""After so many forwards, none of them compiled, a run says why."""
+
+
 class CompiledCall(StageCall):
     """A stage that runs compiled on the shapes that it was compiled for, and directly on others.
 
-    A forward that will be recomputed also runs the compiled functions for training, and what it
+    The first stage warns once if none of its first `PLAIN_RUNS` is of these shapes. A forward that
+    will be recomputed also runs the compiled functions for training, and what it
     saves for the backward is dropped. So both forwards give the same bits.
     """
 
@@ -86,6 +94,7 @@ class CompiledCall(StageCall):
         self._plain = self._beside = ProgramCall(self._module)
         self._compiled: list[tuple[dict[str, Any], Callable[..., Any]]] = []
         self._shapes: list[torch.Size] = []
+        self._runs_left = PLAIN_RUNS if program.layers.start == 0 else 0
         self._grad_inputs = [i for i, spec in enumerate(program.received) if spec.requires_grad]
 
     def run(
@@ -97,7 +106,16 @@ class CompiledCall(StageCall):
         """Run the stage, without compilation if gradients are deferred or shapes are different."""
         known = [tensor.shape for tensor in (*leaves, *inputs)] == self._shapes
         if deferred is not None or not known:
+            self._runs_left -= not known
+            if not (known or self._runs_left):
+                warnings.warn(
+                    f"compile=True has compiled for tensors of {in_words(self._shapes)}, and no "
+                    f"batch had these shapes, so all run uncompiled; pad batches to one length, "
+                    f"that of the example, in the loader's collate function",
+                    stacklevel=2,
+                )
             return self._plain.run(leaves, inputs, deferred)
+        self._runs_left = 0
         if self._module.unchecked:
             self._check(leaves, inputs)
         # Whatever is different now (a mode, a number that the user has set) runs uncompiled.

@@ -39,12 +39,10 @@ from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage.whole_blocks import whole_blocks
 from penstock.capture.stage_program import StageProgram
 from penstock.plan.plan import Plan
-from penstock.runtime.gradients.buckets import make_groups, stages_of_parameters
+from penstock.runtime.gradients.buckets import UNCOUNTED, make_groups, stages_of_parameters
 from penstock.runtime.processes.world import World, await_work
 from penstock.runtime.stages.shards import Shards, copy_values
 from penstock.torch_internals import NoFunctionCalls, after_backward
-
-__all__ = ["ParameterShards", "divided_parameters", "gather_ahead"]
 
 # From torch 2.13 on these have other names.
 gather_into: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -114,6 +112,9 @@ class Unit:
         """Let the values come, which the next `gather` awaits."""
         if self.is_whole or self._coming is not None:
             return
+        for member in self.members:  # the user's loop may have put it elsewhere, by p.data = x
+            if member.parameter.data_ptr() != member.rows.data_ptr():
+                member.rows.copy_(member.parameter.detach())
         self._memory.untyped_storage().resize_(self._bytes)
         found = self._memory if len(self.members) == 1 else torch.empty_like(self._memory)
         work = gather_into(found, self._own, group=self._shards.group, async_op=True)
@@ -152,6 +153,7 @@ class Unit:
             self.free()
             return
         trained = [member for member in self.members if member.parameter.requires_grad]
+        came = [m.parameter.grad is not None and m.parameter not in UNCOUNTED for m in trained]
         given = [padded(m.parameter.grad, m.by_rank) for m in trained]
         self.free()
         if not given:
@@ -166,10 +168,12 @@ class Unit:
         group = self._shards.group
         work = reduce_into(found, joined.reshape(-1), group=group, async_op=True)
         self._await(work, found, "gradients")
-        for member, piece in zip(trained, found.split(widths), strict=True):
+        for member, piece, own in zip(trained, found.split(widths), came, strict=True):
             gradient = member.parameter.grad
             assert gradient is not None  # a view of a bucket
-            gradient.add_(piece[: gradient.numel()].view(gradient.shape))
+            # As `data`, other ranks' gradients do not count as one that has arrived here.
+            held = gradient if own else gradient.data
+            held.add_(piece[: gradient.numel()].view(gradient.shape))
 
     def free(self) -> None:
         """Leave the parameters this rank's rows, of values and gradients."""

@@ -20,9 +20,6 @@ from penstock.plan.plan import Stage
 from penstock.runtime.stages.parameter_shards import gather_ahead
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 
-__all__ = ["PartlyRecomputed", "RecomputeRun", "single_layers"]
-
-
 Watch: TypeAlias = Callable[[Literal["forward", "backward"], ModuleRunner, int, Tensors], None]
 """Is told what a part has made: sent tensors, or gradients of received ones and of parameters."""
 

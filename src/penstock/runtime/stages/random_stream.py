@@ -20,8 +20,6 @@ from penstock.capture.record.outside_state import (
 from penstock.device import seeded_generator_state
 from penstock.torch_internals import own_buffers
 
-__all__ = ["RandomStream", "replayed"]
-
 
 class RandomStream:
     """One rank's stream: the state of the generators of the CPU and of ``device``."""

@@ -14,18 +14,9 @@ from penstock.capture.record.outside_state import RandomState, random_state
 from penstock.capture.stage.call import ProgramCall, StageCall, entering
 from penstock.capture.stage.stage import RunContext
 from penstock.capture.stage_program import StageProgram, TensorSpec
+from penstock.runtime.gradients.buckets import uncounted
 from penstock.runtime.stages.random_stream import replayed
 from penstock.schedule.action import ActionKind
-
-__all__ = [
-    "LossTerm",
-    "ModuleRunner",
-    "StageInputs",
-    "StageRunner",
-    "Tensors",
-    "Work",
-    "row_of_zeros",
-]
 
 Tensors: TypeAlias = Sequence[torch.Tensor | None]
 """Boundary tensors or their gradients, in the stage's order; ``None`` is a gradient of zero."""
@@ -90,7 +81,8 @@ class Kept:
 
     ``roots[i]`` is the place in the graph where the gradient of sent tensor ``i`` enters (``None``:
     it has no gradient). The sent tensors themselves are not kept: autograd saves those it needs.
-    With ``borrowed`` the row belongs to another replica and does not count.
+    With ``borrowed`` the row belongs to another replica and does not count. ``idle`` are inputs
+    whose gradients are zeros that only keep replicas together: they have none.
     """
 
     inputs: list[torch.Tensor]
@@ -99,6 +91,7 @@ class Kept:
     before: RandomState | None = None
     deferred: DeferredGradients | None = None
     borrowed: bool = False
+    idle: Sequence[torch.Tensor] = ()
 
 
 class ModuleRunner:
@@ -134,6 +127,7 @@ class ModuleRunner:
         self.device = device
         self._autocast = autocast
         self._synchronised = synchronised
+        self._jointly = synchronised or self._call.gathers
         self._around_forward = around_forward
         self._around_last_backward = around_last_backward
         self._plain = autocast is None and around_forward is None
@@ -143,6 +137,8 @@ class ModuleRunner:
         self._trains = any(p.requires_grad for p in program.module.parameters())
         self._kept: dict[int, Kept] = {}
         self._work = StageInputs((), ())
+        self.failure: Exception | None = None
+        """What a forward of the latest evaluation has raised."""
 
     def has_work(self, kind: ActionKind) -> bool:
         """Whether actions of this kind have any effect in this stage.
@@ -172,6 +168,7 @@ class ModuleRunner:
         call = self._training_call
         self._call = call if work.training else call.in_evaluation
         self._kept.clear()
+        self.failure = None
         self._new_terms()
 
     def proceed(self, work: StageInputs) -> None:
@@ -219,6 +216,16 @@ class ModuleRunner:
         self._kept[micro_batch] = kept
         return sent
 
+    @property
+    def gathers(self) -> bool:
+        """Whether ranks gather parameters in a forward, for which each must take part."""
+        return self._call.gathers
+
+    def blank(self, micro_batch: int) -> Tensors:
+        """Zeros in the place of what a forward of this micro-batch sends."""
+        work = self._work
+        return row_of_zeros(self.program.sent, work.lengths, self.device, work.rows[micro_batch])
+
     def recompute(self, micro_batch: int) -> Tensors:
         """Run the forward again with the same random numbers and without updating buffers again."""
         kept = self._kept.get(micro_batch)
@@ -236,7 +243,9 @@ class ModuleRunner:
         if kept is None:
             self._finish_backward(micro_batch, [], [])
             return ()
-        self._finish_backward(micro_batch, *self._seeds(kept, gradients))
+        roots, seeds, around = self._seeds(micro_batch, kept, gradients)
+        with around:
+            self._finish_backward(micro_batch, roots, seeds)
         return self._input_gradients(kept)
 
     def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
@@ -244,9 +253,9 @@ class ModuleRunner:
         kept = self._kept.get(micro_batch)
         if kept is None:
             return ()
-        roots, seeds = self._seeds(kept, gradients)
+        roots, seeds, around = self._seeds(micro_batch, kept, gradients)
         deferred = kept.deferred
-        with self._module.in_backward(micro_batch):
+        with around, self._module.in_backward(micro_batch):
             if roots and deferred is not None and deferred.products:
                 entered = [kept.inputs[i] for i in self._grad_inputs]
                 deferred.first_half(roots, seeds, entered, self._call.others())
@@ -270,7 +279,7 @@ class ModuleRunner:
             for i in self._grad_inputs:
                 inputs[i] = entering(inputs[i])
         work = self._work
-        if recording and micro_batch in work.halved and not self._whole:
+        if recording and micro_batch in work.halved and not (self._whole or kept.borrowed):
             kept.deferred = DeferredGradients()
         again = kept.before is not None
         name = work.names[micro_batch] if work.names else (micro_batch,)
@@ -321,19 +330,31 @@ class ModuleRunner:
         return _Both(around, precision)
 
     def _seeds(
-        self, kept: Kept, gradients: Tensors
-    ) -> tuple[list[GradientEdge], list[torch.Tensor]]:
-        """The roots from which the backward starts, and their gradients."""
+        self, micro_batch: int, kept: Kept, gradients: Tensors
+    ) -> tuple[list[GradientEdge], list[torch.Tensor], AbstractContextManager[object]]:
+        """The roots from which the backward starts, their gradients, and what is around it."""
         roots: list[GradientEdge] = []
         seeds: list[torch.Tensor] = []
+        without: list[tuple[GradientEdge, TensorSpec]] = []
         if kept.borrowed:
             gradients = row_of_zeros(self.program.sent, self._work.lengths, self.device)
         given: Tensors = gradients if kept.seed is None else [*gradients, kept.seed]
-        for root, gradient in zip(kept.roots, given, strict=False):
+        for place, (root, gradient) in enumerate(zip(kept.roots, given, strict=False)):
             if root is not None and gradient is not None:
                 roots.append(root)
                 seeds.append(gradient)
-        return roots, seeds
+            elif root is not None and self._jointly:
+                without.append((root, self.program.sent[place]))
+        if not (without or kept.borrowed):
+            return roots, seeds, nullcontext()
+        reached = set[torch.Tensor]() if kept.borrowed else leaves_behind(roots)
+        # The other replicas wait for this one's part in what they do together.
+        for root, spec in without:
+            shape = spec.at(self._work.lengths).shape_for(self._work.rows[micro_batch])
+            roots.append(root)
+            seeds.append(torch.zeros(shape, dtype=spec.dtype, device=self.device))
+        kept.idle = [tensor for tensor in kept.inputs if tensor not in reached]
+        return roots, seeds, uncounted(p for p in self._module.parameters() if p not in reached)
 
     def _finish_backward(
         self, micro_batch: int, roots: list[GradientEdge], seeds: list[torch.Tensor]
@@ -351,14 +372,30 @@ class ModuleRunner:
 
     def _input_gradients(self, kept: Kept) -> Tensors:
         """The gradients of the received tensors; ``None`` for those without one."""
+        for tensor in kept.idle:
+            tensor.grad = None
         return [tensor.grad for tensor in kept.inputs]
 
 
+def leaves_behind(roots: Sequence[GradientEdge]) -> set[torch.Tensor]:
+    """The leaves to which a backward from ``roots`` gives gradients."""
+    nodes, found = [root.node for root in roots], set[torch.Tensor]()
+    seen = set(nodes)
+    for node in nodes:  # which grows
+        leaf: torch.Tensor | None = getattr(node, "variable", None)
+        if leaf is not None:
+            found.add(leaf)
+        more = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= more
+        nodes += more
+    return found
+
+
 def row_of_zeros(
-    specs: Sequence[TensorSpec], lengths: LengthsOf, device: torch.device
+    specs: Sequence[TensorSpec], lengths: LengthsOf, device: torch.device, rows: int = 1
 ) -> list[torch.Tensor]:
-    """What a stage receives or sends for one sample, all zero."""
-    shapes = [spec.at(lengths).shape_for(1) for spec in specs]
+    """What a stage receives or sends for so many samples, all zero."""
+    shapes = [spec.at(lengths).shape_for(rows) for spec in specs]
     return [
         torch.zeros(shape, dtype=spec.dtype, device=device)
         for spec, shape in zip(specs, shapes, strict=True)

@@ -7,8 +7,6 @@ import torch.distributed as dist
 
 from penstock.runtime.processes.world import World, await_work
 
-__all__ = ["Shards", "copy_values"]
-
 
 class Shards:
     """The shards that this rank holds; every rank of its group holds one of each divided tensor.

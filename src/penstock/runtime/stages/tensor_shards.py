@@ -50,8 +50,6 @@ from penstock.runtime.stages.batch_norm import uses_batch_norm
 from penstock.runtime.stages.shards import Shards, copy_values
 from penstock.torch_internals import forget_groups, pytree, write_count
 
-__all__ = ["TensorShards"]
-
 WHOLE = (Replicate(),)
 
 ATTENTION = functional.scaled_dot_product_attention

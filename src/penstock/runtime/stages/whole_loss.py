@@ -25,8 +25,6 @@ from penstock.runtime.stages.runner import (
     Tensors,
 )
 
-__all__ = ["EndOfPipeline", "MakeNetwork", "without_last_layer"]
-
 MakeNetwork: TypeAlias = Callable[[StageProgram], ModuleRunner]
 """Makes the runner of a stage's layers without the loss."""
 

@@ -25,8 +25,6 @@ from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_l
 from penstock.runtime.stages.runner import ModuleRunner, Tensors
 from penstock.runtime.steps.training import StepBegin, Training, Updated
 
-__all__ = ["MOST_IN_A_ROW", "after_bad_step"]
-
 Batches: TypeAlias = Sequence[Sequence[Leaf]]
 
 Found: TypeAlias = tuple[int, int, int, int, str]
@@ -48,7 +46,8 @@ def inspect_step(
     layers = LayersInspected(engine)
     stages = engine.world.all_succeed(layers.stages)
     after, engine.random.state = engine.random.state, begin.random
-    with kept_buffers(engine.held.changed_by_forward().values()):
+    buffers = kept_buffers(engine.held.changed_by_forward().values())
+    with engine.graph.untouched_state(), buffers:
         # Gradients of replicas are looked at before their sum.
         engine.run(*batches, stages=stages, sums=False, seed=seed, step=begin.step)
     engine.random.state = after

@@ -22,8 +22,6 @@ from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.settings import Update
 from penstock.words import counted
 
-__all__ = ["Meetings"]
-
 
 class Meetings:
     """Lets this rank's weights meet those of the other pipelines every ``every`` steps.
@@ -85,6 +83,12 @@ class Meetings:
             self._trained[name].copy_(self.last_met.get(name, mean))
         self.met = True
         engine.numbers.optimizer_s += time.perf_counter() - begun
+
+    @torch.no_grad()
+    def go_on_from_here(self) -> None:
+        """Let the weights be those of the last meeting: the user's loop has changed them."""
+        for name, last in self.last_met.items():
+            last.copy_(self._trained[name])
 
     def check_met(self, what: str) -> None:
         """Raise `BadInput` if the pipelines have other weights, and ``what`` needs one model's."""

@@ -28,28 +28,16 @@ from penstock.plan.ordering import updates_per_batch
 from penstock.runtime.engine import Engine
 from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
-from penstock.runtime.metrics import StepMetrics, Totals, clip_factor
+from penstock.runtime.metrics import LossPathChanged, StepMetrics, Totals, clip_factor
 from penstock.runtime.settings import MakeOptimizer, MakeSchedule, OnNonFinite
+from penstock.torch_internals import gradient_hooks
 from penstock.words import counted
 
 if TYPE_CHECKING:
     # These register at a seam here, which is to know nothing of them.
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
     from penstock.runtime.steps.meeting import Meetings
-
-__all__ = [
-    "StepBegin",
-    "Steps",
-    "StreamedSteps",
-    "Training",
-    "Updated",
-    "flushed_step",
-    "mean_factor",
-    "merged_states",
-    "metrics_of",
-    "stepped_together",
-    "timed_step",
-]
+    from penstock.runtime.verify.loss_check import LossCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +67,26 @@ def check_steps(stepped: Optimizer | LRScheduler, *given: float) -> None:
 
 
 def made_of(make: MakeOptimizer, parameters: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
-    """The optimizer of these parameters; ``make`` gets their names if its argument is ``named``."""
+    """The optimizer of these parameters; ``make`` gets their names if its argument is ``named``.
+
+    Raises:
+        BadInput: it takes gradients from the backward by hooks.
+    """
     try:
         takes_names = next(iter(signature(make).parameters), "") == "named"
     except ValueError:  # a function of C++ without a signature
         takes_names = False
-    return make(list(parameters) if takes_names else [parameter for _, parameter in parameters])
+    hooks = [len(gradient_hooks(parameter)[1] or ()) for _, parameter in parameters]
+    made = make(list(parameters) if takes_names else [parameter for _, parameter in parameters])
+    for before, (name, parameter) in zip(hooks, parameters, strict=True):
+        if len(gradient_hooks(parameter)[1] or ()) > before:
+            raise BadInput(
+                f"optimizer {type(made).__name__} takes the gradient of '{name}' from the backward "
+                f"by a hook, before those of all micro-batches and replicas are summed; use one "
+                f"that reads .grad in step(), such as AdamW (shard_optimizer=True divides its "
+                f"state)"
+            )
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ class Training:
     one after another. ``resting`` has states of parameters that were trained before. ``meetings``
     are those of pipelines side by side that train alone. A schedule that follows a metric follows
     the loss of every step, if ``by_loss``. ``averages`` are those of the weights by name, if any
-    are kept, and ``averaged``: the parameters have their values for now.
+    are kept, and ``averaged``: the parameters have their values for now. ``loss_check`` compares
+    the loss of the next step, if that is due.
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class Training:
     ) -> None:
         self.steps = self.left_out = 0
         self.by_loss = True
+        self.loss_check: LossCheck | None = None
         self.averages: dict[str, torch.Tensor] | None = None
         self.averaged = False
         self.meetings = meetings
@@ -355,6 +359,9 @@ def flushed_step(
 
     ``before_update`` is called when gradients are summed but neither divided nor used. It gets the
     totals and the factor on the loss.
+
+    Raises:
+        LossPathChanged: the loss took another path than recorded; everything is as before.
     """
     sizes = [leaves[0].shape[0] for leaves in batches]
     samples = sum(sizes)
@@ -364,10 +371,20 @@ def flushed_step(
     seed = training.seed(samples)
     engine.check_replicas(training.steps + 1)
     begin = StepBegin.of(engine, training.steps, copies=training.on_non_finite == "skip")
-    totals = engine.run(*batches, seed=seed, sums=not alone, step=training.steps)
+    check, put_back = training.loss_check, engine.graph.kept_state()
+    compares = check is not None and check.begin(samples)
+    try:
+        totals = engine.run(*batches, seed=seed, sums=not alone, step=training.steps)
+    except LossPathChanged:
+        put_back()
+        engine.random.state = begin.random
+        engine.graph.state.again, engine.graph.state.ends = None, {}
+        raise
+    if check is not None and compares:
+        check.compare(totals, samples, training.steps + 1)
     if before_update is not None:
         before_update(totals, seed)
-    with timed_step(engine), engine.without_idle_gradients():
+    with timed_step(engine):
         try:
             update = training.update(totals.of_pipeline(engine.pipeline), seed, engine.buckets)
         except LossNotFinite as failure:

@@ -4,8 +4,8 @@
 they cut rows out of a stage's results, and assemble the inputs of a stage from received rows.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_int16, c_int32, c_int64
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -17,8 +17,6 @@ from penstock.runtime.stages.runner import Tensors
 from penstock.runtime.transport.messages import Message, MessagePart, RankMessages
 from penstock.runtime.transport.transport import Inlet, Transport, position_code
 from penstock.schedule.action import Action
-
-__all__ = ["Channels", "PipelineChannels", "Places"]
 
 
 class Channels(Protocol):
@@ -65,7 +63,7 @@ class Arrival:
         self, message: Message, inlet: Inlet | None, stream: "PeerMessages | None"
     ) -> None:
         self.message, self.inlet, self.stream = message, inlet, stream
-        self.tensors: list[torch.Tensor] | None = None
+        self.tensors: list[torch.Tensor | None] | None = None
 
 
 @dataclass
@@ -127,15 +125,6 @@ class PipelineChannels:
         if self.transport is not None:
             self.transport.proceed(planned)
 
-    def discard(self, planned: Sequence[Message | Action]) -> None:
-        """Wait for the messages of ``planned``, all announced, that no action took; drop them."""
-        begun = Counter(m.sender for m in planned if isinstance(m, Message))
-        for peer, stream in self._streams.items():
-            for arrival in stream.arrivals[stream.taken : begun[peer]]:
-                assert arrival.inlet is not None
-                arrival.inlet.wait()
-                arrival.inlet.take()
-
     def receiver(self, action: Action) -> Callable[[], Tensors]:
         gather = self._gatherer(action)
         if self.transport is None:
@@ -191,6 +180,8 @@ class PipelineChannels:
             for part, tensor in zip(message.parts, self._take(arrival), strict=True):
                 place = slots[part.spec.name]
                 before = tensors[place]
+                if tensor is None:
+                    continue
                 if before is not None and place in borrowed:
                     # Another stage of this rank may use the same tensor, so copy before adding.
                     before = before.clone()
@@ -200,12 +191,11 @@ class PipelineChannels:
                 tensors[place] = joined(before, part, tensor, message.kind)
         return tensors
 
-    def _take(self, wanted: Arrival) -> list[torch.Tensor]:
+    def _take(self, wanted: Arrival) -> list[torch.Tensor | None]:
         """The tensors of a message; earlier messages of the same sender are stored for later."""
-        tensors = wanted.tensors
-        if tensors is not None:
+        if (kept := wanted.tensors) is not None:
             wanted.tensors = None
-            return tensors
+            return kept
         stream = wanted.stream
         assert stream is not None
         while True:
@@ -215,7 +205,9 @@ class PipelineChannels:
             assert inlet is not None
             inlet.wait()
             start = self._clock.now()
-            tensors = inlet.take()
+            given = inlet.take()
+            made = map(gradient_in, given) if message.kind == "B" else given
+            tensors: list[torch.Tensor | None] = [*made]
             self._clock.add(
                 "RECV",
                 message.receiver_stage,
@@ -237,7 +229,8 @@ class PipelineChannels:
             def hand_over(result: Tensors) -> None:
                 # Detached, so that each stage's backward ends at its own inputs.
                 arrival.tensors = [
-                    rows_of(result[place], part, memory).detach() for place, part in parts
+                    None if result[place] is None else rows_of(result[place], part, memory).detach()
+                    for place, part in parts
                 ]
 
             return hand_over
@@ -254,10 +247,29 @@ class PipelineChannels:
         return send
 
 
+INTEGERS = {2: c_int16, 4: c_int32, 8: c_int64, 16: c_int64}
+"""What a number of so many bytes is read as; of 16, their first 8."""
+
+
+def gradient_in(arrived: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that has arrived; ``None`` where the sender had none (see `rows_of`)."""
+    kind = INTEGERS.get(arrived.itemsize)
+    if kind is None or not arrived.is_cpu or not arrived.numel():
+        return arrived
+    return None if kind.from_address(arrived.data_ptr()).value == -1 else arrived
+
+
 def rows_of(tensor: torch.Tensor | None, part: MessagePart, memory: torch.device) -> torch.Tensor:
-    """The rows of ``part`` in the sender's tensor; zeros in ``memory`` if it has no gradient."""
+    """The rows of ``part`` in the sender's tensor; without one, a mark in ``memory``.
+
+    It is NaN with all bits set, which no operator makes. For a device, where the host would wait to
+    see it, it is zeros.
+    """
     if tensor is None:
-        return torch.zeros(part.shape, dtype=part.dtype, device=memory)
+        mark = torch.zeros(part.shape, dtype=part.dtype, device=memory)
+        if mark.is_cpu:
+            mark.view(-1).view(torch.uint8).fill_(255)
+        return mark
     if part.dim < 0 or tensor.shape[part.dim] == len(part.source_rows):
         return tensor
     return tensor.narrow(part.dim, part.source_rows.start, len(part.source_rows))

@@ -24,18 +24,6 @@ from penstock.schedule.message_order import in_planned_order, unit_times
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = [
-    "BoundaryTensors",
-    "Message",
-    "MessagePart",
-    "RankMessages",
-    "boundaries_of",
-    "messages_across",
-    "messages_between_actions",
-    "messages_by_rank",
-    "messages_of_rank",
-]
-
 
 @dataclass(frozen=True)
 class BoundaryTensors:

@@ -39,8 +39,6 @@ from penstock.runtime.transport.messages import Message, MessagePart
 from penstock.runtime.transport.transport import Inlet, position_code, position_words
 from penstock.schedule.action import Action
 
-__all__ = ["GroupTransport"]
-
 POSTED_BYTES = 64 << 20
 """Limit of receives posted ahead, in bytes."""
 

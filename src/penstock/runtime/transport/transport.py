@@ -15,16 +15,6 @@ from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message
 from penstock.schedule.action import Action
 
-__all__ = [
-    "Inlet",
-    "Transport",
-    "TransportChoice",
-    "announced",
-    "open_transport",
-    "position_code",
-    "position_words",
-]
-
 TransportChoice: TypeAlias = Literal["auto", "shared-memory", "process-groups", "in-process"]
 """What carries tensors between stages. in-process: one process holds all stages of the plan, for
 experiments and under a debugger."""

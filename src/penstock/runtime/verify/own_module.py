@@ -26,15 +26,22 @@ from torch.nn import functional
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.outside_state import kept_random_state, random_state
+from penstock.capture.record.model_state import place_of, value_at
+from penstock.capture.record.outside_state import (
+    generators_state,
+    kept_random_state,
+    random_state,
+    restore_generators,
+    same_generators,
+)
+from penstock.capture.record.recording import tensors_in
 from penstock.capture.restored import kept_attributes, kept_buffers
 from penstock.capture.torch_calls import TorchCalls, backward_seen
 from penstock.capture.user_lines import line_in_words, line_of_user
 from penstock.errors import BadInput
+from penstock.runtime.verify.cause import cause_of
 from penstock.runtime.verify.without_dropout import WithoutDropout
 from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, write_count
-
-__all__ = ["Reference", "Values", "in_double", "run_own_module"]
 
 DIVISIONS = frozenset(
     [
@@ -202,10 +209,11 @@ def backward_of(part: MeasuredLoss, rows: int, totals: Sequence[float], scale: f
 
 
 def changed_tensors(graph: LayerGraph, module: nn.Module) -> list[torch.Tensor]:
-    """What a forward of the user's module changes: buffers, and parameters that it writes to."""
+    """What a forward of the user's module changes: buffers, attributes, and some parameters."""
     names = names_of(module)
     written = (p for n, p in module.named_parameters() if names[n] in graph.written_parameters)
-    return [*module.buffers(), *written]
+    places = (place_of(graph.program, place) for _, place in graph.changed_attributes)
+    return [*module.buffers(), *written, *tensors_in([value_at(place) for place in places])]
 
 
 @dataclass(frozen=True)
@@ -242,12 +250,14 @@ def run_own_module(
     device: torch.device,
     autocast: torch.dtype | None,
     double: bool = False,
+    limit: float | None = None,
 ) -> Reference:
     """Run forward and backward of the user's module and loss, with ``values`` as its tensors.
 
     ``micro_batches`` are the rows of each micro-batch; one range runs the whole batch at once.
     Dropout is off. With ``double`` all numbers given are in float64. A module that draws other
-    random numbers is not compared.
+    random numbers is not compared. With a ``limit`` only the cause of a difference is looked for
+    (`cause_of`), which is the reference's name.
     """
     module = graph.own_module()
     placed = [leaf.to(device) for leaf in leaves]
@@ -278,14 +288,22 @@ def run_own_module(
             graph.model.train()
         held = around.enter_context(own_tensors(module, names, values, device, double=double))
         around.enter_context(torch.enable_grad())
-        before = random_state(device)
+        if limit is not None:
+            with off, torch.autocast(device.type, autocast, enabled=autocast is not None):
+                return Reference(cause_of(module, placed, micro_batches, limit))
+        before, of_python = random_state(device), generators_state()
         loss = run()
-        gradients, buffers = results(held, scale)
+        gradients = gradients_of(held, scale)
+        named = module.named_buffers(remove_duplicate=False)
+        buffers = {names[name]: t.detach().clone() for name, t in named if name in names}
         found = ""
         if not same_state(before, random_state(device)):
             with RandomCalls(device) as watch:
                 run()
             found = watch.found or "a call that torch's functions do not show"
+        elif not same_generators(of_python, generators_state()):
+            found = "those of Python's random or of NumPy"
+            restore_generators(of_python)
     types = tuple(seen.types | {gradient.dtype for gradient in gradients.values()})
     why = f"random operators, which are not dropout: {found}" if found else ""
     return Reference("", off.dropped, why, Values(loss, gradients, buffers), types)
@@ -389,17 +407,13 @@ def put_back(parameter: nn.Parameter, data: torch.Tensor, gradient: torch.Tensor
     parameter.grad = gradient
 
 
-def results(
-    held: Mapping[str, torch.Tensor], scale: float
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Gradients of the unscaled loss, and copies of the buffers."""
-    gradients = {
+def gradients_of(held: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+    """Gradients of the unscaled loss."""
+    return {
         name: tensor.grad.detach() / scale if scale != 1.0 else tensor.grad.detach()
         for name, tensor in held.items()
         if isinstance(tensor, nn.Parameter) and tensor.grad is not None
     }
-    buffers = {n: t.detach().clone() for n, t in held.items() if not isinstance(t, nn.Parameter)}
-    return gradients, buffers
 
 
 def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:

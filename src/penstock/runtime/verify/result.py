@@ -10,17 +10,6 @@ import torch
 from penstock.runtime.engine import Engine
 from penstock.runtime.verify.own_module import Values
 
-__all__ = [
-    "NOISE_SHARE",
-    "TOLERANCES",
-    "Difference",
-    "VerifyResult",
-    "compare",
-    "not_compared",
-    "pairs_of",
-    "tolerance_of",
-]
-
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference relative to the tensor's largest value, by the type of the computation.
 
@@ -56,6 +45,7 @@ class VerifyResult:
 
     ``reference`` names what the pipeline was compared with. ``skipped`` is the reason if nothing
     was compared. ``largest`` is the largest relative difference of the ``compared`` tensors.
+    ``cause`` says why they differ, if that was found, and what to do.
     """
 
     loss: float
@@ -66,6 +56,7 @@ class VerifyResult:
     difference: Difference | None
     reference: str = ""
     skipped: str = ""
+    cause: str = ""
 
     @property
     def equal(self) -> bool:
@@ -84,6 +75,7 @@ class VerifyResult:
         return (
             f"{d.kind}{where} is {d.value:.9g}, of {self.reference} {d.reference:.9g}: relative "
             f"difference {d.relative:.1e}, limit {self.tolerance:.0e}"
+            f"{'; ' * bool(self.cause)}{self.cause}"
         )
 
 

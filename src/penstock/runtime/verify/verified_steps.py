@@ -1,7 +1,7 @@
 """Compares training steps with the user's own module, before they change anything."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 
@@ -16,10 +16,11 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.settings import Verification
 from penstock.runtime.steps.training import Steps, Training, flushed_step
+from penstock.runtime.verify.loss_check import LossCheck
+from penstock.runtime.verify.step_state import StepState, begin_of
 from penstock.runtime.verify.verify import (
     Reference,
     VerifyResult,
-    buffers_of,
     compared,
     counter_warning,
     mixing_warning,
@@ -29,8 +30,6 @@ from penstock.runtime.verify.verify import (
     verify,
     verify_with,
 )
-
-__all__ = ["VerifiedSteps", "say"]
 
 Batches = Sequence[Sequence[Leaf]]
 WholeBatches = Sequence[Sequence[torch.Tensor]]
@@ -54,12 +53,20 @@ class VerifiedSteps:
     The step itself is compared, so the only cost is a run of the user's module. If that is not
     possible, because of dropout, because gradients are scaled, or not summed over pipelines that
     train alone, or because weights change without a flush, the batch runs through the pipeline a
-    second time, without dropout. ``result`` is the latest. ``say`` gets each line to print, on
+    second time, without dropout. The losses of some steps are compared (`LossCheck`) if it
+    ``checks_loss``. ``result`` is the latest. ``say`` gets each line to print, on
     rank 0.
     """
 
     def __init__(
-        self, engine: Engine, training: Training, steps: Steps, which: Verification, every: int
+        self,
+        engine: Engine,
+        training: Training,
+        steps: Steps,
+        which: Verification,
+        every: int,
+        *,
+        checks_loss: bool,
     ) -> None:
         self.result: VerifyResult | None = None
         self.say: Callable[[str], None] = say
@@ -68,6 +75,7 @@ class VerifiedSteps:
         self._warned = False
         self._compared = set[int]()
         """The kinds of batches of which a step was compared."""
+        self._loss_check = LossCheck(engine, lambda line: self.say(line)) if checks_loss else None
 
     def go_on_from(self, before: "VerifiedSteps") -> None:
         """Take over what was found and said before the ranks were connected anew."""
@@ -82,6 +90,14 @@ class VerifiedSteps:
         if self._first and may_be_first and kind not in self._compared:
             return True
         return bool(self._every) and (taken + 1) % self._every == 0
+
+    @property
+    def loss_check(self) -> LossCheck | None:
+        """What compares the loss of the next step alone, if that is due."""
+        check, step = self._loss_check, self._training.steps + 1
+        if check is None or not self._steps.flushes or self._training.meetings is not None:
+            return None
+        return None if self._engine.kind in check.seen and step & (step - 1) else check
 
     def stretches(self, batches: Iterable[Batch]) -> Iterator[tuple[bool, Iterator[Batch]]]:
         """Cut a stream before each batch that is compared; with whether a part begins with one.
@@ -111,7 +127,7 @@ class VerifiedSteps:
         if why:
             self._judge(not_compared(why))
             return steps.step(batches)
-        before = buffers_of(engine)
+        before = begin_of(engine)
 
         def inspect(totals: Totals, seed: float) -> None:
             again = partial(reference_of, engine, whole, before)
@@ -131,15 +147,16 @@ class VerifiedSteps:
         self._judge(not_compared(IN_PART) if whole is None else verify(self._engine, whole))
 
     def _without_dropout(
-        self, reference: Reference, before: Mapping[str, torch.Tensor], batches: WholeBatches
+        self, reference: Reference, before: StepState, batches: WholeBatches
     ) -> VerifyResult:
-        """Compare the same batches again, starting with buffers ``before``; new values are kept."""
+        """Compare the same batches again, starting with the state ``before``; the new is kept."""
         engine = self._engine
         named = engine.held.changed_by_forward()
-        with kept_buffers(named.values()):
+        with engine.graph.untouched_state(), kept_buffers(named.values()):
+            before.put_back()
             with torch.no_grad():
-                for name, buffer in named.items():
-                    buffer.copy_(before[name])
+                for name, buffer in engine.held.changed_by_forward().items():
+                    buffer.copy_(before.tensors[name])
             return verify_with(engine, reference, batches)
 
     def _warn(self, batches: Batches) -> None:
@@ -158,9 +175,10 @@ class VerifiedSteps:
             which, done = f"step {step}", "it was not taken"
             if step == 1:
                 which, done = "the first step", "nothing was trained"
+            report = "" if result.cause else "report it with the model, "
             raise RunFailed(
-                f"{which} is not that of your module, and {done}: {result}; report it with the "
-                f'model, or train all the same with verify = "off" (--no-verify)'
+                f"{which} is not that of your module, and {done}: {result}; {report}"
+                f'or train all the same with verify = "off" (--no-verify)'
             )
         if self._engine.world.rank == 0:
             self.say(f"step {step}: {result}")

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
+from typing import Any
 
 import torch
 
@@ -45,23 +46,9 @@ from penstock.runtime.verify.result import (
     pairs_of,
     tolerance_of,
 )
+from penstock.runtime.verify.step_state import StepState, begin_of, with_attributes
 from penstock.runtime.verify.without_dropout import WithoutDropout
 from penstock.words import size_text
-
-__all__ = [
-    "Difference",
-    "Reference",
-    "VerifyResult",
-    "buffers_of",
-    "compared",
-    "counter_warning",
-    "mixing_warning",
-    "not_compared",
-    "obstacle",
-    "reference_of",
-    "verify",
-    "verify_with",
-]
 
 WHOLE = "your module on the whole batch"
 IN_PARTS = "your module, micro-batch by micro-batch"
@@ -91,7 +78,7 @@ def verify_with(
     """Run batches through the pipeline, without dropout, and compare with the reference."""
     if reference.skipped:
         return not_compared(reference.skipped)
-    again = partial(reference_of, engine, batches, buffers_of(engine))
+    again = partial(reference_of, engine, batches, begin_of(engine))
     with untouched(engine):
         with WithoutDropout():
             totals = engine.run(*batches)
@@ -112,11 +99,6 @@ def untouched(engine: Engine) -> Iterator[None]:
         engine.random.state = random
 
 
-def buffers_of(engine: Engine) -> dict[str, torch.Tensor]:
-    """Copies of the buffers that this rank holds, and of all else that forward changes."""
-    return {n: t.detach().clone() for n, t in engine.held.changed_by_forward().items()}
-
-
 def obstacle(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> str:
     """Why the user's module cannot run on the batches, or empty; all ranks must call this."""
     return different_lengths(batches) or memory_for_reference(engine, batches)
@@ -125,25 +107,28 @@ def obstacle(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> str:
 def reference_of(
     engine: Engine,
     batches: Sequence[Sequence[torch.Tensor]],
-    before: Mapping[str, torch.Tensor] | None = None,
+    before: StepState | None = None,
     draw: int | None = None,
+    limit: float | None = None,
 ) -> Reference:
     """Run the user's module on rank 0 on the rows of all batches; all ranks must call this.
 
     It runs on the whole batch or, if samples affect one another or memory is too small for that,
-    on each micro-batch. ``before`` are values of this rank's buffers before they were updated. With
-    a ``draw`` it runs in float64, on `moved` numbers.
+    on each micro-batch. It begins with the state ``before``, or with that of now. With a ``draw``
+    it runs in float64, on `moved` numbers. With a ``limit`` it runs to find the cause of a
+    difference, which is the reference's name.
     """
     world, graph, held = engine.world, engine.graph, engine.held
     double = draw is not None
     why = memory_for_reference(engine, batches, double=True) if double else ""
     if why:
         return Reference(skipped=why)
+    before = before or begin_of(engine)
     whole = held.whole_tensors()
     others = {n: t for n, t in whole.items() if held.owns(n) and 0 not in held.holders[n]}
-    others.update({n: t for n, t in (before or {}).items() if n in others})
-    own = {**whole, **(before or {})} if world.rank == 0 else {}
-    values = {**world.gather_tensors(others), **own}
+    others.update({n: t for n, t in before.tensors.items() if n in others})
+    own = {**whole, **before.tensors} if world.rank == 0 else {}
+    values = {**own, **world.gather_tensors(others)}  # what is not this rank's may be stale here
     name = ""
     found: Reference | None = None
     if world.rank == 0:
@@ -151,20 +136,20 @@ def reference_of(
         reason = (
             graph.mixing or own_entries(graph.call.layout, batches) or (NO_ROOM if no_room else "")
         )
+        autocast = None if double else engine.autocast_dtype
         try:
             leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
             if draw is not None:
                 values = dict(zip(values, moved([*values.values()], draw), strict=True))
                 leaves = moved(leaves, draw)
-            run = partial(
-                run_own_module,
-                graph,
-                values,
-                leaves,
-                device=world.device,
-                autocast=None if double else engine.autocast_dtype,
-                double=double,
-            )
+            options: Any = {"device": world.device, "autocast": autocast, "double": double}
+
+            def run(rows: Sequence[range]) -> Reference:
+                with with_attributes(graph, before, world.device, double=double):
+                    return run_own_module(graph, values, leaves, rows, limit=limit, **options)
+
+            if limit is not None:
+                return world.broadcast(run(micro_batch_rows(engine, batches)), Reference)
             if not reason:
                 name = WHOLE
                 with suppress(torch.OutOfMemoryError):
@@ -255,10 +240,10 @@ def counter_warning(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> str:
     count, counters = len(micro_batch_rows(engine, batches)), engine.graph.recorded.counters
     if not counters or count == 1:
         return ""
-    name = f"{counters[0].path}.{counters[0].key}".removeprefix(".")
     return (
-        f"warning: forward changes '{name}' with each of the {count} micro-batches of a step, and "
-        f"your module alone changes it once; count steps outside of forward if that matters"
+        f"warning: forward changes '{counters[0].name}' with each of the {count} micro-batches of "
+        f"a step, and your module alone changes it once; count steps outside of forward if that "
+        f"matters"
     )
 
 
@@ -266,12 +251,12 @@ def compared(
     engine: Engine,
     reference: Reference,
     totals: Totals,
-    again: Callable[[int], Reference],
+    again: Callable[..., Reference],
     seed: float = 1.0,
 ) -> VerifyResult:
     """Compare what the pipeline has just computed with the reference; all ranks must call this.
 
-    If they differ, ``again`` makes references for a `second_look`.
+    If they differ, ``again`` makes references for a `second_look`, and looks for the cause.
 
     Gradients are still sums over ``totals.weight`` terms, times ``seed``; buffers are updated.
     """
@@ -299,7 +284,10 @@ def compared(
         limit = tolerance_of(engine, reference.types)
         result = compare(engine, found, own, limit, reference.name)
     result = world.broadcast(result, VerifyResult, Difference)
-    return second_look(engine, result, found, own, again)
+    result = second_look(engine, result, found, own, again)
+    if result.difference is None:
+        return result
+    return replace(result, cause=again(None, result.tolerance).name)
 
 
 def memory_for_reference(

@@ -8,8 +8,6 @@ from torch.nn import functional
 
 from penstock.capture.torch_calls import TorchCalls
 
-__all__ = ["WithoutDropout"]
-
 
 class WithoutDropout(TorchCalls):
     """While active, dropout has no effect: random masks differ between different cuts of a batch.

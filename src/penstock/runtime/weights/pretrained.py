@@ -27,19 +27,10 @@ from penstock.capture.stage.stage_tensors import StageModule
 from penstock.errors import BadInput
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
 
-__all__ = [
-    "INDEX_FILE",
-    "SINGLE_FILE",
-    "Weights",
-    "check_architecture",
-    "is_adapted",
-    "read_stage",
-    "sources_of",
-    "tensors_in",
-]
-
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+LOSS_FILE = "loss.safetensors"
+"""The weights of a loss that is a module, beside those of the model, which load by themselves."""
 
 SHOWN = 3
 """The number of names that a message lists."""
@@ -98,6 +89,11 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
     for name, tensor in found.items():
         if name in held:
             check_tensor(directory, name, tensor, held[name])
+    of_loss = graph.program.loss_state if (directory / LOSS_FILE).is_file() else {}
+    for name, tensor in read_header(directory / LOSS_FILE).items() if of_loss else ():
+        if name in of_loss:
+            check_tensor(directory, name, tensor, of_loss[name])
+            sources[name] = tensor
     return sources
 
 

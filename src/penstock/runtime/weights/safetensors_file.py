@@ -18,8 +18,6 @@ from safetensors import SafetensorError, safe_open
 from penstock.device import pieces_on_host
 from penstock.errors import BadInput
 
-__all__ = ["StoredTensor", "read_header", "read_into", "write_tensors"]
-
 ALIGNMENT_BYTES = 8
 
 DTYPES = {

@@ -15,27 +15,6 @@ from penstock.schedule.shape import PipelineShape
 from penstock.schedule.warm_up import warm_up_depths
 from penstock.schedule.weight_rule import WeightRule
 
-__all__ = [
-    "PIPEDREAM",
-    "PIPEDREAM_2BW",
-    "PIPEDREAM_VERTICAL_SYNC",
-    "PIPEOPTIM",
-    "SPECTRAIN",
-    "SPECTRAIN_V2",
-    "VANILLA",
-    "XPIPE",
-    "asynchronous_depths",
-    "pipedream",
-    "pipedream_2bw",
-    "pipedream_vertical_sync",
-    "pipeoptim",
-    "prediction_leads",
-    "spectrain",
-    "spectrain_v2",
-    "vanilla",
-    "xpipe",
-]
-
 FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]
 
 

@@ -8,17 +8,6 @@ from penstock.schedule.fitting import checked_fit
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = [
-    "FBP_AS",
-    "ONE_F_ONE_B_AS",
-    "ONE_F_ONE_B_SNO",
-    "ONE_F_ONE_B_SO",
-    "fbp_as",
-    "one_f_one_b_as",
-    "one_f_one_b_sno",
-    "one_f_one_b_so",
-]
-
 
 def one_f_one_b_as(shape: PipelineShape) -> Schedule:
     """1F1B on accelerators that send while they compute (BaPipe, arXiv 2012.12544, 1F1B-AS).

@@ -8,8 +8,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_from_slots
 
-__all__ = ["CHIMERA", "chimera"]
-
 
 def chimera(shape: PipelineShape) -> Schedule:
     """1F1B in both directions at once, half of the micro-batches in each (Chimera, SC 2021, 3.1).

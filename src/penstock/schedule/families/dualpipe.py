@@ -12,8 +12,6 @@ from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["DUALPIPE", "dualpipe", "dualpipe_v", "order_of_steps"]
-
 F, B, I, W = (KIND_CODES[kind] for kind in ("F", "B", "I", "W"))  # noqa: E741
 
 

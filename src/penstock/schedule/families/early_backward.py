@@ -11,17 +11,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.warm_up import InFlight, most_in_flight, warm_up_depths
 
-__all__ = [
-    "EARLY_BACKWARD",
-    "GPIPE",
-    "ONE_F_ONE_B",
-    "deep_early_backward",
-    "early_backward",
-    "fewest_in_flight",
-    "gpipe",
-    "one_f_one_b",
-]
-
 FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]
 
 

@@ -13,8 +13,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_from_slots
 
-__all__ = ["HANAYO", "hanayo"]
-
 
 def hanayo(shape: PipelineShape) -> Schedule:
     """Wave-like 1F1B on a folded pipeline of any number of rounds (Hanayo, SC 2023, section 3).

@@ -14,16 +14,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_from_slots
 
-__all__ = [
-    "INTERLEAVED",
-    "Blocks",
-    "Numbers",
-    "breadth_first",
-    "even_blocks",
-    "interleaved",
-    "short_blocks",
-]
-
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 

@@ -28,8 +28,6 @@ from penstock.schedule.fitting import rounds_of
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["V_HALF", "V_MIN", "ZB_V", "v_half", "v_min", "zb_v"]
-
 PERIOD = 6
 """Slots of a building block: F, I and W of two stages."""
 

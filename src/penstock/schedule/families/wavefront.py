@@ -5,8 +5,6 @@ from penstock.schedule.family import Family
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["WAVEFRONT", "wavefront", "wavefront_depth"]
-
 
 def wavefront(shape: PipelineShape) -> Schedule:
     """Each stage's actions sorted by micro-batch plus position (SPP, INFOCOM 2022, procedure PE).

@@ -9,8 +9,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.warm_up import warm_up_depths
 
-__all__ = ["ZB_H1", "ZB_H2", "zb_h1", "zb_h2"]
-
 
 def zb_h1(shape: PipelineShape) -> Schedule:
     """1F1B's warm-up depth, with W in the gaps (Zero Bubble, ICLR 2024, ZB-H1).
@@ -47,8 +45,6 @@ def zb_h2(shape: PipelineShape) -> Schedule:
     ``2 p - 1`` micro-batches until their W. With ``F = I = W``, free transfers and ``M >= 2 p - 1``
     a stage idles for ``(p - 1) (F + I - 2 W)``, which is zero, between its first start and its last
     end. Stages start and end one after the other, so an iteration takes as long as with `zb_h1`.
-    But the next iteration can start while later stages still work, if no stage waits for all others
-    before its optimizer's step (the paper's post-validation).
 
     Raises:
         BadInput: a group does not hold one stage, or has no room for one micro-batch.

@@ -16,8 +16,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import ROUNDING, PipelineShape
 from penstock.schedule.timetable import schedule_of_groups
 
-__all__ = ["Pattern", "Rearrangement", "Slots", "schedule_of_pattern"]
-
 Slots: TypeAlias = npt.NDArray[np.int64]
 """Integers: slots of a pattern, or actions, ``(kind * stages + stage) * micro_batches + m``."""
 

@@ -10,8 +10,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.searched.list_search import quickest_order
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["ZERO_BUBBLE", "fitting_schedules", "within_micro_batches", "zero_bubble"]
-
 HANDCRAFTED = (
     "1f1b",
     "zb-h1",

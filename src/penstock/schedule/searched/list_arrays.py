@@ -16,8 +16,6 @@ from penstock.schedule.clock import transfers_s
 from penstock.schedule.fitting import check_room
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["ScheduleArrays", "Wishes", "arrays_of", "keys_of", "list_order", "quick_bound_s"]
-
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
 

@@ -7,8 +7,6 @@ from penstock.schedule.searched.automatic_zero_bubble import fitting_schedules, 
 from penstock.schedule.searched.list_search import quickest_order
 from penstock.schedule.shape import PipelineShape
 
-__all__ = ["LIST", "list_schedule"]
-
 HANDCRAFTED = (
     "1f1b",
     "early-backward",

@@ -40,8 +40,6 @@ from penstock.schedule.searched.list_arrays import (
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_of_groups
 
-__all__ = ["CHOICES", "SEEDS", "Draws", "Policy", "changed", "drawn", "quickest_order", "wishes_of"]
-
 T = TypeVar("T")
 
 

@@ -29,8 +29,6 @@ from penstock.runtime.transport.shared_memory.sums import share_sums
 from penstock.runtime.transport.transport import Inlet, position_words
 from penstock.schedule.action import Action
 
-__all__ = ["ASLEEP", "HEAD", "TAIL", "SharedMemoryTransport", "SlotRing", "pieces"]
-
 LEAST_SLOTS = 4
 HEAD, TAIL = 0, CACHE_LINE_BYTES // 8
 # Plain numbers: looking up a member of an enumeration takes as long as the memory access.

@@ -21,17 +21,6 @@ from penstock.errors import PeerFailed
 from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
 from penstock.runtime.processes.world import World
 
-__all__ = [
-    "CACHE_LINE_BYTES",
-    "RingSize",
-    "Segments",
-    "SharedSegment",
-    "Word",
-    "join_segments",
-    "open_memory",
-    "own_core",
-]
-
 HEADER_BYTES = 4096
 BANK_WORDS = 64
 CACHE_LINE_BYTES = 64

@@ -31,8 +31,6 @@ from penstock.runtime.transport.shared_memory.rings import (
 from penstock.runtime.transport.shared_memory.segments import Segments, SharedSegment
 from penstock.runtime.transport.transport import Inlet
 
-__all__ = ["StagedTransport"]
-
 LOOK_S = 1e-4
 """How often a thread looks for room in a ring, in seconds."""
 

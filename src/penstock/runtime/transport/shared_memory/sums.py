@@ -26,8 +26,6 @@ from penstock.runtime.transport.shared_memory.segments import (
     open_memory,
 )
 
-__all__ = ["SharedSum", "share_sums"]
-
 HANDED, SUMMED, COPIED = 0, 1, 2
 """Indexes of a holder's counters for a bucket.
 
@@ -100,7 +98,7 @@ class SharedSum:
 
     def close(self) -> None:
         """Move the gradients out of the shared memory, which can then be released."""
-        place_gradients(self._bucket, self._bucket.flat.clone())
+        place_gradients(self._bucket, self._bucket.summed.clone())
         self._bucket.sum = None
 
     def _say(self, word: int) -> None:
@@ -132,7 +130,7 @@ def share_sums(world: World, segments: Segments, buckets: Sequence[GradientBucke
     starts: dict[tuple[int, ...], list[int]] = {}
     for bucket in buckets:
         starts.setdefault(bucket.holders, []).append(size)
-        size += -(-(CACHE_LINE_BYTES + bucket.flat.nbytes) // PAGE_BYTES) * PAGE_BYTES
+        size += -(-(CACHE_LINE_BYTES + bucket.summed.nbytes) // PAGE_BYTES) * PAGE_BYTES
     memory = os.memfd_create("penstock gradients")
     try:
         os.ftruncate(memory, size)
@@ -162,8 +160,8 @@ def share_sums(world: World, segments: Segments, buckets: Sequence[GradientBucke
             flats.append(
                 torch.frombuffer(
                     opened[rank],
-                    dtype=bucket.flat.dtype,
-                    count=bucket.flat.numel(),
+                    dtype=bucket.summed.dtype,
+                    count=bucket.summed.numel(),
                     offset=gradients,
                 )
             )

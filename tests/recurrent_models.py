@@ -1,18 +1,13 @@
-"""A model whose code fixes its length, for the tests of buckets of lengths."""
+"""A model whose code runs from word to word, so that its calls depend on the length."""
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.lengths import Dynamic, Length
-from penstock.plan.plan import Plan, Stage
+from penstock.capture.lengths import Dynamic
 
 VOCABULARY, WIDTH = 13, 4
-BUCKETS = (3, 4, 6)
-IN_BUCKETS: Dynamic = {
-    "tokens": {1: Length("length", buckets=BUCKETS, pad=0)},
-    "labels": {1: Length("length", pad=-100)},
-}
+DYNAMIC: Dynamic = {"tokens": {1: "length"}, "labels": {1: "length"}}
 
 
 class Recurrent(nn.Module):
@@ -69,13 +64,3 @@ def batch_of(length: int, samples: int = 6, seed: int = 0) -> dict[str, torch.Te
     words = torch.randint(1, length + 1, (samples, 1), generator=source)
     tokens = tokens.masked_fill(torch.arange(length) >= words, 0)
     return {"tokens": tokens, "labels": tokens.masked_fill(tokens == 0, -100)}
-
-
-def plan_in_three(replicas: tuple[int, ...] = (1, 1, 1), schedule: str = "1f1b") -> Plan:
-    """The six layers (embedding, three blocks, head, loss) in three stages."""
-    cuts, stages, first = [0, 2, 4, 6], [], 0
-    for lo, hi, count in zip(cuts, cuts[1:], replicas, strict=False):
-        split = {1: (2,), 2: (1, 1)}[count]
-        stages.append(Stage(range(lo, hi), tuple(range(first, first + count)), split))
-        first += count
-    return Plan(tuple(stages), 3, 2, schedule)
