@@ -1,11 +1,17 @@
-"""Prints a line about what is waited for, if it takes longer than a few seconds."""
+"""Lines on standard error, and one about what is waited for if it takes a few seconds."""
 
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from threading import Timer
 
 PATIENCE_S = 3.0
 """Work that takes longer than this prints what it is."""
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from penstock.errors import (
     missing_for_training,
     shortened,
 )
+from penstock.waiting import say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,7 +58,7 @@ class Terminal:
     def note(self, text: str) -> None:
         """Print a note on standard error, unless it is empty."""
         if text and not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def show(self, values: Mapping[str, object], *parts: "RenderableType") -> None:
         """Print the result: ``values`` as JSON, or ``parts`` for people."""
@@ -137,7 +138,7 @@ def print_error(error: BaseException) -> int:
     prefix = "penstock: " if code == INTERRUPTED else "penstock: error: "
     longest = getattr(error, "longest", LONGEST_LINE)
     text = shortened(printable(message), longest - len(prefix))
-    print(f"{prefix}{text}", file=sys.stderr, flush=True)
+    say(f"{prefix}{text}")
     return code
 
 

@@ -12,7 +12,6 @@ import platform
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -82,7 +81,7 @@ from penstock.runtime.processes.world import World, check_environment, join_worl
 from penstock.runtime.trackers import check_trackers
 from penstock.simulate.by_length import LengthPrediction
 from penstock.simulate.simulation import Prediction
-from penstock.waiting import notice_if_long
+from penstock.waiting import notice_if_long, say
 from penstock.words import counted, seconds_text
 
 T = TypeVar("T")
@@ -244,11 +243,6 @@ def by_first(world: World, act: Callable[[], T]) -> T | None:
         raise
     world.broadcast(0)
     return result
-
-
-def say(text: str) -> None:
-    """Print a line on standard error."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def ignore(text: str) -> None:

@@ -15,10 +15,15 @@ from math import inf
 from typing import TypeAlias
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import all_reduce_s
+from penstock.cluster.collectives import all_reduce_s, message_resources
 
 LinkPart: TypeAlias = tuple[str, int, int]
 """What one transfer at a time occupies: its kind, and the device or host that it belongs to."""
+
+PORTS = "port out", "port in"
+
+BOTH_WAYS = {"receive": "send", "port in": "port out"}
+"""What serves the other direction, too, where both take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class LinkTransfer:
     target: int
     seconds: float
     bytes: float
-    parts: tuple[LinkPart, ...]
+    parts: frozenset[LinkPart]
     label: tuple[int, int, int]
     members: tuple[int, ...] = ()
     key: str = ""
@@ -122,9 +127,8 @@ def message_between(
     if size_bytes > 0:
         sent_s = size_bytes / cluster.bandwidth(source, target)
         seconds = (tensors * cluster.latency(source, target) + sent_s) * time_scale
-    return LinkTransfer(
-        source, target, seconds, size_bytes, parts_of(cluster, source, target), label
-    )
+    used = frozenset(parts_of(cluster, source, target))
+    return LinkTransfer(source, target, seconds, size_bytes, used, label)
 
 
 def sum_among(
@@ -136,47 +140,25 @@ def sum_among(
     time_scale: float,
 ) -> LinkTransfer:
     """The sum of a gradient bucket over its holders."""
-    hosts = cluster.host_index
-    parts = [part for d in members for part in (send_engine(d), receive_engine(cluster, d))]
-    for source, target in permutations(members, 2):
-        if cluster.uses_port(source, target):
-            parts += [outgoing_port(hosts[source]), incoming_port(cluster, hosts[target])]
+    used = {part for ends in permutations(members, 2) for part in engines_and_ports(cluster, *ends)}
     seconds = all_reduce_s(cluster, tuple(members), size_bytes) * time_scale
     label = stage, stage, -1
-    used = tuple(dict.fromkeys(parts))
-    return LinkTransfer(-1, -1, seconds, size_bytes, used, label, tuple(members), key)
+    return LinkTransfer(-1, -1, seconds, size_bytes, frozenset(used), label, tuple(members), key)
 
 
-def parts_of(cluster: Cluster, source: int, target: int) -> tuple[LinkPart, ...]:
+def parts_of(cluster: Cluster, source: int, target: int) -> Iterator[LinkPart]:
     """What a message between two devices occupies."""
     hosts = cluster.host_index
     host = cluster.hosts[hosts[source]]
     if hosts[source] == hosts[target] and host.separate_links:
-        ends = sorted((source, target)) if host.half_duplex else (source, target)
-        return (("link", ends[0], ends[1]),)
-    engines = send_engine(source), receive_engine(cluster, target)
-    if not cluster.uses_port(source, target):
-        return engines
-    ports = outgoing_port(hosts[source]), incoming_port(cluster, hosts[target])
-    return tuple(dict.fromkeys((*engines, *ports)))
+        yield ("link", *(sorted((source, target)) if host.half_duplex else (source, target)))
+    else:
+        yield from engines_and_ports(cluster, source, target)
 
 
-def send_engine(device: int) -> LinkPart:
-    """What sends a device's messages."""
-    return ("send", device, -1)
-
-
-def receive_engine(cluster: Cluster, device: int) -> LinkPart:
-    """What receives a device's messages: the same engine where both directions take turns."""
-    half = cluster.hosts[cluster.host_index[device]].half_duplex
-    return ("send" if half else "receive", device, -1)
-
-
-def outgoing_port(host: int) -> LinkPart:
-    """The port of a host for what it sends."""
-    return ("out", host, -1)
-
-
-def incoming_port(cluster: Cluster, host: int) -> LinkPart:
-    """The port of a host for what it receives."""
-    return ("out" if cluster.hosts[host].half_duplex else "in", host, -1)
+def engines_and_ports(cluster: Cluster, source: int, target: int) -> Iterator[LinkPart]:
+    """Engines and ports; one serves both directions where these take turns."""
+    for kind, number in message_resources(cluster, source, target):
+        host = number if kind in PORTS else cluster.host_index[number]
+        half_duplex = cluster.hosts[host].half_duplex
+        yield (BOTH_WAYS.get(kind, kind) if half_duplex else kind, number, -1)

@@ -1,7 +1,6 @@
 """Callbacks that show a training on Weights & Biases or MLflow."""
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from penstock.errors import BadInput, shortened
 from penstock.runtime.callbacks import Callback, Closing, Event
 from penstock.runtime.metrics import StepMetrics, evaluation_row, numbers_in, step_row
 from penstock.runtime.user_metrics import Evaluation
+from penstock.waiting import say
 
 LONGEST_CAUSE = 200
 """The most characters of a library's error in a message."""
@@ -68,11 +68,6 @@ def check_trackers(trackers: Iterable[str], whose: str, *, installed: bool = Tru
             )
 
 
-def print_to_stderr(text: str) -> None:
-    """Print a line on standard error."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def track(
     tracker: str,
     directory: Path | str,
@@ -80,7 +75,7 @@ def track(
     project: str,
     name: str = "",
     config: Mapping[str, object] | None = None,
-    say: Callable[[str], None] = print_to_stderr,
+    say: Callable[[str], None] = say,
 ) -> Callback:
     """Return a callback for `Pipeline.notify` that shows each step on ``"wandb"`` or ``"mlflow"``.
 

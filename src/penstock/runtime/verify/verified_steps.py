@@ -1,6 +1,5 @@
 """Compares training steps with the user's own module, before they change anything."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -30,6 +29,7 @@ from penstock.runtime.verify.verify import (
     verify,
     verify_with,
 )
+from penstock.waiting import say
 
 Batches = Sequence[Sequence[Leaf]]
 WholeBatches = Sequence[Sequence[torch.Tensor]]
@@ -38,11 +38,6 @@ IN_PART = (
     "a part of a batch was given, and your module runs on the whole; give every rank the whole "
     "batch in the step that is to be compared"
 )
-
-
-def say(text: str) -> None:
-    """Print a line on standard error."""
-    print(text, file=sys.stderr, flush=True)
 
 
 class VerifiedSteps:
