@@ -316,8 +316,8 @@ def compare_one(
     kept = copy.deepcopy(subject.model)
     with Pipeline(
         graph,
-        plan,
         subject.batch(MICRO_BATCHES * ROWS),
+        plan=plan,
         safety=Safety(transport=transport),
         timeout_s=60,
         verify="off",

@@ -48,7 +48,7 @@ def one_after_another(count: int) -> list[float]:
     for _ in range(count):
         torch.manual_seed(0)
         model = Chain([nn.Linear(3, 3), nn.Linear(3, 3)], nn.functional.mse_loss)
-        with Pipeline(model, plan_of(3, (1, 1)), (x, target), optimizer=adam) as pipe:
+        with Pipeline(model, (x, target), plan=plan_of(3, (1, 1)), optimizer=adam) as pipe:
             found.append(pipe.step((x, target)).loss)
         assert not dist.is_initialized()
     return found
@@ -65,8 +65,8 @@ def train_tied(steps: int) -> list[str]:
     wrong: list[str] = []
     with Pipeline(
         graph,
-        plan_of(len(graph.layer_names), (1, 2, 1)),
         batch,
+        plan=plan_of(len(graph.layer_names), (1, 2, 1)),
         optimizer=adam,
         learning_rate_schedule=warm_up,
         clip_norm=CLIP_NORM,
@@ -103,7 +103,7 @@ def train_qwen2(steps: int) -> list[float]:
     graph = capture_model(subject.model, subject.batch(3))
     batch = subject.batch(BATCH)
     plan = plan_of(len(graph.layer_names), (1, 1))
-    with Pipeline(graph, plan, batch, optimizer=adam, autocast=torch.bfloat16) as pipe:
+    with Pipeline(graph, batch, plan=plan, optimizer=adam, autocast=torch.bfloat16) as pipe:
         return [pipe.step(batch).loss for _ in range(steps)]
 
 
@@ -121,7 +121,7 @@ def losses(
     example = subject.batch(BATCH)
     found: list[float] = []
     with Pipeline(
-        graph, plan, example, optimizer=adam, learning_rate_schedule=warm_up, clip_norm=1.0
+        graph, example, plan=plan, optimizer=adam, learning_rate_schedule=warm_up, clip_norm=1.0
     ) as pipe:
         start = pipe.load(directory) if resume else 0
         for step in range(start, steps):
@@ -145,7 +145,9 @@ def evaluate_and_verify() -> dict[str, Any]:
     join()
     subject, graph = captured("convolutions")
     batch, whole = subject.batch(BATCH), copy.deepcopy(subject.model)
-    with Pipeline(graph, plan_of(len(graph.layer_names), (2, 1)), batch, optimizer=adam) as pipe:
+    with Pipeline(
+        graph, batch, plan=plan_of(len(graph.layer_names), (2, 1)), optimizer=adam
+    ) as pipe:
         pipe.step(batch)
         weights = pipe.model_state_dict()
         box: list[Any] = [weights]
@@ -176,7 +178,7 @@ def verify_with_a_wrong_gradient() -> str:
     join()
     subject, graph = captured("mlp")
     batch = subject.batch(BATCH)
-    with Pipeline(graph, plan_of(len(graph.layer_names), (1, 1)), batch) as pipe:
+    with Pipeline(graph, batch, plan=plan_of(len(graph.layer_names), (1, 1))) as pipe:
         for name, parameter in pipe.named_parameters():
             if name == "3.0.weight":
                 parameter.register_hook(lambda gradient: gradient * 2)
@@ -189,7 +191,9 @@ def bad_batches() -> list[str]:
     subject, graph = captured("mlp")
     batch = subject.batch(BATCH)
     messages: list[str] = []
-    with Pipeline(graph, plan_of(len(graph.layer_names), (1, 1)), batch, optimizer=adam) as pipe:
+    with Pipeline(
+        graph, batch, plan=plan_of(len(graph.layer_names), (1, 1)), optimizer=adam
+    ) as pipe:
         weights = [p.detach().clone() for p in pipe.parameters()]
         for wrong in (
             (batch[0] * float("nan"), batch[1]),
@@ -225,7 +229,7 @@ def fail_at_rank_one(deed: str, transport: str, replicas: Sequence[int]) -> tupl
     chain = Chain(layers, loss=nn.MSELoss())
     batch = (torch.randn(BATCH, 4), torch.randn(BATCH, 4))
     plan = plan_of(len(replicas) + 1, replicas)
-    pipe = Pipeline(chain, plan, batch, timeout_s=3.0, safety=Safety(transport=transport))
+    pipe = Pipeline(chain, batch, plan=plan, timeout_s=3.0, safety=Safety(transport=transport))
     pipe.step(batch)
     if deed == "die between steps":
         processes = pipe._world.all_gather(os.getpid())
@@ -268,7 +272,7 @@ def seven_rows_in_four_micro_batches() -> dict[str, list[str]]:
         for schedule in ("gpipe", "1f1b"):
             plan = plan_of(len(graph.layer_names), (1, 1), schedule, micro_batches=4, rows=2)
             found[f"{name}, {schedule}"] = compare_one(subject, graph, plan, sizes=(8, 7, 3))
-    with Pipeline(graph, plan, subject.batch(8)) as pipe:
+    with Pipeline(graph, subject.batch(8), plan=plan) as pipe:
         for rows in (8, 7):
             pipe.step(subject.batch(rows))
         counts = {
