@@ -16,32 +16,33 @@ double raised(double value, int power) {
 
 }  // namespace
 
-double PlanLoad::seconds(const Layout& layout, int size) {
-  now_.size = size;
-  now_.order = layout.order;
-  now_.rows.resize(layout.order.size());
-  now_.ports.resize(layout.order.size());
+double PlanLoad::seconds(const Point& point) {
+  const int size = now_.size = rules_.sizes[point.size], groups = point.groups();
+  now_.order = point.order;
+  now_.rows.resize(point.order.size());
+  now_.ports.resize(point.order.size());
   now_.stages.clear();
-  for (int s = 0; s < layout.stages; ++s) {
-    const int first = layout.starts[s], last = layout.starts[s + 1];
+  for (int s = 0; s < point.stages(); ++s) {
+    const int group = rules_.group_of(s, groups);
+    const int first = point.starts[group], last = point.starts[group + 1];
     if (last - first > size) {
       now_.stages.clear();
       return kInfinity;
     }
-    now_.stages.push_back({first, last, {layout.cuts[s], layout.cuts[s + 1]}});
+    now_.stages.push_back({group, first, last, {point.cuts[s], point.cuts[s + 1]}});
   }
   cost_stages();
   carry_tensors();
   const bool steady = asked_.kind.steady;
   std::vector<Stage>& stages = now_.stages;
-  for (int s = layout.stages - 2; s >= 0; --s) {
+  for (int s = point.stages() - 2; s >= 0; --s) {
     const StageCost& next = stages[s + 1].cost;
     const double trip_s = next.forward_s + next.backward_s + stages[s].down_s + stages[s].up_s;
     stages[s].below_s = stages[s + 1].below_s + trip_s;
   }
   Way way;
   loads_.clear();
-  for (int s = 0; s < layout.stages; ++s) add_stage_loads(s, way);
+  for (int s = 0; s < point.stages(); ++s) add_stage_loads(s, way);
   add_port_loads(way.late_s);
   return norm_s() + (steady ? stages[0].below_s + way.late_s : 0);
 }
@@ -81,7 +82,7 @@ bool PlanLoad::copy_from_kept(int number) {
 /// An all-reduce uses the ports of hosts where some pair of its devices has no link of its own.
 void PlanLoad::set_ports(const Stage& stage) {
   std::fill(&now_.ports[stage.first], &now_.ports[stage.first] + (stage.last - stage.first), 0);
-  if (stage.cost.reduced_s == 0 || costs_.hosts.size() == 1) return;
+  if (costs_.hosts.size() == 1) return;
   const std::vector<int>& order = now_.order;
   const auto host_of = [&](int place) { return costs_.devices[order[place]].host; };
   for (int k = stage.first; k < stage.last; ++k) {
@@ -122,7 +123,7 @@ void PlanLoad::carry_tensors() {
 /// Add one tensor between two stages to the engines and ports; returns its longest message.
 double PlanLoad::carry(Affine bytes, const Stage& from, const Stage& to) {
   double longest_s = 0;
-  if (bytes.fixed == 0 && bytes.each == 0) return longest_s;
+  if (from.group == to.group || (bytes.fixed == 0 && bytes.each == 0)) return longest_s;
   int i = from.first, j = to.first, left_i = now_.rows[i], left_j = now_.rows[j];
   while (i < from.last && j < to.last) {
     const int rows = std::min(left_i, left_j), source = now_.order[i], target = now_.order[j];
@@ -146,6 +147,7 @@ double PlanLoad::carry(Affine bytes, const Stage& from, const Stage& to) {
 
 /// Least seconds from the first forward to the last backward within memory (Little's law).
 double PlanLoad::busy_s(const Stage& stage) const {
+  if (!rules_.has_one_stage_each()) return busy_with_several_s(stage.group);
   const StageCost& cost = stage.cost;
   const double whole_s = cost.forward_s + cost.backward_s;
   double least_s = kInfinity;
@@ -159,7 +161,34 @@ double PlanLoad::busy_s(const Stage& stage) const {
   return least_s;
 }
 
-/// Add the loads of a stage: computing, receiving, sending; go on to the next stage.
+/// The same of a group that holds several stages, which share its memory.
+double PlanLoad::busy_with_several_s(int group) const {
+  double work_s = 0, again_s = 0, held = 0, workspace = 0, saved = 0, inputs = 0;
+  double memory = kInfinity, kept_s = 0, read_s = 0;
+  for (const Stage& stage : now_.stages) {
+    if (stage.group != group) continue;
+    const StageCost& cost = stage.cost;
+    const double whole_s = cost.forward_s + cost.backward_s, way_s = whole_s + stage.below_s;
+    work_s += whole_s;
+    again_s += whole_s + cost.forward_s;
+    held += cost.held;
+    workspace = std::max(workspace, cost.workspace);
+    saved += cost.saved;
+    inputs += cost.inputs;
+    memory = std::min(memory, cost.memory);
+    kept_s += cost.saved * way_s;  // bytes for so many seconds
+    read_s += cost.inputs * way_s;
+  }
+  const double room = memory - held - workspace;
+  double least_s = kInfinity;
+  if (asked_.recompute != RecomputeMode::always && room >= saved)
+    least_s = micro_batches() * std::max(work_s, saved > 0 ? kept_s / room : 0);
+  if (asked_.recompute != RecomputeMode::never && room >= inputs + saved)
+    least_s = std::min(least_s, micro_batches() * std::max(again_s, inputs > 0 ? read_s / (room - saved) : 0));
+  return least_s;
+}
+
+/// Add the loads of a group with its first stage: computing, receiving, sending; then the next.
 void PlanLoad::add_stage_loads(int number, Way& way) {
   const Stage& stage = now_.stages[number];
   const StageCost& cost = stage.cost;
@@ -189,9 +218,11 @@ void PlanLoad::add_stage_loads(int number, Way& way) {
     const double from_s = std::min(arrival_s, way.first_s + cost.forward_s);
     receiving_s = std::max(receiving_s, from_s + both + std::min(received_s, sent_s));
   }
-  loads_.push_back(way.first_s + busy_s(stage) + left_s);
-  loads_.push_back(receiving_s);
-  loads_.push_back(way.first_s + cost.forward_s + sent + sent_s);
+  if (number < static_cast<int>(now_.stages.size()) / rules_.rounds) {
+    loads_.push_back(way.first_s + busy_s(stage) + left_s);
+    loads_.push_back(receiving_s);
+    loads_.push_back(way.first_s + cost.forward_s + sent + sent_s);
+  }
   way.late_s = steady ? std::max(way.late_s, cost.after_s - 2 * way.drain_s) : 0;
   way.first_s += cost.forward_s + stage.down_s;
   way.after_s = cost.backward_s + std::max(cost.after_s, way.after_s) + stage.up_s;

@@ -90,6 +90,7 @@ void StageCosts::set_depths(StageCost& cost, std::span<const int> devices,
     return most < depth ? static_cast<int>(most) : depth;
   };
   cost.kept = cost.leaner = micro_batches;
+  cost.held = runs.held(run, group_.replicas);
   double workspace = 0;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     if (i == 0 || rows[i] != rows[i - 1]) {
@@ -99,12 +100,13 @@ void StageCosts::set_depths(StageCost& cost, std::span<const int> devices,
     }
     const double saved = (runs.saved[run.hi] - runs.saved[run.lo]).at(rows[i]);
     const double inputs = runs.input_bytes[run].at(rows[i]);
+    cost.memory = std::min(cost.memory, costs_.devices[devices[i]].memory_bytes);
+    cost.workspace = std::max(cost.workspace, workspace);
+    cost.saved = std::max(cost.saved, saved);
+    cost.inputs = std::max(cost.inputs, inputs);
     const double room =
-        costs_.devices[devices[i]].memory_bytes - runs.held(run, group_.replicas) - workspace;
-    if (room < saved) {
-      cost.kept = cost.leaner = 0;
-      return;
-    }
+        costs_.devices[devices[i]].memory_bytes - cost.held - workspace;
+    if (room < saved) cost.kept = cost.leaner = 0;
     if (saved > 0) cost.kept = at_most(cost.kept, room / saved);
     if (inputs > 0) {
       const double most = (room - std::max(saved - inputs, 0.0)) / inputs;

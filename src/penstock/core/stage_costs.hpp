@@ -48,10 +48,15 @@ struct SearchCosts {
 };
 
 /// Seconds of a stage for a micro-batch, and of its all-reduce; its memory.
+///
+/// Bytes are those of the replica with the most rows, and `memory` is the least of any.
 struct StageCost {
   double forward_s = 0, backward_s = 0;  // of the slowest replica
   double after_s = 0;    // after the last backward: the rest of the all-reduce, the step
   double reduced_s = 0;  // in which the all-reduce occupies engines
+  double held = 0, workspace = 0;  // all the time, and while it computes
+  double saved = 0, inputs = 0;    // of each micro-batch, without recompute and with it
+  double memory = kInfinity;
   int kept = 0, leaner = 0;  // most in flight that fit without recompute, and with it; 0 for none
 };
 
