@@ -109,9 +109,7 @@ def searched_plan(
     return best
 
 
-def published_plan(
-    problem: PlanningProblem, planner: str, limited: Score, score: Score
-) -> Plan:
+def published_plan(problem: PlanningProblem, planner: str, limited: Score, score: Score) -> Plan:
     """Return the best plan of a published planner, also under schedules that it does not know.
 
     After the deadline ``limited`` is infinite for new plans.

@@ -1,13 +1,16 @@
 """Simulate a plan as it is, or with other micro-batches or another schedule."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.tensor_groups import Groups
 from penstock.document import Json
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import priced
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
@@ -16,7 +19,7 @@ from penstock.planning.planning_problem import member_named, problem_of_plan
 from penstock.planning.tensor_groups import on_groups
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import placement_of_style
+from penstock.schedule.shape import PlacementStyle, placement_of_style
 from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Timeline
@@ -97,7 +100,7 @@ def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
 
 
 def recut(problem: PlanningProblem, plan: Plan, style: PlacementStyle, rounds: int) -> Plan:
-    """The same sets of devices, each with ``rounds`` stages of about equal time."""
+    """Return the same sets of devices, each with ``rounds`` stages of about equal time."""
     groups = plan.device_groups
     placement = placement_of_style(style, len(groups), rounds)
     slices = {stage.devices: stage.slices for stage in plan.stages}

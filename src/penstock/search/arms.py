@@ -21,8 +21,13 @@ ROUNDS: dict[PlacementStyle, tuple[int, ...]] = {
 }
 """Stages that a group holds, by placement."""
 
-DEPTHS = {"1f1b": (0, 0), "gpipe": (DEEPEST, DEEPEST), "wavefront": (4, 4)}
-DEPTHS |= {"zb-h1": (0, 0), "zb-h2": (2, 2)}
+DEPTHS = {
+    "1f1b": (0, 0),
+    "gpipe": (DEEPEST, DEEPEST),
+    "wavefront": (4, 4),
+    "zb-h1": (0, 0),
+    "zb-h2": (2, 2),
+}
 """Depths that a schedule prescribes, as a range of indices of `kDepths`; others take any."""
 
 EQUIVALENT = frozenset({"1f1b-as", "1f1b-sno", "1f1b-so"})
@@ -129,7 +134,9 @@ class Arm:
     def seed(self) -> int:
         """Return the seed of the next pull: the same whatever other arms there are."""
         kind = self.schedules[0] if self.is_searched else ""
-        return crc32(repr((self.style, self.rounds, self.split, kind, self.pulls, self.climbs)).encode())
+        return crc32(
+            repr((self.style, self.rounds, self.split, kind, self.pulls, self.climbs)).encode()
+        )
 
     def add(self, found: Found) -> None:
         """Add a point to the pool, which keeps the best that differ in groups or size."""
@@ -152,7 +159,7 @@ def arms_of(problem: PlanningProblem, schedules: Sequence[str]) -> list[Arm]:
     The early-backward family is one generator: where it is allowed, other depths are its own.
     """
     worth = [name for name in schedules if name not in EQUIVALENT] or list(schedules)
-    found: dict[object, list[str]] = {}
+    found: dict[tuple[PlacementStyle, int, bool, object], list[str]] = {}
     layers = len(problem.profile.layers)
     for name in worth:
         family = FAMILIES[name]

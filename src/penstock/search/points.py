@@ -194,7 +194,9 @@ def plan_of(
     for (lo, hi), g in zip(pairwise(point.cuts), placement, strict=True):
         whole, by_block = WAYS[point.recompute[g]]
         sharding = SHARDINGS[point.sharding[g]]
-        stage = Stage(range(lo, hi), groups[g], rows[g], whole, by_block=by_block, sharding=sharding)
+        stage = Stage(
+            range(lo, hi), groups[g], rows[g], whole, by_block=by_block, sharding=sharding
+        )
         stages.append(stage)
     limits = tuple(depths) if name == "early-backward" else ()
     made = Plan(tuple(stages), problem.global_batch // size, size, name, in_flight_limit=limits)

@@ -107,9 +107,7 @@ class Search:
         # The best every other time.
         start = starts[0 if arm.pulls % 2 == 0 else seed % len(starts)]
         sharding = rules.shardings[arm.pulls % len(rules.shardings)]
-        by_block = rules.recomputes[-1] == 2 and (
-            rules.recomputes == [2] or arm.pulls % 4 == 3
-        )
+        by_block = rules.recomputes[-1] == 2 and (rules.recomputes == [2] or arm.pulls % 4 == 3)
         # Never, where it is faster, always; costs by block have recompute in their backwards.
         recompute = 0 if by_block or 1 not in rules.recomputes else 2 - (0 in rules.recomputes)
         power, steady = KINDS[seed % len(KINDS)]
@@ -202,7 +200,7 @@ class Search:
                     break
 
     def first_plans(self) -> Iterator[SearchStep]:
-        """Simulate the quickest even points, best arms first; where none fits, what planners find."""
+        """Simulate the quickest even points of all arms; where none fits, what planners find."""
         made: list[Arm] = []
         for arm in self.arms:
             # Generators of the same orders have the same even points.
@@ -256,13 +254,9 @@ class Search:
             yield self.judge.step("planners")
 
     def next_arm(self) -> Arm | None:
-        """Return the arm to pull: each once, then the most promising, or one that is near in turn."""
+        """Return the arm to pull: each once, then the most promising, or a near one in turn."""
         best_s = self.judge.best_s
-        fresh = [
-            arm
-            for arm in self.arms
-            if not arm.pulls and arm.promise_s < FAR * best_s
-        ]
+        fresh = [arm for arm in self.arms if not arm.pulls and arm.promise_s < FAR * best_s]
         if fresh:
             return min(fresh, key=lambda arm: (arm.style != "straight", arm.promise_s))
         tried = [arm for arm in self.arms if arm.pulls]
@@ -317,8 +311,10 @@ def even_points(problem: PlanningProblem, arm: Arm) -> list[Found]:
     return [play.best_variant(point, 2 * best_s) for _, point in quick[: POOL // 2]]
 
 
-def search_steps(problem: PlanningProblem, score: Score, effort: float = 1.0) -> Iterator[SearchStep]:
-    """Ever better plans, each with what is being tried; the last step has the one to choose.
+def search_steps(
+    problem: PlanningProblem, score: Score, effort: float = 1.0
+) -> Iterator[SearchStep]:
+    """Yield ever better plans, each with what is being tried; the last step has the one to choose.
 
     1. Even points of all arms, and the quickest of each simulated exactly.
     2. Pulls of the arms, until the budget times ``effort`` is spent, the gap to the bound is small,
