@@ -166,7 +166,7 @@ void bind_walk(nb::module_& module) {
       .def("seconds", &QuickPlay::seconds, "point"_a, "limit_s"_a)
       .def("even_cuts", &QuickPlay::even_cuts, "point"_a)
       .def("best_variant", &QuickPlay::best_variant, "point"_a, "limit_s"_a)
-      .def("near", &QuickPlay::near, "point"_a, "limit_s"_a, "tries"_a, "most"_a, "seed"_a);
+      .def("neighbours", &QuickPlay::neighbours, "point"_a, "limit_s"_a, "most"_a);
   module.def("gathered_pass_s", gathered_pass_s, "gathers_s"_a, "computes_s"_a, "scatters"_a);
   module.def("stage_cost", stage_cost, "costs"_a, "devices"_a, "lo"_a, "hi"_a, "size"_a,
              "micro_batches"_a);

@@ -298,8 +298,8 @@ class QuickPlay:
         """Cut the layers so that stages take about equally long."""
     def best_variant(self, point: Point, limit_s: float) -> Found:
         """Return the quickest of a point with every recompute, sharding and depth."""
-    def near(self, point: Point, limit_s: float, tries: int, most: int, seed: int) -> list[Found]:
-        """Return the quickest of ``tries`` points a few moves away, below ``limit_s``."""
+    def neighbours(self, point: Point, limit_s: float, most: int) -> list[Found]:
+        """Return the quickest points one move away, at most ``most``, below ``limit_s``."""
 
 def gathered_pass_s(
     gathers_s: Sequence[float], computes_s: Sequence[float], scatters: bool

@@ -6,7 +6,7 @@
 namespace penstock {
 namespace {
 
-constexpr double kAnotherMove = 0.3;  // probability that a move follows before points are compared
+constexpr double kAnotherMove = 0.3;  // probability that a move follows before plans are compared
 
 }  // namespace
 
@@ -20,38 +20,82 @@ bool PointRules::allows(const Point& point) const {
   return kept == static_cast<std::size_t>(std::ranges::count(cut, 2));
 }
 
-void Moves::make(const std::vector<int>* depths, bool of_all) {
+void shift_device(Point& point, int place, int target) {
+  const auto at = point.order.begin();
+  if (place < target)
+    std::rotate(at + place, at + place + 1, at + target + 1);
+  else
+    std::rotate(at + target, at + place, at + place + 1);
+}
+
+void swap_groups(Point& point, int second) {
+  std::vector<int>& starts = point.starts;
+  const auto device = [&](int k) { return point.order.begin() + starts[k]; };
+  std::rotate(device(second - 1), device(second), device(second + 1));
+  starts[second] = starts[second - 1] + starts[second + 1] - starts[second];
+  std::swap(point.recompute[second - 1], point.recompute[second]);
+  std::swap(point.sharding[second - 1], point.sharding[second]);
+}
+
+void give_device(Point& point, int place, int giver, int taker) {
+  std::vector<int>& starts = point.starts;
+  const int groups = point.groups(), devices = static_cast<int>(point.order.size());
+  if (giver < taker) {
+    shift_device(point, place, taker < groups ? starts[taker + 1] - 1 : devices - 1);
+    for (int g = giver + 1; g <= std::min(taker, groups); ++g) --starts[g];
+  } else {
+    shift_device(point, place, starts[taker + 1]);
+    for (int g = taker + 1; g <= std::min(giver, groups); ++g) ++starts[g];
+  }
+}
+
+void join_groups(Point& point, int second, bool straight) {
+  point.starts.erase(point.starts.begin() + second);
+  point.recompute.erase(point.recompute.begin() + second);
+  point.sharding.erase(point.sharding.begin() + second);
+  if (straight) point.cuts.erase(point.cuts.begin() + second);
+  point.limits.clear();
+}
+
+void split_group(Point& point, int group, int width, int taken, int cut) {
+  std::vector<int>& starts = point.starts;
+  if (taken > 0) {
+    const auto at = point.order.begin();
+    std::rotate(at + starts[group + 1], at + starts.back(), at + starts.back() + taken);
+    for (int g = group + 1; g <= point.groups(); ++g) starts[g] += taken;
+  }
+  starts.insert(starts.begin() + group + 1, starts[group] + width);
+  point.recompute.insert(point.recompute.begin() + group, point.recompute[group]);
+  point.sharding.insert(point.sharding.begin() + group, point.sharding[group]);
+  if (cut > 0) point.cuts.insert(point.cuts.begin() + group + 1, cut);
+  point.limits.clear();
+}
+
+void Moves::make() {
   do {
-    const double drawn = random_.unit() * (of_all ? 1.4 : 1);
+    const double drawn = random_.unit();
     if (drawn < 0.35) {
       move_cut();
     } else if (drawn < 0.5) {
       swap_devices();
     } else if (drawn < 0.6) {
-      swap_groups();
+      if (point_.groups() < 2) continue;
+      const int at = 1 + random_.below(point_.groups() - 1);
+      swap_groups(point_, at);
+      // Perhaps with their numbers of layers.
+      if (random_.coin() && rules_.has_one_stage_each())
+        point_.cuts[at] = point_.cuts[at - 1] + point_.cuts[at + 1] - point_.cuts[at];
     } else if (drawn < 0.7) {
       move_device();
     } else if (drawn < 0.8) {
       join_groups();
     } else if (drawn < 0.95) {
       split_group();
-    } else if (drawn < 1) {
-      step(point_.size, 0, static_cast<int>(rules_.sizes.size()) - 1);
-      point_.limits.clear();
-    } else if (drawn < 1.2) {
-      save_memory();
-    } else if (drawn < 1.25 || !depths) {
-      step(point_.depth, rules_.shallowest, rules_.deepest);
-      point_.limits.clear();
-    } else if (rules_.shallowest < rules_.deepest) {
-      move_limit(*depths);
+    } else {
+      const int last = static_cast<int>(rules_.sizes.size()) - 1;
+      point_.size = std::clamp(point_.size + (random_.coin() ? 1 : -1), 0, last);
     }
   } while (random_.unit() < kAnotherMove);
-}
-
-/// Move a number up or down by one.
-void Moves::step(int& value, int least, int most) {
-  value = std::clamp(value + (random_.coin() ? 1 : -1), least, most);
 }
 
 /// Move one cut by some layers, by few more often than by many.
@@ -70,56 +114,35 @@ void Moves::swap_devices() {
   std::swap(point_.order[i], point_.order[j]);
 }
 
-/// Exchange the devices of two neighbouring groups, perhaps with their numbers of layers.
-void Moves::swap_groups() {
-  if (point_.groups() < 2) return;
-  std::vector<int>&starts = point_.starts, &cuts = point_.cuts;
-  const int at = 1 + random_.below(point_.groups() - 1);
-  const auto device = [&](int k) { return point_.order.begin() + starts[k]; };
-  std::rotate(device(at - 1), device(at), device(at + 1));
-  starts[at] = starts[at - 1] + starts[at + 1] - starts[at];
-  std::swap(point_.recompute[at - 1], point_.recompute[at]);
-  std::swap(point_.sharding[at - 1], point_.sharding[at]);
-  if (random_.coin() && rules_.has_one_stage_each())
-    cuts[at] = cuts[at - 1] + cuts[at + 1] - cuts[at];
-}
-
 /// Move one device to another group, to none, or from none.
 void Moves::move_device() {
-  std::vector<int>& starts = point_.starts;
-  const int devices = static_cast<int>(point_.order.size()), groups = point_.groups();
-  const int place = random_.below(devices);
+  const std::vector<int>& starts = point_.starts;
+  const int place = random_.below(static_cast<int>(point_.order.size()));
   const auto after = std::upper_bound(starts.begin(), starts.end(), place);
   const int giver = static_cast<int>(after - starts.begin()) - 1;
-  const int taker = random_.below(groups + 1);
-  if (giver == taker || (giver < groups && starts[giver + 1] - starts[giver] < 2)) return;
-  const auto at = point_.order.begin();
-  if (giver < taker) {
-    const int target = taker < groups ? starts[taker + 1] - 1 : devices - 1;
-    std::rotate(at + place, at + place + 1, at + target + 1);
-    for (int g = giver + 1; g <= std::min(taker, groups); ++g) --starts[g];
-  } else {
-    std::rotate(at + starts[taker + 1], at + place, at + place + 1);
-    for (int g = taker + 1; g <= std::min(giver, groups); ++g) ++starts[g];
-  }
+  const int taker = random_.below(point_.groups() + 1);
+  if (giver == taker || (giver < point_.groups() && starts[giver + 1] - starts[giver] < 2)) return;
+  give_device(point_, place, giver, taker);
 }
 
-/// Join two neighbouring groups: in every round their stages become one.
+/// Join two neighbouring groups; with several stages on each, rounds keep their shares of layers.
 void Moves::join_groups() {
   const int groups = point_.groups();
   if (groups == 1) return;
   const int at = 1 + random_.below(groups - 1);
-  std::vector<int> cuts = {0};
-  for (int s = 1; s <= point_.stages(); ++s) {
-    const bool in_a_round = s % groups != 0;
-    const int before = rules_.group_of(s - 1, groups), after = rules_.group_of(s, groups);
-    if (!in_a_round || std::max(before, after) != at) cuts.push_back(point_.cuts[s]);
+  if (!rules_.has_one_stage_each()) {
+    // In every round the stage of the group is joined with the one beside it in the pipeline.
+    std::vector<int> cuts = {0};
+    for (int s = 0; s + 1 < point_.stages(); ++s) {
+      const int g = rules_.group_of(s, groups), next = rules_.group_of(s + 1, groups);
+      if (s / groups == (s + 1) / groups && std::min(g, next) == at - 1 && std::max(g, next) == at)
+        continue;
+      cuts.push_back(point_.cuts[s + 1]);
+    }
+    cuts.push_back(point_.cuts.back());
+    point_.cuts = cuts;
   }
-  point_.cuts = cuts;
-  point_.starts.erase(point_.starts.begin() + at);
-  point_.recompute.erase(point_.recompute.begin() + at);
-  point_.sharding.erase(point_.sharding.begin() + at);
-  point_.limits.clear();
+  penstock::join_groups(point_, at, rules_.has_one_stage_each());
 }
 
 /// Split a group in two, between its devices or with a further device.
@@ -144,39 +167,8 @@ void Moves::split_group() {
     if (rules_.group_of(s, groups) == group) cuts.push_back(lo + 1 + random_.below(hi - lo - 1));
     cuts.push_back(hi);
   }
-  std::vector<int>& starts = point_.starts;
-  const auto at = point_.order.begin();
-  std::rotate(at + starts[group + 1], at + starts.back(), at + starts.back() + taken);
-  for (int g = group + 1; g <= groups; ++g) starts[g] += taken;
-  starts.insert(starts.begin() + group + 1, starts[group] + given);
-  point_.recompute.insert(point_.recompute.begin() + group, point_.recompute[group]);
-  point_.sharding.insert(point_.sharding.begin() + group, point_.sharding[group]);
-  point_.limits.clear();
+  penstock::split_group(point_, group, given, taken, 0);
   point_.cuts = cuts;
-}
-
-/// Let one group, or all, recompute or shard something else.
-void Moves::save_memory() {
-  const bool shards = rules_.shardings.size() > 1 && random_.coin();
-  const std::vector<int>& choices = shards ? rules_.shardings : rules_.recomputes;
-  std::vector<int>& values = shards ? point_.sharding : point_.recompute;
-  const int chosen = choices[random_.below(static_cast<int>(choices.size()))];
-  if (random_.unit() < 0.7)
-    values[random_.below(point_.groups())] = chosen;
-  else
-    std::ranges::fill(values, chosen);
-}
-
-/// Let a stage have more or fewer micro-batches in flight. Depths never grow along the pipeline.
-void Moves::move_limit(const std::vector<int>& depths) {
-  if (point_.limits.empty()) point_.limits = depths;
-  std::vector<int>& limits = point_.limits;
-  const int at = random_.below(point_.stages());
-  const double furthest = 1 + limits[at] * random_.unit() * random_.unit() / 2;
-  const int change = 1 + static_cast<int>(furthest * random_.unit());
-  const int limit = std::max(1, limits[at] + (random_.coin() ? change : -change));
-  for (int s = 0; s < static_cast<int>(limits.size()); ++s)
-    limits[s] = s < at ? std::max(limits[s], limit) : s > at ? std::min(limits[s], limit) : limit;
 }
 
 }  // namespace penstock

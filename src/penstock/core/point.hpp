@@ -91,25 +91,30 @@ class Moves {
   Moves(const PointRules& rules, Point& point, Random& random)
       : rules_(rules), point_(point), random_(random) {}
 
-  /// Make one move of cuts, devices, groups or the size of micro-batches, or several. If
-  /// `of_all`, also of what the load leaves open: recompute, sharding, depth, and where `depths`
-  /// are given those of single stages.
-  void make(const std::vector<int>* depths = nullptr, bool of_all = false);
+  /// Make one move of cuts, devices, groups or the size of micro-batches, or several.
+  void make();
 
  private:
-  void step(int& value, int least, int most);
   void move_cut();
   void swap_devices();
-  void swap_groups();
   void move_device();
   void join_groups();
   void split_group();
-  void save_memory();
-  void move_limit(const std::vector<int>& depths);
 
   const PointRules& rules_;
   Point& point_;
   Random& random_;
 };
+
+/// Move the device at one place of the order to another; shift those between.
+void shift_device(Point& point, int place, int target);
+/// Exchange the devices of two neighbouring groups.
+void swap_groups(Point& point, int second);
+/// Give a device of one group to another; the number of groups stands for the unused devices.
+void give_device(Point& point, int place, int giver, int taker);
+/// Make one group of two neighbours; of the first one's stages with `straight` placement, too.
+void join_groups(Point& point, int second, bool straight);
+/// Cut the stage of a group, which keeps its first `width` devices, and `taken` unused ones follow.
+void split_group(Point& point, int group, int width, int taken, int cut);
 
 }  // namespace penstock

@@ -569,18 +569,103 @@ Found QuickPlay::best_variant(const Point& point, double limit_s) {
   return best;
 }
 
-std::vector<Found> QuickPlay::near(const Point& point, double limit_s, int tries, int most,
-                                   std::uint32_t seed) {
+std::vector<Found> QuickPlay::neighbours(const Point& point, double limit_s, int most) {
   std::vector<Found> found;
-  Random random(seed);
+  const auto trial = [&](const Point& other) {
+    if (!rules.allows(other)) return;
+    const double seconds = this->seconds(other, limit_s);
+    if (seconds < limit_s) found.push_back({seconds, other, depth_});
+  };
   seconds(point, 0);
   const std::vector<int> depths = depth_;
-  for (int k = 0; k < tries; ++k) {
+  std::vector<char> may_save;  // whether a group is short of memory, or saves some
+  for (int g = 0; g < point.groups(); ++g)
+    may_save.push_back(is_short(g) || point.recompute[g] != rules.recomputes[0] ||
+                       point.sharding[g] != rules.shardings[0]);
+  const int groups = point.groups(), stages = point.stages(), most_in_flight = all_;
+  const bool straight = rules.has_one_stage_each();
+  for (int s = 1; s < stages; ++s)
+    for (const int step : {1, -1, 2, -2}) {
+      Point other = point;
+      const int cut = other.cuts[s] += step;
+      if (point.cuts[s - 1] < cut && cut < point.cuts[s + 1]) trial(other);
+    }
+  for (int g = 0; g < groups; ++g) {
+    if (!may_save[g]) continue;
+    for (const int recompute : rules.recomputes)
+      for (const int sharding : rules.shardings) {
+        if (recompute == point.recompute[g] && sharding == point.sharding[g]) continue;
+        Point other = point;
+        other.recompute[g] = recompute;
+        other.sharding[g] = sharding;
+        trial(other);
+      }
+  }
+  const auto keeping = std::ranges::count(point.recompute, rules.recomputes[0]);
+  if (keeping + 1 < groups) {
     Point other = point;
-    Moves(rules, other, random).make(is_strict() ? &depths : nullptr, true);
-    if (other == point || !rules.allows(other)) continue;
-    const double other_s = seconds(other, limit_s);
-    if (other_s < limit_s) found.push_back({other_s, other, depth_});
+    std::ranges::fill(other.recompute, rules.recomputes[0]);
+    trial(other);
+  }
+  for (const int step : {1, -1}) {
+    Point other = point;
+    other.limits.clear();
+    other.size += step;
+    if (0 <= other.size && other.size < static_cast<int>(rules.sizes.size())) trial(other);
+    other.size = point.size;
+    other.depth += step;
+    if (rules.shallowest <= other.depth && other.depth <= rules.deepest) trial(other);
+  }
+  if (is_strict() && rules.shallowest < rules.deepest) {
+    Point other = point;
+    for (int s = 0; s < stages; ++s)
+      for (const int step : {1, -1}) {
+        other.limits = depths;
+        const int depth = other.limits[s] += step;
+        // Depths never grow along the pipeline.
+        if (depth < 1 || depth > most_in_flight || (s > 0 && depth > depths[s - 1])) continue;
+        if (s + 1 < stages && depth < depths[s + 1]) continue;
+        trial(other);
+      }
+    other.limits = depths;
+    for (int& depth : other.limits) depth = std::min(depth + 1, most_in_flight);
+    trial(other);
+  }
+  for (int g = 1; g < groups; ++g) {
+    Point other = point;
+    swap_groups(other, g);
+    if (other.order != point.order) trial(other);
+    if (straight) {
+      other.cuts[g] = other.cuts[g - 1] + other.cuts[g + 1] - other.cuts[g];
+      if (other.cuts[g] != point.cuts[g]) trial(other);
+      other = point;
+      join_groups(other, g, true);
+      trial(other);
+    }
+  }
+  const int devices = static_cast<int>(point.order.size());
+  for (int giver = 0; giver <= groups; ++giver) {
+    const int end = giver < groups ? point.starts[giver + 1] : devices;
+    if (end - point.starts[giver] < 1 + (giver < groups)) continue;
+    for (int taker = 0; taker <= groups; ++taker) {
+      // Neighbours exchange devices, and any group does with the unused ones.
+      if (giver == taker || (std::abs(giver - taker) > 1 && giver < groups && taker < groups)) continue;
+      Point other = point;
+      give_device(other, giver < taker ? end - 1 : point.starts[giver], giver, taker);
+      trial(other);
+    }
+  }
+  for (int g = 0; straight && g < groups; ++g) {
+    const int lo = point.cuts[g], hi = point.cuts[g + 1];
+    const int width = point.starts[g + 1] - point.starts[g];
+    if (hi - lo < 2) continue;
+    const int unused = devices - point.starts.back();
+    for (const int taken : {0, std::min(unused, width)}) {
+      if (taken == 0 && width < 2) continue;
+      Point other = point;
+      split_group(other, g, taken ? width : width / 2, taken, (lo + hi) / 2);
+      trial(other);
+    }
   }
   std::ranges::stable_sort(found, {}, &Found::seconds);
   if (static_cast<int>(found.size()) > most) found.resize(most);

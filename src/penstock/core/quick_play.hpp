@@ -44,9 +44,8 @@ class QuickPlay {
   /// The quickest of a point with every recompute, sharding and depth, equal for all groups or
   /// where memory is short.
   Found best_variant(const Point& point, double limit_s);
-  /// Of `tries` points a few moves away, those that take less than `limit_s`, at most `most`.
-  std::vector<Found> near(const Point& point, double limit_s, int tries, int most,
-                          std::uint32_t seed);
+  /// The quickest points one move away, at most `most`, that take less than `limit_s`.
+  std::vector<Found> neighbours(const Point& point, double limit_s, int most);
 
  private:
   struct Cost : StageCost {

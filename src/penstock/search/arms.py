@@ -70,7 +70,8 @@ class Arm:
     stale: int = 0
     charged: int = 0
     ratios: list[float] = field(default_factory=list[float])
-    climbs: int = 0
+    climbed: set[Plan | None] = field(default_factory=set["Plan | None"])
+    polished: set[Plan | None] = field(default_factory=set["Plan | None"])
 
     @property
     def title(self) -> str:
@@ -134,9 +135,7 @@ class Arm:
     def seed(self) -> int:
         """Return the seed of the next pull: the same whatever other arms there are."""
         kind = self.schedules[0] if self.is_searched else ""
-        return crc32(
-            repr((self.style, self.rounds, self.split, kind, self.pulls, self.climbs)).encode()
-        )
+        return crc32(repr((self.style, self.rounds, self.split, kind, self.pulls)).encode())
 
     def add(self, found: Found) -> None:
         """Add a point to the pool, which keeps the best that differ in groups or size."""

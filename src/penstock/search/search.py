@@ -6,15 +6,16 @@ more exactly. `docs/how-it-works/planning.md` explains it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise, product
 from math import inf
 
 from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.core.native import Found, LoadQuestion, Point, WalkPlan, random_walk
 from penstock.plan.fitted_plan import plan_fits
 from penstock.plan.infeasible import infeasible
-from penstock.plan.plan import Plan, in_order
+from penstock.plan.plan import Plan, in_order, with_cut
 from penstock.plan.problem import Planner, PlanningProblem, Score
+from penstock.plan.schedule_costs import priced
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.planners.variants import cheap_plans, every_plan_of
 from penstock.search.arms import POOL, Arm, Kept, arms_of
@@ -35,9 +36,12 @@ KINDS = ((0.0, False), (30.0, False), (30.0, True), (15.0, True))
 EXACT = 4
 """Points of a pull that are simulated exactly, before the climb."""
 
-NEIGHBOURS, TOLERANCE = 80, 0.005
-"""Points near the best one that are simulated quickly in a step of a climb; and the share by which
-those may be slower, by the quick simulation, that are simulated exactly."""
+TOLERANCE = 0.01
+"""The share by which neighbours may be slower in the quick simulation that are simulated exactly."""
+
+POLISHED, POLISH = 0.02, 0.1
+"""How far an arm's best plan may be from the best of all for its cuts to be moved by the exact
+simulation, and the share of the budget for that."""
 
 EVEN = 16
 """Even points of an arm that are simulated quickly."""
@@ -89,6 +93,9 @@ class Search:
         self.judge_pool(arm)
         if arm.best_s <= NEAR * self.judge.best_s:
             self.climb(arm)
+        is_near = arm.best_s <= (1 + POLISHED) * self.judge.best_s
+        if arm.best_s == before_s and is_near and arm.best_plan not in arm.polished:
+            self.polish(arm)
         arm.pulls += 1
         arm.stale = 0 if arm.best_s < before_s * (1 - 1e-4) else arm.stale + 1
         improved = self.judge.best_s < best_s * (1 - 1e-4)
@@ -131,9 +138,15 @@ class Search:
         other = at_depth(point)
         if (taker.style, taker.rounds) != (giver.style, giver.rounds):
             taker.play.even_cuts(other)
-        if taker.rules.allows(other):
-            taker.add(taker.play.best_variant(other, FAR * min(taker.best_s, 2 * giver.best_s)))
+        if not taker.rules.allows(other):
+            return
+        found = taker.play.best_variant(other, FAR * min(taker.best_s, 2 * giver.best_s))
+        taker.add(found)
         self.charge(taker)
+        is_near = giver.best_s <= (1 + POLISHED) * self.judge.best_s
+        if is_near and (taker.style, taker.rounds) == (giver.style, giver.rounds):
+            kept = Kept(found.seconds, found.point, tuple(found.depths))
+            self.simulate(taker, kept, taker.schedules)
 
     def judge_pool(self, arm: Arm) -> None:
         """Simulate the quickest points of the pool exactly that are not yet, so it is in order."""
@@ -144,10 +157,10 @@ class Search:
             arm.pool.remove(one)
             self.simulate(arm, one)
 
-    def simulate(self, arm: Arm, one: Kept) -> float:
+    def simulate(self, arm: Arm, one: Kept, names: tuple[str, ...] = ()) -> float:
         """Simulate a point under the schedule that led, or at first under all; its seconds."""
         best_s = inf
-        for name in (arm.lead,) if arm.lead else arm.schedules:
+        for name in names or ((arm.lead,) if arm.lead else arm.schedules):
             plan = plan_of(self.problem, arm.rules, one.point, name, one.depths)
             seconds = self.exact_s(plan)
             best_s = min(best_s, seconds)
@@ -179,25 +192,46 @@ class Search:
         return self.judge.simulate(plan)
 
     def climb(self, arm: Arm, *, keep_groups: bool = False) -> None:
-        """Move on from the arm's best point to one near it as long as one is faster.
+        """Move on from the arm's best point to a neighbour as long as one is faster.
 
-        Those near it are drawn, ranked by the quick simulation, and few are simulated exactly. With
+        Neighbours are ranked by the quick simulation, and the first few are simulated exactly. With
         ``keep_groups`` only those with the same sets of devices are.
         """
-        improves = arm.best is not None
-        while improves and arm.best and self.left > 0:
-            here, quick_s, seed = arm.best, arm.play.seconds(arm.best.point, inf), arm.seed()
-            found = arm.play.near(here.point, quick_s * (1 + TOLERANCE), NEIGHBOURS, EXACT, seed)
+        while arm.best and arm.best_plan not in arm.climbed and self.left > 0:
+            arm.climbed.add(arm.best_plan)
+            here, quick_s = arm.best, arm.play.seconds(arm.best.point, inf)
+            found = arm.play.neighbours(here.point, quick_s * (1 + TOLERANCE), EXACT)
             self.charge(arm)
-            arm.climbs += 1
             if keep_groups:
                 found = [one for one in found if groups_of(one.point) == groups_of(here.point)]
-            improves = False
             for one in found[: 2 if arm.is_searched else EXACT]:
                 plan_s = self.simulate(arm, Kept(one.seconds, one.point, tuple(one.depths)))
-                improves = plan_s < here.seconds
-                if improves or self.left < 0:
+                if plan_s < here.seconds or self.left < 0:
                     break
+
+    def polish(self, arm: Arm) -> None:
+        """Move cuts of the arm's best plan by the exact simulation, as long as that is faster.
+
+        The plan keeps its order, which takes long to make. At last it gets one for its own costs.
+        """
+        plan, seconds, least = arm.best_plan, arm.best_s, self.left - POLISH * self.budget
+        improves = plan is not None
+        while plan and improves:
+            improves = False
+            for s, step in product(range(1, len(plan.stages)), (1, -1, 2, -2)):
+                before, after = plan.stages[s - 1].layers, plan.stages[s].layers
+                if not before.start < after.start + step < after.stop or self.left < least:
+                    continue
+                other = with_cut(plan, s, after.start + step)
+                self.left -= actions_of(in_order(other, "1f1b"))
+                other_s = self.judge.simulate(other)
+                if other_s < seconds:
+                    plan, seconds, improves = other, other_s, True
+        if plan and seconds < arm.best_s:
+            best = priced(self.problem, plan)
+            self.exact_s(best)
+            self.start_from(best)
+        arm.polished.add(arm.best_plan)
 
     def first_plans(self) -> Iterator[SearchStep]:
         """Simulate the quickest even points of all arms; where none fits, what planners find."""
