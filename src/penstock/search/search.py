@@ -37,7 +37,7 @@ EXACT = 4
 """Points of a pull that are simulated exactly, before the climb."""
 
 TOLERANCE = 0.01
-"""The share by which neighbours may be slower in the quick simulation that are simulated exactly."""
+"""The share by which neighbours may be slower, quickly simulated, that are simulated exactly."""
 
 POLISHED, POLISH = 0.02, 0.1
 """How far an arm's best plan may be from the best of all for its cuts to be moved by the exact
@@ -83,7 +83,7 @@ class Search:
 
     def pull(self, arm: Arm) -> None:
         """Walk from a point of the arm, simulate the best exactly, climb from the best plan."""
-        before_s, best_s = arm.best_s, self.judge.best_s
+        before_s = arm.best_s
         is_fresh = not arm.pulls
         self.judge_pool(arm)
         for found in self.walked(arm):
@@ -98,8 +98,7 @@ class Search:
             self.polish(arm)
         arm.pulls += 1
         arm.stale = 0 if arm.best_s < before_s * (1 - 1e-4) else arm.stale + 1
-        improved = self.judge.best_s < best_s * (1 - 1e-4)
-        self.idle = 0 if improved else self.idle + (not is_fresh)
+        self.idle = 0 if arm.stale == 0 else self.idle + (not is_fresh)
         if arm.best and arm.best_s < before_s:
             for other in self.arms:
                 if other is not arm:
@@ -167,7 +166,7 @@ class Search:
             if seconds < arm.best_s:
                 arm.best = replace(one, seconds=seconds, is_exact=True)
                 arm.best_plan, arm.lead = plan, name
-        if not one.is_exact and best_s < inf:
+        if not one.is_exact and one.seconds > 0 and best_s < inf:
             arm.ratios.append(best_s / one.seconds)
         arm.put(replace(one, seconds=best_s, is_exact=True))
         if best_s == inf and one.point.recompute == [0] * one.point.groups:
