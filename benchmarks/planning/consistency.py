@@ -46,11 +46,11 @@ class Row(NamedTuple):
         return self.seconds / self.least_s - 1 if self.least_s < inf else 0.0
 
 
-def seconds_of(problem: PlanningProblem) -> float:
+def seconds_of(problem: PlanningProblem, effort: float) -> float:
     """Return the seconds of the plan of `search`; infinite where nothing fits."""
     score = make_score(problem)
     try:
-        return score(find_plan(problem, "search", score))
+        return score(find_plan(problem, "search", score, effort=effort))
     except Infeasible:
         return inf
 
@@ -69,14 +69,18 @@ def with_less_memory(problem: PlanningProblem, share: float) -> PlanningProblem:
     return replace(problem, cluster=Cluster(problem.cluster.name, hosts, problem.cluster.links))
 
 
-def row_of(problem: PlanningProblem, number: int, schedules: int = SCHEDULES) -> Row:
+def row_of(
+    problem: PlanningProblem, number: int, schedules: int = SCHEDULES, effort: float = 1.0
+) -> Row:
     """Ask one problem with all choices and with fewer."""
     draw = Random(f"consistency/{number}")
     names = draw.sample(problem.schedules, min(schedules, len(problem.schedules)))
-    found = {name: seconds_of(replace(problem, schedules=(name,))) for name in names}
-    found[f"{LESS_MEMORY:.0%} of the memory"] = seconds_of(with_less_memory(problem, LESS_MEMORY))
+    found = {name: seconds_of(replace(problem, schedules=(name,)), effort) for name in names}
+    found[f"{LESS_MEMORY:.0%} of the memory"] = seconds_of(
+        with_less_memory(problem, LESS_MEMORY), effort
+    )
     name = min(found, key=lambda one: found[one])
-    return Row(number, seconds_of(problem), found[name], name)
+    return Row(number, seconds_of(problem, effort), found[name], name)
 
 
 def table_of(rows: list[Row]) -> str:

@@ -403,9 +403,9 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
 def simulate_all(judge: Judge) -> Iterator[SearchStep]:
     """On a small problem simulate every plan that its bound does not rule out."""
     known = [name for name in judge.problem.schedules if name in PlanningProblem.schedules]
-    problem = judge.problem.under(tuple(known))
-    if len(problem.cluster.devices) > SMALL_CLUSTER or not known:
+    if len(judge.problem.cluster.devices) > SMALL_CLUSTER or not known:
         return
+    problem = judge.problem.under(tuple(known))
     placements = list(islice(every_placement(problem), SMALL_PROBLEM + 1))
     if len(placements) > SMALL_PROBLEM:
         return
