@@ -11,7 +11,7 @@ from penstock.plan.cost_tables import whole_chain
 from penstock.plan.infeasible import first_fitting, infeasible
 from penstock.plan.pins import pins_text
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem, Score
+from penstock.plan.problem import PlanningProblem, Score, dividing, in_blocks
 from penstock.planners.variants import plan_of_planner
 from penstock.planning.planning_problem import member_named
 from penstock.planning.tensor_groups import groupings, plan_with_groups
@@ -75,10 +75,13 @@ def find_plan(
     def is_over() -> bool:
         return limit is not None and limit.clock() > until_s
 
-    limited = score_until(score, until_s, limit.clock) if limit else score
+    def limited() -> Score:
+        return score_until(score, until_s, limit.clock) if limit else score
+
     try:
         if planner == "search":
-            plan = searched_plan(problem, limited, effort, is_over, on_step or (lambda step: None))
+            told = on_step or (lambda step: None)
+            plan = searched_plan(problem, limited(), effort, is_over, told)
         else:
             if on_step:
                 on_step(SearchStep(f"planner {planner}", None, inf))
@@ -98,6 +101,11 @@ def searched_plan(
     on_step: Callable[[SearchStep], None],
 ) -> Plan:
     """Return what `search` answers, or its best plan at the deadline."""
+    # Both are refused here where no schedule goes with them.
+    if problem.blocks == "always":
+        in_blocks(problem)
+    if problem.sharding not in ("auto", "off"):
+        dividing(problem, problem.sharding)
     best = None
     for step in search_steps(problem, score, effort):
         best = step.plan
@@ -109,27 +117,30 @@ def searched_plan(
     return best
 
 
-def published_plan(problem: PlanningProblem, planner: str, limited: Score, score: Score) -> Plan:
+def published_plan(
+    problem: PlanningProblem, planner: str, limited: Callable[[], Score], score: Score
+) -> Plan:
     """Return the best plan of a published planner, also under schedules that it does not know.
 
-    After the deadline ``limited`` is infinite for new plans.
+    ``limited`` makes scores that are infinite for new plans after the deadline, once one fits.
     """
     make = PLANNERS[planner]
     known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
     others = [name for name in problem.schedules if name not in known]
     if not others:
-        return plan_of_planner(planner, make, problem, limited)
+        return plan_of_planner(planner, make, problem, limited())
     base, found = problem.under(known or PlanningProblem.schedules), list[Plan]()
     try:
-        first = plan_of_planner(planner, make, base, limited)
+        first = plan_of_planner(planner, make, base, limited())
         # A plan of a schedule that is not allowed is never an answer, not even when time is up.
         found += [first] if known else []
     except Infeasible:
         wide = replace(base, cluster=with_boundless_memory(base.cluster))
         first = plan_of_planner(planner, make, wide, make_score(wide))
+    in_time = limited()
     for name in others:
-        plan = rescheduled(problem, first, name, limited)
-        if plan is None and not found:
+        plan = rescheduled(problem, first, name, in_time)
+        if plan is None and in_time is not score and not found:
             # The deadline may have cut short the only schedule that fits.
             plan = rescheduled(problem, first, name, score)
         found += [plan] if plan else []

@@ -173,6 +173,7 @@ def arms_of(problem: PlanningProblem, schedules: Sequence[str]) -> list[Arm]:
         if "early-backward" in names:
             names = ["early-backward", *(name for name in names if name == "fbp-as")]
         arm = Arm(problem, style, rounds, split, tuple(names))
-        if arm.rules.least_groups <= arm.rules.most_groups:
+        may_be = arm.rules.recomputes and arm.rules.shardings
+        if may_be and 0 < arm.rules.least_groups <= arm.rules.most_groups:
             arms.append(arm)
     return arms
