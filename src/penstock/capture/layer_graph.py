@@ -623,7 +623,7 @@ class LayerGraph:
             own = [event for event in calls if event.address in part.units]
             if own and len(own) < len(calls):
                 raise BadInput(
-                    f"'{place.path}.{place.key}' changes with every call, and '{unit}' is called "
+                    f"'{place.name}' changes with every call, and '{unit}' is called "
                     f"in several stages, which would each count for themselves; cut the model so "
                     f"that all calls are in one stage"
                 )

@@ -84,7 +84,7 @@ def loss_again(graph: "LayerGraph", first: int) -> LossAgain:
     read = {value for event in calls for value in event.reads if value in record.dependent}
     ends = sorted(value for value in read if record.values[value].maker not in own)
     drawing = [line_in_words(event.line) for event in calls if event.random]
-    changed = [f"{place.path}.{place.key}".lstrip(".") for place in recorded.changes_again]
+    changed = [place.name for place in recorded.changes_again]
     names = {str(event.address[1]) for event in calls}
     why = recorded.parts.mixing
     if drawing or recorded.draws_python:
