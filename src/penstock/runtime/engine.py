@@ -19,7 +19,7 @@ import torch.distributed as dist
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.record.elsewhere import Loads, refuse_foreign_values
+from penstock.capture.record.elsewhere import StateLoads, refuse_foreign_values
 from penstock.capture.restored import kept_attributes, kept_buffers
 from penstock.capture.stage.call import casts_kept
 from penstock.capture.stage_program import Batch, StageProgram
@@ -101,7 +101,7 @@ class Engine:
         place = max(plan.device_of(world.rank), 0)
         self.random = RandomStream(world.device, options.update.seed, place)
         self._closed = self._released = False
-        self._loads = Loads()
+        self._loads = StateLoads()
         self._abort, self.disconnect = ExitStack(), ExitStack()
         self.failures = Failures(world, self._abort.close)
         self.clock = clock_for(world.device, self.failures.check)

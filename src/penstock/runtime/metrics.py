@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
-from penstock.capture.record.elsewhere import Loads, check_loads
+from penstock.capture.record.elsewhere import StateLoads, check_loads
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.clock import StepClock
 from penstock.runtime.gradients.buckets import GradientBuckets
@@ -86,7 +86,7 @@ class RankTotals:
     ``loss_sum`` is the sum of weight times loss over its slices. ``square_sum`` is the sum of
     squares of its gradients before division by the weight. ``fingerprint`` differs between
     different batches. ``wants_stop`` is the reason to stop, ``other_path`` whether the loss took
-    another path than recorded, ``loaded`` is `Loads.taken`.
+    another path than recorded, ``loaded`` is `StateLoads.taken`.
     """
 
     loss_sum: float
@@ -201,7 +201,7 @@ class RankNumbers:
         counts: bool = True,
         pipelines: Sequence[Sequence[int]] = (),
         other_path: Callable[[], str] = lambda: "",
-        loads: Loads | None = None,
+        loads: StateLoads | None = None,
     ) -> None:
         self.other_path, self._loads = other_path, loads
         self.wants_stop = self.stopping = 0
