@@ -128,7 +128,11 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
 
 
 def read_text(path: str | Path, thing: str) -> str:
-    """The text of a file; ``thing`` names the kind of file in error messages."""
+    """The text of a file; ``thing`` names the kind of file in error messages.
+
+    Raises:
+        BadInput: there is no such file, or it cannot be read as text.
+    """
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -148,13 +152,21 @@ def read_text(path: str | Path, thing: str) -> str:
 
 
 def parse_json(text: str, path: str | Path, thing: str) -> Json:
-    """Return the value of a JSON text."""
+    """Return the value of a JSON text.
+
+    Raises:
+        BadInput: the parser refuses it, or a key stands twice in one object.
+    """
     with refused_in_one_line("JSON", path, thing):
         return json.loads(text, object_pairs_hook=object_of)
 
 
 def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
-    """Return the table of a TOML text."""
+    """Return the table of a TOML text.
+
+    Raises:
+        BadInput: the parser refuses it.
+    """
     with refused_in_one_line("TOML", path, thing):
         return tomllib.loads(text)
 
@@ -179,7 +191,11 @@ def object_of(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def read_config(place: str | Path) -> dict[str, Json]:
-    """The table of a configuration of transformers: a file, or a directory with its config.json."""
+    """The table of a configuration of transformers: a file, or a directory with its config.json.
+
+    Raises:
+        BadInput: there is no such file, or it is no table.
+    """
     file = Path(place) / "config.json" if Path(place).is_dir() else Path(place)
     found = parse_json(read_text(file, "config"), file, "config")
     if not isinstance(found, dict):
@@ -188,7 +204,12 @@ def read_config(place: str | Path) -> dict[str, Json]:
 
 
 def check_document(kind: type[T], data: object, path: str | Path) -> T:
-    """``data`` as a checked ``kind``: an `Entry` or a `Table`."""
+    """``data`` as a checked ``kind``: an `Entry` or a `Table`.
+
+    Raises:
+        BadInput: the first key that is unknown, missing or of a wrong value, with its place; or
+            what a dataclass says of its own values.
+    """
     with in_one_line(f"{path}: "):
         return adapter_of(kind).validate_python(data)
 
@@ -213,7 +234,11 @@ def in_one_line(whose: str = "") -> Generator[None]:
 
 
 def read_document(entry: type[T], path: str | Path, thing: str) -> T:
-    """The document at ``path``: TOML if its name ends with ``.toml``, else JSON."""
+    """The document at ``path``: TOML if its name ends with ``.toml``, else JSON.
+
+    Raises:
+        BadInput: it cannot be read, has a syntax error, or is not an ``entry``.
+    """
     text = read_text(path, thing)
     is_toml = str(path).endswith(".toml")
     data = parse_toml(text, path, thing) if is_toml else parse_json(text, path, thing)
@@ -303,7 +328,11 @@ def plain_text(value: object) -> str:
 
 
 def check_place(path: str | Path) -> None:
-    """Raise if no file can be written, before any work is done."""
+    """Raise if no file can be written, before any work is done.
+
+    Raises:
+        BadInput: the folder does not exist or cannot be written to.
+    """
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -322,7 +351,11 @@ def check_place(path: str | Path) -> None:
 
 
 def check_folder(path: str | Path) -> None:
-    """Raise if a folder can neither be written to nor be made, before any work is done."""
+    """Raise if a folder can neither be written to nor be made, before any work is done.
+
+    Raises:
+        BadInput: it is a file, or lies in a folder that may not be written to.
+    """
     target = Path(os.path.realpath(path))
     there = next((place for place in (target, *target.parents) if place.exists()), target)
     if not there.is_dir() or not os.access(there, os.W_OK):
@@ -331,7 +364,11 @@ def check_folder(path: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file completely or not at all, as `write_pieces` does."""
+    """Write a text file completely or not at all, as `write_pieces` does.
+
+    Raises:
+        BadInput: the folder does not exist or cannot be written to.
+    """
     write_pieces(path, (text.encode("utf-8"),))
 
 
@@ -340,6 +377,9 @@ def write_pieces(path: str | Path, pieces: Iterable[bytes]) -> None:
 
     The file is written under another name in the same folder and renamed. A symbolic link is kept,
     and its target written. Anything but a regular file (a device, a pipe) is written in place.
+
+    Raises:
+        BadInput: the folder does not exist or cannot be written to.
     """
     try:
         target = Path(os.path.realpath(path))

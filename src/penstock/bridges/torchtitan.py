@@ -30,7 +30,11 @@ SCHEDULES = {
 
 
 def torchtitan_config(given: NamedPlan) -> tuple[str, list[str]]:
-    """The fields of torchtitan's configuration, and notes; TOML if the path ends so, else JSON."""
+    """The fields of torchtitan's configuration, and notes; TOML if the path ends so, else JSON.
+
+    Raises:
+        BadInput: stages on ranks in an order that torchtitan does not have.
+    """
     layout = given.layout
     document: dict[str, dict[str, object]] = {
         "parallelism": {

@@ -64,7 +64,11 @@ class DataLengths:
 
 
 def data_lengths(job: Job) -> DataLengths | None:
-    """The lengths of the first batches of a job's training data; None if nothing varies."""
+    """The lengths of the first batches of a job's training data; None if nothing varies.
+
+    Raises:
+        BadInput: there is no batch, or a batch does not vary as declared.
+    """
     if not job.dynamic:
         return None
     batches = list(islice(job.batches("train"), LOOKED_AT))

@@ -15,7 +15,11 @@ from penstock.schedule.validate import validate
 
 
 def order_of(plan: Plan) -> Schedule:
-    """The schedule that simulator, runtime and drawings of ``plan`` share."""
+    """The schedule that simulator, runtime and drawings of ``plan`` share.
+
+    Raises:
+        BadInput: no schedule has the plan's name for it, or it cannot be played on this pipeline.
+    """
     if isinstance(plan, PlanInOneProcess):
         planned = replace(plan.planned, micro_batches=plan.micro_batches)
         return merged(order_of(planned), planned.shape())
@@ -49,7 +53,11 @@ def has_forwards_first(schedule: Schedule, stage: int) -> bool:
 
 
 def updates_per_batch(plan: Plan) -> int:
-    """How many times each stage updates its weights in a batch; 0 if it waits for a flush."""
+    """How many times each stage updates its weights in a batch; 0 if it waits for a flush.
+
+    Raises:
+        BadInput: the plan's schedule cannot be run.
+    """
     per_update = order_of(plan).weights.micro_batches_per_update
     return plan.micro_batches // per_update if per_update else 0
 

@@ -93,6 +93,12 @@ def find_plan(
 
     A published planner does not know all schedules. For the others, its plan for the schedules that
     it knows provides the devices (`penstock.search.families.rescheduled`).
+
+    Raises:
+        BadInput: no planner has the name, the profile does not say what a tensor group divides, or
+            a pin names devices where tensor groups are asked for.
+        Infeasible: nothing fits; the message says what would. Or no plan of the planner keeps the
+            pins.
     """
     member_named(PLANNERS, planner, "planner")
     if sizes:

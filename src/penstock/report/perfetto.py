@@ -17,7 +17,11 @@ ENGINES = ("compute", "send", "receive")
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
-    """Write ``timelines``, each as a process of its own, to a trace file."""
+    """Write ``timelines``, each as a process of its own, to a trace file.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
     events = [
         event
         for process, timeline in enumerate(timelines)

@@ -21,7 +21,11 @@ REFUSED_CLASS = re.compile(r"GLOBAL (\S+) was not an allowed")
 
 
 def to_bytes(value: object, name: str) -> memoryview:
-    """The bytes of a value; ``name`` says what it is in error messages."""
+    """The bytes of a value; ``name`` says what it is in error messages.
+
+    Raises:
+        BadInput: it holds an object that cannot be written.
+    """
     if type(value) in SCALARS:
         return memoryview(bytearray(json.dumps(value).encode()))
     archive = io.BytesIO()
@@ -34,7 +38,11 @@ def to_bytes(value: object, name: str) -> memoryview:
 
 
 def from_bytes(data: bytes, name: str, types: tuple[type, ...] = ()) -> Any:
-    """The value that `to_bytes` was given; ``types`` are the classes that it may hold."""
+    """The value that `to_bytes` was given; ``types`` are the classes that it may hold.
+
+    Raises:
+        BadInput: it holds an object of another class, or `to_bytes` has not made these bytes.
+    """
     try:
         if not data.startswith(ARCHIVE):
             return json.loads(data)

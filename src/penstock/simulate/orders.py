@@ -77,7 +77,11 @@ class FlatOrders:
 
 
 def orders_of_plan(plan: Plan) -> FlatOrders:
-    """The orders of one iteration of ``plan``; they are valid."""
+    """The orders of one iteration of ``plan``; they are valid.
+
+    Raises:
+        BadInput: the plan's schedule cannot be made or is not valid; see `order_of`.
+    """
     check_choices(plan)
     family, shape = FAMILIES.get(plan.schedule), plan.shape()
     in_flight = family.in_flight if family else None

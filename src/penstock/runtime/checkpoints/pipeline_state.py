@@ -129,7 +129,11 @@ def parameters_of(tensors: Iterable[str]) -> dict[str, str]:
 def saved_state(
     engine: Engine, training: Training, extra: Any, loader: StatefulLoader | None
 ) -> dict[str, Any]:
-    """All that a checkpoint keeps besides tensors; all ranks must call this."""
+    """All that a checkpoint keeps besides tensors; all ranks must call this.
+
+    Raises:
+        BadInput: ``extra`` or the loader's state holds a value that a checkpoint cannot keep.
+    """
     state = merged_states(engine.world.all_gather(training.state()))
 
     def as_json() -> dict[str, Any]:
@@ -164,7 +168,11 @@ def load_state(
 
 
 def chosen_checkpoint(engine: Engine, directory: Path) -> Path:
-    """Return ``directory`` if it is a checkpoint, else its newest undamaged one; all ranks agree."""
+    """Return ``directory`` if it is a checkpoint, else its newest undamaged one; all ranks agree.
+
+    Raises:
+        BadInput: there is none, or the given one is damaged.
+    """
     world = engine.world
 
     def candidates() -> list[str]:

@@ -107,7 +107,11 @@ class RankMessages:
 
 
 def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[BoundaryTensors, ...]:
-    """The tensors sent between stages; each tensor goes once to every stage that reads it."""
+    """The tensors sent between stages; each tensor goes once to every stage that reads it.
+
+    Raises:
+        BadInput: a tensor that is computed from all samples would be sent between replicas.
+    """
     crossing: dict[tuple[int, int], list[TensorSpec]] = {}
     for spec, producer_layer, consumer_layers in graph.crossings:
         producer = plan.stage_of_layer(producer_layer)
