@@ -110,11 +110,7 @@ def read_layout(of: str, path: Path, profile: ModelProfile, asked: AskedLayout) 
 
 
 def format_named(name: str, reads: bool = False) -> Format:
-    """The format of a framework whose layouts are written, or also read.
-
-    Raises:
-        BadInput: there is none; the message names those that there are.
-    """
+    """The format of a framework whose layouts are written, or also read."""
     known = [framework for framework, form in FORMATS.items() if form.read or not reads]
     if name not in known:
         raise BadInput(

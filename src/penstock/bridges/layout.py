@@ -105,9 +105,6 @@ def plan_of_layout(layout: PipelineLayout, asked: AskedLayout) -> Plan:
     Devices are numbered as the frameworks number ranks: the replicas of a pipeline rank follow one
     another. Without a schedule, the plan has 1F1B, or its interleaved form for stages that go
     round after round.
-
-    Raises:
-        BadInput: the micro-batches or the schedule are neither said nor asked, or do not fit.
     """
     replicas = asked.replicas or layout.replicas or 1
     micro_batches, size = batches_of(layout, asked, replicas)

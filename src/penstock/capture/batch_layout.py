@@ -214,10 +214,6 @@ def layouts_of(
     size of dimension 0 (the first such), and tensors of this size have one row for each. A tensor
     with a multiple has several rows for each, or all samples share it; any other is shared. Or the
     least size divides all others, and nothing is shared. Layouts that share little come first.
-
-    Raises:
-        BadInput: no tensors, none with samples, too many tensors that may be shared, or what
-            ``dynamic`` or ``rows`` names does not exist.
     """
     leaves: list[torch.Tensor] = []
     names: list[str] = []

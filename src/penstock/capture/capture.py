@@ -140,11 +140,7 @@ def with_evaluation(
 
 
 def with_path(graph: LayerGraph, kind: int, batch: Batch) -> LayerGraph:
-    """``graph`` with one more kind of batch: as ``kind``, with the path that its loss takes now.
-
-    Raises:
-        BadInput: it cannot be recorded by what the batch shows, or cut between the same calls.
-    """
+    """``graph`` with one more kind of batch: as ``kind``, with the path that its loss takes now."""
     first, like = graph.kinds[0], graph.kinds[kind]
     if len(graph.kinds) == MOST_PATHS:
         raise BadInput(

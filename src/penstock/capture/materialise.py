@@ -94,11 +94,7 @@ def put_tensor(stage: StageModule, name: str, before: torch.Tensor, value: torch
 
 
 def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
-    """A real tensor on the CPU with the initial values of the program's tensor ``name``.
-
-    Raises:
-        BadInput: the model's methods do not set it.
-    """
+    """A real tensor on the CPU with the initial values of the program's tensor ``name``."""
     path, _, last = name.rpartition(".")
     owner = user.module(path)
     results = [_run_initialisers(user, name, like, seed, blank) for blank in _blanks(like)]

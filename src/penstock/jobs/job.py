@@ -89,11 +89,7 @@ TRIED_SIDE = 256
 
 
 def member_at(place: str) -> Any:
-    """What a module holds, named as ``module:name``.
-
-    Raises:
-        ValueError: the place is malformed, the import fails, or the module has nothing so named.
-    """
+    """What a module holds, named as ``module:name``."""
     module_name, colon, name = place.partition(":")
     if not (module_name and colon and name):
         raise ValueError(MALFORMED)
@@ -172,9 +168,6 @@ class OptimizerSettings:
     parameters, the learning rate as ``lr``, and ``arguments``. ``no_decay`` are patterns of names
     of parameters without weight decay. ``groups`` have parameters by patterns, with settings of
     their own; the first that fits counts.
-
-    Raises:
-        BadInput: both ``fused`` and ``foreach``, or a number out of range.
     """
 
     name: Annotated[str, AfterValidator(optimizer_name)] = "adamw"
@@ -451,9 +444,6 @@ class Job:
     ``batch_limit_s`` is how long the data may take for a batch (0: no limit). ``trackers`` show a
     run elsewhere (`TRACKERS`). ``tensor_parallel`` lets the plan have groups of ranks that share a
     stage.
-
-    Raises:
-        BadInput: a number out of range, or settings that contradict each other.
     """
 
     name: Annotated[str, AfterValidator(file_name)]
@@ -596,11 +586,7 @@ class Job:
         return HEARTBEAT.read(ask, what, self.batch_limit_s)
 
     def example_batch(self) -> Batch:
-        """The first batch of the training data.
-
-        Raises:
-            BadInput: the data yields no batch.
-        """
+        """The first batch of the training data."""
         for batch in self.batches("train"):
             return batch
         raise BadInput(

@@ -86,11 +86,7 @@ def check_device(device: str, workers: int = 1) -> str:
 
 
 def built_model(job: Job) -> nn.Module:
-    """The job's model with its first weights, from the job's seed.
-
-    Raises:
-        BadInput: the job's function raises, ends the program, or does not return a module.
-    """
+    """The job's model with its first weights, from the job's seed."""
     torch.manual_seed(job.seed)
     try:
         model: object = job.model()

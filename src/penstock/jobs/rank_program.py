@@ -494,11 +494,7 @@ def tried(run: JobRun, costs: CostedJob | None, history: History) -> tuple[Plan 
 
 
 def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
-    """The newest undamaged checkpoint; None if the run ended before its first one.
-
-    Raises:
-        BadInput: all checkpoints are damaged.
-    """
+    """The newest undamaged checkpoint; None if the run ended before its first one."""
     found = complete_in(directory.checkpoints)
     for path in reversed(found):
         damage = damage_of(path)

@@ -123,11 +123,7 @@ def middle(speeds: Sequence[tuple[float, float]], share: float) -> float:
 
 
 def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:
-    """The median over workers of every layer's times; bytes are the same for all.
-
-    Raises:
-        BadInput: no profiles, or profiles of different models.
-    """
+    """The median over workers of every layer's times; bytes are the same for all."""
     names = {tuple(layer.name for layer in profile.layers) for profile in profiles}
     if len(names) != 1:
         raise BadInput(

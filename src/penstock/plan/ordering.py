@@ -15,11 +15,7 @@ from penstock.schedule.validate import validate
 
 
 def order_of(plan: Plan) -> Schedule:
-    """The schedule that simulator, runtime and drawings of ``plan`` share.
-
-    Raises:
-        BadInput: no schedule has the plan's name for it, or it cannot be played on this pipeline.
-    """
+    """The schedule that simulator, runtime and drawings of ``plan`` share."""
     if isinstance(plan, PlanInOneProcess):
         planned = replace(plan.planned, micro_batches=plan.micro_batches)
         return merged(order_of(planned), planned.shape())

@@ -210,11 +210,7 @@ def dividing(problem: PlanningProblem, sharding: ShardingChoice) -> PlanningProb
 def schedules_for(
     problem: PlanningProblem, choice: str, option: str, instead: str
 ) -> tuple[str, ...]:
-    """The allowed schedules under which stages can have a choice (`choice_refusal`).
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The allowed schedules under which stages can have a choice (`choice_refusal`)."""
     refusals = {name: choice_refusal(choice, name) for name in problem.schedules}
     able = tuple(name for name, refusal in refusals.items() if not refusal)
     if not able:

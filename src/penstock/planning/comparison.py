@@ -209,11 +209,7 @@ def best_first(comparisons: Sequence[Comparison], planners: Sequence[str]) -> li
 
 
 def require_a_plan(comparisons: Sequence[Comparison]) -> None:
-    """Raise the first refusal where no planner found a plan.
-
-    Raises:
-        Infeasible: nothing fits; the message says what would.
-    """
+    """Raise the first refusal where no planner found a plan."""
     if any(isinstance(c.outcome, PlannedPipeline) for c in comparisons):
         return
     for comparison in comparisons:

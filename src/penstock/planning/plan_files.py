@@ -100,11 +100,7 @@ def write_planned(
 
 
 def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
-    """The inputs to simulate a plan with: as given, else as recorded, else the files of its run.
-
-    Raises:
-        BadInput: no profile or no cluster is given, recorded or beside the plan.
-    """
+    """The inputs to simulate a plan with: as given, else as recorded, else the files of its run."""
     recorded = recorded_origin(plan_path)
     beside = Path(plan_path).parent
     profile = given.profile or recorded.profile or existing(beside / "profile.json")
@@ -121,11 +117,7 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
 
 
 def cluster_of_plan(plan_path: str, given: str) -> Cluster:
-    """The cluster that is given, else the one recorded with the plan, else the one beside it.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The cluster that is given, else the one recorded with the plan, else the one beside it."""
     found = given
     if not found and plan_path:
         beside = Path(plan_path).parent / "cluster.toml"
@@ -136,11 +128,7 @@ def cluster_of_plan(plan_path: str, given: str) -> Cluster:
 
 
 def profile_of_plan(plan_path: str | Path, given: PlanInputs) -> ModelProfile:
-    """The profile of a plan: as given, else as recorded, else that of its run.
-
-    Raises:
-        BadInput: no profile is given, recorded or beside the plan, or it cannot be read.
-    """
+    """The profile of a plan: as given, else as recorded, else that of its run."""
     recorded = recorded_origin(plan_path)
     beside = existing(Path(plan_path).parent / "profile.json")
     name = given.profile or recorded.profile or beside

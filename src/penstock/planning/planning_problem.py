@@ -51,9 +51,6 @@ def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
 
     >>> member_named({"1f1b": 1, "gpipe": 2}, "gpipe", "schedule")
     2
-
-    Raises:
-        BadInput: no member has the name; the message says which was probably meant.
     """
     if name not in registry and thing == "planner":
         from penstock.planning.plugins import add_installed

@@ -53,10 +53,6 @@ def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProbl
     Devices of the cluster that are in no group of the plan become groups of their own; devices of
     the plan are numbered anew in the order of the cluster. Without its ``tensor_groups`` the plan
     is one for the new problem. A plan that has none is returned as it is.
-
-    Raises:
-        BadInput: the cluster lacks a rank, a group spans hosts or kinds of devices, or the profile
-            does not say what a group divides.
     """
     if not plan.tensor_groups:
         return plan, problem
@@ -237,11 +233,7 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """The sizes of tensor groups in a list such as "2,4"; none in an empty text.
-
-    Raises:
-        BadInput: something else than whole numbers >= 1.
-    """
+    """The sizes of tensor groups in a list such as "2,4"; none in an empty text."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and 1 <= int(part) <= MOST_RANKS for part in parts):
         raise BadInput(

@@ -104,13 +104,7 @@ def emulation_of(
 
 
 def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
-    """Raise for a plan that the emulation would carry out otherwise than it says.
-
-    Raises:
-        BadInput: plan, profile and cluster do not fit together; devices take whole micro-batches
-            in turn, share cores, or do not overlap messages with compute; messages go in order; the
-            schedule does two things at once, or has no flush; neighbouring stages share no tensor.
-    """
+    """Raise for a plan that the emulation would carry out otherwise than it says."""
     check_plan_fits_inputs(plan, profile, cluster)
     schedule = order_of(plan)
     if schedule.concurrent:

@@ -547,11 +547,7 @@ class Engine:
 
 
 class Iteration:
-    """An iteration of an engine on batches, whatever it is for; see `Engine.run`.
-
-    Raises:
-        BadInput: the ranks were given different lengths, or several batches for one loss of all.
-    """
+    """An iteration of an engine on batches, whatever it is for; see `Engine.run`."""
 
     def __init__(
         self,

@@ -51,11 +51,7 @@ def makespan_s(schedule: Schedule, shape: PipelineShape) -> float:
 
 
 def times_of(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
-    """Start and end of every action, each as early as its order and its dependencies allow.
-
-    Raises:
-        BadInput: the schedule deadlocks.
-    """
+    """Start and end of every action, each as early as its order and its dependencies allow."""
     streams, start, reached = play_as_far_as_possible(schedule, shape)
     taken = seconds_by_kind(shape)
     starts: list[npt.NDArray[np.float64]] = []

@@ -20,11 +20,7 @@ TRIED_MICRO_BATCHES = 4
 
 
 def called(what: str, call: Callable[[], object], kind: type[Result]) -> Result:
-    """What a function from outside returns.
-
-    Raises:
-        PluginFailed: it raised, or returned something else than a ``kind``.
-    """
+    """What a function from outside returns."""
     try:
         found = call()
     except PenstockError:

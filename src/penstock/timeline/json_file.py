@@ -71,11 +71,7 @@ def timeline_to_json(timeline: Timeline) -> dict[str, object]:
 
 
 def timeline_from_json(values: object, where: str = "timeline") -> Timeline:
-    """The timeline that `timeline_to_json` wrote; ``where`` names it in error messages.
-
-    Raises:
-        BadInput: another schema, a missing column, or a row that is not an event.
-    """
+    """The timeline that `timeline_to_json` wrote; ``where`` names it in error messages."""
     entry = check_document(TimelineEntry, values, where)
     events = tuple(Event(*row) for row in entry.events)
     memory = tuple(MemorySample(*row) for row in entry.memory)

@@ -113,11 +113,7 @@ def asynchronous_order(plan: Plan) -> AsynchronousOrder:
 
 
 def cut_for(plan: Plan, samples: int) -> BatchCut:
-    """Cut a batch of ``samples`` into as many micro-batches as planned.
-
-    Raises:
-        BadInput: the batch has too few samples.
-    """
+    """Cut a batch of ``samples`` into as many micro-batches as planned."""
     cut = cut_batch(plan, samples)
     if len(cut.micro_batches) != plan.micro_batches:
         raise BadInput(

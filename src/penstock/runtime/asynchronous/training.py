@@ -102,11 +102,7 @@ class AsynchronousSteps(StreamedSteps):
         return {number: stage.versions for number, stage in self.stages.items()}
 
     def step(self, batches: Sequence[Sequence[Leaf]]) -> StepMetrics:
-        """Train on one batch; the pipeline is empty before and after it.
-
-        Raises:
-            BadInput: there are several batches.
-        """
+        """Train on one batch; the pipeline is empty before and after it."""
         if len(batches) > 1:
             raise BadInput(
                 f"step() was given {len(batches)} batches, and schedule "

@@ -59,11 +59,7 @@ class StateEntry(Ignoring):
 
 
 def state_text(step: int, state: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of ``state.json``. ``files`` gives ``bytes`` and ``sha256`` of every other file.
-
-    Raises:
-        BadInput: the state holds a value that JSON cannot express.
-    """
+    """The text of ``state.json``. ``files`` gives ``bytes`` and ``sha256`` of every other file."""
     content = {"schema": SCHEMA, "step": step, "files": dict(files), **state}
     try:
         return json.dumps({**content, "sha256": checksum_of(content)}, indent=1)
@@ -178,11 +174,7 @@ def latest_checkpoint(directory: Path) -> Path:
 
 
 def checkpoints_in(directory: Path) -> Sequence[Path]:
-    """Complete checkpoints, oldest first; at least one.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """Complete checkpoints, oldest first; at least one."""
     found = complete_in(directory)
     if not found:
         raise BadInput(f"no checkpoint in '{directory}'; name the directory of a run with one")
@@ -198,11 +190,7 @@ def complete_in(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class CheckpointTarget:
-    """Where a checkpoint is written, what its ``state.json`` holds, how many are kept.
-
-    Raises:
-        BadInput: none is to be kept.
-    """
+    """Where a checkpoint is written, what its ``state.json`` holds, how many are kept."""
 
     directory: Path
     step: int
@@ -373,9 +361,6 @@ def complete(target: CheckpointTarget, ranks: int) -> None:
 
     Checkpoints of later steps are of a course that this one has left, and get another name. Does
     nothing if the checkpoint is complete already.
-
-    Raises:
-        BadInput: it cannot be written, or a rank's part is missing.
     """
     folder = target.folder
     if not folder.partial.exists():

@@ -102,11 +102,7 @@ def loader_to_text(loader: StatefulLoader) -> str:
 
 
 def loader_from_text(loader: StatefulLoader, text: object, name: str) -> None:
-    """Restore a loader from what `loader_to_text` made; ``name`` is the checkpoint's name.
-
-    Raises:
-        BadInput: the checkpoint has no loader state, or one of an earlier version.
-    """
+    """Restore a loader from what `loader_to_text` made; ``name`` is the checkpoint's name."""
     if not isinstance(text, str):
         what = "no place in a loader" if text is None else "a place of an earlier version"
         raise BadInput(

@@ -66,11 +66,7 @@ class PredictionView:
 
     @property
     def graph(self) -> LayerGraph:
-        """The graph without its loss.
-
-        Raises:
-            BadInput: the model cannot predict without its loss.
-        """
+        """The graph without its loss."""
         if self.problem:
             raise BadInput(f"the model cannot predict: {self.problem}")
         return self._graph

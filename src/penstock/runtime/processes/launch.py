@@ -171,11 +171,7 @@ def launch_workers(
 def with_code(
     function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The call; with the code of what workers cannot import, where ``__main__`` is not a file.
-
-    Raises:
-        BadInput: that needs cloudpickle, which is missing.
-    """
+    """The call; with the code of what workers cannot import, where ``__main__`` is not a file."""
     named = [function, getattr(function, "func", None), *arguments, *map(type, arguments)]
     own = any(getattr(each, "__module__", "") == "__main__" for each in named)
     if not own or hasattr(sys.modules["__main__"], "__file__"):

@@ -93,11 +93,7 @@ class World:
 
     @property
     def control(self) -> dist.ProcessGroup | None:
-        """A Gloo group of all ranks; ``None``: this process is alone.
-
-        Raises:
-            RunFailed: this process has left.
-        """
+        """A Gloo group of all ranks; ``None``: this process is alone."""
         if self.size > 1 and not self.groups:
             raise RunFailed("the pipeline was closed, and cannot do this; do it before close()")
         return self.groups[0] if self.groups else None

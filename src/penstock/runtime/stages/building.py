@@ -34,11 +34,7 @@ def graph_of(
     batch: Batch,
     loss: Loss | None,
 ) -> LayerGraph:
-    """Capture ``model``; a model that is already captured is returned as it is.
-
-    Raises:
-        BadInput: it is captured, and a loss is given.
-    """
+    """Capture ``model``; a model that is already captured is returned as it is."""
     if isinstance(model, nn.Module):
         return capture_model(model, batch, loss=loss)
     if loss is not None:
@@ -249,9 +245,6 @@ def module_for(
 
     ``name`` is a submodule, parameter or buffer of the model. ``holders[tensor]`` are the ranks
     that hold a parameter or buffer, by its first name.
-
-    Raises:
-        BadInput: the name is unknown, has no parameters or buffers, or is on other ranks.
     """
     first = graph.tied_names.get(name, name)
     below = f"{first}."

@@ -348,9 +348,6 @@ class TensorShards(Shards):
         """Run a stage forward and backward on one sample, to see that every operator can.
 
         All ranks of the group must call this. Gradients are changed; the model's state is not.
-
-        Raises:
-            BadInput: an operator cannot run on shards.
         """
         own = [leaves[index][:1].to(self.world.device) for index in program.batch_inputs]
         received = [

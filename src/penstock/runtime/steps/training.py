@@ -67,11 +67,7 @@ def check_steps(stepped: Optimizer | LRScheduler, *given: float) -> None:
 
 
 def made_of(make: MakeOptimizer, parameters: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
-    """The optimizer of these parameters; ``make`` gets their names if its argument is ``named``.
-
-    Raises:
-        BadInput: it takes gradients from the backward by hooks.
-    """
+    """The optimizer of these parameters; ``make`` gets their names if its argument is ``named``."""
     try:
         takes_names = next(iter(signature(make).parameters), "") == "named"
     except ValueError:  # a function of C++ without a signature
@@ -305,9 +301,6 @@ class Training:
 
         The optimizer's state of a parameter that is frozen rests until it is trained again. Its
         group has the settings of today.
-
-        Raises:
-            BadInput: the optimizer has another number of groups.
         """
         if before.averages is not None:
             self.averages = {}

@@ -98,11 +98,7 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
 
 
 def tensors_in(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the directory, by its name there.
-
-    Raises:
-        BadInput: there are no weights, a file is missing or incomplete, or the index is wrong.
-    """
+    """Every tensor of the directory, by its name there."""
     if (directory / INDEX_FILE).is_file():
         return tensors_of_index(directory)
     if (directory / SINGLE_FILE).is_file():
@@ -159,11 +155,7 @@ def check_architecture(directory: Path, model: nn.Module) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        BadInput: the file cannot be read, or contains no object.
-    """
+    """The object in a JSON file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as cause:

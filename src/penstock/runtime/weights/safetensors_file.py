@@ -51,11 +51,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of a file, by name, without reading their values.
-
-    Raises:
-        BadInput: the file is missing, incomplete, or not of this format.
-    """
+    """All tensors of a file, by name, without reading their values."""
     found: dict[str, StoredTensor] = {}
     with opened(path) as file:
         for name in file.offset_keys():
