@@ -115,12 +115,7 @@ class BatchLayout:
         )
 
     def flatten(self, batch: Batch) -> list[torch.Tensor]:
-        """The tensors of ``batch`` in order, with samples first, checked against the example.
-
-        Raises:
-            BadInput: structure, constants, dtype or a fixed dimension differ, or the tensors have
-                unequal numbers of samples.
-        """
+        """The tensors of ``batch`` in order, with samples first, checked against the example."""
         found = list(_match(self.structure, batch, "batch"))
         return list(self._by_sample(dict(enumerate(found))).values())
 
@@ -316,11 +311,7 @@ def _rows_that_may_be(spec: LeafSpec, samples: int) -> tuple[int, ...]:
 
 
 def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
-    """``layout`` with the dimensions that vary.
-
-    Raises:
-        BadInput: ``dynamic`` names something that the batch does not have.
-    """
+    """``layout`` with the dimensions that vary."""
     lengths = named_lengths(dynamic)
     numbers = {length.name: number for number, length in enumerate(lengths)}
     leaves = list(layout.leaves)

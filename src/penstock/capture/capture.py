@@ -268,9 +268,6 @@ def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:
 
     If it ``failed`` without that, a kernel may have refused a stand-in: then these are all that
     can be constants.
-
-    Raises:
-        BadInput: an entry was read that cannot be a constant.
     """
     read = [entry for entry in layout.unread if entry.readers]
     for entry in read:

@@ -78,11 +78,7 @@ class LayerGraph:
 
     @classmethod
     def of(cls, program: UserProgram, recorded: Recorded, *, kinds: int = 1) -> "LayerGraph":
-        """The graph of a recorded program, of so many ``kinds`` of batches.
-
-        Raises:
-            BadInput: the loss cannot be computed from slices of a batch, nor of all of it at once.
-        """
+        """The graph of a recorded program, of so many ``kinds`` of batches."""
         state = KeptState(program, recorded.changes)
         why = recorded.parts.mixing
         if recorded.whole_from is not None and kinds == 1:

@@ -30,9 +30,6 @@ def materialise(program: StageProgram, *, device: torch.device | str, seed: int)
     around it, then from ``_init_weights`` of the model (a convention of Hugging Face and others).
     Tensors with values keep them and are moved. The stage has the user's own modules, whose other
     tensors stay as they are.
-
-    Raises:
-        BadInput: nothing initialises a tensor that is on meta.
     """
     stage, home = program.module, torch.device(device)
     user = stage.graph.program

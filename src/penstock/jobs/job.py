@@ -367,11 +367,7 @@ def as_function(key: str, value: object) -> object:
 
 
 def function_at(place: str, key: str) -> Any:
-    """The function at ``module:function``; a loss may be a list of weighted functions.
-
-    Raises:
-        ValueError: there is none, or it cannot be called with the arguments of ``key``.
-    """
+    """The function at ``module:function``; a loss may be a list of weighted functions."""
     function = member_at(place)
     if not (key == "loss" and isinstance(function, list)):
         check_call(function, key)

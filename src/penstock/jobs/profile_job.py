@@ -74,11 +74,7 @@ class CostedJob:
 
 
 def check_device(device: str, workers: int = 1) -> str:
-    """What to say of ``workers`` workers on ``device``, if anything.
-
-    Raises:
-        BadInput: they cannot run on it here.
-    """
+    """What to say of ``workers`` workers on ``device``, if anything."""
     if device == "cpu":
         return ""
     check_gpu_is_here(f"--device {device}")
@@ -155,11 +151,7 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
 
 
 def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> ModelProfile:
-    """The profile of a job's model on this device, or estimated for absent hardware.
-
-    Raises:
-        BadInput: unknown hardware, or a model that cannot be captured.
-    """
+    """The profile of a job's model on this device, or estimated for absent hardware."""
     if estimate_for:
         graph = build_and_capture(job)
 
@@ -340,9 +332,6 @@ def with_measured_groups(
     """``profile`` with the measured factors of the job's tensor groups; all workers must call this.
 
     A model on the meta device may not fit in memory as a whole, so its groups are not measured.
-
-    Raises:
-        BadInput: the model cannot be divided, and no plan was given that divides a part of it.
     """
     costs, sizes = profile.tensor_parallel, job.tensor_parallel.ranks
     if costs is None or not sizes:
@@ -385,9 +374,6 @@ def measured_factors(
     All workers must call this; as many of them as possible compute at the same time. Times are
     relative to those of single ranks by ``profile`` and by the same kind of measurement, so what
     the two have in common does not count.
-
-    Raises:
-        BadInput: the model cannot be divided.
     """
     found: dict[int, float] = {}
     alone = excess(job, graph, profile, cluster, groups_of(cluster, 1), device)

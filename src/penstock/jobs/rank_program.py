@@ -250,11 +250,7 @@ def ignore(text: str) -> None:
 
 
 def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
-    """The request with its run directory, which is made if it is a new one.
-
-    Raises:
-        BadInput: the request or the job cannot be carried out.
-    """
+    """The request with its run directory, which is made if it is a new one."""
     if note := check_device(request.device, request.workers):
         say(note)
     if job.save_weights is not None:
@@ -540,11 +536,7 @@ def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart
 
 
 def check_rooms(world: World, plan: Plan, planned: PlannedPart | None) -> None:
-    """Check that the plan's ranks fit into what is free of their GPUs; all must call this.
-
-    Raises:
-        BadInput: another process holds the memory.
-    """
+    """Check that the plan's ranks fit into what is free of their GPUs; all must call this."""
     peaks = world.broadcast(list(planned.prediction.peak_memory_bytes) if planned else [])
     places = list(zip(world.hosts, world.devices, strict=True))
     own = [plan.device_of(r) for r, at in enumerate(places) if at == places[world.rank]]

@@ -56,11 +56,7 @@ class RollBack:
     _times: Counter[int] = field(default_factory=Counter[int])
 
     def after(self, failure: LossNotFinite) -> int:
-        """Load the last checkpoint and return its step; all ranks must call this.
-
-        Raises:
-            LossNotFinite: there is no checkpoint, or the run has gone back to it too often.
-        """
+        """Load the last checkpoint and return its step; all ranks must call this."""
         try:
             start = self.pipe.load(self.checkpoints)
         except BadInput as none:

@@ -99,9 +99,6 @@ def measure_links(device: torch.device | str = "cpu") -> Cluster:
 
     Every rank must call this, and all get the same result. The numbers of a host are the medians
     over its pairs; those of its port are the medians over its pairs with other hosts.
-
-    Raises:
-        BadInput: no process group was initialised.
     """
     return cluster_of(*measure_pairs(device))
 

@@ -49,11 +49,7 @@ def has_forwards_first(schedule: Schedule, stage: int) -> bool:
 
 
 def updates_per_batch(plan: Plan) -> int:
-    """How many times each stage updates its weights in a batch; 0 if it waits for a flush.
-
-    Raises:
-        BadInput: the plan's schedule cannot be run.
-    """
+    """How many times each stage updates its weights in a batch; 0 if it waits for a flush."""
     per_update = order_of(plan).weights.micro_batches_per_update
     return plan.micro_batches // per_update if per_update else 0
 

@@ -185,9 +185,6 @@ def in_blocks(problem: PlanningProblem) -> PlanningProblem:
 
     A planner solves it like any other; `penstock.plan.plan.with_recompute` turns its plans into
     those meant. Only schedules that can recompute by block are left.
-
-    Raises:
-        BadInput: no schedule can.
     """
     able = schedules_for(problem, "blocks", "--recompute blocks", "--recompute stage")
     profile = problem.profile.by_block
@@ -199,9 +196,6 @@ def dividing(problem: PlanningProblem, sharding: ShardingChoice) -> PlanningProb
 
     Planners count that for every stage, and `penstock.plan.sharding.with_sharding` says so in their
     plans. Only schedules that allow it are left.
-
-    Raises:
-        BadInput: no schedule does.
     """
     able = schedules_for(problem, sharding, f"--sharding {sharding}", "--sharding off")
     return replace(problem, sharding=sharding, schedules=able)

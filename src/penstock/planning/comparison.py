@@ -134,9 +134,6 @@ def compare_plans(
 
     ``limit_s`` is for each planner. ``on_step`` is called with a planner's name and its steps. A
     planner that fails gives one row without a plan.
-
-    Raises:
-        BadInput: an unknown planner or schedule.
     """
     check_names(planners, schedules)
     allowed = {

@@ -39,19 +39,11 @@ class PlanInputs:
     optimizer_state: float = 2.0
 
     def read_profile(self) -> ModelProfile:
-        """The profile.
-
-        Raises:
-            BadInput: neither a built-in model nor a profile.
-        """
+        """The profile."""
         return find_profile(self.profile, self.profile_batch or None)
 
     def read_cluster(self) -> Cluster:
-        """The cluster.
-
-        Raises:
-            BadInput: neither a preset nor a cluster file.
-        """
+        """The cluster."""
         return find_cluster(self.cluster)
 
 
@@ -82,11 +74,7 @@ def prediction_path(plan_path: str | Path) -> Path:
 def write_planned(
     planned: PlannedPipeline, path: str | Path, inputs: PlanInputs, planning_s: float
 ) -> None:
-    """Write a plan, and beside it what was predicted.
-
-    Raises:
-        BadInput: the place cannot be written to.
-    """
+    """Write a plan, and beside it what was predicted."""
     write_plan(planned.plan, path)
     document: dict[str, Json] = {
         "format": "penstock-prediction",

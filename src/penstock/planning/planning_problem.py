@@ -90,10 +90,6 @@ def planning_problem(
     ``memory_reserve`` is the share of each device's memory that plans leave free. `search` returns
     the simplest of the plans that are slower than the fastest by at most the share ``as_fast``.
     ``pins`` are parts of the plan to keep, as `penstock.plan.pins.read_pin` reads them.
-
-    Raises:
-        BadInput: an unknown schedule, a reserve of all memory, sizes that do not go together, or
-            pins that cannot be read, or that no plan keeps.
     """
     schedules = schedules_named(
         schedule, planner, norms=profile.has_norms, whole_loss=profile.whole_loss
@@ -152,9 +148,6 @@ def schedules_named(
       paper that the runtime carries out, or `PlanningProblem.schedules`.
     - "whole-backwards": those of `search` that never split a backward.
     - "any": all that give the gradients of one device.
-
-    Raises:
-        BadInput: an unknown schedule.
     """
     found: list[str] = []
     for name in (part.strip() for part in schedule.split(",")):
@@ -197,9 +190,6 @@ def problem_of_plan(
     """The problem that ``plan`` solves: any micro-batch size, the schedules of its planner.
 
     Where nothing is said of a reserve it keeps none: a plan may use all memory that there is.
-
-    Raises:
-        BadInput: the plan does not fit to the profile or the cluster.
     """
     check_plan_fits_inputs(plan, profile, cluster)
     problem = planning_problem(

@@ -22,20 +22,12 @@ BUILT_IN = frozenset(PLANNERS)
 
 
 def planner_name(planner: str | Planner) -> str:
-    """The name of a planner; a function is added under its own.
-
-    Raises:
-        BadInput: as `add_planner`.
-    """
+    """The name of a planner; a function is added under its own."""
     return planner if isinstance(planner, str) else add_planner(name_of(planner), planner)
 
 
 def schedule_name(schedule: str | AnySchedule) -> str:
-    """The name of a schedule; a function is added under its own.
-
-    Raises:
-        BadInput, PluginFailed: as `penstock.schedule.outside.checked_family`.
-    """
+    """The name of a schedule; a function is added under its own."""
     if isinstance(schedule, str):
         return schedule
     name = name_of(schedule.make if isinstance(schedule, Family) else schedule)

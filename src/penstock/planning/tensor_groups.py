@@ -95,11 +95,7 @@ def without_groups(plan: Plan) -> Plan:
 def profile_on(
     profile: ModelProfile, cluster: Cluster, groups_of_layer: Sequence[Sequence[tuple[int, ...]]]
 ) -> ModelProfile:
-    """The profile of one rank if each layer runs on the given groups, all of one size.
-
-    Raises:
-        BadInput: the profile does not say what a group divides.
-    """
+    """The profile of one rank if each layer runs on the given groups, all of one size."""
     layers: list[LayerCost] = []
     for index, (layer, groups) in enumerate(zip(profile.layers, groups_of_layer, strict=True)):
         ranks = max(len(group) for group in groups)

@@ -81,11 +81,7 @@ def emulation_of(
     time_scale: float = 0.0,
     iterations: int = 2,
 ) -> Emulation:
-    """How to carry out a plan; a time scale of 0 is chosen.
-
-    Raises:
-        BadInput: the plan cannot be rehearsed, or needs more memory than there is.
-    """
+    """How to carry out a plan; a time scale of 0 is chosen."""
     check_can_be_rehearsed(plan, profile, cluster)
     workload = workload_of(plan, profile, cluster, order_of(plan))
     sent_bytes = sum(message.bytes for message in workload.messages) * workload.micro_batches

@@ -68,9 +68,6 @@ class Engine:
     and ``stages`` those of kind number ``kind``, which runs. ``pipelines`` are the ranks of each,
     where several train alone (`penstock.runtime.steps.meeting`), and ``pipeline`` is the number of
     this rank's.
-
-    Raises:
-        BadInput: plan, model and number of processes do not fit together.
     """
 
     def __init__(
@@ -298,11 +295,7 @@ class Engine:
         )
 
     def check_replicas(self, step: int) -> None:
-        """Compare copies of weights before step ``step``, if it is time to.
-
-        Raises:
-            ReplicasDiffer: two copies are not equal.
-        """
+        """Compare copies of weights before step ``step``, if it is time to."""
         if self.replicas.every:
             self.replicas.run(step, self.numbers, self.failures)
 
@@ -386,10 +379,6 @@ class Engine:
         ``graph`` is one whose outputs alone are wanted. Of several kinds that differ in the path of
         the loss it is the first whose path the batches take, as far as they show it, or else the
         latest.
-
-        Raises:
-            BadInput: the batches are like no example, of different kinds, or of others on another
-                rank.
         """
         if len(self.kinds) == 1:
             self.take(0)
@@ -480,9 +469,6 @@ class Engine:
 
         Otherwise a rank would send messages of another size than its peers expect. ``sizes`` are
         the number of samples and the lengths of each batch.
-
-        Raises:
-            BadInput: the lengths differ.
         """
         if not self.graph.lengths:
             return
@@ -513,9 +499,6 @@ class Engine:
         """Give replicas equal values; compile stages, if they are to be, for the size of ``batch``.
 
         Stages of tensor groups are tried with one sample of it.
-
-        Raises:
-            BadInput: an operator cannot run on shards.
         """
         self.held.share_first_values(self.groups, self.world)
         share_attributes(self.graph, self.world)

@@ -136,9 +136,6 @@ class Totals:
         """Combine the numbers of every rank; ``devices`` ranks compute.
 
         ``seed`` is the factor on the gradients from which the backward started.
-
-        Raises:
-            BadInput: the ranks were given different batches.
         """
         check_same_batch(ranks)
         weight = sum(rank.weight for rank in ranks)

@@ -190,11 +190,7 @@ def lower(
     *,
     training: bool,
 ) -> Program:
-    """The program of ``rank`` for batches of ``size``: a number of samples, and lengths.
-
-    Raises:
-        BadInput: the plan's schedule is unknown or cannot be run.
-    """
+    """The program of ``rank`` for batches of ``size``: a number of samples, and lengths."""
     rows, lengths = size
     cut = cut_batch(plan, rows)
     micro_batches = len(cut.micro_batches)

@@ -43,9 +43,6 @@ def makespan_s(schedule: Schedule, shape: PipelineShape) -> float:
     >>> shape = PipelineShape(stages=3, micro_batches=4)
     >>> makespan_s(one_f_one_b(shape), shape)
     18.0
-
-    Raises:
-        BadInput: the schedule deadlocks.
     """
     return times_of(schedule, shape).makespan_s
 

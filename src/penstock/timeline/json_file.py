@@ -100,10 +100,6 @@ def write_timeline(timeline: Timeline, path: Path | str) -> None:
 
 
 def read_timeline(path: Path | str) -> Timeline:
-    """Read the timeline at ``path``.
-
-    Raises:
-        BadInput: no such file, not JSON, or not a timeline of this schema.
-    """
+    """Read the timeline at ``path``."""
     values = parse_json(read_text(path, "timeline"), path, "timeline")
     return timeline_from_json(values, f"timeline '{path}'")

@@ -81,9 +81,6 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
       where one of the two is allowed.
     - On more than 16 devices not all numbers of replicas are tried (`occupancies`).
     - Chains of more than `MOST_LAYERS` layers are cut at likely places only.
-
-    Raises:
-        Infeasible: nothing fits; the message says what would.
     """
     coarse, cuts = coarse_problem(problem, MOST_LAYERS)
     candidates = expanded(dapple_candidates(coarse), cuts)

@@ -102,11 +102,7 @@ class AsynchronousOrder:
 
 
 def asynchronous_order(plan: Plan) -> AsynchronousOrder:
-    """The order of a plan with an asynchronous schedule.
-
-    Raises:
-        BadInput: the plan's schedule cannot be run.
-    """
+    """The order of a plan with an asynchronous schedule."""
     rule = order_of(plan).weights
     shape = (plan.planned if isinstance(plan, PlanInOneProcess) else plan).shape()
     return AsynchronousOrder(shape, asynchronous_depths(shape, rule), rule)

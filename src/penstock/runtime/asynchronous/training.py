@@ -75,9 +75,6 @@ class AsynchronousSteps(StreamedSteps):
     """Trains this rank's stages batch after batch, with the weight updates of the schedule.
 
     ``measure_every``: measure the error of predicted weights every that many updates (0: never).
-
-    Raises:
-        BadInput: stages share a parameter, or the optimizer does not support prediction.
     """
 
     flushes = False
@@ -203,12 +200,7 @@ class AsynchronousSteps(StreamedSteps):
         return replace(ring, messages=messages, steps=updating, begins=False)
 
     def _prepared_for(self, leaves: Sequence[Leaf]) -> PreparedSize:
-        """The prepared work for batches of this size.
-
-        Raises:
-            BadInput: the batch cannot be cut into the plan's micro-batches, or the captured model
-                does not accept its lengths.
-        """
+        """The prepared work for batches of this size."""
         samples = leaves[0].shape[0]
         lengths = self._engine.graph.lengths_of(dict(enumerate(leaves)))
         return self._for_size(samples, lengths)

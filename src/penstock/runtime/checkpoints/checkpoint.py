@@ -130,11 +130,7 @@ def checksum_of_file(path: Path) -> tuple[int, str]:
 
 
 def stored_tensors(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Find every tensor of a checkpoint, by name, without reading its values.
-
-    Raises:
-        BadInput: a file is missing or incomplete.
-    """
+    """Find every tensor of a checkpoint, by name, without reading its values."""
     tensors: dict[str, StoredTensor] = {}
     for name in sorted(state["files"]):
         tensors |= read_header(path / name)
@@ -165,11 +161,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def latest_checkpoint(directory: Path) -> Path:
-    """The newest complete checkpoint in ``directory``. Its checksums are not verified.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The newest complete checkpoint in ``directory``. Its checksums are not verified."""
     return checkpoints_in(directory)[-1]
 
 
@@ -225,9 +217,6 @@ class CheckpointWriter:
 
         With ``wait`` it is complete on return. Otherwise the tensors are copied to CPU memory and
         written from there while training continues; where that has no room for them, this waits.
-
-        Raises:
-            BadInput: the directory cannot be written, or writing the previous checkpoint failed.
         """
         self.wait()
         self._world.on_first(partial(begin, target))

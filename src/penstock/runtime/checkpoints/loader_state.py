@@ -90,11 +90,7 @@ class ResumableLoader:
 
 
 def loader_to_text(loader: StatefulLoader) -> str:
-    """The state of a loader as text.
-
-    Raises:
-        BadInput: the state holds other things than plain values and tensors.
-    """
+    """The state of a loader as text."""
     name = f"the state of the {type(loader).__name__}"
     data = bytes(to_bytes(loader.state_dict(), name))
     from_bytes(data, name)

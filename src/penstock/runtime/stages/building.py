@@ -154,9 +154,6 @@ def build_stages(
     """Build this rank's stages with their tensors on this rank's device; all ranks must call this.
 
     Values are read from ``weights``, or initialised if the model is on meta, or else kept.
-
-    Raises:
-        BadInput: the weights do not fit the model, or some rank cannot initialise a tensor.
     """
 
     def own_stages() -> dict[int, StageProgram]:

@@ -95,11 +95,7 @@ class Stepper:
 
     @classmethod
     def of(cls, optimizer: Optimizer, make: MakeSchedule | None) -> "Stepper":
-        """An optimizer with the schedule that is made for it.
-
-        Raises:
-            BadInput: one needs more arguments in ``step`` than it gets.
-        """
+        """An optimizer with the schedule that is made for it."""
         check_steps(optimizer)
         schedule = make(optimizer) if make is not None else None
         if schedule is None:
@@ -188,9 +184,6 @@ class Training:
         """Clip, update the weights and then the learning rate; all skipped after an overflow.
 
         ``buckets`` hold the gradients, summed and multiplied by ``seed``.
-
-        Raises:
-            LossNotFinite: the loss is not finite, or a gradient that no loss scale can repair.
         """
         update = self.judge(totals, self.learning_rate)
         if not update.skipped:
@@ -207,9 +200,6 @@ class Training:
         """Count a step at a learning rate, and decide from its numbers whether to take it.
 
         Changes no weights.
-
-        Raises:
-            LossNotFinite: as `update`.
         """
         scaler = self.scaler
         totals.check_finite(self.steps + 1, rate, loss_scaled=scaler is not None)

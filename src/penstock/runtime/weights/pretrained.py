@@ -55,10 +55,6 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
 
     The directory may contain any name of a tied tensor. It may use names with or without the prefix
     of a base model, and old names that transformers has renamed.
-
-    Raises:
-        BadInput: the directory is incomplete or of another model, or tensors are missing, not part
-            of the model, or of another shape or type.
     """
     weights = weights if isinstance(weights, Weights) else Weights(weights)
     directory, model = Path(weights.directory), graph.model
@@ -266,9 +262,6 @@ def read_stage(
     """Fill the tensors of one stage that are in ``sources``, with memory for one more at a time.
 
     Tensors on the meta device are created on ``device``.
-
-    Raises:
-        BadInput: a file cannot be read.
     """
     filled: set[int] = set()
     targets: list[tuple[StoredTensor, torch.Tensor]] = []

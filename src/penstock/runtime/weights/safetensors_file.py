@@ -80,11 +80,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 @torch.no_grad()
 def read_into(targets: Sequence[tuple[StoredTensor, torch.Tensor]]) -> None:
-    """Fill tensors of the same shapes, one after another; their devices and types are kept.
-
-    Raises:
-        BadInput: a file cannot be read, or has become shorter.
-    """
+    """Fill tensors of the same shapes, one after another; their devices and types are kept."""
     for path in dict.fromkeys(stored.file for stored, _ in targets):
         with opened(path) as file:
             for stored, target in targets:
