@@ -95,11 +95,6 @@ def work_s(
     return HostStopwatch(lambda: time.process_time() if shares_cores else time.perf_counter())
 
 
-def wall_s(work: Callable[[], object]) -> float:
-    """Seconds of ``work`` by the wall clock."""
-    return HostStopwatch(lambda: time.perf_counter())(work)
-
-
 WARM_UP_S = 0.5
 WARM_UP_SIDE = 2048
 
