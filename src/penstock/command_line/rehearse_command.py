@@ -36,7 +36,7 @@ def rehearse(
 ) -> None:
     """Carry out PLAN with one process for each device, which waits in place of computing."""
     from penstock.plan.json_file import read_plan
-    from penstock.planning.plan_files import PlanInputs, inputs_of_plan, promised_iteration_s
+    from penstock.planning.plan_files import PlanInputs, inputs_of_plan, recorded_origin
     from penstock.rehearse.emulation import emulation_of
     from penstock.rehearse.rehearsal import differences
     from penstock.rehearse.rehearsal import rehearse as carry_out
@@ -56,7 +56,7 @@ def rehearse(
         f"{emulation.ranks} processes; one second of the plan takes {emulation.time_scale:.3g} s"
     )
     rehearsal = carry_out(emulation)
-    promised_s, found = promised_iteration_s(plan), differences(rehearsal)
+    promised_s, found = recorded_origin(plan).iteration_s, differences(rehearsal)
     values = values_of(rehearsal, promised_s, found)
     if picture:
         write_page(picture, rehearsal)

@@ -126,10 +126,6 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
 
     A model that was built on the meta device stays there. The job's weight files are not loaded;
     only their names and shapes are compared with the model.
-
-    Raises:
-        BadInput: there is no model, or the weight files do not match it.
-        CaptureFailed: the model cannot be captured.
     """
     model = built_model(job)
     if not is_on_meta(model):

@@ -128,11 +128,6 @@ def profile_of_plan(plan_path: str | Path, given: PlanInputs) -> ModelProfile:
     return PlanInputs(name, "", given.profile_batch or recorded.profile_batch).read_profile()
 
 
-def promised_iteration_s(plan_path: str | Path) -> float:
-    """The seconds of an iteration that the prediction beside a plan promises; 0 without one."""
-    return recorded_origin(plan_path).iteration_s
-
-
 def recorded_origin(plan_path: str | Path) -> Origin:
     """What the prediction beside a plan says; nothing where there is none."""
     path = prediction_path(plan_path)

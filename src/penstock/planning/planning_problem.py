@@ -114,11 +114,7 @@ def planning_problem(
 
 
 def with_pins(problem: PlanningProblem, texts: Sequence[str]) -> PlanningProblem:
-    """The problem whose plans keep the pins that ``texts`` say.
-
-    Raises:
-        BadInput: as `planning_problem`.
-    """
+    """The problem whose plans keep the pins that ``texts`` say."""
     if not texts:
         return problem
     pins = tuple(read_pin(text, problem.profile, problem.cluster) for text in texts)

@@ -41,11 +41,6 @@ class GroupedPlan:
     problem: PlanningProblem
     prediction: Prediction
 
-    @property
-    def bare(self) -> Plan:
-        """The plan for ``problem``."""
-        return without_groups(self.plan)
-
 
 def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProblem]:
     """A plan with tensor groups, and its problem, with the groups as devices.
@@ -200,10 +195,6 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
     these have different sizes, the layers' costs are not known before the plan is. So the planner
     then takes a group for a faster device, with the parameters of each of the sizes in turn. Its
     plans are scored with the costs that their layers really have.
-
-    Raises:
-        BadInput: the profile does not say what a group divides.
-        Infeasible: no plan fits in memory, neither with groups nor without.
     """
     divided_of(problem.profile)
     best: GroupedPlan | None = None

@@ -257,10 +257,6 @@ class RankNumbers:
         """The totals of an iteration, from the numbers of every rank.
 
         Gradients are ``summed`` over all ranks, or within pipelines only.
-
-        Raises:
-            BadInput: the ranks were given different batches, or have loaded different weights.
-            LossPathChanged: the loss took another path on some rank.
         """
         ranks = [RankTotals(*row[:COUNT]) for row in rows]
         differing = [rank for rank, own in enumerate(ranks) if own.other_path]

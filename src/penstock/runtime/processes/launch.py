@@ -309,10 +309,6 @@ def await_workers(workers: Sequence[WorkerProcess]) -> None:
     Workers that train together notice when a signal has stopped one of them. For one that works
     alone nobody waits, so this looks. Looks are counted, not seconds: where this process is stopped
     too, as by Ctrl-Z, none passes.
-
-    Raises:
-        Stalled: a worker has been stopped at every look for `STOPPED_LIMIT_S` seconds.
-        RunFailed: the server that forks the workers has ended.
     """
     stopped, deadline_s = Counter[int](), inf
     every_s = min(LOOK_EVERY_S, STOPPED_LIMIT_S / 4)

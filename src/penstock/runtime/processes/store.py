@@ -248,10 +248,6 @@ def name_of_start(store: RunStore, rank: int, limit_s: float) -> str:
 
     The rank draws a number, and takes the name that rank 0 writes as the answer to it. So it takes
     none that an earlier rank 0 has written.
-
-    Raises:
-        Stalled: rank 0 has not answered within ``limit_s`` seconds.
-        RunFailed: the store has ended.
     """
     own = secrets.token_hex(8)
     store.set(key_of("drawn", rank), own)

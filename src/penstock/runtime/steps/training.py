@@ -187,14 +187,9 @@ class Training:
         """
         update = self.judge(totals, self.learning_rate)
         if not update.skipped:
-            buckets.scale(mean_factor(totals.weight, seed))
+            buckets.scale(1.0 / totals.weight / seed)  # of the unscaled mean loss
             self.step(buckets, self.clip_factor(totals))
         return update
-
-    @property
-    def clips(self) -> bool:
-        """Whether gradients with a large norm are clipped."""
-        return self.clip_norm is not None
 
     def judge(self, totals: Totals, rate: float) -> Updated:
         """Count a step at a learning rate, and decide from its numbers whether to take it.
@@ -458,11 +453,6 @@ def metrics_of(step: int, totals: Totals, update: Updated, samples: int) -> Step
         {name: value for name, (value, _) in totals.means.items()},
         update.non_finite,
     )
-
-
-def mean_factor(weight: float, seed: float) -> float:
-    """The factor from summed gradients to those of the unscaled mean loss of ``weight`` terms."""
-    return 1.0 / weight / seed
 
 
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -89,12 +89,7 @@ def read_into(targets: Sequence[tuple[StoredTensor, torch.Tensor]]) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a file, piece by piece: of tensors on a GPU little is in host memory at once.
-
-    Raises:
-        OSError: the file cannot be written.
-        BadInput: the format does not support the type of a tensor.
-    """
+    """Write a file, piece by piece: of tensors on a GPU little is in host memory at once."""
     names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
