@@ -77,9 +77,6 @@ def export_layout(
     """A plan as a layout that is to stand at ``path``, with names of the profile's modules.
 
     ``joined`` names modules without a layer in the profile, each with the module that it follows.
-
-    Raises:
-        BadInput: the framework ``to`` cannot express the plan, or ``joined`` names no module.
     """
     form = format_named(to)
     layout, chain = layout_of_plan(plan, form.title), module_chain(profile)
@@ -99,11 +96,7 @@ def export_layout(
 
 
 def read_layout(of: str, path: Path, profile: ModelProfile, asked: AskedLayout) -> PipelineLayout:
-    """The layout in a file of the framework ``of``, for the model of ``profile``.
-
-    Raises:
-        BadInput: it does not fit to the profile, or layouts of this framework are only written.
-    """
+    """The layout in a file of the framework ``of``, for the model of ``profile``."""
     form = format_named(of, reads=True)
     assert form.read is not None
     return form.read(path, profile, asked)

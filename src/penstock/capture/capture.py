@@ -205,13 +205,7 @@ def recorded_as(
 def the_only_one(
     layouts: Sequence[BatchLayout], said: RowsOf, recorded: Callable[[BatchLayout], LayerGraph]
 ) -> LayerGraph:
-    """The graph by the one layout with which the program runs on parts of the batch.
-
-    Raises:
-        BadInput: it runs with several, or samples act on one another where some share what is not
-            ``said`` to be shared.
-        PenstockError: it runs with none; what ``recorded`` raises for the first.
-    """
+    """The graph by the one layout with which the program runs on parts of the batch."""
     found, problems = list[LayerGraph](), list[PenstockError]()
     for layout in layouts:
         taken = [i for i in sorted(layout.shared) if key_of(layout.paths[i]) not in said]

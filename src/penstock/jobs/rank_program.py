@@ -219,7 +219,12 @@ def run_parts(
     if any(world.all_gather(termination.asked)) and report.steps < run.job.steps:
         run.say(f"stopped by SIGTERM after step {report.steps}")
         raise SystemExit(128 + signal.SIGTERM)
-    history = after_part(history, report)
+    history = replace(
+        history,
+        steps=report.steps,
+        verified=history.verified or report.verified,
+        left_out=tuple(sorted({*history.left_out, *report.left_out})),
+    )
     if report.paused:
         return history
     return finish(run, planned, report, peaks, history) if planned else None
@@ -544,15 +549,6 @@ def check_rooms(world: World, plan: Plan, planned: PlannedPart | None) -> None:
     # Ranks that share a GPU have measured on it, too.
     world.all_succeed(lambda: release_unused(world.device))
     world.all_succeed(lambda: check_room(world.device, wanted, "the plan"))
-
-
-def after_part(history: History, report: PartReport) -> History:
-    return replace(
-        history,
-        steps=report.steps,
-        verified=history.verified or report.verified,
-        left_out=tuple(sorted({*history.left_out, *report.left_out})),
-    )
 
 
 def finish(

@@ -70,11 +70,7 @@ def add_planner(name: str, planner: object) -> str:
 
 
 def add_installed() -> None:
-    """Add what other packages have: entry points ``penstock.planners`` and ``penstock.schedules``.
-
-    Raises:
-        BadInput, PluginFailed: one of them is refused.
-    """
+    """Add what other packages have: entry points ``penstock.planners`` and ``penstock.schedules``."""
     _ = FAMILIES.installed
     for point in entry_points(group="penstock.planners"):
         if point.name not in PLANNERS:

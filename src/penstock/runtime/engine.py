@@ -295,11 +295,6 @@ class Engine:
             *to_others, boundaries=boundaries, programs=programs, runners=runners, metrics=metrics
         )
 
-    def check_replicas(self, step: int) -> None:
-        """Compare copies of weights before step ``step``, if it is time to."""
-        if self.replicas.every:
-            self.replicas.run(step, self.numbers, self.failures)
-
     def norm_of(self, place: Place, program: StageProgram) -> SynchronisedBatchNorm | None:
         """How the replicas of a stage share the statistics of batch norm; None without any."""
         devices = self.plan.device_groups[place.group]

@@ -248,11 +248,7 @@ class CheckpointWriter:
         return True
 
     def wait(self) -> None:
-        """Wait until the checkpoint being written is complete; all ranks must call this.
-
-        Raises:
-            BadInput: it could not be written, on this rank or another.
-        """
+        """Wait until the checkpoint being written is complete; all ranks must call this."""
         target = self._target
         if target is None:
             return

@@ -104,12 +104,7 @@ class World:
         return len(set(self.hosts)) == 1
 
     def take_device(self, asked: torch.device | str | None) -> None:
-        """Take the device of this rank (see `own_device`), and agree with all ranks on the backend.
-
-        Raises:
-            BadInput: a rank has not the device that was asked for, or the ranks have devices
-                between which nothing can be sent.
-        """
+        """Take the device of this rank (see `own_device`), and agree with all ranks on the backend."""
         host = socket.gethostname()
 
         def taken() -> torch.device:
@@ -397,9 +392,6 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
 
     The default process group is created unless the caller has done so. ``device`` is as for
     `own_device`.
-
-    Raises:
-        BadInput: torchrun's environment variables are incomplete; or see `World.take_device`.
     """
     HEARTBEAT.limit_s, HEARTBEAT.phase = timeout_s, "builds the pipeline"
     if dist.is_initialized():

@@ -347,7 +347,7 @@ def flushed_step(
     if meetings is not None:
         meetings.check_rows(sizes)
     seed = training.seed(samples)
-    engine.check_replicas(training.steps + 1)
+    engine.replicas.run(training.steps + 1, engine.numbers, engine.failures)
     begin = StepBegin.of(engine, training.steps, copies=training.on_non_finite == "skip")
     check, put_back = training.loss_check, engine.graph.kept_state()
     compares = check is not None and check.begin(samples)
@@ -539,7 +539,9 @@ def restore_optimizer(
         # A group without parameters here takes those of the first rank's group of that number.
         like = known[min(place, len(known) - 1)].settings if known else {}
         settings = settings_of.get(first) or like
-        described.update({key: sequence_as_tuple(value) for key, value in settings.items()})
+        # JSON has lists for tuples, such as Adam's betas.
+        as_given = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        described.update(as_given)
     state_dict["state"] = state
     optimizer.load_state_dict(state_dict)
 
@@ -547,8 +549,3 @@ def restore_optimizer(
 def plain(value: Any) -> Any:
     """A setting as a JSON value."""
     return value.item() if isinstance(value, torch.Tensor) else value
-
-
-def sequence_as_tuple(value: Any) -> Any:
-    """Convert lists back into tuples such as Adam's betas, which JSON cannot express."""
-    return tuple(value) if isinstance(value, list) else value
