@@ -77,7 +77,7 @@ def values_of(
         "rehearsed_s": rehearsal.rehearsed_s,
         "error": rehearsal.error,
         "promised_s": promised_s,
-        "simulated_bubble": bubble_fraction(rehearsal.simulated_timeline),
+        "simulated_bubble": bubble_fraction(rehearsal.prediction.timeline),
         "rehearsed_bubble": bubble_fraction(rehearsal.timeline),
         "differences": differences,
         "iterations": emulation.iterations,
@@ -93,7 +93,7 @@ def shown(rehearsal: "Rehearsal", promised_s: float) -> list[str]:
     from penstock.words import percent_text, seconds_text
 
     scale = rehearsal.emulation.time_scale
-    bubbles = [bubble_fraction(t) for t in (rehearsal.simulated_timeline, rehearsal.timeline)]
+    bubbles = [bubble_fraction(t) for t in (rehearsal.prediction.timeline, rehearsal.timeline)]
     promise = f", promised {seconds_text(promised_s)}" if promised_s else ""
     return [
         f"iteration {seconds_text(rehearsal.rehearsed_s)}, simulated "
@@ -112,7 +112,7 @@ def write_page(path: str, rehearsal: "Rehearsal") -> None:
     emulation = rehearsal.emulation
     slowly = f"the last iteration, {emulation.time_scale:.3g} times as slowly"
     panels = (
-        timeline_panel("Simulated", "one iteration", rehearsal.simulated_timeline),
+        timeline_panel("Simulated", "one iteration", rehearsal.prediction.timeline),
         timeline_panel("Rehearsed", slowly, rehearsal.timeline),
     )
     title = f"Rehearsal of {emulation.profile.name} on {emulation.cluster.name}"

@@ -104,7 +104,7 @@ class World:
         return len(set(self.hosts)) == 1
 
     def take_device(self, asked: torch.device | str | None) -> None:
-        """Take the device of this rank (see `own_device`), and agree with all ranks on the backend."""
+        """Take this rank's device (see `own_device`), and agree with all ranks on the backend."""
         host = socket.gethostname()
 
         def taken() -> torch.device:
