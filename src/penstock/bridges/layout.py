@@ -58,12 +58,8 @@ class AskedLayout:
 
 
 def layout_of_plan(plan: Plan, target: str) -> PipelineLayout:
-    """The layout of a plan for the framework ``target``.
-
-    Raises:
-        BadInput: the plan's replicas are not all alike, or its schedule holds stages twice or does
-            not flush. No other framework has these.
-    """
+    """The layout of a plan for the framework ``target``."""
+    # No other framework has replicas that differ, stages that are held twice, or no flush.
     order_of(plan)
     family, first = FAMILIES[plan.schedule], plan.stages[0]
     if plan.mirrored:

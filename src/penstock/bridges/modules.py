@@ -131,12 +131,7 @@ def with_light_modules(names: Sequence[str], joined: Mapping[str, str]) -> dict[
 def stage_modules(
     chain: Sequence[ModuleLayers], stages: Sequence[range], target: str
 ) -> tuple[tuple[ModuleLayers, ...], ...]:
-    """The modules of each stage.
-
-    Raises:
-        BadInput: a cut inside a module, a stage of the loss alone, or a module that two stages use.
-            ``target`` cannot express these.
-    """
+    """The modules of each stage."""
     for cut in (stage.stop for stage in stages[:-1]):
         whole = next((m for m in chain if m.layers.start < cut < m.layers.stop), None)
         if whole is not None:

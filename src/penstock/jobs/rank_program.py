@@ -363,12 +363,7 @@ def check_alike(facts: Sequence[RankFacts]) -> None:
 
 
 def check_seen(world: World, path: Path) -> None:
-    """Check that every rank sees a path of rank 0; all must call this.
-
-    Raises:
-        BadInput: a host does not see it; on rank 0.
-        SaidByAnotherRank: on the others.
-    """
+    """Check that every rank sees a path of rank 0; all must call this."""
     hosts = world.all_gather("" if path.exists() else socket.gethostname())
 
     def refuse() -> None:

@@ -863,10 +863,6 @@ class ProgramStage:
         """Run ``call``, the user's program on one micro-batch: what is sent, and its result.
 
         The result is None for a stage whose forward ends before.
-
-        Raises:
-            BadInput: forward took another path than on the example.
-            OtherPath: the loss did.
         """
         if self._shapes_of is not run.size:
             self._shapes_of, self._shapes = run.size, dict[int, tuple[torch.Tensor, bool]]()

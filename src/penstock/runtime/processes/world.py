@@ -496,10 +496,6 @@ def await_work(
 
     ``peer`` is the rank on which it depends (-1: several). It may take longer than the limit of
     ``world`` if it moves many bytes.
-
-    Raises:
-        Stalled: it did not end in time.
-        RunFailed: another rank has ended.
     """
     assert work is not None
     HEARTBEAT.wait = CurrentWait(lambda: what, peer, "", time.perf_counter())
