@@ -140,11 +140,7 @@ def with_evaluation(
 
 
 def with_path(graph: LayerGraph, kind: int, batch: Batch) -> LayerGraph:
-    """``graph`` with one more kind of batch: as ``kind``, with the path that its loss takes now.
-
-    Raises:
-        BadInput: it cannot be recorded by what the batch shows, or cut between the same calls.
-    """
+    """``graph`` with one more kind of batch: as ``kind``, with the path that its loss takes now."""
     first, like = graph.kinds[0], graph.kinds[kind]
     if len(graph.kinds) == MOST_PATHS:
         raise BadInput(
@@ -209,13 +205,7 @@ def recorded_as(
 def the_only_one(
     layouts: Sequence[BatchLayout], said: RowsOf, recorded: Callable[[BatchLayout], LayerGraph]
 ) -> LayerGraph:
-    """The graph by the one layout with which the program runs on parts of the batch.
-
-    Raises:
-        BadInput: it runs with several, or samples act on one another where some share what is not
-            ``said`` to be shared.
-        PenstockError: it runs with none; what ``recorded`` raises for the first.
-    """
+    """The graph by the one layout with which the program runs on parts of the batch."""
     found, problems = list[LayerGraph](), list[PenstockError]()
     for layout in layouts:
         taken = [i for i in sorted(layout.shared) if key_of(layout.paths[i]) not in said]
@@ -246,7 +236,8 @@ def the_only_one(
         raise problems[0]
     found = [graph for graph in found if not graph.recorded.sizes.any_shrinks] or found
     one, *others = (graph.call.layout for graph in found)
-    read = read_for_loss(found[0])
+    record, loss = found[0].recorded.record, found[0].recorded.loss
+    read = found[0].cut.leaves_of(record.behind([record.values[loss].maker]))
     for other in others:
         unlike = [i for i in sorted(read) if one.leaves[i].rows != other.leaves[i].rows]
         if unlike:
@@ -261,20 +252,11 @@ def the_only_one(
     return found[0]
 
 
-def read_for_loss(graph: LayerGraph) -> frozenset[int]:
-    """The leaves of the batch from which the loss is computed."""
-    record = graph.recorded.record
-    return graph.cut.leaves_of(record.behind([record.values[graph.recorded.loss].maker]))
-
-
 def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:
     """The entries without tensors that must be constants, since the program has read them.
 
     If it ``failed`` without that, a kernel may have refused a stand-in: then these are all that
     can be constants.
-
-    Raises:
-        BadInput: an entry was read that cannot be a constant.
     """
     read = [entry for entry in layout.unread if entry.readers]
     for entry in read:

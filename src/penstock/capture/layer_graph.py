@@ -17,7 +17,7 @@ from penstock.capture.loss.loss_parts import LossAction, LossParts
 from penstock.capture.loss.loss_path import LossPath, OtherPath
 from penstock.capture.loss.step_values import StepValues
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
-from penstock.capture.needs import Needs, needs_of_loss, needs_of_outputs
+from penstock.capture.needs import Needs, needs_of_outputs
 from penstock.capture.record.absent import Absent, release
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.model_state import StatePlace, place_of
@@ -78,11 +78,7 @@ class LayerGraph:
 
     @classmethod
     def of(cls, program: UserProgram, recorded: Recorded, *, kinds: int = 1) -> "LayerGraph":
-        """The graph of a recorded program, of so many ``kinds`` of batches.
-
-        Raises:
-            BadInput: the loss cannot be computed from slices of a batch, nor of all of it at once.
-        """
+        """The graph of a recorded program, of so many ``kinds`` of batches."""
         state = KeptState(program, recorded.changes)
         why = recorded.parts.mixing
         if recorded.whole_from is not None and kinds == 1:
@@ -287,7 +283,7 @@ class LayerGraph:
     def _needs(self) -> Needs:
         if self.wants == "outputs":
             return needs_of_outputs(self.cut, self._outputs)
-        return needs_of_loss(self.cut, len(self.call.layout.leaves))
+        return Needs(frozenset(range(self.cut.end)), frozenset(range(len(self.call.layout.leaves))))
 
     @cached_property
     def _crossings(self) -> tuple[LayerCrossing, ...]:
@@ -470,11 +466,7 @@ class LayerGraph:
         return (len(self.layer_names) - 1,) * len(self.recorded.output_values)
 
     def outputs_in(self, output: Any, loss: torch.Tensor | None) -> list[torch.Tensor]:
-        """The tensors of what the model returned, in the order of `outputs`.
-
-        Raises:
-            BadInput: a tensor is on another stage, or there are other tensors than on the example.
-        """
+        """The tensors of what the model returned, in the order of `outputs`."""
         own = loss if self.loss is None else None
         if self.wants == "outputs" and self.loss is None:
             own = loss_of(output)
@@ -492,11 +484,7 @@ class LayerGraph:
         return found
 
     def part_at(self, path: str) -> int:
-        """The number of the output at ``path``, as in ``"losses.words"``; it must be exact.
-
-        Raises:
-            BadInput: nothing is there, or slices of a batch do not tell what it is of the whole.
-        """
+        """The number of the output at ``path``, as in ``"losses.words"``; it must be exact."""
         specs: Any = self.outputs.specs  # in place of the tensors, so that each is found again
         found: Any = self.outputs.rebuild(specs)
         for name in path.split("."):
@@ -542,11 +530,7 @@ class LayerGraph:
     # Stages.
 
     def stage(self, layers: range) -> StageProgram:
-        """The layers ``layers`` as one module, which runs on the user's own modules.
-
-        Raises:
-            BadInput: the range is empty or not within the model's layers.
-        """
+        """The layers ``layers`` as one module, which runs on the user's own modules."""
         count = len(self.layer_names)
         if layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
             raise BadInput(

@@ -30,9 +30,6 @@ def materialise(program: StageProgram, *, device: torch.device | str, seed: int)
     around it, then from ``_init_weights`` of the model (a convention of Hugging Face and others).
     Tensors with values keep them and are moved. The stage has the user's own modules, whose other
     tensors stay as they are.
-
-    Raises:
-        BadInput: nothing initialises a tensor that is on meta.
     """
     stage, home = program.module, torch.device(device)
     user = stage.graph.program
@@ -94,14 +91,13 @@ def put_tensor(stage: StageModule, name: str, before: torch.Tensor, value: torch
 
 
 def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
-    """A real tensor on the CPU with the initial values of the program's tensor ``name``.
-
-    Raises:
-        BadInput: the model's methods do not set it.
-    """
+    """A real tensor on the CPU with the initial values of the program's tensor ``name``."""
     path, _, last = name.rpartition(".")
     owner = user.module(path)
-    results = [_run_initialisers(user, name, like, seed, blank) for blank in _blanks(like)]
+    has_nan = like.is_floating_point() or like.is_complex()
+    # Values before initialisation, which show what was not set.
+    blanks = [float("nan")] if has_nan else [0, 1]
+    results = [_run_initialisers(user, name, like, seed, blank) for blank in blanks]
     if not _is_set(results):
         value = _from_constructor(owner, last, like)
         if value is None:
@@ -112,11 +108,6 @@ def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) ->
             )
         return value
     return results[0]
-
-
-def _blanks(like: torch.Tensor) -> list[float]:
-    """Values before initialisation, which show what was not set."""
-    return [float("nan")] if like.is_floating_point() or like.is_complex() else [0, 1]
 
 
 def _is_set(results: list[torch.Tensor]) -> bool:

@@ -219,7 +219,12 @@ def run_parts(
     if any(world.all_gather(termination.asked)) and report.steps < run.job.steps:
         run.say(f"stopped by SIGTERM after step {report.steps}")
         raise SystemExit(128 + signal.SIGTERM)
-    history = after_part(history, report)
+    history = replace(
+        history,
+        steps=report.steps,
+        verified=history.verified or report.verified,
+        left_out=tuple(sorted({*history.left_out, *report.left_out})),
+    )
     if report.paused:
         return history
     return finish(run, planned, report, peaks, history) if planned else None
@@ -250,11 +255,7 @@ def ignore(text: str) -> None:
 
 
 def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
-    """The request with its run directory, which is made if it is a new one.
-
-    Raises:
-        BadInput: the request or the job cannot be carried out.
-    """
+    """The request with its run directory, which is made if it is a new one."""
     if note := check_device(request.device, request.workers):
         say(note)
     if job.save_weights is not None:
@@ -362,12 +363,7 @@ def check_alike(facts: Sequence[RankFacts]) -> None:
 
 
 def check_seen(world: World, path: Path) -> None:
-    """Check that every rank sees a path of rank 0; all must call this.
-
-    Raises:
-        BadInput: a host does not see it; on rank 0.
-        SaidByAnotherRank: on the others.
-    """
+    """Check that every rank sees a path of rank 0; all must call this."""
     hosts = world.all_gather("" if path.exists() else socket.gethostname())
 
     def refuse() -> None:
@@ -494,11 +490,7 @@ def tried(run: JobRun, costs: CostedJob | None, history: History) -> tuple[Plan 
 
 
 def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
-    """The newest undamaged checkpoint; None if the run ended before its first one.
-
-    Raises:
-        BadInput: all checkpoints are damaged.
-    """
+    """The newest undamaged checkpoint; None if the run ended before its first one."""
     found = complete_in(directory.checkpoints)
     for path in reversed(found):
         damage = damage_of(path)
@@ -544,11 +536,7 @@ def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart
 
 
 def check_rooms(world: World, plan: Plan, planned: PlannedPart | None) -> None:
-    """Check that the plan's ranks fit into what is free of their GPUs; all must call this.
-
-    Raises:
-        BadInput: another process holds the memory.
-    """
+    """Check that the plan's ranks fit into what is free of their GPUs; all must call this."""
     peaks = world.broadcast(list(planned.prediction.peak_memory_bytes) if planned else [])
     places = list(zip(world.hosts, world.devices, strict=True))
     own = [plan.device_of(r) for r, at in enumerate(places) if at == places[world.rank]]
@@ -556,15 +544,6 @@ def check_rooms(world: World, plan: Plan, planned: PlannedPart | None) -> None:
     # Ranks that share a GPU have measured on it, too.
     world.all_succeed(lambda: release_unused(world.device))
     world.all_succeed(lambda: check_room(world.device, wanted, "the plan"))
-
-
-def after_part(history: History, report: PartReport) -> History:
-    return replace(
-        history,
-        steps=report.steps,
-        verified=history.verified or report.verified,
-        left_out=tuple(sorted({*history.left_out, *report.left_out})),
-    )
 
 
 def finish(

@@ -111,10 +111,6 @@ def verify_job(
 
     Without ``plan``, the best plan with several stages is made from estimated costs: the comparison
     does not depend on how fast the plan is.
-
-    Raises:
-        BadInput: the plan does not match this job or these workers.
-        RunFailed: a worker failed.
     """
     chosen = read_plan(plan) if plan else several_stages(estimated_problem(job, workers))
     check_plan_fits(chosen, job, workers, f"plan '{plan}'" if plan else "the plan")

@@ -39,19 +39,11 @@ class PlanInputs:
     optimizer_state: float = 2.0
 
     def read_profile(self) -> ModelProfile:
-        """The profile.
-
-        Raises:
-            BadInput: neither a built-in model nor a profile.
-        """
+        """The profile."""
         return find_profile(self.profile, self.profile_batch or None)
 
     def read_cluster(self) -> Cluster:
-        """The cluster.
-
-        Raises:
-            BadInput: neither a preset nor a cluster file.
-        """
+        """The cluster."""
         return find_cluster(self.cluster)
 
 
@@ -82,11 +74,7 @@ def prediction_path(plan_path: str | Path) -> Path:
 def write_planned(
     planned: PlannedPipeline, path: str | Path, inputs: PlanInputs, planning_s: float
 ) -> None:
-    """Write a plan, and beside it what was predicted.
-
-    Raises:
-        BadInput: the place cannot be written to.
-    """
+    """Write a plan, and beside it what was predicted."""
     write_plan(planned.plan, path)
     document: dict[str, Json] = {
         "format": "penstock-prediction",
@@ -100,32 +88,20 @@ def write_planned(
 
 
 def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
-    """The inputs to simulate a plan with: as given, else as recorded, else the files of its run.
-
-    Raises:
-        BadInput: no profile or no cluster is given, recorded or beside the plan.
-    """
+    """The inputs to simulate a plan with: as given, else as recorded, else the files of its run."""
     recorded = recorded_origin(plan_path)
     beside = Path(plan_path).parent
     profile = given.profile or recorded.profile or existing(beside / "profile.json")
     cluster = given.cluster or recorded.cluster or existing(beside / "cluster.toml")
-    for thing, found in (("profile", profile), ("cluster", cluster)):
-        if not found:
-            raise BadInput(
-                f"plan '{plan_path}' does not say which {thing} it was made for, and there is none "
-                f"beside it; name one with --{thing}"
-            )
+    check_named(profile, "profile", plan_path)
+    check_named(cluster, "cluster", plan_path)
     batch = given.profile_batch or recorded.profile_batch
     state = recorded.optimizer_bytes_per_parameter_byte
     return PlanInputs(profile, cluster, batch, recorded.memory_reserve, state)
 
 
 def cluster_of_plan(plan_path: str, given: str) -> Cluster:
-    """The cluster that is given, else the one recorded with the plan, else the one beside it.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The cluster that is given, else the one recorded with the plan, else the one beside it."""
     found = given
     if not found and plan_path:
         beside = Path(plan_path).parent / "cluster.toml"
@@ -136,25 +112,21 @@ def cluster_of_plan(plan_path: str, given: str) -> Cluster:
 
 
 def profile_of_plan(plan_path: str | Path, given: PlanInputs) -> ModelProfile:
-    """The profile of a plan: as given, else as recorded, else that of its run.
-
-    Raises:
-        BadInput: no profile is given, recorded or beside the plan, or it cannot be read.
-    """
+    """The profile of a plan: as given, else as recorded, else that of its run."""
     recorded = recorded_origin(plan_path)
     beside = existing(Path(plan_path).parent / "profile.json")
     name = given.profile or recorded.profile or beside
-    if not name:
-        raise BadInput(
-            f"plan '{plan_path}' does not say which profile it was made for, and there is none "
-            f"beside it; name one with --profile"
-        )
+    check_named(name, "profile", plan_path)
     return PlanInputs(name, "", given.profile_batch or recorded.profile_batch).read_profile()
 
 
-def promised_iteration_s(plan_path: str | Path) -> float:
-    """The seconds of an iteration that the prediction beside a plan promises; 0 without one."""
-    return recorded_origin(plan_path).iteration_s
+def check_named(found: str, thing: str, plan_path: str | Path) -> None:
+    """Raise `BadInput` if a plan's profile or cluster was not ``found``."""
+    if not found:
+        raise BadInput(
+            f"plan '{plan_path}' does not say which {thing} it was made for, and there is none "
+            f"beside it; name one with --{thing}"
+        )
 
 
 def recorded_origin(plan_path: str | Path) -> Origin:

@@ -42,7 +42,8 @@ from penstock.profile.model_profile import (
 
 def packaged(name: str) -> ModelProfile:
     """A model of the package; comments in its file name the source of its numbers."""
-    return read_model_table(Path(__file__).parent / "models" / f"{name}.toml")
+    path = Path(__file__).parent / "models" / f"{name}.toml"
+    return model_from_table(read_text(path, "model table"), path)
 
 
 MODELS: dict[str, Callable[[], ModelProfile]] = {
@@ -90,23 +91,11 @@ class LayerRow:
     reads: tuple[str, ...]
 
 
-def read_model_table(path: str | Path) -> ModelProfile:
-    """The model in a table file.
-
-    Raises:
-        BadInput: no such file, a wrong key, or a line that is not a layer.
-    """
-    return model_from_table(read_text(path, "model table"), path)
-
-
 def model_from_table(text: str, path: str | Path) -> ModelProfile:
     """The model in the text of a table; ``path`` is used in error messages.
 
     A layer saves its ``saved_mb`` if the table has that column, otherwise its part of
     ``saved_mb_per_sample`` if given, otherwise its own output.
-
-    Raises:
-        BadInput: a wrong key, or a line that is not a layer.
     """
     entry = check_document(TableEntry, parse_toml(text, path, "model table"), path)
     rows = list(rows_of(entry.layers, path))

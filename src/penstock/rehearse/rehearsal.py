@@ -80,11 +80,6 @@ class Rehearsal:
         """How late a wait ended on average, in seconds here."""
         return sum(r.late_s for r in self.ranks) / max(1, sum(r.waits for r in self.ranks))
 
-    @property
-    def simulated_timeline(self) -> Timeline:
-        """The iteration as simulated."""
-        return self.prediction.timeline
-
     @cached_property
     def timeline(self) -> Timeline:
         """The last iteration: compute as the ranks did it, transfers as the links carried them.
@@ -132,12 +127,6 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
     """Carry out a plan on emulated devices and links.
 
     ``rank_function`` is what each process runs.
-
-    Raises:
-        BadInput: the plan cannot be rehearsed; see `check_can_be_rehearsed`.
-        RunFailed: a rank failed.
-        Stalled: ranks waited for one another for ever.
-        WorkerLost: a rank was lost.
     """
     plan, cluster = emulation.plan, emulation.cluster
     check_can_be_rehearsed(plan, emulation.profile, cluster)

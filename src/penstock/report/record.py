@@ -189,11 +189,7 @@ class RunRecord:
 
 
 def read_run(directory: str | Path) -> RunRecord:
-    """Read the run directory that ``penstock train`` wrote.
-
-    Raises:
-        BadInput: no such directory, a missing or malformed file, or files of different runs.
-    """
+    """Read the run directory that ``penstock train`` wrote."""
     place = Path(directory)
     if not os.path.isdir(place):
         raise BadInput(

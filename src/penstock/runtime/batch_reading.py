@@ -85,11 +85,7 @@ class BatchReading:
         return [*leaves]
 
     def whole(self, batch: Batch, what: str) -> list[torch.Tensor]:
-        """The leaves of a batch that ``what`` needs whole.
-
-        Raises:
-            BadInput: the batch is a part, or is unlike the example.
-        """
+        """The leaves of a batch that ``what`` needs whole."""
         if isinstance(batch, BatchPart):
             raise BadInput(WHOLE.format(what))
         self._engine.take_kind([batch])
@@ -146,11 +142,7 @@ class BatchReading:
         )
 
     def _leaves_of(self, batch: Batch) -> list[PartialLeaf]:
-        """The leaves of a part, without the additional one of a step.
-
-        Raises:
-            BadInput: it lacks something that this rank reads, or is unlike the example.
-        """
+        """The leaves of a part, without the additional one of a step."""
         rank = self.needs.rank
         if not isinstance(batch, BatchPart):
             raise BadInput(

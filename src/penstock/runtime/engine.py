@@ -9,6 +9,7 @@ requests the same sizes repeatedly, so keeping its memory pays.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, NoReturn, TypeAlias
@@ -45,7 +46,7 @@ from penstock.runtime.stages.parameter_shards import ParameterShards
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
 from penstock.runtime.stages.tensor_shards import TensorShards
-from penstock.runtime.stages.whole_loss import EndOfPipeline, without_last_layer
+from penstock.runtime.stages.whole_loss import EndOfPipeline
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, messages_by_rank
 from penstock.runtime.transport.transport import open_transport
 from penstock.runtime.user_metrics import MetricSums
@@ -68,9 +69,6 @@ class Engine:
     and ``stages`` those of kind number ``kind``, which runs. ``pipelines`` are the ranks of each,
     where several train alone (`penstock.runtime.steps.meeting`), and ``pipeline`` is the number of
     this rank's.
-
-    Raises:
-        BadInput: plan, model and number of processes do not fit together.
     """
 
     def __init__(
@@ -265,7 +263,7 @@ class Engine:
             graph,
             program,
             self.world.device,
-            lambda network: make(without_last_layer(stage), network),
+            lambda network: make(replace(stage, layers=stage.layers[:-1]), network),
             add_up=partial(dist.all_reduce, group=group) if group is not None else None,
             autocast=self.autocast_dtype,
             take_outputs=take_outputs,
@@ -296,15 +294,6 @@ class Engine:
         return RankStages(
             *to_others, boundaries=boundaries, programs=programs, runners=runners, metrics=metrics
         )
-
-    def check_replicas(self, step: int) -> None:
-        """Compare copies of weights before step ``step``, if it is time to.
-
-        Raises:
-            ReplicasDiffer: two copies are not equal.
-        """
-        if self.replicas.every:
-            self.replicas.run(step, self.numbers, self.failures)
 
     def norm_of(self, place: Place, program: StageProgram) -> SynchronisedBatchNorm | None:
         """How the replicas of a stage share the statistics of batch norm; None without any."""
@@ -386,10 +375,6 @@ class Engine:
         ``graph`` is one whose outputs alone are wanted. Of several kinds that differ in the path of
         the loss it is the first whose path the batches take, as far as they show it, or else the
         latest.
-
-        Raises:
-            BadInput: the batches are like no example, of different kinds, or of others on another
-                rank.
         """
         if len(self.kinds) == 1:
             self.take(0)
@@ -480,9 +465,6 @@ class Engine:
 
         Otherwise a rank would send messages of another size than its peers expect. ``sizes`` are
         the number of samples and the lengths of each batch.
-
-        Raises:
-            BadInput: the lengths differ.
         """
         if not self.graph.lengths:
             return
@@ -513,9 +495,6 @@ class Engine:
         """Give replicas equal values; compile stages, if they are to be, for the size of ``batch``.
 
         Stages of tensor groups are tried with one sample of it.
-
-        Raises:
-            BadInput: an operator cannot run on shards.
         """
         self.held.share_first_values(self.groups, self.world)
         share_attributes(self.graph, self.world)
@@ -547,11 +526,7 @@ class Engine:
 
 
 class Iteration:
-    """An iteration of an engine on batches, whatever it is for; see `Engine.run`.
-
-    Raises:
-        BadInput: the ranks were given different lengths, or several batches for one loss of all.
-    """
+    """An iteration of an engine on batches, whatever it is for; see `Engine.run`."""
 
     def __init__(
         self,

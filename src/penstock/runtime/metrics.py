@@ -136,9 +136,6 @@ class Totals:
         """Combine the numbers of every rank; ``devices`` ranks compute.
 
         ``seed`` is the factor on the gradients from which the backward started.
-
-        Raises:
-            BadInput: the ranks were given different batches.
         """
         check_same_batch(ranks)
         weight = sum(rank.weight for rank in ranks)
@@ -260,10 +257,6 @@ class RankNumbers:
         """The totals of an iteration, from the numbers of every rank.
 
         Gradients are ``summed`` over all ranks, or within pipelines only.
-
-        Raises:
-            BadInput: the ranks were given different batches, or have loaded different weights.
-            LossPathChanged: the loss took another path on some rank.
         """
         ranks = [RankTotals(*row[:COUNT]) for row in rows]
         differing = [rank for rank, own in enumerate(ranks) if own.other_path]

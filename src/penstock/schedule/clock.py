@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.core import native
 from penstock.errors import BadInput
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
-from penstock.schedule.concurrent_clock import spans_side_by_side
+from penstock.schedule.concurrent_clock import ConcurrentIteration
 from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
@@ -43,19 +43,12 @@ def makespan_s(schedule: Schedule, shape: PipelineShape) -> float:
     >>> shape = PipelineShape(stages=3, micro_batches=4)
     >>> makespan_s(one_f_one_b(shape), shape)
     18.0
-
-    Raises:
-        BadInput: the schedule deadlocks.
     """
     return times_of(schedule, shape).makespan_s
 
 
 def times_of(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
-    """Start and end of every action, each as early as its order and its dependencies allow.
-
-    Raises:
-        BadInput: the schedule deadlocks.
-    """
+    """Start and end of every action, each as early as its order and its dependencies allow."""
     streams, start, reached = play_as_far_as_possible(schedule, shape)
     taken = seconds_by_kind(shape)
     starts: list[npt.NDArray[np.float64]] = []
@@ -77,7 +70,7 @@ def times_of(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
 
 def times_side_by_side(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
     """`times_of` for schedules whose forwards run beside backwards (see `concurrent_clock`)."""
-    spans = spans_side_by_side(schedule, shape)
+    spans = ConcurrentIteration(schedule, shape).run()
     columns = [
         tuple(np.array([spans[action][end] for action in order]) for order in schedule.orders)
         for end in (0, 1)

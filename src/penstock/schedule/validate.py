@@ -243,9 +243,6 @@ def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
     Two neighbouring stages share one channel for activations and one for gradients (two of each
     on a mirrored pipeline). A channel delivers in order, so a receiver that waits for a message
     other than the next one deadlocks.
-
-    Raises:
-        BadInput: two messages overtake one another; names the first pair.
     """
     directions = (0, 1) if shape.mirrored else (0,)
     for direction in directions:

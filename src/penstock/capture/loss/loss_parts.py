@@ -327,11 +327,7 @@ class _Walk:
         self.has_sums = self.has_sums or other.has_sums
 
     def back(self, loss: int, taken: RecordedCall | None = None) -> None:
-        """Walk back from a value without samples (iteratively: models are deep).
-
-        Raises:
-            NotFromSlices: it is neither a sum nor a mean over samples, or depends on ``taken``.
-        """
+        """Walk back from a value without samples (iteratively: models are deep)."""
         if taken is not None:
             raise NotFromSlices(taken, "takes a number of its own values, on which it depends")
         todo = [loss]

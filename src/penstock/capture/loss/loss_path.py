@@ -111,13 +111,10 @@ def calls_behind(record: ProgramRecording, loss: Address) -> dict[int, tuple[Add
         for number, event in enumerate(events)
         # A call that returned its argument as it came, as to(), may make another tensor later.
         if (number in behind or not read.isdisjoint(event.makes)) and not event.is_unit
-        if not (event.asks or isinstance(event.func, type)) and has_tensors(event.args)
+        if not (event.asks or isinstance(event.func, type))
+        # Without tensors in its arguments, what is made is a constant.
+        if any(isinstance(leaf, TensorReference) for leaf in pytree.tree_leaves(event.args))
     }
-
-
-def has_tensors(given: Any) -> bool:
-    """Whether there are tensors in recorded arguments; else what is made is a constant."""
-    return any(isinstance(leaf, TensorReference) for leaf in pytree.tree_leaves(given))
 
 
 def constants_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Constants:
@@ -161,11 +158,7 @@ class PathGuard:
         self._segment, self._place = self._path.get(anchor), 0
 
     def end(self, loss: Any = None) -> None:
-        """No more calls come in this segment, and none at all if the ``loss`` is made.
-
-        Raises:
-            OtherPath: recorded calls were not made, or others made the loss.
-        """
+        """No more calls come in this segment, and none at all if the ``loss`` is made."""
         segment, self._segment = self._segment, None
         if segment is not None and segment.steady and self._place < len(segment.calls):
             _, name, line, _ = segment.calls[self._place][0]
@@ -187,11 +180,7 @@ class PathGuard:
     def call(
         self, call: Callable[..., Any], address: Address, func: Any, args: Any, kwargs: Any
     ) -> Any:
-        """The result of ``call``, whose place in the path is looked up.
-
-        Raises:
-            OtherPath: it has none, and its result may enter the loss.
-        """
+        """The result of ``call``, whose place in the path is looked up."""
         segment, name = self._segment, address[1]
         if segment is None or name in VALUES or address in segment.passed:
             return call(address, func, args, kwargs)

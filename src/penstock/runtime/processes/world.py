@@ -93,11 +93,7 @@ class World:
 
     @property
     def control(self) -> dist.ProcessGroup | None:
-        """A Gloo group of all ranks; ``None``: this process is alone.
-
-        Raises:
-            RunFailed: this process has left.
-        """
+        """A Gloo group of all ranks; ``None``: this process is alone."""
         if self.size > 1 and not self.groups:
             raise RunFailed("the pipeline was closed, and cannot do this; do it before close()")
         return self.groups[0] if self.groups else None
@@ -108,12 +104,7 @@ class World:
         return len(set(self.hosts)) == 1
 
     def take_device(self, asked: torch.device | str | None) -> None:
-        """Take the device of this rank (see `own_device`), and agree with all ranks on the backend.
-
-        Raises:
-            BadInput: a rank has not the device that was asked for, or the ranks have devices
-                between which nothing can be sent.
-        """
+        """Take this rank's device (see `own_device`), and agree with all ranks on the backend."""
         host = socket.gethostname()
 
         def taken() -> torch.device:
@@ -401,9 +392,6 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
 
     The default process group is created unless the caller has done so. ``device`` is as for
     `own_device`.
-
-    Raises:
-        BadInput: torchrun's environment variables are incomplete; or see `World.take_device`.
     """
     HEARTBEAT.limit_s, HEARTBEAT.phase = timeout_s, "builds the pipeline"
     if dist.is_initialized():
@@ -508,10 +496,6 @@ def await_work(
 
     ``peer`` is the rank on which it depends (-1: several). It may take longer than the limit of
     ``world`` if it moves many bytes.
-
-    Raises:
-        Stalled: it did not end in time.
-        RunFailed: another rank has ended.
     """
     assert work is not None
     HEARTBEAT.wait = CurrentWait(lambda: what, peer, "", time.perf_counter())

@@ -67,11 +67,7 @@ def check_steps(stepped: Optimizer | LRScheduler, *given: float) -> None:
 
 
 def made_of(make: MakeOptimizer, parameters: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
-    """The optimizer of these parameters; ``make`` gets their names if its argument is ``named``.
-
-    Raises:
-        BadInput: it takes gradients from the backward by hooks.
-    """
+    """The optimizer of these parameters; ``make`` gets their names if its argument is ``named``."""
     try:
         takes_names = next(iter(signature(make).parameters), "") == "named"
     except ValueError:  # a function of C++ without a signature
@@ -99,11 +95,7 @@ class Stepper:
 
     @classmethod
     def of(cls, optimizer: Optimizer, make: MakeSchedule | None) -> "Stepper":
-        """An optimizer with the schedule that is made for it.
-
-        Raises:
-            BadInput: one needs more arguments in ``step`` than it gets.
-        """
+        """An optimizer with the schedule that is made for it."""
         check_steps(optimizer)
         schedule = make(optimizer) if make is not None else None
         if schedule is None:
@@ -192,28 +184,17 @@ class Training:
         """Clip, update the weights and then the learning rate; all skipped after an overflow.
 
         ``buckets`` hold the gradients, summed and multiplied by ``seed``.
-
-        Raises:
-            LossNotFinite: the loss is not finite, or a gradient that no loss scale can repair.
         """
         update = self.judge(totals, self.learning_rate)
         if not update.skipped:
-            buckets.scale(mean_factor(totals.weight, seed))
+            buckets.scale(1.0 / totals.weight / seed)  # of the unscaled mean loss
             self.step(buckets, self.clip_factor(totals))
         return update
-
-    @property
-    def clips(self) -> bool:
-        """Whether gradients with a large norm are clipped."""
-        return self.clip_norm is not None
 
     def judge(self, totals: Totals, rate: float) -> Updated:
         """Count a step at a learning rate, and decide from its numbers whether to take it.
 
         Changes no weights.
-
-        Raises:
-            LossNotFinite: as `update`.
         """
         scaler = self.scaler
         totals.check_finite(self.steps + 1, rate, loss_scaled=scaler is not None)
@@ -305,9 +286,6 @@ class Training:
 
         The optimizer's state of a parameter that is frozen rests until it is trained again. Its
         group has the settings of today.
-
-        Raises:
-            BadInput: the optimizer has another number of groups.
         """
         if before.averages is not None:
             self.averages = {}
@@ -369,7 +347,7 @@ def flushed_step(
     if meetings is not None:
         meetings.check_rows(sizes)
     seed = training.seed(samples)
-    engine.check_replicas(training.steps + 1)
+    engine.replicas.run(training.steps + 1, engine.numbers, engine.failures)
     begin = StepBegin.of(engine, training.steps, copies=training.on_non_finite == "skip")
     check, put_back = training.loss_check, engine.graph.kept_state()
     compares = check is not None and check.begin(samples)
@@ -477,11 +455,6 @@ def metrics_of(step: int, totals: Totals, update: Updated, samples: int) -> Step
     )
 
 
-def mean_factor(weight: float, seed: float) -> float:
-    """The factor from summed gradients to those of the unscaled mean loss of ``weight`` terms."""
-    return 1.0 / weight / seed
-
-
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The states of all ranks merged, so that each rank finds its own under any plan."""
     return {
@@ -566,7 +539,9 @@ def restore_optimizer(
         # A group without parameters here takes those of the first rank's group of that number.
         like = known[min(place, len(known) - 1)].settings if known else {}
         settings = settings_of.get(first) or like
-        described.update({key: sequence_as_tuple(value) for key, value in settings.items()})
+        # JSON has lists for tuples, such as Adam's betas.
+        as_given = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        described.update(as_given)
     state_dict["state"] = state
     optimizer.load_state_dict(state_dict)
 
@@ -574,8 +549,3 @@ def restore_optimizer(
 def plain(value: Any) -> Any:
     """A setting as a JSON value."""
     return value.item() if isinstance(value, torch.Tensor) else value
-
-
-def sequence_as_tuple(value: Any) -> Any:
-    """Convert lists back into tuples such as Adam's betas, which JSON cannot express."""
-    return tuple(value) if isinstance(value, list) else value

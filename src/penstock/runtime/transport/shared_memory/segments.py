@@ -341,11 +341,7 @@ def accept(invitation: Invitation, undo: ExitStack) -> SharedSegment:
 
 
 def open_memory(process: int, handle: int, size_bytes: int) -> mmap.mmap:
-    """Map the anonymous memory that ``process`` (possibly this one) has open as ``handle``.
-
-    Raises:
-        OSError: the system does not allow it.
-    """
+    """Map the anonymous memory that ``process`` (possibly this one) has open as ``handle``."""
     memory = os.open(f"/proc/{process}/fd/{handle}", os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(memory, size_bytes)
