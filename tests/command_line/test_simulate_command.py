@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.timeline.json_file import read_timeline, timeline_from_json
+from penstock.words import percent_text
 
 Penstock = Callable[..., Any]
 
@@ -99,6 +100,13 @@ def test_people_get_before_and_after_what_binds_and_a_chart(
 ) -> None:
     answer = penstock("simulate", run_directory / "plan.json", "--schedule", "gpipe")
     assert "with schedule gpipe" in answer.output
+    values = penstock(
+        "simulate", run_directory / "plan.json", "--schedule", "gpipe", "--json"
+    ).values
+    change = values["iteration_s"] / values["before"]["iteration_s"] - 1
+    table = answer.output.partition("with schedule gpipe")[2].splitlines()
+    row = next(line for line in table if line.split()[:1] == ["iteration"])
+    assert row.rstrip().endswith(f"{'+' * (change > 0)}{percent_text(change)}")
     for words in ("iteration", "samples a second", "bubble", "peak memory", "device 3"):
         assert words in answer.output
     assert "Before: Bound by " in answer.output and "After: Bound by " in answer.output
