@@ -74,7 +74,9 @@ def test_two_replicas_of_a_group_beside_a_plain_stage_are_chosen_where_links_are
     assert len(best.plan.ranks) == 5
     # Two samples are at most two replicas, so no plan without groups keeps five devices busy.
     assert best.prediction.iteration_s < 0.92 * alone
-    again = simulate_plan(best.bare, best.problem.profile, best.problem.cluster)
+    again = simulate_plan(
+        replace(best.plan, tensor_groups=()), best.problem.profile, best.problem.cluster
+    )
     assert again.iteration_s == best.prediction.iteration_s
 
 
