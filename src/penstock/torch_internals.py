@@ -224,9 +224,9 @@ class InOneProcess:
     def __enter__(self) -> None:
         if not self._depth:
             c10d: Any = torch.distributed.distributed_c10d
-            world = c10d._world.default_pg
+            world = c10d.GroupMember.WORLD
             self._plain = world, c10d._rank_not_in_group, c10d._get_default_group
-            c10d._world.default_pg, c10d._rank_not_in_group = None, self._is_outside
+            c10d.GroupMember.WORLD, c10d._rank_not_in_group = None, self._is_outside
             c10d._get_default_group = self._group
         self._depth += 1
 
@@ -235,7 +235,7 @@ class InOneProcess:
         if not self._depth:
             c10d: Any = torch.distributed.distributed_c10d
             world, c10d._rank_not_in_group, c10d._get_default_group = self._plain
-            c10d._world.default_pg = world
+            c10d.GroupMember.WORLD = world
             self._plain = None, None, None  # a group is closed when nobody holds it
 
     def _is_outside(self, group: Any) -> bool:
