@@ -347,7 +347,8 @@ def flushed_step(
     if meetings is not None:
         meetings.check_rows(sizes)
     seed = training.seed(samples)
-    engine.replicas.run(training.steps + 1, engine.numbers, engine.failures)
+    if engine.replicas.every:
+        engine.replicas.run(training.steps + 1, engine.numbers, engine.failures)
     begin = StepBegin.of(engine, training.steps, copies=training.on_non_finite == "skip")
     check, put_back = training.loss_check, engine.graph.kept_state()
     compares = check is not None and check.begin(samples)
