@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from penstock import cli
 from penstock.cluster.cluster import Cluster, Device, Host
@@ -21,6 +22,10 @@ from penstock.timeline.json_file import write_timeline
 from penstock.timeline.metrics import iteration_s
 
 STEPS = 40
+
+# No test compares seconds: a busy machine is no error.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 IN_WORKERS = (
     "transformers.models.gpt2.modeling_gpt2",

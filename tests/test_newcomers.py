@@ -113,7 +113,8 @@ def test_what_newcomers_add_is_a_file_and_a_line_each(tmp_path: Path) -> None:
     (package / "planners" / "halves.py").write_text(PLANNER)
     registry = package / "planners" / "registry.py"
     add_line(registry, before='}\n"""All but', line='    "halves": halves,\n')
-    add_line(registry, before="\n__all__", line="from penstock.planners.halves import halves\n")
+    first = "from penstock.planners.bapipe.bapipe import"
+    add_line(registry, before=first, line="from penstock.planners.halves import halves\n")
     (package / "bridges" / "slices.py").write_text(BRIDGE)
     formats = package / "bridges" / "formats.py"
     add_line(
@@ -121,7 +122,8 @@ def test_what_newcomers_add_is_a_file_and_a_line_each(tmp_path: Path) -> None:
         before="}\n\n\n@dataclass",
         line='    "slices": Format(slices.TARGET, slices.slices),\n',
     )
-    add_line(formats, before="\n__all__", line="from penstock.bridges import slices\n")
+    first = "from penstock.bridges.layout import"
+    add_line(formats, before=first, line="from penstock.bridges import slices\n")
     (package / "cluster" / "presets" / "cards.toml").write_text(CLUSTER)
     add_line(
         package / "measure" / "hardware.py",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import models
 import pytest
 import torch
 import transformers
@@ -149,53 +150,20 @@ def _mask() -> torch.Tensor:
     return torch.tensor([[1] * 6, [1] * 5 + [0], [1] * 4 + [0] * 2])
 
 
-_DECODER = {
-    "num_hidden_layers": 2,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 32,
-}
-
-
 def gpt2(dropout: float = 0.0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    config = transformers.GPT2Config(
-        n_layer=2,
-        n_embd=16,
-        n_head=2,
-        vocab_size=VOCABULARY,
-        n_positions=512,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-        bos_token_id=1,
-        eos_token_id=1,
-    )
-    return transformers.GPT2LMHeadModel(config), _tokens()
+    return models.gpt2(dropout, n_positions=512), _tokens()
 
 
 def llama() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_DECODER)), _tokens()
+    return models.llama(), _tokens()
 
 
 def qwen2_tied() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    config = transformers.Qwen2Config(**_DECODER, tie_word_embeddings=True)
-    return transformers.Qwen2ForCausalLM(config), _tokens() | {"attention_mask": _mask()}
+    return models.qwen2_tied(), _tokens() | {"attention_mask": _mask()}
 
 
 def bert(dropout: float = 0.0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    config = transformers.BertConfig(
-        num_hidden_layers=2,
-        hidden_size=16,
-        intermediate_size=32,
-        num_attention_heads=2,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=512,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
+    config = models.bert_config(dropout, max_position_embeddings=512)
     batch = _tokens() | {"attention_mask": _mask()}
     # Row r has r + 1 masked words, so that rows have unequal numbers of terms.
     unmasked = torch.arange(SEQUENCE) > torch.arange(3)[:, None]
@@ -204,26 +172,12 @@ def bert(dropout: float = 0.0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 
 def t5() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    config = transformers.T5Config(
-        num_layers=2,
-        d_model=16,
-        d_kv=8,
-        d_ff=32,
-        num_heads=2,
-        vocab_size=VOCABULARY,
-        dropout_rate=0.0,
-        decoder_start_token_id=0,
-    )
-    batch = _tokens() | {"attention_mask": _mask()}
-    return transformers.T5ForConditionalGeneration(config), batch
+    return models.t5(), _tokens() | {"attention_mask": _mask()}
 
 
 def resnet() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    config = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[2, 1], num_labels=5, layer_type="basic"
-    )
     batch = {"pixel_values": torch.randn(3, 3, 16, 16), "labels": torch.tensor([0, 3, 4])}
-    return transformers.ResNetForImageClassification(config), batch
+    return models.resnet(), batch
 
 
 MODELS: dict[str, Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]] = {

@@ -4,9 +4,9 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import models
 import pytest
 import torch
-import transformers
 from torch import nn
 from torch.nn import functional
 
@@ -78,13 +78,9 @@ def chain_with_its_own_loss() -> Case:
 
 
 def t5() -> Case:
-    config = transformers.T5Config(
-        num_layers=1, d_model=8, d_kv=4, d_ff=16, num_heads=2, vocab_size=20
-    )
-    config.decoder_start_token_id = 0
     tokens = torch.randint(1, 20, (4, 5))
     batch = {"input_ids": tokens, "labels": tokens.clone()}
-    return transformers.T5ForConditionalGeneration(config), batch, None
+    return models.t5(vocab_size=20), batch, None
 
 
 CASES = [several, with_batch_norm, hand_written, chain_with_its_own_loss, t5]

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+import models
 import pytest
 import torch
-import transformers
 from torch import nn
 
 from penstock.jobs.job import Job
@@ -13,14 +13,7 @@ from penstock.jobs.profile_job import profile_job
 
 
 def llama(dtype: torch.dtype) -> nn.Module:
-    config = transformers.LlamaConfig(
-        num_hidden_layers=2,
-        hidden_size=32,
-        intermediate_size=64,
-        num_attention_heads=2,
-        vocab_size=100,
-    )
-    model = transformers.LlamaForCausalLM(config)
+    model = models.llama(hidden_size=32, intermediate_size=64, num_key_value_heads=2)
     return nn.Module.to(model, dtype)
 
 

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import models
 import torch
 import transformers
 from transformers import Trainer, TrainingArguments
@@ -35,18 +36,16 @@ ARGUMENTS: dict[str, Any] = {
 
 def model() -> Any:
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=256,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-            pad_token_id=0,
-        )
+    return models.llama(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        pad_token_id=0,
     )
 
 

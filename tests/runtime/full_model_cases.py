@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from penstock import Pipeline, Plan, Stage, capture_model
+from penstock import BadInput, Pipeline, Plan, Stage, capture_model
 from penstock.machine import FreeMemory
 from penstock.runtime import full_model
 
@@ -391,3 +391,25 @@ def faults() -> dict[str, Any]:
         said["verified"] = pipe.verify(batches()[1]).compared
         pipe.step(batches()[1])
     return said
+
+
+def loaded_by() -> dict[str, str]:
+    """How the next step ends where some ranks load a kept state, of the model or of a part."""
+    found: dict[str, str] = {}
+    for name, loading in {"both": (0, 1), "rank 0": (0,), "none": ()}.items():
+        for part in ("", "teacher"):
+            model = teacher_and_student()
+            with Pipeline(model, TWO, batches()[0], optimizer=momentum, **OPTIONS) as pipe:
+                pipe.step(batches()[0])
+                own = model.get_submodule(part)
+                kept = copy.deepcopy(own.state_dict())
+                pipe.step(batches()[1])
+                if pipe.rank in loading:
+                    own.load_state_dict(kept)
+                try:
+                    pipe.step(batches()[2])
+                    found[f"{name} {part}"] = "trained"
+                except BadInput as problem:
+                    found[f"{name} {part}"] = str(problem)
+                    pipe.step(batches()[2])  # who goes on all the same is not held up
+    return found

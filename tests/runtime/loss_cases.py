@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import models
 import torch
 import transformers
 from runtime.pipeline_cases import join, plan_of, sliced
@@ -98,15 +99,11 @@ SUMS: dict[str, Callable[..., torch.Tensor]] = {
 
 def bert(kind: str) -> Case:
     """A tiny BERT with two losses."""
-    config = transformers.BertConfig(
+    config = models.bert_config(
         vocab_size=VOCABULARY,
         hidden_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
         intermediate_size=16,
         max_position_embeddings=8,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
         attn_implementation="eager",
     )
     x, words, order, _ = heads_batch()

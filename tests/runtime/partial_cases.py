@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import models
 import torch
 import torch.distributed as dist
-import transformers
 from peft import LoraConfig, get_peft_model
 from runtime.pipeline_cases import join, next_token_loss, plan_of
 from safetensors.torch import save_file
@@ -42,18 +42,7 @@ def adam(parameters: list[nn.Parameter]) -> Optimizer:
 def low_rank() -> Case:
     """A GPT-2 of three blocks, with adapters in the attention of the last two only."""
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=16,
-        n_embd=16,
-        n_layer=3,
-        n_head=2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    gpt2 = models.gpt2(vocab_size=VOCABULARY, n_layer=3)
     adapters = LoraConfig(
         r=2,
         lora_alpha=4,
@@ -64,7 +53,7 @@ def low_rank() -> Case:
         fan_in_fan_out=True,
         init_lora_weights=False,
     )
-    model = get_peft_model(transformers.GPT2LMHeadModel(config), adapters).double()
+    model = get_peft_model(gpt2, adapters).double()
     batches: list[Any] = []
     for step in range(4):
         make = torch.Generator().manual_seed(step)

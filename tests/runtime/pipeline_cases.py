@@ -11,6 +11,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
+import models
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -80,28 +81,13 @@ def convolutions() -> Subject:
 
 
 def gpt2() -> Subject:
-    import transformers
-
-    config = transformers.GPT2Config(
-        n_layer=2,
-        n_embd=8,
-        n_head=2,
-        vocab_size=VOCABULARY,
-        n_positions=16,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=1,
-        eos_token_id=1,
-    )
-
     def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = integers(rows, SEQUENCE, VOCABULARY)
         # Rows have unequal numbers of targets, so a mean of means would be wrong.
         ignored = torch.arange(SEQUENCE) > 1 + torch.arange(rows)[:, None] % 4
         return tokens, tokens.masked_fill(ignored, -100)
 
-    return Subject(transformers.GPT2LMHeadModel(config), batch, next_token_loss)
+    return Subject(models.gpt2(n_embd=8), batch, next_token_loss)
 
 
 def next_token_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
@@ -117,63 +103,26 @@ def layer_norm_in_float64(self: Any, hidden_states: torch.Tensor) -> torch.Tenso
 
 
 def t5() -> Subject:
-    import transformers
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
     T5LayerNorm.forward = layer_norm_in_float64
-    config = transformers.T5Config(
-        num_layers=2,
-        d_model=8,
-        d_kv=4,
-        d_ff=16,
-        num_heads=2,
-        vocab_size=VOCABULARY,
-        dropout_rate=0.0,
-        decoder_start_token_id=0,
-    )
-    return Subject(transformers.T5ForConditionalGeneration(config), tokens)
+    return Subject(models.t5(d_model=8, d_kv=4, d_ff=16), tokens)
 
 
 def resnet() -> Subject:
-    import transformers
-
-    config = transformers.ResNetConfig(
-        embedding_size=4, hidden_sizes=[4, 8], depths=[2, 1], num_labels=5, layer_type="basic"
-    )
-
     def batch(rows: int) -> dict[str, torch.Tensor]:
         pixels = normal(rows, 3 * 16 * 16, 1).view(rows, 3, 16, 16)
         return {"pixel_values": pixels, "labels": integers(rows, 1, 5)[:, 0]}
 
-    return Subject(transformers.ResNetForImageClassification(config), batch, per_micro_batch=True)
-
-
-DECODER = {
-    "num_hidden_layers": 2,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 16,
-}
+    return Subject(models.resnet(4), batch, per_micro_batch=True)
 
 
 def llama() -> Subject:
-    import transformers
-
-    return Subject(
-        transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER)),
-        tokens,
-        tolerance=SINGLE_PRECISION,
-    )
+    return Subject(models.llama(), tokens, tolerance=SINGLE_PRECISION)
 
 
 def qwen2_tied() -> Subject:
-    import transformers
-
-    config = transformers.Qwen2Config(**DECODER, tie_word_embeddings=True)
-    return Subject(transformers.Qwen2ForCausalLM(config), tokens, tolerance=SINGLE_PRECISION)
+    return Subject(models.qwen2_tied(), tokens, tolerance=SINGLE_PRECISION)
 
 
 PATCHES, WIDTH = 8, 6

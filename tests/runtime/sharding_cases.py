@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import models
 import torch
 import torch.distributed as dist
 from runtime.pipeline_cases import (
-    DECODER,
     SUBJECTS,
     Subject,
     captured,
@@ -72,12 +72,10 @@ def muon(parameters: Any) -> MuonWithAdamW:
 
 
 def llama() -> Subject:
-    import transformers
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     LlamaRMSNorm.forward = layer_norm_in_float64
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER))
-    return Subject(model, gpt2().batch, next_token_loss)
+    return Subject(models.llama(), gpt2().batch, next_token_loss)
 
 
 def untied() -> Subject:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
+import models
 import torch
 import torch.distributed as dist
-from runtime.pipeline_cases import DECODER, SINGLE_PRECISION, different, tokens
+from runtime.pipeline_cases import SINGLE_PRECISION, different, tokens
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -267,13 +268,9 @@ def wrongly_verified(pipe: Pipeline) -> list[str]:
 
 def llama_differences() -> list[str]:
     """What differs in a model of Hugging Face, divided by its own plan."""
-    import transformers
-
     join()
     torch.manual_seed(0)
-    settings: Any = DECODER | {"num_key_value_heads": 2}
-    config = transformers.LlamaConfig(**settings)
-    whole = transformers.LlamaForCausalLM(config).double()
+    whole = models.llama(num_key_value_heads=2).double()
     ours, batch = copy.deepcopy(whole), tokens(12)
     loss = whole(**batch).loss
     loss.backward()

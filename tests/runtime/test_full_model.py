@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime.full_model_cases import FORMS, faults, forms, plans
+from runtime.full_model_cases import FORMS, faults, forms, loaded_by, plans
 from runtime.processes.workers_under_test import run_script
 
 from penstock.runtime.processes.launch import launch_workers
@@ -56,6 +56,19 @@ def test_errors_within_leave_the_pipeline_usable() -> None:
         assert seen["verified"]
     assert "in the loop" in second["raised"] and first["raised"] == "None"
     assert first["changed"] == ["student.0.bias"] and first["kept"]
+
+
+def test_a_state_that_some_ranks_alone_load_is_refused() -> None:
+    first, second = launch_workers(loaded_by, workers=2, threads=1)
+    assert first == second
+    refused = {name: said for name, said in first.items() if said != "trained"}
+    # All of the teacher is on rank 0, which alone may load it.
+    assert refused.keys() == {"rank 0 "}
+    assert re.fullmatch(
+        r"rank 0 has loaded \d+ weights into the model since the last step, some of which other "
+        r"ranks hold, and rank 1 0, .*full_model\(rank0_only=True\):` on rank 0",
+        refused["rank 0 "],
+    )
 
 
 def test_the_example_moves_a_teacher_as_in_one_process() -> None:

@@ -64,8 +64,9 @@ def trained(
 
     def seen(self: Any, kept: Any, samples: int, loss: float) -> Any:
         found = whole(self, kept, samples, loss)
-        compared.append(now["step"] + 1)
-        assert found[0] == pytest.approx(loss, rel=1e-12) or now["step"] >= 4
+        if found[1]:
+            compared.append(now["step"] + 1)
+            assert found[0] == pytest.approx(loss, rel=1e-12) or now["step"] >= 4
         return found
 
     monkeypatch.setattr(loss_check.LossCheck, "_loss", seen)
@@ -149,3 +150,35 @@ def test_replicas_of_the_last_stage_join_their_outputs() -> None:
     for compared, refused in launch_workers(run_checked, (plan,), workers=3, threads=1):
         assert compared
         assert "step 4 was not taken: its loss is" in refused
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("after_capture", [False, True])
+def test_hooks_are_not_called_once_more(
+    after_capture: bool, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def calls(check_loss: bool) -> tuple[int, list[str]]:
+        model, seen = net(), list[object]()
+        if not after_capture:
+            model[0].register_forward_hook(lambda *_: seen.append(0))
+        capture = capture_model
+
+        def captured(*given: Any, **options: Any) -> Any:
+            graph = capture(*given, **options)
+            if after_capture:
+                model[0].register_forward_hook(lambda *_: seen.append(0))
+            seen.clear()
+            return graph
+
+        with monkeypatch.context() as within:
+            within.setattr(f"{__name__}.capture_model", captured)
+            said = trained(model, functional.cross_entropy, within, stages, check_loss=check_loss)[
+                1
+            ]
+        return len(seen), said
+
+    plain, with_check = calls(check_loss=False), calls(check_loss=True)
+    assert plain[0] == with_check[0] > 0
+    assert [line.rpartition(": ")[2] for line in with_check[1]] == [
+        "the forward hooks of module '0' would run once more"
+    ]

@@ -150,7 +150,7 @@ def test_a_message_beside_its_pass_is_explained_by_what_the_pass_waited_for(
     assert any(step.event.kind == "RECV" for step in path) == (transfer_s > 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problem=problems(memory=False), pick=st.integers(0, 10_000))
 def test_the_path_of_any_plan_adds_up_to_its_iteration(problem: PlanningProblem, pick: int) -> None:
     plans = list(every_plan(problem, tuple(range(len(problem.cluster.devices)))))

@@ -151,7 +151,8 @@ def parts_of(cluster: Cluster, source: int, target: int) -> Iterator[LinkPart]:
     hosts = cluster.host_index
     host = cluster.hosts[hosts[source]]
     if hosts[source] == hosts[target] and host.separate_links:
-        yield ("link", *(sorted((source, target)) if host.half_duplex else (source, target)))
+        one, other = sorted((source, target)) if host.half_duplex else (source, target)
+        yield "link", one, other
     else:
         yield from engines_and_ports(cluster, source, target)
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.record.elsewhere import refuse_foreign_values
+from penstock.capture.record.elsewhere import Loads, refuse_foreign_values
 from penstock.capture.restored import kept_attributes, kept_buffers
 from penstock.capture.stage.call import casts_kept
 from penstock.capture.stage_program import Batch, StageProgram
@@ -101,6 +101,7 @@ class Engine:
         place = max(plan.device_of(world.rank), 0)
         self.random = RandomStream(world.device, options.update.seed, place)
         self._closed = self._released = False
+        self._loads = Loads()
         self._abort, self.disconnect = ExitStack(), ExitStack()
         self.failures = Failures(world, self._abort.close)
         self.clock = clock_for(world.device, self.failures.check)
@@ -168,6 +169,7 @@ class Engine:
             counts=counts,
             pipelines=self.pipelines,
             other_path=lambda: self.graph.state.other_path,
+            loads=self._loads,
         )
         self.buckets = self._buckets(programs)
         for let_go in (self.buckets.close, self.groups.clear, self._norm_groups.clear):
@@ -451,7 +453,7 @@ class Engine:
             programs = chain(*(stages.programs.values() for stages in self._stages.values()))
             self.graph.hold_only(list(programs), self.held.whence)
             modules = (module for _, module in self.graph.program.named_modules())
-            self.disconnect.callback(refuse_foreign_values(modules))
+            self.disconnect.callback(refuse_foreign_values(modules, self._loads))
         self._released = True
 
     def begin(self, metrics: MetricSums | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
+from penstock.capture.record.elsewhere import Loads, check_loads
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.clock import StepClock
 from penstock.runtime.gradients.buckets import GradientBuckets
@@ -197,8 +198,9 @@ class RankNumbers:
         counts: bool = True,
         pipelines: Sequence[Sequence[int]] = (),
         other_path: Callable[[], str] = lambda: "",
+        loads: Loads | None = None,
     ) -> None:
-        self.other_path = other_path
+        self.other_path, self._loads = other_path, loads
         self.wants_stop = self.stopping = 0
         self.optimizer_s = 0.0
         self._transport, self._clock = transport, clock
@@ -240,7 +242,8 @@ class RankNumbers:
         )
         measured = metrics.totals() if metrics is not None else ()
         differs = float(bool(self.other_path()))
-        return [*totals.values(), float(self.wants_stop), differs, *measured]
+        loaded = self._loads.taken() if self._loads is not None else 0.0
+        return [*totals.values(), float(self.wants_stop), differs, loaded, *measured]
 
     def put_together(
         self,
@@ -255,12 +258,13 @@ class RankNumbers:
         Gradients are ``summed`` over all ranks, or within pipelines only.
 
         Raises:
-            BadInput: the ranks were given different batches.
+            BadInput: the ranks were given different batches, or have loaded different weights.
             LossPathChanged: the loss took another path on some rank.
         """
         differing = [rank for rank, row in enumerate(rows) if row[COUNT + 1]]
         if differing:
             raise LossPathChanged(differing[0], self.other_path())
+        check_loads([row[COUNT + 2] for row in rows])
         totals = Totals.of([row[:COUNT] for row in rows], self._devices, seed)
         if not summed:
             alone = [
@@ -272,7 +276,7 @@ class RankNumbers:
         self.stopping = int(max(row[COUNT] for row in rows))
         if metrics is None:
             return totals
-        return replace(totals, means=metrics.combined([row[COUNT + 2 :] for row in rows]))
+        return replace(totals, means=metrics.combined([row[COUNT + 3 :] for row in rows]))
 
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
         """Exchange numbers: returns those of every rank, by rank."""

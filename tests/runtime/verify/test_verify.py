@@ -1,5 +1,6 @@
 """`verify` compares with the user's own module, and finds pipelines that are wrong on purpose."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
+from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
+from penstock.runtime.gradients.buckets import GradientBucket
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 
@@ -130,6 +133,48 @@ def test_a_stale_buffer_is_found() -> None:
 def test_a_missing_gradient_is_found() -> None:
     result = verified(net(), without_gradient)
     assert str(result).startswith("gradient of 'first.weight' on stage 0 is 0, of your module")
+
+
+class Spare(nn.Linear):
+    """Has a weight that counts nothing, and is read or not."""
+
+    reads = True
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.spare = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The linear layer's output."""
+        found = super().forward(x)
+        return found + 0.0 * self.spare if Spare.reads else found
+
+
+def test_a_gradient_of_zeros_is_another_than_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_in_stages_only(graph: LayerGraph) -> None:
+        def around(run: Callable[..., Any]) -> Callable[..., Any]:
+            def changed(*given: Any) -> Any:
+                with monkeypatch.context() as within:
+                    within.setattr(Spare, "reads", True)
+                    return run(*given)
+
+            return changed
+
+        tampered(graph, around)
+        monkeypatch.setattr(Spare, "reads", False)
+
+    assert verified(net(Spare())).equal
+    result = verified(net(Spare()), read_in_stages_only)
+    assert str(result).startswith("gradient of 'between.spare' on stage 0 is 0, of your module on")
+    assert " None: relative difference inf" in str(result)
+
+
+def test_a_wrong_norm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = GradientBucket.square
+    monkeypatch.setattr(GradientBucket, "square", lambda *given: 2 * right(*given))
+    result = verified(net())
+    assert result.difference is not None and result.difference.kind == "gradient norm"
+    assert result.difference.relative == pytest.approx(2**0.5 - 1)
 
 
 @pytest.fixture(scope="module")

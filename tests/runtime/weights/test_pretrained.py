@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import models
 import peft
 import pytest
 import torch
@@ -22,15 +23,6 @@ from penstock.runtime.settings import Update
 from penstock.runtime.weights.pretrained import Weights, sources_of
 from penstock.runtime.weights.safetensors_file import write_tensors
 
-SMALL: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "vocab_size": 40,
-    "max_position_embeddings": 32,
-}
-
 
 def words() -> dict[str, torch.Tensor]:
     ids = torch.randint(2, 40, (4, 6), generator=torch.Generator().manual_seed(1))
@@ -43,44 +35,13 @@ def pictures() -> dict[str, torch.Tensor]:
     return {"pixel_values": pixels, "labels": torch.tensor([0, 1, 1, 0])}
 
 
-def llama(**changes: Any) -> nn.Module:
-    config = transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 2} | changes)
-    return transformers.LlamaForCausalLM(config)
-
-
-def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(
-        n_layer=2,
-        n_embd=16,
-        n_head=2,
-        vocab_size=40,
-        n_positions=16,
-        bos_token_id=1,
-        eos_token_id=1,
-    )
-    return transformers.GPT2LMHeadModel(config)
-
-
 def bert() -> nn.Module:
-    return transformers.BertForMaskedLM(transformers.BertConfig(**SMALL))
-
-
-def t5() -> nn.Module:
-    config = transformers.T5Config(
-        num_layers=1,
-        d_model=16,
-        d_kv=8,
-        d_ff=32,
-        num_heads=2,
-        vocab_size=40,
-        decoder_start_token_id=0,
-    )
-    return transformers.T5ForConditionalGeneration(config)
+    return transformers.BertForMaskedLM(models.bert_config())
 
 
 def neox() -> nn.Module:
     """Its files call the head otherwise than the model does."""
-    config = transformers.GPTNeoXConfig(**SMALL, bos_token_id=1, eos_token_id=1)
+    config = transformers.GPTNeoXConfig(**models.SIZES, bos_token_id=1, eos_token_id=1)
     return transformers.GPTNeoXForCausalLM(config)
 
 
@@ -106,10 +67,10 @@ def resnet() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "llama": llama,
-    "gpt2": gpt2,
+    "llama": models.llama,
+    "gpt2": models.gpt2,
     "bert": bert,
-    "t5": t5,
+    "t5": models.t5,
     "neox": neox,
     "vit": vit,
     "resnet": resnet,
@@ -160,14 +121,14 @@ def test_a_model_on_meta_gets_the_weights_of_a_directory_and_gives_them_back(
 @pytest.fixture(scope="module")
 def graph() -> LayerGraph:
     """A tied Llama on meta."""
-    return capture_model(on_meta(lambda: llama(tie_word_embeddings=True)), words())
+    return capture_model(on_meta(lambda: models.llama(tie_word_embeddings=True)), words())
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """Its weights in several files."""
     directory = tmp_path / "saved"
-    llama(tie_word_embeddings=True).save_pretrained(directory, max_shard_size=5000)
+    models.llama(tie_word_embeddings=True).save_pretrained(directory, max_shard_size=5000)
     assert len(list(directory.glob("*.safetensors"))) > 3
     return directory
 
@@ -196,10 +157,10 @@ def test_a_tied_tensor_may_have_any_of_its_names(graph: LayerGraph, saved: Path)
 def test_files_of_the_base_model_need_a_new_head_to_be_named(
     graph: LayerGraph, tmp_path: Path
 ) -> None:
-    base = llama(tie_word_embeddings=True).model
+    base = models.llama(tie_word_embeddings=True).model
     base.save_pretrained(tmp_path)
     assert sources_of(Weights(tmp_path), graph)[NORM].name == "norm.weight"
-    untied = capture_model(on_meta(llama), words())
+    untied = capture_model(on_meta(models.llama), words())
     with pytest.raises(
         BadInput, match=r"lacks 'lm_head.weight', which Llama.*Weights\(new=\.\.\.\)"
     ):
@@ -289,7 +250,7 @@ def test_there_must_be_a_directory(graph: LayerGraph, tmp_path: Path) -> None:
 def test_adapters_are_new_and_begin_as_peft_has_them(saved: Path) -> None:
     def adapted() -> nn.Module:
         settings = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
-        return peft.get_peft_model(llama(tie_word_embeddings=True), settings)
+        return peft.get_peft_model(models.llama(tie_word_embeddings=True), settings)
 
     plain = transformers.LlamaForCausalLM.from_pretrained(saved)
     with one_stage(on_meta(adapted), words(), update=Update(weights=saved)) as pipe:
@@ -307,7 +268,7 @@ def test_adapters_are_new_and_begin_as_peft_has_them(saved: Path) -> None:
 
 
 def test_experts_that_transformers_merges_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    config = transformers.MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=4)
+    config = transformers.MixtralConfig(**models.SIZES, num_key_value_heads=2, num_local_experts=4)
     real = transformers.MixtralForCausalLM(config)
     mixtral = SimpleNamespace(model=real, tied_names={}, name="MixtralForCausalLM")
     real.save_pretrained(tmp_path / "merged")

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import models
 import peft
 import torch
 import transformers
-from runtime.pipeline_cases import DECODER, join, plan_of, tokens
+from runtime.pipeline_cases import join, plan_of, tokens
 from torch import nn
 
 from penstock.capture.capture import capture_model
@@ -15,11 +16,10 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
 
 STEPS, RATE = 2, 0.1
-SMALL: dict[str, Any] = {**DECODER, "tie_word_embeddings": True}
 
 
 def llama() -> nn.Module:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+    return models.llama(tie_word_embeddings=True)
 
 
 def on_meta(dtype: torch.dtype) -> nn.Module:

@@ -27,7 +27,7 @@ from penstock.capture.record.absent import (
     memory_of,
     writes_first,
 )
-from penstock.errors import WeightElsewhere
+from penstock.errors import BadInput, WeightElsewhere
 from penstock.torch_internals import has_other_users, pytree
 from penstock.words import numbered
 
@@ -100,14 +100,46 @@ class Whence:
             raise self.refusal(f"{name} would mix tensors of this rank with")
 
 
-def check_loaded(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
-    """Refuse to load a weight of another rank into one of this rank, or the other way."""
-    for key, own in module.named_parameters(recurse=False):
-        pair = own, state_dict.get(f"{prefix}{key}")
-        absent = [t for t in pair if type(t) is Absent and t.whence is not None]
-        if len(absent) == 1 and isinstance(pair[1], torch.Tensor):
-            present = pair[absent[0] is own]
-            absent[0].whence.check_apart("load_state_dict", [present], own)
+class Loads:
+    """Counts the weights that this rank's loop loads into modules, between two steps.
+
+    A rank that loads weights of others relies on these to do the same.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._relies = 0, False
+
+    def check(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+        """Refuse to load a weight of another rank into one of this rank, or the other way."""
+        for key, own in module.named_parameters(recurse=False):
+            given = state_dict.get(f"{prefix}{key}")
+            if not isinstance(given, torch.Tensor):
+                continue
+            absent = [t for t in (own, given) if type(t) is Absent and t.whence is not None]
+            if len(absent) == 1:
+                present = given if absent[0] is own else own
+                absent[0].whence.check_apart("load_state_dict", [present], own)
+            self._count += 1
+            self._relies |= len(absent) == 2
+
+    def taken(self) -> float:
+        """The count, below 0 where none was of another rank; it begins anew."""
+        found = self._count if self._relies else -self._count
+        self._count, self._relies = 0, False
+        return float(found)
+
+
+def check_loads(taken: Sequence[float]) -> None:
+    """Raise `BadInput` if a rank relies on others that have not loaded what it has."""
+    relying = next((rank for rank, count in enumerate(taken) if count > 0), -1)
+    other = next((rank for rank, count in enumerate(taken) if abs(count) != taken[relying]), -1)
+    if relying >= 0 <= other:
+        raise BadInput(
+            f"rank {relying} has loaded {taken[relying]:.0f} weights into the model since the last "
+            f"step, some of which other ranks hold, and rank {other} {abs(taken[other]):.0f}, so "
+            f"that the model is of two states; call load_state_dict on every rank, or within `with "
+            f"pipe.full_model(rank0_only=True):` on rank 0"
+        )
 
 
 TORCH_DATA: Any = torch.Tensor.data
@@ -129,12 +161,12 @@ class CheckedData:
         TORCH_DATA.__set__(parameter, value)
 
 
-def refuse_foreign_values(modules: Iterable[nn.Module]) -> Callable[[], None]:
+def refuse_foreign_values(modules: Iterable[nn.Module], loads: Loads) -> Callable[[], None]:
     """Check what sets weights without a call that is seen: ``load_state_dict`` and ``p.data = x``.
 
     Returns what ends that.
     """
-    handles = [module.register_load_state_dict_pre_hook(check_loaded) for module in modules]
+    handles = [module.register_load_state_dict_pre_hook(loads.check) for module in modules]
     kind: Any = nn.Parameter
     CheckedData.users += 1
     kind.data = CheckedData()

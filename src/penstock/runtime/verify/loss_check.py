@@ -58,8 +58,8 @@ class LossCheck:
         if again is not None:
             specs = [graph.cut.spec(value) for value in again.ends]
             size = COPIES * sum(spec.bytes_for(samples) for spec in specs)
-            between = ((path, graph.program.module(path)) for path in graph.recorded.record.between)
-            hooked = next((path for path, module in between if forward_hooks(module)), None)
+            named = graph.program.named_modules()  # those of other stages' modules run here, too
+            hooked = next((path for path, module in named if forward_hooks(module)), None)
             self._why_not = ""
             if size > free_memory(engine.world.device).bytes:
                 self._why_not = f"it needs {size_text(size)} at once"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import hypot
 from typing import Any, TypeGuard
 
 import torch
@@ -218,9 +219,10 @@ def changed_tensors(graph: LayerGraph, module: nn.Module) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Values:
-    """Loss, gradients and buffers after one batch, by name."""
+    """Loss, norm of all gradients, gradients and buffers after one batch, by name."""
 
     loss: float
+    norm: float
     gradients: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
 
@@ -306,7 +308,9 @@ def run_own_module(
             restore_generators(of_python)
     types = tuple(seen.types | {gradient.dtype for gradient in gradients.values()})
     why = f"random operators, which are not dropout: {found}" if found else ""
-    return Reference("", off.dropped, why, Values(loss, gradients, buffers), types)
+    return Reference(
+        "", off.dropped, why, Values(loss, norm_of(gradients), gradients, buffers), types
+    )
 
 
 class TrainedTypes(TorchCalls):
@@ -414,6 +418,12 @@ def gradients_of(held: Mapping[str, torch.Tensor], scale: float) -> dict[str, to
         for name, tensor in held.items()
         if isinstance(tensor, nn.Parameter) and tensor.grad is not None
     }
+
+
+def norm_of(gradients: Mapping[str, torch.Tensor]) -> float:
+    """The Euclidean norm of all gradients together."""
+    norms = (torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients.values())
+    return hypot(*map(float, norms))
 
 
 def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:

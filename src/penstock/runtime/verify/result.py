@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -24,18 +24,22 @@ An example is a gradient that is zero except for rounding.
 """
 
 
+Kind: TypeAlias = Literal["loss", "gradient norm", "gradient", "buffer"]
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first tensor that differs.
 
-    ``value`` is the pipeline's and ``reference`` the module's, where they differ most.
+    ``value`` is the pipeline's and ``reference`` the module's, where they differ most. None: there
+    is no gradient, so that an optimizer leaves the parameter as it is.
     """
 
     name: str
-    kind: Literal["loss", "gradient", "buffer"]
+    kind: Kind
     stage: int
-    value: float
-    reference: float
+    value: float | None
+    reference: float | None
     relative: float
 
 
@@ -71,9 +75,10 @@ class VerifyResult:
                 f"buffers differ by at most {self.largest:.1e} (limit {self.tolerance:.0e})"
             )
         d = self.difference
-        where = f" of '{d.name}' on stage {d.stage}" if d.kind != "loss" else ""
+        where = f" of '{d.name}' on stage {d.stage}" if d.kind in ("gradient", "buffer") else ""
+        ours, theirs = ("None" if v is None else f"{v:.9g}" for v in (d.value, d.reference))
         return (
-            f"{d.kind}{where} is {d.value:.9g}, of {self.reference} {d.reference:.9g}: relative "
+            f"{d.kind}{where} is {ours}, of {self.reference} {theirs}: relative "
             f"difference {d.relative:.1e}, limit {self.tolerance:.0e}"
             f"{'; ' * bool(self.cause)}{self.cause}"
         )
@@ -86,13 +91,17 @@ def not_compared(why: str) -> VerifyResult:
 
 @dataclass(frozen=True)
 class Compared:
-    """The pipeline's tensor and the reference's; small ones are judged as if of size ``floor``."""
+    """The pipeline's tensor and the reference's; small ones are judged as if of size ``floor``.
+
+    A gradient that is ``missing`` on one side is other than one of zeros.
+    """
 
     name: str
-    kind: Literal["loss", "gradient", "buffer"]
+    kind: Kind
     ours: torch.Tensor
     theirs: torch.Tensor
-    floor: float
+    floor: float = 0.0
+    missing: Literal["ours", "theirs", ""] = ""
 
     @property
     def is_negligible(self) -> bool:
@@ -102,23 +111,34 @@ class Compared:
     @property
     def gap(self) -> float:
         """The largest difference relative to the reference's largest value."""
+        if self.missing:
+            return inf
         gap = relative_gap(self.ours, self.theirs, max(largest_of(self.theirs), self.floor))
         return gap if gap == gap else difference_of(self, 0).relative
 
 
 def pairs_of(engine: Engine, found: Values, reference: Values) -> list[Compared]:
-    """The loss first, then gradients and buffers in the model's order."""
+    """The loss, gradients and buffers in the model's order, and the norm.
+
+    A norm that is NaN was not computed, as where weights change without a flush.
+    """
     largest = max(map(largest_of, reference.gradients.values()), default=0.0)
-    pairs = [Compared("loss", "loss", torch.tensor(found.loss), torch.tensor(reference.loss), 0.0)]
+    pairs = [Compared("loss", "loss", torch.tensor(found.loss), torch.tensor(reference.loss))]
     for use in engine.graph.parameter_uses:
         ours = (found.buffers if use.is_buffer else found.gradients).get(use.name)
         theirs = (reference.buffers if use.is_buffer else reference.gradients).get(use.name)
-        ours = torch.zeros_like(theirs) if ours is None and theirs is not None else ours
-        if ours is not None:
-            theirs = torch.zeros_like(ours) if theirs is None else theirs
-            floor = 0.0 if use.is_buffer else largest * NOISE_SHARE
-            kind = "buffer" if use.is_buffer else "gradient"
-            pairs.append(Compared(use.name, kind, ours, theirs, floor))
+        some = theirs if ours is None else ours
+        if some is None:
+            continue
+        missing = "ours" if ours is None else "theirs" if theirs is None else ""
+        if use.is_buffer or engine.graph.compiles:  # compiled code may give zeros
+            missing = ""
+        ours, theirs = (torch.zeros_like(some) if t is None else t for t in (ours, theirs))
+        kind, floor = ("buffer", 0.0) if use.is_buffer else ("gradient", largest * NOISE_SHARE)
+        pairs.append(Compared(use.name, kind, ours, theirs, floor, missing))
+    if found.norm == found.norm:
+        ours, theirs = torch.tensor(found.norm), torch.tensor(reference.norm)
+        pairs.append(Compared("norm", "gradient norm", ours, theirs))
     return pairs
 
 
@@ -133,13 +153,14 @@ def compare(
     first: Difference | None = None
     largest = 0.0
     pairs = pairs_of(engine, found, reference)
+    tensors = sum(pair.kind in ("gradient", "buffer") for pair in pairs)
     for pair in pairs:
         relative = pair.gap
         if first is None and not relative <= tolerance:
             first = difference_of(pair, stage_of(engine, pair.name))
         largest = max(largest, relative)
     return VerifyResult(
-        found.loss, reference.loss, len(pairs) - 1, largest, tolerance, first, reference_name
+        found.loss, reference.loss, tensors, largest, tolerance, first, reference_name
     )
 
 
@@ -174,7 +195,12 @@ def difference_of(pair: Compared, stage: int) -> Difference:
     finite = b[b.isfinite()]
     size = max(float(finite.abs().max()) if finite.numel() else 0.0, pair.floor)
     relative = float(gap[at]) / size if size else float(gap[at])
-    return Difference(name, kind, stage, float(a[at]), float(b[at]), relative)
+    value, reference = float(a[at]), float(b[at])
+    if pair.missing == "ours":
+        return Difference(name, kind, stage, None, reference, inf)
+    if pair.missing == "theirs":
+        return Difference(name, kind, stage, value, None, inf)
+    return Difference(name, kind, stage, value, reference, relative)
 
 
 def tolerance_of(engine: Engine, types: Collection[torch.dtype]) -> float:
@@ -186,7 +212,7 @@ def tolerance_of(engine: Engine, types: Collection[torch.dtype]) -> float:
 
 
 def stage_of(engine: Engine, name: str) -> int:
-    """The first stage that uses a tensor; the last stage for the loss."""
+    """The first stage that uses a tensor; the last stage for loss and norm."""
     layers = {use.name: use.layers for use in engine.graph.parameter_uses}
     if name in layers:
         return engine.plan.stage_of_layer(layers[name][0])

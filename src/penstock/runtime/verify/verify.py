@@ -278,7 +278,8 @@ def compared(
     for name in gradients:
         # One at a time, so that each gathered sum is freed when its mean is computed.
         gradients[name] = gradients[name] / divisor
-    found, own = Values(totals.loss, gradients, buffers), reference.values
+    found = Values(totals.loss, totals.gradient_norm, gradients, buffers)
+    own = reference.values
     result = None
     if own is not None:
         limit = tolerance_of(engine, reference.types)
