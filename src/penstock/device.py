@@ -62,9 +62,6 @@ def own_device(asked: torch.device | str | None) -> torch.device:
     A GPU without a number is that of the rank's place among those of its host; ranks beyond the
     last GPU share. With ``None`` it is a GPU if the host has one for each of its ranks, and else
     the CPU.
-
-    Raises:
-        BadInput: a GPU is asked for, and this process does not see it.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))

@@ -128,11 +128,7 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
 
 
 def read_text(path: str | Path, thing: str) -> str:
-    """The text of a file; ``thing`` names the kind of file in error messages.
-
-    Raises:
-        BadInput: there is no such file, or it cannot be read as text.
-    """
+    """The text of a file; ``thing`` names the kind of file in error messages."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -152,21 +148,13 @@ def read_text(path: str | Path, thing: str) -> str:
 
 
 def parse_json(text: str, path: str | Path, thing: str) -> Json:
-    """Return the value of a JSON text.
-
-    Raises:
-        BadInput: the parser refuses it, or a key stands twice in one object.
-    """
+    """Return the value of a JSON text."""
     with refused_in_one_line("JSON", path, thing):
         return json.loads(text, object_pairs_hook=object_of)
 
 
 def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
-    """Return the table of a TOML text.
-
-    Raises:
-        BadInput: the parser refuses it.
-    """
+    """Return the table of a TOML text."""
     with refused_in_one_line("TOML", path, thing):
         return tomllib.loads(text)
 
@@ -191,11 +179,7 @@ def object_of(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def read_config(place: str | Path) -> dict[str, Json]:
-    """The table of a configuration of transformers: a file, or a directory with its config.json.
-
-    Raises:
-        BadInput: there is no such file, or it is no table.
-    """
+    """The table of a configuration of transformers: a file, or a directory with its config.json."""
     file = Path(place) / "config.json" if Path(place).is_dir() else Path(place)
     found = parse_json(read_text(file, "config"), file, "config")
     if not isinstance(found, dict):
@@ -204,12 +188,7 @@ def read_config(place: str | Path) -> dict[str, Json]:
 
 
 def check_document(kind: type[T], data: object, path: str | Path) -> T:
-    """``data`` as a checked ``kind``: an `Entry` or a `Table`.
-
-    Raises:
-        BadInput: the first key that is unknown, missing or of a wrong value, with its place; or
-            what a dataclass says of its own values.
-    """
+    """``data`` as a checked ``kind``: an `Entry` or a `Table`."""
     with in_one_line(f"{path}: "):
         return adapter_of(kind).validate_python(data)
 
@@ -234,11 +213,7 @@ def in_one_line(whose: str = "") -> Generator[None]:
 
 
 def read_document(entry: type[T], path: str | Path, thing: str) -> T:
-    """The document at ``path``: TOML if its name ends with ``.toml``, else JSON.
-
-    Raises:
-        BadInput: it cannot be read, has a syntax error, or is not an ``entry``.
-    """
+    """The document at ``path``: TOML if its name ends with ``.toml``, else JSON."""
     text = read_text(path, thing)
     is_toml = str(path).endswith(".toml")
     data = parse_toml(text, path, thing) if is_toml else parse_json(text, path, thing)
@@ -328,11 +303,7 @@ def plain_text(value: object) -> str:
 
 
 def check_place(path: str | Path) -> None:
-    """Raise if no file can be written, before any work is done.
-
-    Raises:
-        BadInput: the folder does not exist or cannot be written to.
-    """
+    """Raise if no file can be written, before any work is done."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -351,11 +322,7 @@ def check_place(path: str | Path) -> None:
 
 
 def check_folder(path: str | Path) -> None:
-    """Raise if a folder can neither be written to nor be made, before any work is done.
-
-    Raises:
-        BadInput: it is a file, or lies in a folder that may not be written to.
-    """
+    """Raise if a folder can neither be written to nor be made, before any work is done."""
     target = Path(os.path.realpath(path))
     there = next((place for place in (target, *target.parents) if place.exists()), target)
     if not there.is_dir() or not os.access(there, os.W_OK):
@@ -364,11 +331,7 @@ def check_folder(path: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file completely or not at all, as `write_pieces` does.
-
-    Raises:
-        BadInput: the folder does not exist or cannot be written to.
-    """
+    """Write a text file completely or not at all, as `write_pieces` does."""
     write_pieces(path, (text.encode("utf-8"),))
 
 
@@ -377,9 +340,6 @@ def write_pieces(path: str | Path, pieces: Iterable[bytes]) -> None:
 
     The file is written under another name in the same folder and renamed. A symbolic link is kept,
     and its target written. Anything but a regular file (a device, a pipe) is written in place.
-
-    Raises:
-        BadInput: the folder does not exist or cannot be written to.
     """
     try:
         target = Path(os.path.realpath(path))

@@ -116,10 +116,11 @@ def forward_hooks(module: nn.Module) -> int:
 def has_global_hooks() -> bool:
     """Whether there are backward hooks for all modules, also those of a module tracker."""
     registered = nn.modules.module
+    before = registered._global_forward_pre_hooks
     return bool(
         registered._global_backward_hooks
         or registered._global_backward_pre_hooks
-        or any("ModuleTracker" in repr(h) for h in registered._global_forward_pre_hooks.values())
+        or (before and any("ModuleTracker" in repr(hook) for hook in before.values()))
     )
 
 
@@ -223,9 +224,9 @@ class InOneProcess:
     def __enter__(self) -> None:
         if not self._depth:
             c10d: Any = torch.distributed.distributed_c10d
-            world = c10d.GroupMember.WORLD
+            world = c10d._world.default_pg
             self._plain = world, c10d._rank_not_in_group, c10d._get_default_group
-            c10d.GroupMember.WORLD, c10d._rank_not_in_group = None, self._is_outside
+            c10d._world.default_pg, c10d._rank_not_in_group = None, self._is_outside
             c10d._get_default_group = self._group
         self._depth += 1
 
@@ -234,7 +235,7 @@ class InOneProcess:
         if not self._depth:
             c10d: Any = torch.distributed.distributed_c10d
             world, c10d._rank_not_in_group, c10d._get_default_group = self._plain
-            c10d.GroupMember.WORLD = world
+            c10d._world.default_pg = world
             self._plain = None, None, None  # a group is closed when nobody holds it
 
     def _is_outside(self, group: Any) -> bool:

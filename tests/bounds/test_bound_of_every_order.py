@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import inf
 from random import Random
 
+import numpy as np
 import pytest
 from bound_strategies import bound_problems
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from near_tight_plans import near_tight
 from random_pipelines import random_pipeline
 
+from penstock.bounds.link_bound import CoreWork, hosts_of
 from penstock.bounds.lower_bound import (
     ANY_ORDER,
     WHOLE_BACKWARDS,
@@ -276,6 +278,13 @@ def test_a_model_that_fits_no_host_is_not_left_on_one() -> None:
     assert lower_bound(every_order(profile, roomy, 8)).seconds == pytest.approx(48, rel=2e-4)
     # Each layer alone passes 8 rows.
     assert lower_bound(every_order(profile, tight, 8)).seconds == pytest.approx(80, rel=2e-4)
+
+
+def test_any_number_of_hosts_may_hold_a_layer_alone_if_they_pass_no_row_more_than_time_allows():
+    hosts = hosts_of(equal_hosts(4, 0.1e6))
+    work = CoreWork(hosts, 1, 1e6, np.ones(2), np.ones(2), 2.0, 0.0)
+    # A row of 1 MB goes in and out of each host in 10 s.
+    assert [work.alone(seconds) for seconds in (0.0, 5.0, 10.0)] == [0, 2, 4]
 
 
 def test_a_layer_that_fits_no_device_is_an_infinite_bound() -> None:

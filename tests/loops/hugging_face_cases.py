@@ -102,6 +102,10 @@ class Noted(transformers.TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.told.append(("save", state.global_step))
 
+    def finish(self) -> None:
+        """The end of a tracker."""
+        self.told.append(("finish", 0))
+
 
 def trained(
     trainer: str,
@@ -134,6 +138,7 @@ def trained(
     made.train(resume_from_checkpoint=resume)
     made.evaluate()
     made.save_model(f"{folder}/final")
+    made.accelerator.trackers.append(noted)
     made.end()
     saved = transformers.AutoModelForCausalLM.from_pretrained(f"{folder}/final").state_dict()
     return made.state.log_history, noted.told, saved

@@ -16,7 +16,7 @@ def build() -> nn.Module:
 def batches(split: str, seed: int, start: int, size: int) -> Iterator[tuple[torch.Tensor, ...]]:
     for step in range(start, start + 100):
         source = torch.Generator().manual_seed(1000 * seed + step)
-        length = (6, 40)[step % 2]
+        length = (6, 640)[step % 2]
         tokens = torch.randint(1, WORDS, (size, length), generator=source)
         yield tokens, tokens % 5
 

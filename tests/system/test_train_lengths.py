@@ -36,10 +36,10 @@ def test_a_run_tells_predictions_and_measurements_by_length(
     assert done.code == 0, done.errors
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lengths = [row["lengths"]["length"] for row in rows if "lengths" in row]
-    assert lengths == [6, 40] * 10
+    assert lengths == [6, 640] * 10
     summary = json.loads((run / "summary.json").read_text())
     short, long = summary["by_length"]
-    assert (short["lengths"], long["lengths"]) == ({"length": 6}, {"length": 40})
+    assert (short["lengths"], long["lengths"]) == ({"length": 6}, {"length": 640})
     assert (short["share"], long["share"]) == (0.5, 0.5)
     # Three steps warm up: a short one more than long ones.
     assert (short["steps"], long["steps"]) == (8, 9)

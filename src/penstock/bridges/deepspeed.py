@@ -23,11 +23,7 @@ TARGET = "DeepSpeed"
 
 
 def deepspeed_parts(given: NamedPlan) -> tuple[str, list[str]]:
-    """The partition of a ``PipelineModule``, with the numbers of its configuration; and notes.
-
-    Raises:
-        BadInput: several stages on a device.
-    """
+    """The partition of a ``PipelineModule``, with the numbers of its configuration; and notes."""
     layout = given.layout
     if layout.pipeline_size < len(layout.stages):
         raise BadInput(

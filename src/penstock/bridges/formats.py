@@ -77,9 +77,6 @@ def export_layout(
     """A plan as a layout that is to stand at ``path``, with names of the profile's modules.
 
     ``joined`` names modules without a layer in the profile, each with the module that it follows.
-
-    Raises:
-        BadInput: the framework ``to`` cannot express the plan, or ``joined`` names no module.
     """
     form = format_named(to)
     layout, chain = layout_of_plan(plan, form.title), module_chain(profile)
@@ -99,22 +96,14 @@ def export_layout(
 
 
 def read_layout(of: str, path: Path, profile: ModelProfile, asked: AskedLayout) -> PipelineLayout:
-    """The layout in a file of the framework ``of``, for the model of ``profile``.
-
-    Raises:
-        BadInput: it does not fit to the profile, or layouts of this framework are only written.
-    """
+    """The layout in a file of the framework ``of``, for the model of ``profile``."""
     form = format_named(of, reads=True)
     assert form.read is not None
     return form.read(path, profile, asked)
 
 
 def format_named(name: str, reads: bool = False) -> Format:
-    """The format of a framework whose layouts are written, or also read.
-
-    Raises:
-        BadInput: there is none; the message names those that there are.
-    """
+    """The format of a framework whose layouts are written, or also read."""
     known = [framework for framework, form in FORMATS.items() if form.read or not reads]
     if name not in known:
         raise BadInput(

@@ -58,12 +58,7 @@ class AskedLayout:
 
 
 def layout_of_plan(plan: Plan, target: str) -> PipelineLayout:
-    """The layout of a plan for the framework ``target``.
-
-    Raises:
-        BadInput: the plan's replicas are not all alike, or its schedule holds stages twice or does
-            not flush. No other framework has these.
-    """
+    """The layout of a plan for the framework ``target``."""
     order_of(plan)
     family, first = FAMILIES[plan.schedule], plan.stages[0]
     if plan.mirrored:
@@ -105,9 +100,6 @@ def plan_of_layout(layout: PipelineLayout, asked: AskedLayout) -> Plan:
     Devices are numbered as the frameworks number ranks: the replicas of a pipeline rank follow one
     another. Without a schedule, the plan has 1F1B, or its interleaved form for stages that go
     round after round.
-
-    Raises:
-        BadInput: the micro-batches or the schedule are neither said nor asked, or do not fit.
     """
     replicas = asked.replicas or layout.replicas or 1
     micro_batches, size = batches_of(layout, asked, replicas)

@@ -35,12 +35,7 @@ OWN_SCHEDULES = ("1f1b", "interleaved")
 
 
 def megatron_arguments(given: NamedPlan) -> tuple[str, list[str]]:
-    """The arguments of Megatron-LM, one on each line, and notes.
-
-    Raises:
-        BadInput: the model has no single list of blocks, a cut is inside the embedding or the head,
-            or stages are not on the ranks round after round.
-    """
+    """The arguments of Megatron-LM, one on each line, and notes."""
     layout, chain = given.layout, given.chain
     first, last = transformer_blocks(chain, given.profile)
     if not layout.is_looped:
@@ -86,12 +81,7 @@ def check_cut(chain: Sequence[ModuleLayers], cut: int, first: int, last: int) ->
 def read_megatron_arguments(
     path: Path, profile: ModelProfile, asked: AskedLayout
 ) -> PipelineLayout:
-    """The layout in a file of Megatron-LM's arguments, or of the layout string alone.
-
-    Raises:
-        BadInput: no layout, a letter that stands for no layer of the profile, another number of
-            blocks, or stages that cannot be divided among the ranks.
-    """
+    """The layout in a file of Megatron-LM's arguments, or of the layout string alone."""
     found = arguments_in(path)
     layers = ["".join(stage) for stage in unrolled(found[LAYOUT], path).split("|")]
     check_letters(layers, path)

@@ -78,11 +78,7 @@ def entry_number(part: str) -> int | None:
 
 
 def module_chain(profile: ModelProfile) -> tuple[ModuleLayers, ...]:
-    """The modules that compute a profile's layers, in order, without the loss.
-
-    Raises:
-        BadInput: the profile has no layer but the loss.
-    """
+    """The modules that compute a profile's layers, in order, without the loss."""
     modules: list[ModuleLayers] = []
     for index, layer in enumerate(profile.layers):
         name = module_of(layer.name)
@@ -135,12 +131,7 @@ def with_light_modules(names: Sequence[str], joined: Mapping[str, str]) -> dict[
 def stage_modules(
     chain: Sequence[ModuleLayers], stages: Sequence[range], target: str
 ) -> tuple[tuple[ModuleLayers, ...], ...]:
-    """The modules of each stage.
-
-    Raises:
-        BadInput: a cut inside a module, a stage of the loss alone, or a module that two stages use.
-            ``target`` cannot express these.
-    """
+    """The modules of each stage."""
     for cut in (stage.stop for stage in stages[:-1]):
         whole = next((m for m in chain if m.layers.start < cut < m.layers.stop), None)
         if whole is not None:
@@ -171,11 +162,7 @@ def stage_modules(
 def names_of_stages(
     stages: Sequence[Sequence[ModuleLayers]], joined: Mapping[str, str]
 ) -> tuple[tuple[str, ...], ...]:
-    """The names of each stage's modules, with the light ones beside them.
-
-    Raises:
-        BadInput: a module of ``joined`` is to follow one that does not exist.
-    """
+    """The names of each stage's modules, with the light ones beside them."""
     listed = with_light_modules([m.name for modules in stages for m in modules], joined)
     return tuple(
         tuple(name for module in dict.fromkeys(m.name for m in modules) for name in listed[module])
@@ -190,9 +177,6 @@ def check_neighbours(
 
     They send from a stage to the next one only, and leave gradients of tied parameters unsummed.
     Tensors without a gradient, such as masks, are not counted: models make them on each stage.
-
-    Raises:
-        BadInput: a name that is no module's, a skip connection, or a tied parameter on two stages.
     """
     if len(layout.stages) == 1:
         return
@@ -229,11 +213,7 @@ def check_neighbours(
 
 
 def stages_of_starts(starts: Sequence[str], profile: ModelProfile, path: Path) -> tuple[range, ...]:
-    """The stages that begin at these modules; the first begins at the first layer.
-
-    Raises:
-        BadInput: a name is no module's, or they are not in the model's order.
-    """
+    """The stages that begin at these modules; the first begins at the first layer."""
     names = [layer.name for layer in profile.layers]
     bounds = [0]
     for start in starts:
@@ -266,9 +246,6 @@ def with_whole_blocks(plan: Plan, profile: ModelProfile) -> Plan:
 
     A cut moves to the end with fewer seconds of forwards between; the micro-batches, the devices
     and the order of work stay.
-
-    Raises:
-        BadInput: a stage would be left without a layer.
     """
     ends = [module.layers.stop for module in module_chain(profile)]
     times = [0.0, *profile.prefix_sums(plan.micro_batch_size)[0][1:]]

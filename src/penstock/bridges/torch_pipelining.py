@@ -72,12 +72,7 @@ def torch_layout(given: NamedPlan) -> tuple[str, list[str]]:
 
 
 def read_torch_layout(path: Path, profile: ModelProfile, asked: AskedLayout) -> PipelineLayout:
-    """The layout in a document like the one that `torch_layout` writes.
-
-    Raises:
-        BadInput: unknown modules, a rank for too few or too many stages, or actions that do not
-            belong to these stages.
-    """
+    """The layout in a document like the one that `torch_layout` writes."""
     entry = read_document(TorchLayoutEntry, path, "layout")
     stages = stages_of_starts(entry.split_points, profile, path)
     count = len(stages)
@@ -151,11 +146,7 @@ MOST_ACTIONS = 4_000_000
 
 
 def csv_of_plan(plan: Plan) -> str:
-    """The order of work of a plan, one line for each pipeline rank, without recomputations.
-
-    Raises:
-        BadInput: the schedule lets forwards run beside backwards, which no list can say.
-    """
+    """The order of work of a plan, one line for each pipeline rank, without recomputations."""
     schedule = order_of(plan)
     if schedule.concurrent:
         raise BadInput(
@@ -170,11 +161,7 @@ def csv_of_plan(plan: Plan) -> str:
 
 
 def read_csv(path: Path) -> Schedule:
-    """The compute actions of a file; messages and other work of the runtime are left out.
-
-    Raises:
-        BadInput: the file cannot be read, has no actions or too many, or a cell is none.
-    """
+    """The compute actions of a file; messages and other work of the runtime are left out."""
     orders: list[list[Action]] = []
     rows = csv.reader(io.StringIO(read_text(path, "schedule")))
     try:

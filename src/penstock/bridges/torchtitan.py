@@ -30,11 +30,7 @@ SCHEDULES = {
 
 
 def torchtitan_config(given: NamedPlan) -> tuple[str, list[str]]:
-    """The fields of torchtitan's configuration, and notes; TOML if the path ends so, else JSON.
-
-    Raises:
-        BadInput: stages on ranks in an order that torchtitan does not have.
-    """
+    """The fields of torchtitan's configuration, and notes; TOML if the path ends so, else JSON."""
     layout = given.layout
     document: dict[str, dict[str, object]] = {
         "parallelism": {

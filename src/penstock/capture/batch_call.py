@@ -38,11 +38,7 @@ class BatchCall:
 
     @classmethod
     def of(cls, layout: BatchLayout, forward: Callable[..., Any], *, has_loss: bool) -> "BatchCall":
-        """The call for batches of ``layout``.
-
-        Raises:
-            BadInput: there is a loss function, but nothing can be its target or the model's input.
-        """
+        """The call for batches of ``layout``."""
         structure = layout.structure
         if not has_loss:
             return cls(layout, layout, replace(layout, structure=()))
@@ -85,11 +81,7 @@ class BatchCall:
         return frozenset((self.targets if alone else self.layout).indices)
 
     def leaves(self, batch: Any, read: Collection[int]) -> dict[int, torch.Tensor]:
-        """The leaves of ``batch`` by index; entries that are not in ``read`` may be missing.
-
-        Raises:
-            BadInput: the batch is unlike the example, or a leaf of ``read`` is missing.
-        """
+        """The leaves of ``batch`` by index; entries that are not in ``read`` may be missing."""
         structure = self.layout.structure
         if isinstance(structure, Mapping) and isinstance(batch, Mapping):
             keys = [key for key in structure if key in batch]
@@ -120,9 +112,6 @@ def loss_in_result(result: Any, name: str) -> torch.Tensor:
     """The scalar loss in what a model returned.
 
     It is the result itself, its attribute or entry ``loss``, or its first entry.
-
-    Raises:
-        BadInput: there is none, or it is not a scalar.
     """
     if isinstance(result, torch.Tensor):
         loss: Any = result
@@ -162,9 +151,6 @@ class WeightedLosses(nn.Module):
     >>> loss = WeightedLosses([(1.0, one), (0.5, two)])
     >>> float(loss(torch.tensor([1.0]), torch.tensor([3.0])))
     5.0
-
-    Raises:
-        BadInput: an entry is not a pair of a number and a function.
     """
 
     def __init__(self, terms: Sequence[tuple[float, LossFunction]]) -> None:
@@ -207,11 +193,7 @@ def is_term(entry: Any) -> TypeGuard[tuple[float, LossFunction]]:
 
 
 def as_function(loss: Loss | None) -> LossFunction | None:
-    """A loss as one function; a list of weighted terms becomes their sum.
-
-    Raises:
-        BadInput: it is neither a function nor such a list, or it is a class.
-    """
+    """A loss as one function; a list of weighted terms becomes their sum."""
     if isinstance(loss, list | tuple):
         return WeightedLosses(loss)
     if isinstance(loss, type):

@@ -115,12 +115,7 @@ class BatchLayout:
         )
 
     def flatten(self, batch: Batch) -> list[torch.Tensor]:
-        """The tensors of ``batch`` in order, with samples first, checked against the example.
-
-        Raises:
-            BadInput: structure, constants, dtype or a fixed dimension differ, or the tensors have
-                unequal numbers of samples.
-        """
+        """The tensors of ``batch`` in order, with samples first, checked against the example."""
         found = list(_match(self.structure, batch, "batch"))
         return list(self._by_sample(dict(enumerate(found))).values())
 
@@ -214,10 +209,6 @@ def layouts_of(
     size of dimension 0 (the first such), and tensors of this size have one row for each. A tensor
     with a multiple has several rows for each, or all samples share it; any other is shared. Or the
     least size divides all others, and nothing is shared. Layouts that share little come first.
-
-    Raises:
-        BadInput: no tensors, none with samples, too many tensors that may be shared, or what
-            ``dynamic`` or ``rows`` names does not exist.
     """
     leaves: list[torch.Tensor] = []
     names: list[str] = []
@@ -320,11 +311,7 @@ def _rows_that_may_be(spec: LeafSpec, samples: int) -> tuple[int, ...]:
 
 
 def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
-    """``layout`` with the dimensions that vary.
-
-    Raises:
-        BadInput: ``dynamic`` names something that the batch does not have.
-    """
+    """``layout`` with the dimensions that vary."""
     lengths = named_lengths(dynamic)
     numbers = {length.name: number for number, length in enumerate(lengths)}
     leaves = list(layout.leaves)

@@ -140,11 +140,7 @@ def with_evaluation(
 
 
 def with_path(graph: LayerGraph, kind: int, batch: Batch) -> LayerGraph:
-    """``graph`` with one more kind of batch: as ``kind``, with the path that its loss takes now.
-
-    Raises:
-        BadInput: it cannot be recorded by what the batch shows, or cut between the same calls.
-    """
+    """``graph`` with one more kind of batch: as ``kind``, with the path that its loss takes now."""
     first, like = graph.kinds[0], graph.kinds[kind]
     if len(graph.kinds) == MOST_PATHS:
         raise BadInput(
@@ -209,13 +205,7 @@ def recorded_as(
 def the_only_one(
     layouts: Sequence[BatchLayout], said: RowsOf, recorded: Callable[[BatchLayout], LayerGraph]
 ) -> LayerGraph:
-    """The graph by the one layout with which the program runs on parts of the batch.
-
-    Raises:
-        BadInput: it runs with several, or samples act on one another where some share what is not
-            ``said`` to be shared.
-        PenstockError: it runs with none; what ``recorded`` raises for the first.
-    """
+    """The graph by the one layout with which the program runs on parts of the batch."""
     found, problems = list[LayerGraph](), list[PenstockError]()
     for layout in layouts:
         taken = [i for i in sorted(layout.shared) if key_of(layout.paths[i]) not in said]
@@ -272,9 +262,6 @@ def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:
 
     If it ``failed`` without that, a kernel may have refused a stand-in: then these are all that
     can be constants.
-
-    Raises:
-        BadInput: an entry was read that cannot be a constant.
     """
     read = [entry for entry in layout.unread if entry.readers]
     for entry in read:

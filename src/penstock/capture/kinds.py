@@ -21,9 +21,6 @@ def joined(graphs: Sequence[LayerGraph], examples: Sequence[Batch]) -> LayerGrap
     """One graph for batches of all kinds; its layers, costs and sizes are those of the first.
 
     Where another kind cannot be cut between the same modules, the first is not cut either.
-
-    Raises:
-        BadInput: two examples are of one kind.
     """
     first, *others = graphs
     cut, cuts = first.cut, [other.cut for other in others]
@@ -62,9 +59,6 @@ def kind_of(graph: LayerGraph, batch: Batch, *, for_outputs: bool = False) -> in
 
     Batches ``for_outputs`` may lack what is not read for these; they are of the kind that knows
     most of what they have.
-
-    Raises:
-        BadInput: it is like no example.
     """
     if not graph.others:
         return 0

@@ -78,11 +78,7 @@ class LayerGraph:
 
     @classmethod
     def of(cls, program: UserProgram, recorded: Recorded, *, kinds: int = 1) -> "LayerGraph":
-        """The graph of a recorded program, of so many ``kinds`` of batches.
-
-        Raises:
-            BadInput: the loss cannot be computed from slices of a batch, nor of all of it at once.
-        """
+        """The graph of a recorded program, of so many ``kinds`` of batches."""
         state = KeptState(program, recorded.changes)
         why = recorded.parts.mixing
         if recorded.whole_from is not None and kinds == 1:
@@ -470,11 +466,7 @@ class LayerGraph:
         return (len(self.layer_names) - 1,) * len(self.recorded.output_values)
 
     def outputs_in(self, output: Any, loss: torch.Tensor | None) -> list[torch.Tensor]:
-        """The tensors of what the model returned, in the order of `outputs`.
-
-        Raises:
-            BadInput: a tensor is on another stage, or there are other tensors than on the example.
-        """
+        """The tensors of what the model returned, in the order of `outputs`."""
         own = loss if self.loss is None else None
         if self.wants == "outputs" and self.loss is None:
             own = loss_of(output)
@@ -492,11 +484,7 @@ class LayerGraph:
         return found
 
     def part_at(self, path: str) -> int:
-        """The number of the output at ``path``, as in ``"losses.words"``; it must be exact.
-
-        Raises:
-            BadInput: nothing is there, or slices of a batch do not tell what it is of the whole.
-        """
+        """The number of the output at ``path``, as in ``"losses.words"``; it must be exact."""
         specs: Any = self.outputs.specs  # in place of the tensors, so that each is found again
         found: Any = self.outputs.rebuild(specs)
         for name in path.split("."):
@@ -542,11 +530,7 @@ class LayerGraph:
     # Stages.
 
     def stage(self, layers: range) -> StageProgram:
-        """The layers ``layers`` as one module, which runs on the user's own modules.
-
-        Raises:
-            BadInput: the range is empty or not within the model's layers.
-        """
+        """The layers ``layers`` as one module, which runs on the user's own modules."""
         count = len(self.layer_names)
         if layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
             raise BadInput(
@@ -623,7 +607,7 @@ class LayerGraph:
             own = [event for event in calls if event.address in part.units]
             if own and len(own) < len(calls):
                 raise BadInput(
-                    f"'{place.path}.{place.key}' changes with every call, and '{unit}' is called "
+                    f"'{place.name}' changes with every call, and '{unit}' is called "
                     f"in several stages, which would each count for themselves; cut the model so "
                     f"that all calls are in one stage"
                 )

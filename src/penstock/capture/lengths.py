@@ -54,11 +54,7 @@ class SizeOfLengths(Protocol):
 
 
 def named_lengths(dynamic: Dynamic) -> tuple[Length, ...]:
-    """Every length once, in order of first mention, with its limits if declared.
-
-    Raises:
-        BadInput: two declarations of one name contradict each other.
-    """
+    """Every length once, in order of first mention, with its limits if declared."""
     found: dict[str, Length] = {}
     for length in every_length(dynamic):
         known = found.setdefault(length.name, length)

@@ -30,9 +30,6 @@ def materialise(program: StageProgram, *, device: torch.device | str, seed: int)
     around it, then from ``_init_weights`` of the model (a convention of Hugging Face and others).
     Tensors with values keep them and are moved. The stage has the user's own modules, whose other
     tensors stay as they are.
-
-    Raises:
-        BadInput: nothing initialises a tensor that is on meta.
     """
     stage, home = program.module, torch.device(device)
     user = stage.graph.program
@@ -94,11 +91,7 @@ def put_tensor(stage: StageModule, name: str, before: torch.Tensor, value: torch
 
 
 def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
-    """A real tensor on the CPU with the initial values of the program's tensor ``name``.
-
-    Raises:
-        BadInput: the model's methods do not set it.
-    """
+    """A real tensor on the CPU with the initial values of the program's tensor ``name``."""
     path, _, last = name.rpartition(".")
     owner = user.module(path)
     results = [_run_initialisers(user, name, like, seed, blank) for blank in _blanks(like)]

@@ -18,11 +18,7 @@ DIMS = {
 
 
 def divided_dims(graph: LayerGraph) -> dict[str, int]:
-    """The divided dimension of each parameter that the graph's table divides.
-
-    Raises:
-        BadInput: there is no table, or it names no linear layer, another layer, or a tied weight.
-    """
+    """The divided dimension of each parameter that the graph's table divides."""
     modules = dict(graph.model.named_modules())
     dims: dict[str, int] = {}
     for name, split in divided_layers(graph).items():
@@ -40,11 +36,7 @@ def divided_dims(graph: LayerGraph) -> dict[str, int]:
 
 
 def divided_layers(graph: LayerGraph) -> SplitTable:
-    """The linear layers that the graph's table, or the model's own, divides, by their full names.
-
-    Raises:
-        BadInput: as `divided_dims`.
-    """
+    """The linear layers that the graph's table, or the model's own, divides, by their full names."""
     modules = dict(graph.model.named_modules())
     layers: dict[str, Literal["colwise", "rowwise"]] = {}
     table = graph.tensor_parallel
@@ -57,11 +49,7 @@ def divided_layers(graph: LayerGraph) -> SplitTable:
 
 
 def own_table(model: nn.Module) -> SplitTable:
-    """The colwise and rowwise layers of a Hugging Face model's own plan.
-
-    Raises:
-        BadInput: it has none.
-    """
+    """The colwise and rowwise layers of a Hugging Face model's own plan."""
     config: Any = getattr(model, "config", None)
     own: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     prefix = str(getattr(model, "base_model_prefix", ""))

@@ -30,10 +30,6 @@ def grouped_cluster(
     activations, from one rank of the sending group. So a port of a host carries them as often as
     the host's largest group has ranks. A rank that sends to several ranks of a larger group on its
     host takes as many times as long.
-
-    Raises:
-        BadInput: a group spans hosts, or has devices of different kinds; or groups are not in the
-            order of the hosts.
     """
     hosts: list[Host] = []
     at = 0

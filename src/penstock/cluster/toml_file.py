@@ -62,9 +62,6 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     3125000000.0
     >>> parse_quantity("16GB", "memory")
     16000000000.0
-
-    Raises:
-        ValueError: not a number, or a unit that does not belong to ``dimension``.
     """
     # Nothing is given back: a text that does not match would otherwise take its length squared.
     match = re.fullmatch(r"\s*+([-+]?[\d.]++(?:[eE][-+]?\d++)?)\s*+(\S*+)\s*+", text)
@@ -162,11 +159,7 @@ def read_cluster(path: str | Path) -> Cluster:
 
 
 def cluster_from_toml(text: str, path: str | Path) -> Cluster:
-    """The cluster in a TOML text; ``path`` is used in error messages.
-
-    Raises:
-        BadInput: a syntax error, an unknown key or unit, or a number out of range.
-    """
+    """The cluster in a TOML text; ``path`` is used in error messages."""
     entry = check_document(ClusterEntry, parse_toml(text, path, "cluster"), path)
     devices = sum(host.count * sum(device.count for device in host.devices) for host in entry.hosts)
     if devices > MOST_DEVICES:
@@ -257,9 +250,6 @@ def local_cluster(workers: int, cores: int, memory_bytes: float) -> Cluster:
 
     ``memory_bytes`` is for all workers together; each gets an equal share. The link numbers are
     for Gloo over loopback on an ordinary server; measure your own for better predictions.
-
-    Raises:
-        BadInput: no workers, no cores or no memory.
     """
     if workers < 1 or cores < 1 or not memory_bytes > 0:
         raise BadInput(

@@ -123,11 +123,7 @@ def write_page(path: str, rehearsal: "Rehearsal") -> None:
 def judge(
     rehearsal: "Rehearsal", differences: list[str], promised_s: float, tolerance: float
 ) -> None:
-    """Raise unless the rehearsal did what the plan says, in the time that was predicted.
-
-    Raises:
-        RunFailed: what differs.
-    """
+    """Raise unless the rehearsal did what the plan says, in the time that was predicted."""
     if differences:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise RunFailed(f"the rehearsal differs from the plan: {differences[0]}{more}")

@@ -83,9 +83,6 @@ def compared_lines(
     """All rows, the best first; each is printed as soon as it is known.
 
     Without names all planners are compared; ``all`` stands for each synchronous schedule.
-
-    Raises:
-        Infeasible: no planner has a plan.
     """
     asked = list(planners) or list(PLANNERS)
     orders = [
@@ -239,11 +236,7 @@ def explained(lines: Sequence[ComparedLine]) -> list[str]:
 
 
 def draw(path: str, lines: Sequence[ComparedLine], problem: PlanningProblem) -> None:
-    """Write the picture of all plans to ``path``, or a page with the timeline of each.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
+    """Write the picture of all plans to ``path``, or a page with the timeline of each."""
     profile, cluster = problem.profile, problem.cluster
     title = f"{profile.name} on {cluster.name}"
     note = (

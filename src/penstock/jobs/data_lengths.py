@@ -64,11 +64,7 @@ class DataLengths:
 
 
 def data_lengths(job: Job) -> DataLengths | None:
-    """The lengths of the first batches of a job's training data; None if nothing varies.
-
-    Raises:
-        BadInput: there is no batch, or a batch does not vary as declared.
-    """
+    """The lengths of the first batches of a job's training data; None if nothing varies."""
     if not job.dynamic:
         return None
     batches = list(islice(job.batches("train"), LOOKED_AT))

@@ -89,11 +89,7 @@ TRIED_SIDE = 256
 
 
 def member_at(place: str) -> Any:
-    """What a module holds, named as ``module:name``.
-
-    Raises:
-        ValueError: the place is malformed, the import fails, or the module has nothing so named.
-    """
+    """What a module holds, named as ``module:name``."""
     module_name, colon, name = place.partition(":")
     if not (module_name and colon and name):
         raise ValueError(MALFORMED)
@@ -172,9 +168,6 @@ class OptimizerSettings:
     parameters, the learning rate as ``lr``, and ``arguments``. ``no_decay`` are patterns of names
     of parameters without weight decay. ``groups`` have parameters by patterns, with settings of
     their own; the first that fits counts.
-
-    Raises:
-        BadInput: both ``fused`` and ``foreach``, or a number out of range.
     """
 
     name: Annotated[str, AfterValidator(optimizer_name)] = "adamw"
@@ -374,11 +367,7 @@ def as_function(key: str, value: object) -> object:
 
 
 def function_at(place: str, key: str) -> Any:
-    """The function at ``module:function``; a loss may be a list of weighted functions.
-
-    Raises:
-        ValueError: there is none, or it cannot be called with the arguments of ``key``.
-    """
+    """The function at ``module:function``; a loss may be a list of weighted functions."""
     function = member_at(place)
     if not (key == "loss" and isinstance(function, list)):
         check_call(function, key)
@@ -451,9 +440,6 @@ class Job:
     ``batch_limit_s`` is how long the data may take for a batch (0: no limit). ``trackers`` show a
     run elsewhere (`TRACKERS`). ``tensor_parallel`` lets the plan have groups of ranks that share a
     stage.
-
-    Raises:
-        BadInput: a number out of range, or settings that contradict each other.
     """
 
     name: Annotated[str, AfterValidator(file_name)]
@@ -596,11 +582,7 @@ class Job:
         return HEARTBEAT.read(ask, what, self.batch_limit_s)
 
     def example_batch(self) -> Batch:
-        """The first batch of the training data.
-
-        Raises:
-            BadInput: the data yields no batch.
-        """
+        """The first batch of the training data."""
         for batch in self.batches("train"):
             return batch
         raise BadInput(

@@ -100,9 +100,6 @@ def find_job(name_or_path: str | Path, changes: Sequence[str] = ()) -> Job:
 
     ``changes`` are keys of a job file with values of their own, each as ``key=value``; a key of a
     table is ``table.key``, and text needs no quotes.
-
-    Raises:
-        BadInput: neither, or the file does not describe a job, or there is no such key.
     """
     if str(name_or_path) in JOBS and changes:
         table = changed({"base": str(name_or_path), "name": str(name_or_path)}, changes)
@@ -122,11 +119,7 @@ def find_job(name_or_path: str | Path, changes: Sequence[str] = ()) -> Job:
 
 
 def read_job(path: str | Path, changes: Sequence[str] = ()) -> Job:
-    """The job in a TOML file, with ``changes`` as in `find_job`.
-
-    Raises:
-        BadInput: a syntax error, an unknown key, a wrong value, or a function that is missing.
-    """
+    """The job in a TOML file, with ``changes`` as in `find_job`."""
     path = Path(path)
     if path.suffix != ".toml":
         raise BadInput(f"job file '{path}' does not end in .toml; rename it if it is TOML")
@@ -210,11 +203,7 @@ def job_of(table: dict[str, Any], path: Path) -> Job:
 
 
 def make_parts(table: dict[str, Any], path: Path) -> None:
-    """Put a model and data in the table where its keys only say how to make them.
-
-    Raises:
-        BadInput: a key lacks what it belongs to, or has a wrong value.
-    """
+    """Put a model and data in the table where its keys only say how to make them."""
     with in_one_line():
         given = MadeOf(**{key: table.pop(key) for key in MadeOf.model_fields if key in table})
     key = "model_arguments"
@@ -246,11 +235,7 @@ def beside(table: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
 
 
 def variation(name: object, table: dict[str, Any]) -> Job:
-    """The built-in job of this name, with what a file changes in it.
-
-    Raises:
-        BadInput: there is no such job.
-    """
+    """The built-in job of this name, with what a file changes in it."""
     if not isinstance(name, str) or name not in JOBS:
         near = get_close_matches(str(name), JOBS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(JOBS)}"
@@ -274,11 +259,7 @@ def with_numbers(table: object) -> object:
 
 
 def dynamic_of(table: object) -> object:
-    """The ``[dynamic]`` table with numbers for the dimensions that vary.
-
-    Raises:
-        BadInput: a dimension is not a number.
-    """
+    """The ``[dynamic]`` table with numbers for the dimensions that vary."""
     tensors = with_numbers(table)
     if not isinstance(tensors, dict):
         return tensors

@@ -19,9 +19,6 @@ class Start:
     """What to start: the arguments of ``penstock train``, and the ranks of each host by its name.
 
     ``run_directory`` is on a disk of all hosts.
-
-    Raises:
-        BadInput: no host, or a host without ranks.
     """
 
     name: str

@@ -62,11 +62,7 @@ def optimizer_factory(settings: OptimizerSettings) -> Callable[[Named], Optimize
 
 
 def parameter_groups(settings: OptimizerSettings, named: Named) -> list[Any]:
-    """Parameters as an optimizer takes them: as they are, or in groups by patterns of names.
-
-    Raises:
-        BadInput: Muon, which makes groups itself, is to have others.
-    """
+    """Parameters as an optimizer takes them: as they are, or in groups by patterns of names."""
     chosen = [dict(group) for group in settings.groups]
     if settings.no_decay:
         chosen.append({"parameters": settings.no_decay, "weight_decay": 0.0})

@@ -74,11 +74,7 @@ class CostedJob:
 
 
 def check_device(device: str, workers: int = 1) -> str:
-    """What to say of ``workers`` workers on ``device``, if anything.
-
-    Raises:
-        BadInput: they cannot run on it here.
-    """
+    """What to say of ``workers`` workers on ``device``, if anything."""
     if device == "cpu":
         return ""
     check_gpu_is_here(f"--device {device}")
@@ -86,11 +82,7 @@ def check_device(device: str, workers: int = 1) -> str:
 
 
 def built_model(job: Job) -> nn.Module:
-    """The job's model with its first weights, from the job's seed.
-
-    Raises:
-        BadInput: the job's function raises, ends the program, or does not return a module.
-    """
+    """The job's model with its first weights, from the job's seed."""
     torch.manual_seed(job.seed)
     try:
         model: object = job.model()
@@ -134,10 +126,6 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
 
     A model that was built on the meta device stays there. The job's weight files are not loaded;
     only their names and shapes are compared with the model.
-
-    Raises:
-        BadInput: there is no model, or the weight files do not match it.
-        CaptureFailed: the model cannot be captured.
     """
     model = built_model(job)
     if not is_on_meta(model):
@@ -159,11 +147,7 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
 
 
 def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> ModelProfile:
-    """The profile of a job's model on this device, or estimated for absent hardware.
-
-    Raises:
-        BadInput: unknown hardware, or a model that cannot be captured.
-    """
+    """The profile of a job's model on this device, or estimated for absent hardware."""
     if estimate_for:
         graph = build_and_capture(job)
 
@@ -344,9 +328,6 @@ def with_measured_groups(
     """``profile`` with the measured factors of the job's tensor groups; all workers must call this.
 
     A model on the meta device may not fit in memory as a whole, so its groups are not measured.
-
-    Raises:
-        BadInput: the model cannot be divided, and no plan was given that divides a part of it.
     """
     costs, sizes = profile.tensor_parallel, job.tensor_parallel.ranks
     if costs is None or not sizes:
@@ -389,9 +370,6 @@ def measured_factors(
     All workers must call this; as many of them as possible compute at the same time. Times are
     relative to those of single ranks by ``profile`` and by the same kind of measurement, so what
     the two have in common does not count.
-
-    Raises:
-        BadInput: the model cannot be divided.
     """
     found: dict[int, float] = {}
     alone = excess(job, graph, profile, cluster, groups_of(cluster, 1), device)

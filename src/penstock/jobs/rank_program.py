@@ -131,10 +131,6 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
 
     The number of ranks that were started takes the place of ``request.workers``. A start after a
     failure, or after hosts have come or gone, resumes the run that this launch has begun.
-
-    Raises:
-        PenstockError: as `train_job`; on the rank that has failed first.
-        SaidByAnotherRank: on all other ranks.
     """
     with saying_once():
         long_slices_if_crowded()
@@ -171,11 +167,6 @@ def run_rank(
     ``request`` names the run directory. ``history`` is what has happened before. With
     ``pause_after`` the run pauses at the checkpoint of this number, so that lost workers take their
     places again. Rank 0 returns the result of the run; if it pauses, all return its history.
-
-    Raises:
-        PenstockError: as `train_job`; on the rank that has failed.
-        SaidByAnotherRank: rank 0 has failed at what it alone does.
-        SystemExit: SIGTERM has ended the run.
     """
     termination = Termination()
     assert request.out is not None
@@ -226,11 +217,7 @@ def run_parts(
 
 
 def by_first(world: World, act: Callable[[], T]) -> T | None:
-    """What ``act`` returns, which only rank 0 calls; None on others. All ranks must call this.
-
-    Raises:
-        SaidByAnotherRank: on the other ranks, if it raises on rank 0.
-    """
+    """What ``act`` returns, which only rank 0 calls; None on others. All ranks must call this."""
     if world.rank:
         if code := world.broadcast(0):
             raise SaidByAnotherRank(code)
@@ -250,11 +237,7 @@ def ignore(text: str) -> None:
 
 
 def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
-    """The request with its run directory, which is made if it is a new one.
-
-    Raises:
-        BadInput: the request or the job cannot be carried out.
-    """
+    """The request with its run directory, which is made if it is a new one."""
     if note := check_device(request.device, request.workers):
         say(note)
     if job.save_weights is not None:
@@ -362,12 +345,7 @@ def check_alike(facts: Sequence[RankFacts]) -> None:
 
 
 def check_seen(world: World, path: Path) -> None:
-    """Check that every rank sees a path of rank 0; all must call this.
-
-    Raises:
-        BadInput: a host does not see it; on rank 0.
-        SaidByAnotherRank: on the others.
-    """
+    """Check that every rank sees a path of rank 0; all must call this."""
     hosts = world.all_gather("" if path.exists() else socket.gethostname())
 
     def refuse() -> None:
@@ -494,11 +472,7 @@ def tried(run: JobRun, costs: CostedJob | None, history: History) -> tuple[Plan 
 
 
 def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
-    """The newest undamaged checkpoint; None if the run ended before its first one.
-
-    Raises:
-        BadInput: all checkpoints are damaged.
-    """
+    """The newest undamaged checkpoint; None if the run ended before its first one."""
     found = complete_in(directory.checkpoints)
     for path in reversed(found):
         damage = damage_of(path)
@@ -544,11 +518,7 @@ def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart
 
 
 def check_rooms(world: World, plan: Plan, planned: PlannedPart | None) -> None:
-    """Check that the plan's ranks fit into what is free of their GPUs; all must call this.
-
-    Raises:
-        BadInput: another process holds the memory.
-    """
+    """Check that the plan's ranks fit into what is free of their GPUs; all must call this."""
     peaks = world.broadcast(list(planned.prediction.peak_memory_bytes) if planned else [])
     places = list(zip(world.hosts, world.devices, strict=True))
     own = [plan.device_of(r) for r, at in enumerate(places) if at == places[world.rank]]
@@ -656,11 +626,7 @@ def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) ->
 
 @contextmanager
 def saying_once() -> Generator[None]:
-    """Within, of all ranks that torchrun has started and that fail, only the first says why.
-
-    Raises:
-        SaidByAnotherRank: in place of an error, where another rank has failed before.
-    """
+    """Within, of all ranks that torchrun has started and that fail, only the first says why."""
     check_environment()
     store, rank, _ = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
 

@@ -63,9 +63,6 @@ class RunDirectory:
         """Lock the directory against other runs; the lock ends with this process at the latest.
 
         The directory also keeps the name of the launch, see `is_of_this_launch`.
-
-        Raises:
-            BadInput: another run holds the lock.
         """
         with (self.path / ".lock").open("a") as file:
             try:
@@ -147,11 +144,7 @@ def launch_name() -> str:
 
 
 def new_run(job_name: str, out: str | Path | None) -> RunDirectory:
-    """An empty directory for a new run: ``out``, or one under ``runs`` named after job and time.
-
-    Raises:
-        BadInput: ``out`` already holds a run, is not a directory, or cannot be created.
-    """
+    """An empty directory for a new run: ``out``, or one under ``runs`` named after job and time."""
     path = Path(out) if out else RUNS / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if os.path.exists(path / "metrics.jsonl"):
         raise BadInput(
@@ -168,11 +161,7 @@ def new_run(job_name: str, out: str | Path | None) -> RunDirectory:
 
 
 def latest_run(job_name: str, out: str | Path | None) -> RunDirectory:
-    """The run to continue: ``out``, or the newest run of that job under ``runs``.
-
-    Raises:
-        BadInput: there is no such run.
-    """
+    """The run to continue: ``out``, or the newest run of that job under ``runs``."""
     if out:
         if not os.path.exists(Path(out) / "plan.json"):
             raise BadInput(

@@ -122,11 +122,7 @@ def configuration(kind: Any, arguments: Mapping[str, Any]) -> Any:
 def data_named(
     place: str, arguments: Mapping[str, Any], held_out: float | str | None, collate: str | None
 ) -> Data:
-    """The batches of ``place``: a function as a job has it, or a dataset (`SampleData`).
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """The batches of ``place``: a function as a job has it, or a dataset (`SampleData`)."""
     found = member_at(place)
     if is_dataset(found) or makes_dataset(found, place, arguments):
         return SampleData(place, arguments, HELD_OUT if held_out is None else held_out, collate)
@@ -140,11 +136,7 @@ def data_named(
 
 
 def makes_dataset(found: Any, place: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether this is a class or function that makes a dataset of ``arguments``, and no `Data`.
-
-    Raises:
-        ValueError: it is a class of other arguments, or nothing of either kind.
-    """
+    """Whether this is a class or function that makes a dataset of ``arguments``, and no `Data`."""
     try:
         inspect.signature(found).bind(**arguments)
         fits = True
@@ -435,11 +427,7 @@ class TextData(SampleData):
             ) from None
 
     def windows(self) -> TextWindows:
-        """All windows of the text.
-
-        Raises:
-            BadInput: there are no files, they are no UTF-8, or shorter than a window.
-        """
+        """All windows of the text."""
         place = Path(self.place)
         files = [place]
         if place.is_dir():

@@ -39,13 +39,6 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
     """Train ``job`` on ranks of this host and write its run directory; see `TrainRequest`.
 
     Lines about what happens go to standard error, unless the request says that nothing is shown.
-
-    Raises:
-        BadInput: the request or the job cannot be carried out.
-        Infeasible: no plan fits in the memory of the workers.
-        RunFailed: a worker failed, more than ``may_lose`` were killed, or the loss was not finite.
-            The last checkpoint is complete, and ``resume`` continues from it.
-        KeyboardInterrupt: Ctrl-C; the last checkpoint is complete as well.
     """
     told = say if request.shown else ignore
     if request.workers < 1:
@@ -111,10 +104,6 @@ def verify_job(
 
     Without ``plan``, the best plan with several stages is made from estimated costs: the comparison
     does not depend on how fast the plan is.
-
-    Raises:
-        BadInput: the plan does not match this job or these workers.
-        RunFailed: a worker failed.
     """
     chosen = read_plan(plan) if plan else several_stages(estimated_problem(job, workers))
     check_plan_fits(chosen, job, workers, f"plan '{plan}'" if plan else "the plan")

@@ -56,11 +56,7 @@ class RollBack:
     _times: Counter[int] = field(default_factory=Counter[int])
 
     def after(self, failure: LossNotFinite) -> int:
-        """Load the last checkpoint and return its step; all ranks must call this.
-
-        Raises:
-            LossNotFinite: there is no checkpoint, or the run has gone back to it too often.
-        """
+        """Load the last checkpoint and return its step; all ranks must call this."""
         try:
             start = self.pipe.load(self.checkpoints)
         except BadInput as none:
@@ -208,12 +204,7 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
 
 
 def train_part(part: RunPart, termination: "Termination", say: Callable[[str], None]) -> PartReport:
-    """Train from the first step, or from a checkpoint, to the end of the part.
-
-    Raises:
-        LossNotFinite: the loss became NaN or infinite; the last checkpoint is intact.
-        RunFailed: a peer vanished or a stage failed.
-    """
+    """Train from the first step, or from a checkpoint, to the end of the part."""
     job = part.job
     with notice_if_long(say, "building the model and the stages"):
         trackers = trackers_of(part.directory.path, job, part.plan, say)

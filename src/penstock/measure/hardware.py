@@ -193,9 +193,6 @@ def hardware_named(name: str) -> Hardware:
 
     The beginning of a name will do where no other begins so, and so will the name that a driver
     gives the device.
-
-    Raises:
-        BadInput: there is none, or there are several; the message says which was probably meant.
     """
     if name.endswith(".toml"):
         return hardware_of(read_document(HardwareFile, name, "hardware").hardware)

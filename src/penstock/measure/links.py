@@ -99,9 +99,6 @@ def measure_links(device: torch.device | str = "cpu") -> Cluster:
 
     Every rank must call this, and all get the same result. The numbers of a host are the medians
     over its pairs; those of its port are the medians over its pairs with other hosts.
-
-    Raises:
-        BadInput: no process group was initialised.
     """
     return cluster_of(*measure_pairs(device))
 
@@ -114,9 +111,6 @@ def measure_pairs(
     Every rank must call this, and all get the same result. The two ranks of a pair send messages of
     several sizes back and forth. `rounds_of` says which pairs do so at the same time. Without a
     ``carrier`` the default group carries them from the memory of ``device``.
-
-    Raises:
-        BadInput: no process group was initialised.
     """
     if not distributed.is_initialized():
         raise BadInput(

@@ -23,9 +23,6 @@ def with_tensor_parallel(profile: ModelProfile, graph: LayerGraph, batch: Batch)
     bytes, also for its time, so a layer without divided parameters counts as whole. A group sums
     the output of each rowwise layer in the forward, and as much in the backward. The model runs
     forward once, to see how large these outputs are.
-
-    Raises:
-        BadInput: the profile has other layers than the model, or the graph's table does not fit it.
     """
     if len(profile.layers) != len(graph.layer_names):
         raise BadInput(

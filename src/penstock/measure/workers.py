@@ -34,9 +34,6 @@ def profile_and_speeds(
     The usual device is of the most common kind, and in the middle of its kind. The profile is the
     median over the ranks that compute like it. CPU ranks of one host share its cores, so they have
     one speed.
-
-    Raises:
-        BadInput: no profiles, or profiles of different models.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for rank, profile in enumerate(profiles):
@@ -123,11 +120,7 @@ def middle(speeds: Sequence[tuple[float, float]], share: float) -> float:
 
 
 def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:
-    """The median over workers of every layer's times; bytes are the same for all.
-
-    Raises:
-        BadInput: no profiles, or profiles of different models.
-    """
+    """The median over workers of every layer's times; bytes are the same for all."""
     names = {tuple(layer.name for layer in profile.layers) for profile in profiles}
     if len(names) != 1:
         raise BadInput(

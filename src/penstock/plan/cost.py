@@ -44,9 +44,6 @@ def depth_function(schedule: str) -> DepthFunction:
 
     >>> depth_function("1f1b")(3, 8)
     3
-
-    Raises:
-        BadInput: planners do not know the schedule.
     """
     family = FAMILIES.get(schedule)
     if family is None or family.depth is None:

@@ -80,11 +80,7 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def plan_from_json(data: object, path: str | Path) -> Plan:
-    """The plan in a JSON value; ``path`` is for messages.
-
-    Raises:
-        BadInput: an unknown key, or a plan that no run could follow.
-    """
+    """The plan in a JSON value; ``path`` is for messages."""
     return plan_of(check_document(PlanEntry, data, path), path)
 
 

@@ -20,9 +20,6 @@ def optimizer_state(name: str) -> float:
 
     >>> optimizer_state("adamw-fp32"), optimizer_state("1.5")
     (6.0, 1.5)
-
-    Raises:
-        BadInput: neither a known name nor a number from 0 on.
     """
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]

@@ -15,11 +15,7 @@ from penstock.schedule.validate import validate
 
 
 def order_of(plan: Plan) -> Schedule:
-    """The schedule that simulator, runtime and drawings of ``plan`` share.
-
-    Raises:
-        BadInput: no schedule has the plan's name for it, or it cannot be played on this pipeline.
-    """
+    """The schedule that simulator, runtime and drawings of ``plan`` share."""
     if isinstance(plan, PlanInOneProcess):
         planned = replace(plan.planned, micro_batches=plan.micro_batches)
         return merged(order_of(planned), planned.shape())
@@ -53,11 +49,7 @@ def has_forwards_first(schedule: Schedule, stage: int) -> bool:
 
 
 def updates_per_batch(plan: Plan) -> int:
-    """How many times each stage updates its weights in a batch; 0 if it waits for a flush.
-
-    Raises:
-        BadInput: the plan's schedule cannot be run.
-    """
+    """How many times each stage updates its weights in a batch; 0 if it waits for a flush."""
     per_update = order_of(plan).weights.micro_batches_per_update
     return plan.micro_batches // per_update if per_update else 0
 

@@ -53,9 +53,6 @@ def read_pin(text: str, profile: ModelProfile, cluster: Cluster) -> Pin:
 
     Layers are named by their names in the profile, by modules that they are part of, with ``*`` for
     any characters, by numbers (``0-3``), or as ``first`` and ``last``; several with commas between.
-
-    Raises:
-        BadInput: none of the forms, no such layer or device, or layers that are not neighbours.
     """
     subject, _, value = (part.strip() for part in text.rpartition(":"))
     if subject == "stages" and value == "equal":
@@ -82,9 +79,6 @@ def read_pins(given: Sequence[str]) -> tuple[str, ...]:
     """The texts of pins, where TOML files stand for their table ``[pins]``.
 
     A key is what is pinned, its value how: ``"lm_head" = "alone"``, ``stages = 4``, or a list.
-
-    Raises:
-        BadInput: a file cannot be read or has no such table.
     """
     texts: list[str] = []
     for text in given:

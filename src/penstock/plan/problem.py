@@ -185,9 +185,6 @@ def in_blocks(problem: PlanningProblem) -> PlanningProblem:
 
     A planner solves it like any other; `penstock.plan.plan.with_recompute` turns its plans into
     those meant. Only schedules that can recompute by block are left.
-
-    Raises:
-        BadInput: no schedule can.
     """
     able = schedules_for(problem, "blocks", "--recompute blocks", "--recompute stage")
     profile = problem.profile.by_block
@@ -199,9 +196,6 @@ def dividing(problem: PlanningProblem, sharding: ShardingChoice) -> PlanningProb
 
     Planners count that for every stage, and `penstock.plan.sharding.with_sharding` says so in their
     plans. Only schedules that allow it are left.
-
-    Raises:
-        BadInput: no schedule does.
     """
     able = schedules_for(problem, sharding, f"--sharding {sharding}", "--sharding off")
     return replace(problem, sharding=sharding, schedules=able)
@@ -210,11 +204,7 @@ def dividing(problem: PlanningProblem, sharding: ShardingChoice) -> PlanningProb
 def schedules_for(
     problem: PlanningProblem, choice: str, option: str, instead: str
 ) -> tuple[str, ...]:
-    """The allowed schedules under which stages can have a choice (`choice_refusal`).
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The allowed schedules under which stages can have a choice (`choice_refusal`)."""
     refusals = {name: choice_refusal(choice, name) for name in problem.schedules}
     able = tuple(name for name, refusal in refusals.items() if not refusal)
     if not able:

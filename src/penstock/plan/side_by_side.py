@@ -7,10 +7,6 @@ from penstock.plan.plan import Plan
 def pipelines_in(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """The ranks of each pipeline, whose micro-batches then pass no rank of another.
 
-    Raises:
-        BadInput: there is only one, stages have other replicas or slices than the first, or
-            replicas take micro-batches in turn.
-
     >>> from penstock.plan.plan import Stage
     >>> stages = Stage(range(1), (0, 1), (2, 2)), Stage(range(1, 2), (2, 3), (2, 2))
     >>> pipelines_in(Plan(stages, 3, 4, "1f1b"))

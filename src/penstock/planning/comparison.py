@@ -106,9 +106,6 @@ class Comparisons(tuple[Comparison, ...]):
 
         Its dark part is the time in which devices compute, on average; the rest is the bubble. A
         dashed line marks the time that no plan can beat.
-
-        Raises:
-            BadInput: no planner has a plan, or matplotlib is missing.
         """
         from penstock.timeline.plot import plot_bars
 
@@ -134,9 +131,6 @@ def compare_plans(
 
     ``limit_s`` is for each planner. ``on_step`` is called with a planner's name and its steps. A
     planner that fails gives one row without a plan.
-
-    Raises:
-        BadInput: an unknown planner or schedule.
     """
     check_names(planners, schedules)
     allowed = {
@@ -209,11 +203,7 @@ def best_first(comparisons: Sequence[Comparison], planners: Sequence[str]) -> li
 
 
 def require_a_plan(comparisons: Sequence[Comparison]) -> None:
-    """Raise the first refusal where no planner found a plan.
-
-    Raises:
-        Infeasible: nothing fits; the message says what would.
-    """
+    """Raise the first refusal where no planner found a plan."""
     if any(isinstance(c.outcome, PlannedPipeline) for c in comparisons):
         return
     for comparison in comparisons:

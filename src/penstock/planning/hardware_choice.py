@@ -48,11 +48,7 @@ class ClusterChoice:
 
 
 def samples_of(profile: ModelProfile, tokens: float) -> float:
-    """How many samples have so many tokens.
-
-    Raises:
-        BadInput: the profile does not say how many tokens a sample has.
-    """
+    """How many samples have so many tokens."""
     if not profile.tokens_per_sample:
         raise BadInput(
             f"profile '{profile.name}' does not say how many tokens a sample has; add "

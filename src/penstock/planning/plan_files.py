@@ -39,19 +39,11 @@ class PlanInputs:
     optimizer_state: float = 2.0
 
     def read_profile(self) -> ModelProfile:
-        """The profile.
-
-        Raises:
-            BadInput: neither a built-in model nor a profile.
-        """
+        """The profile."""
         return find_profile(self.profile, self.profile_batch or None)
 
     def read_cluster(self) -> Cluster:
-        """The cluster.
-
-        Raises:
-            BadInput: neither a preset nor a cluster file.
-        """
+        """The cluster."""
         return find_cluster(self.cluster)
 
 
@@ -82,11 +74,7 @@ def prediction_path(plan_path: str | Path) -> Path:
 def write_planned(
     planned: PlannedPipeline, path: str | Path, inputs: PlanInputs, planning_s: float
 ) -> None:
-    """Write a plan, and beside it what was predicted.
-
-    Raises:
-        BadInput: the place cannot be written to.
-    """
+    """Write a plan, and beside it what was predicted."""
     write_plan(planned.plan, path)
     document: dict[str, Json] = {
         "format": "penstock-prediction",
@@ -100,11 +88,7 @@ def write_planned(
 
 
 def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
-    """The inputs to simulate a plan with: as given, else as recorded, else the files of its run.
-
-    Raises:
-        BadInput: no profile or no cluster is given, recorded or beside the plan.
-    """
+    """The inputs to simulate a plan with: as given, else as recorded, else the files of its run."""
     recorded = recorded_origin(plan_path)
     beside = Path(plan_path).parent
     profile = given.profile or recorded.profile or existing(beside / "profile.json")
@@ -121,11 +105,7 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
 
 
 def cluster_of_plan(plan_path: str, given: str) -> Cluster:
-    """The cluster that is given, else the one recorded with the plan, else the one beside it.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The cluster that is given, else the one recorded with the plan, else the one beside it."""
     found = given
     if not found and plan_path:
         beside = Path(plan_path).parent / "cluster.toml"
@@ -136,11 +116,7 @@ def cluster_of_plan(plan_path: str, given: str) -> Cluster:
 
 
 def profile_of_plan(plan_path: str | Path, given: PlanInputs) -> ModelProfile:
-    """The profile of a plan: as given, else as recorded, else that of its run.
-
-    Raises:
-        BadInput: no profile is given, recorded or beside the plan, or it cannot be read.
-    """
+    """The profile of a plan: as given, else as recorded, else that of its run."""
     recorded = recorded_origin(plan_path)
     beside = existing(Path(plan_path).parent / "profile.json")
     name = given.profile or recorded.profile or beside

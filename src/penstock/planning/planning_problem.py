@@ -51,9 +51,6 @@ def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
 
     >>> member_named({"1f1b": 1, "gpipe": 2}, "gpipe", "schedule")
     2
-
-    Raises:
-        BadInput: no member has the name; the message says which was probably meant.
     """
     if name not in registry and thing == "planner":
         from penstock.planning.plugins import add_installed
@@ -93,10 +90,6 @@ def planning_problem(
     ``memory_reserve`` is the share of each device's memory that plans leave free. `search` returns
     the simplest of the plans that are slower than the fastest by at most the share ``as_fast``.
     ``pins`` are parts of the plan to keep, as `penstock.plan.pins.read_pin` reads them.
-
-    Raises:
-        BadInput: an unknown schedule, a reserve of all memory, sizes that do not go together, or
-            pins that cannot be read, or that no plan keeps.
     """
     schedules = schedules_named(
         schedule, planner, norms=profile.has_norms, whole_loss=profile.whole_loss
@@ -121,11 +114,7 @@ def planning_problem(
 
 
 def with_pins(problem: PlanningProblem, texts: Sequence[str]) -> PlanningProblem:
-    """The problem whose plans keep the pins that ``texts`` say.
-
-    Raises:
-        BadInput: as `planning_problem`.
-    """
+    """The problem whose plans keep the pins that ``texts`` say."""
     if not texts:
         return problem
     pins = tuple(read_pin(text, problem.profile, problem.cluster) for text in texts)
@@ -155,9 +144,6 @@ def schedules_named(
       paper that the runtime carries out, or `PlanningProblem.schedules`.
     - "whole-backwards": those of `search` that never split a backward.
     - "any": all that give the gradients of one device.
-
-    Raises:
-        BadInput: an unknown schedule.
     """
     found: list[str] = []
     for name in (part.strip() for part in schedule.split(",")):
@@ -200,9 +186,6 @@ def problem_of_plan(
     """The problem that ``plan`` solves: any micro-batch size, the schedules of its planner.
 
     Where nothing is said of a reserve it keeps none: a plan may use all memory that there is.
-
-    Raises:
-        BadInput: the plan does not fit to the profile or the cluster.
     """
     check_plan_fits_inputs(plan, profile, cluster)
     problem = planning_problem(

@@ -22,20 +22,12 @@ BUILT_IN = frozenset(PLANNERS)
 
 
 def planner_name(planner: str | Planner) -> str:
-    """The name of a planner; a function is added under its own.
-
-    Raises:
-        BadInput: as `add_planner`.
-    """
+    """The name of a planner; a function is added under its own."""
     return planner if isinstance(planner, str) else add_planner(name_of(planner), planner)
 
 
 def schedule_name(schedule: str | AnySchedule) -> str:
-    """The name of a schedule; a function is added under its own.
-
-    Raises:
-        BadInput, PluginFailed: as `penstock.schedule.outside.checked_family`.
-    """
+    """The name of a schedule; a function is added under its own."""
     if isinstance(schedule, str):
         return schedule
     name = name_of(schedule.make if isinstance(schedule, Family) else schedule)
@@ -49,11 +41,7 @@ def name_of(function: object) -> str:
 
 
 def add_planner(name: str, planner: object) -> str:
-    """Let ``name`` stand for a planner whose plans are checked; returns the name.
-
-    Raises:
-        BadInput: no function, or the name of a planner of the package.
-    """
+    """Let ``name`` stand for a planner whose plans are checked; returns the name."""
     if name in BUILT_IN:
         raise BadInput(f"planner '{name}' is one of the package; give yours another name")
     if not callable(planner):
@@ -82,11 +70,7 @@ def add_planner(name: str, planner: object) -> str:
 
 
 def add_installed() -> None:
-    """Add what other packages have: entry points ``penstock.planners`` and ``penstock.schedules``.
-
-    Raises:
-        BadInput, PluginFailed: one of them is refused.
-    """
+    """Add what other packages have: entry points ``penstock.planners`` and ``penstock.schedules``."""
     _ = FAMILIES.installed
     for point in entry_points(group="penstock.planners"):
         if point.name not in PLANNERS:

@@ -53,10 +53,6 @@ def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProbl
     Devices of the cluster that are in no group of the plan become groups of their own; devices of
     the plan are numbered anew in the order of the cluster. Without its ``tensor_groups`` the plan
     is one for the new problem. A plan that has none is returned as it is.
-
-    Raises:
-        BadInput: the cluster lacks a rank, a group spans hosts or kinds of devices, or the profile
-            does not say what a group divides.
     """
     if not plan.tensor_groups:
         return plan, problem
@@ -99,11 +95,7 @@ def without_groups(plan: Plan) -> Plan:
 def profile_on(
     profile: ModelProfile, cluster: Cluster, groups_of_layer: Sequence[Sequence[tuple[int, ...]]]
 ) -> ModelProfile:
-    """The profile of one rank if each layer runs on the given groups, all of one size.
-
-    Raises:
-        BadInput: the profile does not say what a group divides.
-    """
+    """The profile of one rank if each layer runs on the given groups, all of one size."""
     layers: list[LayerCost] = []
     for index, (layer, groups) in enumerate(zip(profile.layers, groups_of_layer, strict=True)):
         ranks = max(len(group) for group in groups)
@@ -208,10 +200,6 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
     these have different sizes, the layers' costs are not known before the plan is. So the planner
     then takes a group for a faster device, with the parameters of each of the sizes in turn. Its
     plans are scored with the costs that their layers really have.
-
-    Raises:
-        BadInput: the profile does not say what a group divides.
-        Infeasible: no plan fits in memory, neither with groups nor without.
     """
     divided_of(problem.profile)
     best: GroupedPlan | None = None
@@ -237,11 +225,7 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """The sizes of tensor groups in a list such as "2,4"; none in an empty text.
-
-    Raises:
-        BadInput: something else than whole numbers >= 1.
-    """
+    """The sizes of tensor groups in a list such as "2,4"; none in an empty text."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and 1 <= int(part) <= MOST_RANKS for part in parts):
         raise BadInput(

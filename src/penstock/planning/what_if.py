@@ -31,9 +31,6 @@ class WhatIf:
 
     >>> WhatIf(8, "zb-h1").words
     ('8 micro-batches', 'schedule zb-h1')
-
-    Raises:
-        BadInput: an unknown schedule.
     """
 
     micro_batches: int = 0
@@ -57,9 +54,6 @@ def changed_plan(problem: PlanningProblem, plan: Plan, changes: WhatIf) -> Plan:
     plan keeps its layers and devices, and loses its limit of micro-batches in flight. Where that
     schedule has another number of stages on a device, the layers are cut anew. Devices that
     recomputed activations then do so in all their stages.
-
-    Raises:
-        BadInput: there are too few layers for the stages that the schedule needs.
     """
     if changes.micro_batches:
         plan = replace(plan, micro_batches=changes.micro_batches)
@@ -208,9 +202,6 @@ def play(
 
     The plan fits if it leaves ``memory_reserve`` free, with ``optimizer_state`` bytes for each byte
     of parameters. Its tensor groups are the devices of the result.
-
-    Raises:
-        BadInput: the plan does not fit the profile or the cluster, or its schedule refuses it.
     """
     bare = replace(plan, tensor_groups=())
     problem = problem_of_plan(bare, profile, cluster, memory_reserve, optimizer_state)
@@ -225,11 +216,7 @@ def play(
 
 
 def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:
-    """Simulate the same plan with ``changes``.
-
-    Raises:
-        BadInput: the plan cannot have the schedule.
-    """
+    """Simulate the same plan with ``changes``."""
     problem = before.problem
     return play(
         changed_plan(problem, before.planned.plan, changes),

@@ -91,11 +91,7 @@ class LayerRow:
 
 
 def read_model_table(path: str | Path) -> ModelProfile:
-    """The model in a table file.
-
-    Raises:
-        BadInput: no such file, a wrong key, or a line that is not a layer.
-    """
+    """The model in a table file."""
     return model_from_table(read_text(path, "model table"), path)
 
 
@@ -104,9 +100,6 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
 
     A layer saves its ``saved_mb`` if the table has that column, otherwise its part of
     ``saved_mb_per_sample`` if given, otherwise its own output.
-
-    Raises:
-        BadInput: a wrong key, or a line that is not a layer.
     """
     entry = check_document(TableEntry, parse_toml(text, path, "model table"), path)
     rows = list(rows_of(entry.layers, path))

@@ -46,9 +46,6 @@ def read_any_profile(path: str | Path, profile_batch: int | None = None) -> Mode
 
     ``profile_batch`` is the batch size that was profiled. Only PipeDream's text needs it, because
     it does not contain it.
-
-    Raises:
-        BadInput: no such file, an unknown format, or ``profile_batch`` is missing or not needed.
     """
     text = read_text(path, "profile")
     is_json = str(path).endswith(".json") or text.lstrip().startswith("{")

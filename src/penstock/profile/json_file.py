@@ -57,11 +57,7 @@ def read_profile(path: str | Path) -> ModelProfile:
 
 
 def profile_from_json(data: object, path: str | Path) -> ModelProfile:
-    """The profile in a JSON value; ``path`` is used in error messages.
-
-    Raises:
-        BadInput: an unknown key or a number out of range.
-    """
+    """The profile in a JSON value; ``path`` is used in error messages."""
     check_document(Header, data, path)
     table = cast("Mapping[str, object]", data)
     own = {key: value for key, value in table.items() if key not in Header.model_fields}

@@ -27,9 +27,6 @@ class TensorParallelCosts(Table):
     divide by t. One forward and backward of the layer takes ``sums[i]`` all-reduces over the group,
     of ``sum_bytes_per_sample[i]`` bytes together for each sample; half of them in the forward.
     Groups that are not in ``factors`` take as long as computed from these numbers.
-
-    Raises:
-        BadInput: not one number for each layer, a share that is not from 0 to 1, a negative number.
     """
 
     divided: tuple[float, ...]

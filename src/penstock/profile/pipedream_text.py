@@ -45,10 +45,6 @@ def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelPro
     data. The profile's ``source`` lists them. The file has one batch size, so costs are
     proportional to it. It does not split the backward, so that is divided equally into its two
     halves. A layer saves its own output for the backward.
-
-    Raises:
-        BadInput: a line that is neither node nor edge; a number that is missing, negative or not
-            finite; a repeated node; or a cycle. Names file and line, or the nodes of the cycle.
     """
     if profile_batch < 1:
         raise BadInput(f"profile '{path}': the profiled batch is {profile_batch}; give one >= 1")
@@ -189,9 +185,6 @@ def chain_order(
 
     >>> chain_order("abcd", {"a": ("b", "c"), "b": ("d",), "c": ("d",)}, "graph")
     ['a', 'b', 'c', 'd']
-
-    Raises:
-        BadInput: the graph has a cycle; ``where`` names the file.
     """
     waiting: dict[str, int] = {node: 0 for node in nodes}
     for consumers in edges.values():

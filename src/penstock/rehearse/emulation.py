@@ -81,11 +81,7 @@ def emulation_of(
     time_scale: float = 0.0,
     iterations: int = 2,
 ) -> Emulation:
-    """How to carry out a plan; a time scale of 0 is chosen.
-
-    Raises:
-        BadInput: the plan cannot be rehearsed, or needs more memory than there is.
-    """
+    """How to carry out a plan; a time scale of 0 is chosen."""
     check_can_be_rehearsed(plan, profile, cluster)
     workload = workload_of(plan, profile, cluster, order_of(plan))
     sent_bytes = sum(message.bytes for message in workload.messages) * workload.micro_batches
@@ -104,13 +100,7 @@ def emulation_of(
 
 
 def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
-    """Raise for a plan that the emulation would carry out otherwise than it says.
-
-    Raises:
-        BadInput: plan, profile and cluster do not fit together; devices take whole micro-batches
-            in turn, share cores, or do not overlap messages with compute; messages go in order; the
-            schedule does two things at once, or has no flush; neighbouring stages share no tensor.
-    """
+    """Raise for a plan that the emulation would carry out otherwise than it says."""
     check_plan_fits_inputs(plan, profile, cluster)
     schedule = order_of(plan)
     if schedule.concurrent:

@@ -132,12 +132,6 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
     """Carry out a plan on emulated devices and links.
 
     ``rank_function`` is what each process runs.
-
-    Raises:
-        BadInput: the plan cannot be rehearsed; see `check_can_be_rehearsed`.
-        RunFailed: a rank failed.
-        Stalled: ranks waited for one another for ever.
-        WorkerLost: a rank was lost.
     """
     plan, cluster = emulation.plan, emulation.cluster
     check_can_be_rehearsed(plan, emulation.profile, cluster)

@@ -142,10 +142,6 @@ def rehearse_rank(emulation: Emulation, server: str, limit_s: float) -> RankReco
 
     ``server`` is the name of the `LinkServer`'s socket. ``limit_s`` is how long another rank may
     not answer.
-
-    Raises:
-        RunFailed: a rank failed.
-        Stalled: a rank waited too long.
     """
     client = LinkClient(server, int(os.environ["RANK"]), limit_s)
     return rehearse_with(client, emulation, limit_s)

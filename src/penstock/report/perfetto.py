@@ -17,11 +17,7 @@ ENGINES = ("compute", "send", "receive")
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
-    """Write ``timelines``, each as a process of its own, to a trace file.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
+    """Write ``timelines``, each as a process of its own, to a trace file."""
     events = [
         event
         for process, timeline in enumerate(timelines)

@@ -189,11 +189,7 @@ class RunRecord:
 
 
 def read_run(directory: str | Path) -> RunRecord:
-    """Read the run directory that ``penstock train`` wrote.
-
-    Raises:
-        BadInput: no such directory, a missing or malformed file, or files of different runs.
-    """
+    """Read the run directory that ``penstock train`` wrote."""
     place = Path(directory)
     if not os.path.isdir(place):
         raise BadInput(
@@ -242,9 +238,6 @@ def read_rows(path: Path, *, damaged: bool = True) -> Iterator[dict[str, Any]]:
     """The rows of ``metrics.jsonl``, each a JSON object with its step; none without such a file.
 
     A run of millions of steps has gigabytes of rows, so they are never held all at once.
-
-    Raises:
-        BadInput: a line is no such object. Without ``damaged`` it is left out instead.
     """
     if not path.exists():
         return

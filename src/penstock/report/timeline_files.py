@@ -27,11 +27,7 @@ TEXT_WIDTH = 160
 
 
 def check_timeline_path(path: str | Path) -> str:
-    """The extension of ``path``; raises before any work is done.
-
-    Raises:
-        BadInput: no format has this extension, or matplotlib, which draws it, is missing.
-    """
+    """The extension of ``path``; raises before any work is done."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         known = ", ".join(f"{ending} ({what})" for ending, what in FORMATS.items())

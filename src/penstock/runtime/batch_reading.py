@@ -59,12 +59,7 @@ class BatchReading:
         )
 
     def of_step(self, batches: Sequence[Batch]) -> list[list[Leaf]]:
-        """The leaves of the batches of one step; all ranks must call this.
-
-        Raises:
-            BadInput: a batch is unlike the example; or of parts: a rank lacks something that it
-                reads, or two ranks were given parts of different batches. All ranks raise this.
-        """
+        """The leaves of the batches of one step; all ranks must call this."""
         if any(isinstance(batch, BatchPart) for batch in batches):
             return [[*leaves] for leaves in self._agreed(batches)]
         self._engine.take_kind(batches)
@@ -73,11 +68,7 @@ class BatchReading:
         return [[*leaves] for leaves in whole]
 
     def of_stream(self, batch: Batch) -> list[Leaf]:
-        """The leaves of a batch of a stream; ranks compare numbers and samples after it.
-
-        Raises:
-            BadInput: as `of_step`; if only this rank raises it, the others fail with its message.
-        """
+        """The leaves of a batch of a stream; ranks compare numbers and samples after it."""
         if not isinstance(batch, BatchPart):
             return [*self._graph.batch_leaves(batch)]
         with self._engine.failures.shared():
@@ -85,11 +76,7 @@ class BatchReading:
         return [*leaves]
 
     def whole(self, batch: Batch, what: str) -> list[torch.Tensor]:
-        """The leaves of a batch that ``what`` needs whole.
-
-        Raises:
-            BadInput: the batch is a part, or is unlike the example.
-        """
+        """The leaves of a batch that ``what`` needs whole."""
         if isinstance(batch, BatchPart):
             raise BadInput(WHOLE.format(what))
         self._engine.take_kind([batch])
@@ -146,11 +133,7 @@ class BatchReading:
         )
 
     def _leaves_of(self, batch: Batch) -> list[PartialLeaf]:
-        """The leaves of a part, without the additional one of a step.
-
-        Raises:
-            BadInput: it lacks something that this rank reads, or is unlike the example.
-        """
+        """The leaves of a part, without the additional one of a step."""
         rank = self.needs.rank
         if not isinstance(batch, BatchPart):
             raise BadInput(

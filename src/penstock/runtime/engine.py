@@ -19,7 +19,7 @@ import torch.distributed as dist
 from penstock.capture.batch_part import Leaf, PartialLeaf
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.record.elsewhere import Loads, refuse_foreign_values
+from penstock.capture.record.elsewhere import StateLoads, refuse_foreign_values
 from penstock.capture.restored import kept_attributes, kept_buffers
 from penstock.capture.stage.call import casts_kept
 from penstock.capture.stage_program import Batch, StageProgram
@@ -68,9 +68,6 @@ class Engine:
     and ``stages`` those of kind number ``kind``, which runs. ``pipelines`` are the ranks of each,
     where several train alone (`penstock.runtime.steps.meeting`), and ``pipeline`` is the number of
     this rank's.
-
-    Raises:
-        BadInput: plan, model and number of processes do not fit together.
     """
 
     def __init__(
@@ -101,7 +98,7 @@ class Engine:
         place = max(plan.device_of(world.rank), 0)
         self.random = RandomStream(world.device, options.update.seed, place)
         self._closed = self._released = False
-        self._loads = Loads()
+        self._loads = StateLoads()
         self._abort, self.disconnect = ExitStack(), ExitStack()
         self.failures = Failures(world, self._abort.close)
         self.clock = clock_for(world.device, self.failures.check)
@@ -298,11 +295,7 @@ class Engine:
         )
 
     def check_replicas(self, step: int) -> None:
-        """Compare copies of weights before step ``step``, if it is time to.
-
-        Raises:
-            ReplicasDiffer: two copies are not equal.
-        """
+        """Compare copies of weights before step ``step``, if it is time to."""
         if self.replicas.every:
             self.replicas.run(step, self.numbers, self.failures)
 
@@ -343,12 +336,6 @@ class Engine:
         buffers or random numbers change.
 
         ``stages`` are others than those that are trained.
-
-        Raises:
-            BadInput: the ranks were given different batches.
-            LossPathChanged: the loss took another path than recorded.
-            RunFailed: this rank or another failed; the engine cannot be used again, unless a
-                forward failed in evaluation.
         """
         iteration = Iteration(self, batches, stages, training=training, step=step)
         with self.failures.shared():
@@ -386,10 +373,6 @@ class Engine:
         ``graph`` is one whose outputs alone are wanted. Of several kinds that differ in the path of
         the loss it is the first whose path the batches take, as far as they show it, or else the
         latest.
-
-        Raises:
-            BadInput: the batches are like no example, of different kinds, or of others on another
-                rank.
         """
         if len(self.kinds) == 1:
             self.take(0)
@@ -480,9 +463,6 @@ class Engine:
 
         Otherwise a rank would send messages of another size than its peers expect. ``sizes`` are
         the number of samples and the lengths of each batch.
-
-        Raises:
-            BadInput: the lengths differ.
         """
         if not self.graph.lengths:
             return
@@ -513,9 +493,6 @@ class Engine:
         """Give replicas equal values; compile stages, if they are to be, for the size of ``batch``.
 
         Stages of tensor groups are tried with one sample of it.
-
-        Raises:
-            BadInput: an operator cannot run on shards.
         """
         self.held.share_first_values(self.groups, self.world)
         share_attributes(self.graph, self.world)
@@ -547,11 +524,7 @@ class Engine:
 
 
 class Iteration:
-    """An iteration of an engine on batches, whatever it is for; see `Engine.run`.
-
-    Raises:
-        BadInput: the ranks were given different lengths, or several batches for one loss of all.
-    """
+    """An iteration of an engine on batches, whatever it is for; see `Engine.run`."""
 
     def __init__(
         self,

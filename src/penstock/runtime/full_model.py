@@ -78,9 +78,6 @@ def gather_weights(engine: Engine, *, everywhere: bool = True) -> Mapping[str, G
     """Give the user's model all parameters and buffers on every rank, or on rank 0.
 
     All ranks must call this. Returns what the tensors were before, by their first names.
-
-    Raises:
-        BadInput: the model does not fit into the memory that is free.
     """
     world, program, held = engine.world, engine.graph.program, engine.held.named_tensors()
     found: dict[str, Gathered] = {}

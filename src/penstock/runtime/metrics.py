@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from penstock.capture.batch_part import Leaf, PartialLeaf
-from penstock.capture.record.elsewhere import Loads, check_loads
+from penstock.capture.record.elsewhere import StateLoads, check_loads
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.clock import StepClock
 from penstock.runtime.gradients.buckets import GradientBuckets
@@ -85,7 +85,8 @@ class RankTotals:
 
     ``loss_sum`` is the sum of weight times loss over its slices. ``square_sum`` is the sum of
     squares of its gradients before division by the weight. ``fingerprint`` differs between
-    different batches.
+    different batches. ``wants_stop`` is the reason to stop, ``other_path`` whether the loss took
+    another path than recorded, ``loaded`` is `StateLoads.taken`.
     """
 
     loss_sum: float
@@ -96,6 +97,9 @@ class RankTotals:
     optimizer_s: float
     rows: float
     fingerprint: float
+    wants_stop: float
+    other_path: float
+    loaded: float
 
     def values(self) -> list[float]:
         """The values in the order of the fields."""
@@ -128,15 +132,11 @@ class Totals:
         return next(bad, self.pipelines[number] if self.pipelines else self)
 
     @classmethod
-    def of(cls, table: list[list[float]], devices: int, seed: float = 1.0) -> "Totals":
-        """Combine the `RankTotals.values` of every rank; ``devices`` ranks compute.
+    def of(cls, ranks: Sequence[RankTotals], devices: int, seed: float = 1.0) -> "Totals":
+        """Combine the numbers of every rank; ``devices`` ranks compute.
 
         ``seed`` is the factor on the gradients from which the backward started.
-
-        Raises:
-            BadInput: the ranks were given different batches.
         """
-        ranks = [RankTotals(*row) for row in table]
         check_same_batch(ranks)
         weight = sum(rank.weight for rank in ranks)
         loss = sum(rank.loss_sum for rank in ranks) / weight if weight else float("nan")
@@ -198,7 +198,7 @@ class RankNumbers:
         counts: bool = True,
         pipelines: Sequence[Sequence[int]] = (),
         other_path: Callable[[], str] = lambda: "",
-        loads: Loads | None = None,
+        loads: StateLoads | None = None,
     ) -> None:
         self.other_path, self._loads = other_path, loads
         self.wants_stop = self.stopping = 0
@@ -239,11 +239,12 @@ class RankNumbers:
             self.optimizer_s,
             float(sum(leaves[0].shape[0] for leaves in batches)),
             sum(prints),
+            float(self.wants_stop),
+            float(bool(self.other_path())),
+            self._loads.taken() if self._loads is not None else 0.0,
         )
         measured = metrics.totals() if metrics is not None else ()
-        differs = float(bool(self.other_path()))
-        loaded = self._loads.taken() if self._loads is not None else 0.0
-        return [*totals.values(), float(self.wants_stop), differs, loaded, *measured]
+        return [*totals.values(), *measured]
 
     def put_together(
         self,
@@ -256,27 +257,24 @@ class RankNumbers:
         """The totals of an iteration, from the numbers of every rank.
 
         Gradients are ``summed`` over all ranks, or within pipelines only.
-
-        Raises:
-            BadInput: the ranks were given different batches, or have loaded different weights.
-            LossPathChanged: the loss took another path on some rank.
         """
-        differing = [rank for rank, row in enumerate(rows) if row[COUNT + 1]]
+        ranks = [RankTotals(*row[:COUNT]) for row in rows]
+        differing = [rank for rank, own in enumerate(ranks) if own.other_path]
         if differing:
             raise LossPathChanged(differing[0], self.other_path())
-        check_loads([row[COUNT + 2] for row in rows])
-        totals = Totals.of([row[:COUNT] for row in rows], self._devices, seed)
+        check_loads([own.loaded for own in ranks])
+        totals = Totals.of(ranks, self._devices, seed)
         if not summed:
             alone = [
-                Totals.of([rows[rank][:COUNT] for rank in ranks], len(ranks), seed)
-                for ranks in self._pipelines
+                Totals.of([ranks[rank] for rank in pipeline], len(pipeline), seed)
+                for pipeline in self._pipelines
             ]
             norm = max((each.gradient_norm for each in alone), default=totals.gradient_norm)
             totals = replace(totals, gradient_norm=norm, pipelines=tuple(alone))
-        self.stopping = int(max(row[COUNT] for row in rows))
+        self.stopping = int(max(own.wants_stop for own in ranks))
         if metrics is None:
             return totals
-        return replace(totals, means=metrics.combined([row[COUNT + 3 :] for row in rows]))
+        return replace(totals, means=metrics.combined([row[COUNT:] for row in rows]))
 
     def exchange(self, values: list[float], what: str) -> list[list[float]]:
         """Exchange numbers: returns those of every rank, by rank."""
@@ -290,7 +288,7 @@ class RankNumbers:
         return announced(self._transport, values, what)
 
 
-def check_same_batch(ranks: list[RankTotals]) -> None:
+def check_same_batch(ranks: Sequence[RankTotals]) -> None:
     """Raise `BadInput` if two ranks were given different batches."""
     first = ranks[0]
     for rank, other in enumerate(ranks):

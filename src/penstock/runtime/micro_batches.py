@@ -78,9 +78,6 @@ def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape
     that a schedule found by search is searched only once. A rank does one thing at a time, so the
     two streams of a concurrent schedule are merged into one order
     (`penstock.schedule.concurrent_clock`). The result depends only on the plan, so all ranks agree.
-
-    Raises:
-        BadInput: the plan's schedule is unknown or cannot be run.
     """
     resized = replace(plan, micro_batches=micro_batches)
     if micro_batches < plan.micro_batches:

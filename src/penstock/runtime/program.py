@@ -190,11 +190,7 @@ def lower(
     *,
     training: bool,
 ) -> Program:
-    """The program of ``rank`` for batches of ``size``: a number of samples, and lengths.
-
-    Raises:
-        BadInput: the plan's schedule is unknown or cannot be run.
-    """
+    """The program of ``rank`` for batches of ``size``: a number of samples, and lengths."""
     rows, lengths = size
     cut = cut_batch(plan, rows)
     micro_batches = len(cut.micro_batches)
@@ -270,10 +266,6 @@ def execute(steps: Iterable[PreparedAction], channels: Channels, clock: Clock) -
     producers of an action sent. ``send`` returns at once. Compute is timed separately from waiting.
     Each step is requested only when the previous one is done. At its end the loop waits until
     everything is sent.
-
-    Raises:
-        RunFailed: a stage raised an exception, or a peer failed; names rank, action and cause.
-        Stalled: a peer did not send in time.
     """
     now, add = clock.now, clock.add
     for kind, stage, micro_batch, receive, work, send in clock.paced(steps):

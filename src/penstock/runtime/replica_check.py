@@ -58,9 +58,6 @@ class ReplicaCheck:
         """Compare if it is time to, before the weights change in step ``step``.
 
         All ranks must call this.
-
-        Raises:
-            ReplicasDiffer: two copies of a weight are not equal.
         """
         # They were equal before, and some multiple of the interval has come since.
         since = step - self._equal_every

@@ -21,11 +21,7 @@ REFUSED_CLASS = re.compile(r"GLOBAL (\S+) was not an allowed")
 
 
 def to_bytes(value: object, name: str) -> memoryview:
-    """The bytes of a value; ``name`` says what it is in error messages.
-
-    Raises:
-        BadInput: it holds an object that cannot be written.
-    """
+    """The bytes of a value; ``name`` says what it is in error messages."""
     if type(value) in SCALARS:
         return memoryview(bytearray(json.dumps(value).encode()))
     archive = io.BytesIO()
@@ -38,11 +34,7 @@ def to_bytes(value: object, name: str) -> memoryview:
 
 
 def from_bytes(data: bytes, name: str, types: tuple[type, ...] = ()) -> Any:
-    """The value that `to_bytes` was given; ``types`` are the classes that it may hold.
-
-    Raises:
-        BadInput: it holds an object of another class, or `to_bytes` has not made these bytes.
-    """
+    """The value that `to_bytes` was given; ``types`` are the classes that it may hold."""
     try:
         if not data.startswith(ARCHIVE):
             return json.loads(data)

@@ -76,9 +76,6 @@ class MetricSums:
     """This rank's sums for each metric of an iteration: of value times weight, and of weight.
 
     ``graph`` is that of the kind of batch that runs.
-
-    Raises:
-        BadInput: a part of the loss is not in the model's output, or not exact.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], graph: LayerGraph) -> None:
@@ -106,11 +103,7 @@ class MetricSums:
     def take_outputs(
         self, micro_batch: int, outputs: Mapping[int, torch.Tensor], weight: torch.Tensor | None
     ) -> None:
-        """Compute the metrics of one slice from its outputs, by number, and its loss's weight.
-
-        Raises:
-            BadInput: a metric returned something other than a number or a pair of numbers.
-        """
+        """Compute the metrics of one slice from its outputs, by number, and its loss's weight."""
         rows = self._rows[micro_batch]
         if not rows or not self._metrics:
             return

@@ -37,9 +37,6 @@ def parse_action(text: str) -> Action:
 
     >>> parse_action("2F0")
     Action(kind='F', stage=2, micro_batch=0)
-
-    Raises:
-        BadInput: the text is not a stage number, one of F B I W R, and a micro-batch number.
     """
     match = re.fullmatch(r"(\d{1,9})([FBIWR])(\d{1,9})", text.strip())
     if not match:

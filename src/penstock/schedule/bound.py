@@ -82,9 +82,6 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
     14.0
     >>> makespan_bound_s(PipelineShape(stages=3, micro_batches=4, in_flight_limit=(1, 1, 1)))
     28.0
-
-    Raises:
-        BadInput: not even one micro-batch fits into the memory of a device group.
     """
     windows = windows_of(shape, split=split)
     jobs: list[list[tuple[float, float, float]]] = [[] for _ in range(shape.groups)]
@@ -102,9 +99,6 @@ def windows_of(shape: PipelineShape, *, split: bool) -> HeadsAndTails:
     The arcs hold in every valid schedule whose micro-batches are in order. By the lemma above one
     of these is fastest. In it no action starts before its head, or ends later than its tail before
     the makespan.
-
-    Raises:
-        BadInput: not even one micro-batch fits into the memory of a device group.
     """
     arcs = list(arcs_of(shape, split=split))
     actions = [
@@ -135,9 +129,6 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
     micro-batches, and waits for memory. The last follow from `waits_of`: if at most ``k``
     micro-batches can be between an action ``a`` and a later action ``z``, then ``a`` of micro-batch
     ``m + k`` waits for ``z`` of micro-batch ``m``. Otherwise ``k + 1`` would be between the two.
-
-    Raises:
-        BadInput: a limit or the memory does not allow a single micro-batch.
     """
     check_room(shape)
     step = 2 if shape.mirrored else 1

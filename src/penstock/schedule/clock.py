@@ -43,19 +43,12 @@ def makespan_s(schedule: Schedule, shape: PipelineShape) -> float:
     >>> shape = PipelineShape(stages=3, micro_batches=4)
     >>> makespan_s(one_f_one_b(shape), shape)
     18.0
-
-    Raises:
-        BadInput: the schedule deadlocks.
     """
     return times_of(schedule, shape).makespan_s
 
 
 def times_of(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
-    """Start and end of every action, each as early as its order and its dependencies allow.
-
-    Raises:
-        BadInput: the schedule deadlocks.
-    """
+    """Start and end of every action, each as early as its order and its dependencies allow."""
     streams, start, reached = play_as_far_as_possible(schedule, shape)
     taken = seconds_by_kind(shape)
     starts: list[npt.NDArray[np.float64]] = []

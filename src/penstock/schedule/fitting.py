@@ -26,9 +26,6 @@ def rounds_of(shape: PipelineShape, style: PlacementStyle, schedule: str) -> int
     >>> shape = PipelineShape(stages=4, micro_batches=1, placement=(0, 1, 1, 0))
     >>> rounds_of(shape, "folded", schedule="hanayo")
     2
-
-    Raises:
-        BadInput: the stages are placed differently.
     """
     rounds = shape.stages // shape.groups
     placement = shape.placement or tuple(range(shape.stages))
@@ -75,11 +72,7 @@ def fits(schedule: Schedule, shape: PipelineShape) -> bool:
 
 
 def checked_fit(schedule: Schedule, shape: PipelineShape, name: str) -> Schedule:
-    """``schedule`` itself, if it stays within the limits of the shape.
-
-    Raises:
-        BadInput: a stage exceeds its in-flight limit, or a group its memory.
-    """
+    """``schedule`` itself, if it stays within the limits of the shape."""
     words = excess(schedule, shape)
     if words:
         raise BadInput(

@@ -31,9 +31,6 @@ def unit_times(
     ``orders`` are those of all device groups. Actions that no order contains are taken as done
     before, so that the parts of an endless order can be given one after another.
 
-    Raises:
-        ValueError: actions wait for one another in a circle.
-
     >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> shape = PipelineShape(stages=2, micro_batches=2)
     >>> times = unit_times(one_f_one_b(shape).orders, shape)

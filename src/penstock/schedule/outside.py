@@ -20,11 +20,7 @@ TRIED_MICRO_BATCHES = 4
 
 
 def called(what: str, call: Callable[[], object], kind: type[Result]) -> Result:
-    """What a function from outside returns.
-
-    Raises:
-        PluginFailed: it raised, or returned something else than a ``kind``.
-    """
+    """What a function from outside returns."""
     try:
         found = call()
     except PenstockError:
@@ -41,12 +37,7 @@ def called(what: str, call: Callable[[], object], kind: type[Result]) -> Result:
 
 
 def checked_family(name: str, schedule: object) -> Family:
-    """The record of a schedule from outside, tried on two groups of devices at once.
-
-    Raises:
-        BadInput: neither a function nor a record, or an order that no pipeline can run.
-        PluginFailed: the function raised, or returned no schedule.
-    """
+    """The record of a schedule from outside, tried on two groups of devices at once."""
     family = schedule if isinstance(schedule, Family) else None
     make = family.make if family else schedule
     if not callable(make):

@@ -38,12 +38,7 @@ class Families(Mapping[str, Family]):
         return name in self.places or name in self.known or name in self.installed
 
     def add(self, name: str, schedule: object) -> None:
-        """Let ``name`` stand for a schedule from outside, in this process.
-
-        Raises:
-            BadInput: the package has one of that name; or as
-                `penstock.schedule.outside.checked_family`.
-        """
+        """Let ``name`` stand for a schedule from outside, in this process."""
         from penstock.schedule.outside import checked_family
 
         if name in self.places:

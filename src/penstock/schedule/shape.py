@@ -66,9 +66,6 @@ class PipelineShape:
 
     ``costs[stage]`` are for schedules that adapt to costs (empty: `StageCost()` for all).
     ``memory_bytes[group]`` is the memory of the group for what its stages save (empty: no limit).
-
-    Raises:
-        BadInput: a field has a wrong number of entries, or a group holds no stage.
     """
 
     stages: int

@@ -14,9 +14,6 @@ def unit_timeline(orders: Sequence[Order]) -> Timeline:
     """Each action as early as possible: F, I, W and R take a second, B takes two.
 
     Device groups appear as devices, which do one thing at a time.
-
-    Raises:
-        BadInput: the orders deadlock.
     """
     stages = 1 + max((action.stage for order in orders for action in order), default=0)
     shape = PipelineShape(stages, 1, recompute=(True,) * stages)

@@ -24,9 +24,6 @@ def validate(schedule: Schedule, shape: PipelineShape) -> None:
     forward and backward once; R is exactly where it is needed; no actions wait for one another in a
     cycle; messages are received in the order in which they are sent; no stage exceeds its in-flight
     limit; and no group saves more bytes than it has memory.
-
-    Raises:
-        BadInput: the first violation; a deadlock is reported with its cycle.
     """
     check_playable(schedule, shape)
     check_channels(schedule, shape)
@@ -243,9 +240,6 @@ def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
     Two neighbouring stages share one channel for activations and one for gradients (two of each
     on a mirrored pipeline). A channel delivers in order, so a receiver that waits for a message
     other than the next one deadlocks.
-
-    Raises:
-        BadInput: two messages overtake one another; names the first pair.
     """
     directions = (0, 1) if shape.mirrored else (0,)
     for direction in directions:

@@ -29,9 +29,6 @@ def most_in_flight(shape: PipelineShape, stage: int) -> int:
     >>> shape = PipelineShape(2, 8, costs=(half, half), memory_bytes=(2.0, 1.2))
     >>> [most_in_flight(shape, stage) for stage in (0, 1)]
     [4, 2]
-
-    Raises:
-        BadInput: the memory is too small for one micro-batch.
     """
     saved = shape.cost(stage).saved_bytes
     if not shape.memory_bytes or saved <= 0:

@@ -163,11 +163,7 @@ def workload_of(
     optimizer_bytes_per_parameter_byte: float = 2.0,
     iterations: int = 1,
 ) -> Workload:
-    """The workload of iterations of ``plan``; ``schedule`` must be valid for ``plan.shape()``.
-
-    Raises:
-        BadInput: messages go in order, and forwards run beside backwards.
-    """
+    """The workload of iterations of ``plan``; ``schedule`` must be valid for ``plan.shape()``."""
     if schedule.concurrent and cluster.messages_in_order:
         raise BadInput(
             f"schedule '{plan.schedule}' runs forwards beside backwards, and messages of cluster "

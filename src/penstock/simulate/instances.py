@@ -149,12 +149,7 @@ def copies_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 def instances_of(schedule: Schedule, plan: Plan) -> Instances:
-    """The instances of a plan that runs ``schedule``, which is `dealt`.
-
-    Raises:
-        BadInput: updates without a flush where a device group holds several stages, or where some
-            backwards of a stage are split and others not.
-    """
+    """The instances of a plan that runs ``schedule``, which is `dealt`."""
     weights, shape, copies = schedule.weights, plan.shape(), copies_of(plan)
     directions = (0, 1) if shape.mirrored else (0,)
     groups = [

@@ -47,9 +47,6 @@ def meeting_price(problem: PlanningProblem, plan: Plan, every: int) -> MeetingPr
 
     In a meeting all weights are summed, as gradients are in a step, and nothing else runs. Sums of
     stages run side by side, except that those that cross the same port follow one another.
-
-    Raises:
-        BadInput: the plan is not several pipelines side by side.
     """
     pipelines_in(plan)
     alone = [one_pipeline(plan, number) for number in range(plan.stages[0].replicas)]

@@ -77,11 +77,7 @@ class FlatOrders:
 
 
 def orders_of_plan(plan: Plan) -> FlatOrders:
-    """The orders of one iteration of ``plan``; they are valid.
-
-    Raises:
-        BadInput: the plan's schedule cannot be made or is not valid; see `order_of`.
-    """
+    """The orders of one iteration of ``plan``; they are valid."""
     check_choices(plan)
     family, shape = FAMILIES.get(plan.schedule), plan.shape()
     in_flight = family.in_flight if family else None

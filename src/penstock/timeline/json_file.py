@@ -71,11 +71,7 @@ def timeline_to_json(timeline: Timeline) -> dict[str, object]:
 
 
 def timeline_from_json(values: object, where: str = "timeline") -> Timeline:
-    """The timeline that `timeline_to_json` wrote; ``where`` names it in error messages.
-
-    Raises:
-        BadInput: another schema, a missing column, or a row that is not an event.
-    """
+    """The timeline that `timeline_to_json` wrote; ``where`` names it in error messages."""
     entry = check_document(TimelineEntry, values, where)
     events = tuple(Event(*row) for row in entry.events)
     memory = tuple(MemorySample(*row) for row in entry.memory)
@@ -95,19 +91,11 @@ def timeline_from_json(values: object, where: str = "timeline") -> Timeline:
 
 
 def write_timeline(timeline: Timeline, path: Path | str) -> None:
-    """Write ``timeline`` to ``path``.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
+    """Write ``timeline`` to ``path``."""
     write_text(path, json.dumps(timeline_to_json(timeline)) + "\n")
 
 
 def read_timeline(path: Path | str) -> Timeline:
-    """Read the timeline at ``path``.
-
-    Raises:
-        BadInput: no such file, not JSON, or not a timeline of this schema.
-    """
+    """Read the timeline at ``path``."""
     values = parse_json(read_text(path, "timeline"), path, "timeline")
     return timeline_from_json(values, f"timeline '{path}'")

@@ -52,11 +52,7 @@ def check_matplotlib() -> None:
 
 
 def write_picture(ax: "Axes", path: str | Path) -> None:
-    """Write the figure of ``ax`` in the format of the ending, one of `PICTURES`.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
+    """Write the figure of ``ax`` in the format of the ending, one of `PICTURES`."""
     write_pieces(path, (picture(ax, Path(path).suffix.lower()),))
 
 

@@ -52,6 +52,27 @@ def test_where_samples_mix_it_is_compared_micro_batch_by_micro_batch() -> None:
     assert result.compared == 9
 
 
+class Summed(nn.Module):
+    """A loss that is one sum over samples, or is divided by how many they are."""
+
+    def __init__(self, divided: bool) -> None:
+        super().__init__()
+        self.layers, self.divided = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), divided
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = functional.cross_entropy(self.layers(x), y, reduction="sum")
+        return loss / len(x) if self.divided else loss
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_sums_of_micro_batches_that_mix_samples_are_added(divided: bool) -> None:
+    graph = capture_model(Summed(divided).double(), batch())
+    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+        result = pipe.verify(batch())
+    assert "micro-batch by micro-batch" in result.reference
+    assert result.equal, str(result)
+
+
 def test_dropout_is_off_in_both() -> None:
     assert verified(net(nn.Dropout(0.5))).equal
 

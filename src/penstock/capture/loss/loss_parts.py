@@ -162,10 +162,6 @@ def loss_parts(
     ``sized`` are those of all other sizes. ``terms`` are values of terms that the user has listed:
     one that is neither mean nor sum counts by samples. So do all if the loss depends on a number of
     activations, which ``taken`` takes.
-
-    Raises:
-        MustOpen: a unit makes a part of it.
-        NotFromSlices: it is neither a sum nor a mean over samples.
     """
     walk = _Walk(record, others, sizes)
     if not terms:
@@ -327,11 +323,7 @@ class _Walk:
         self.has_sums = self.has_sums or other.has_sums
 
     def back(self, loss: int, taken: RecordedCall | None = None) -> None:
-        """Walk back from a value without samples (iteratively: models are deep).
-
-        Raises:
-            NotFromSlices: it is neither a sum nor a mean over samples, or depends on ``taken``.
-        """
+        """Walk back from a value without samples (iteratively: models are deep)."""
         if taken is not None:
             raise NotFromSlices(taken, "takes a number of its own values, on which it depends")
         todo = [loss]

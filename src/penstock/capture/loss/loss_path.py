@@ -161,11 +161,7 @@ class PathGuard:
         self._segment, self._place = self._path.get(anchor), 0
 
     def end(self, loss: Any = None) -> None:
-        """No more calls come in this segment, and none at all if the ``loss`` is made.
-
-        Raises:
-            OtherPath: recorded calls were not made, or others made the loss.
-        """
+        """No more calls come in this segment, and none at all if the ``loss`` is made."""
         segment, self._segment = self._segment, None
         if segment is not None and segment.steady and self._place < len(segment.calls):
             _, name, line, _ = segment.calls[self._place][0]
@@ -187,11 +183,7 @@ class PathGuard:
     def call(
         self, call: Callable[..., Any], address: Address, func: Any, args: Any, kwargs: Any
     ) -> Any:
-        """The result of ``call``, whose place in the path is looked up.
-
-        Raises:
-            OtherPath: it has none, and its result may enter the loss.
-        """
+        """The result of ``call``, whose place in the path is looked up."""
         segment, name = self._segment, address[1]
         if segment is None or name in VALUES or address in segment.passed:
             return call(address, func, args, kwargs)

@@ -73,20 +73,12 @@ class StepValues:
         return samples, pytree.tree_unflatten(leaves, layout.spec)
 
     def beside(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The leaves of every batch, with the additional last leaf; all batches are one step.
-
-        Raises:
-            BadInput: batches have different lengths, and a value needs them joined.
-        """
+        """The leaves of every batch, with the additional last leaf; all batches are one step."""
         row = self._row_of([dict(enumerate(batch)) for batch in batches])
         return [[*batch, row.expand(batch[0].shape[0], -1)] for batch in batches]
 
     def beside_parts(self, parts: Sequence[Sequence[PartialLeaf]]) -> list[list[PartialLeaf]]:
-        """The leaves of every part; the additional one is absent where a row to read is absent.
-
-        Raises:
-            BadInput: as `beside`.
-        """
+        """The leaves of every part; the additional one is absent where a row to read is absent."""
         found = [self._whole(part) for part in parts]
         read = [leaves for leaves in found if leaves is not None]
         row = self._row_of(read) if len(read) == len(parts) else None

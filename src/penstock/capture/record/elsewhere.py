@@ -100,7 +100,7 @@ class Whence:
             raise self.refusal(f"{name} would mix tensors of this rank with")
 
 
-class Loads:
+class StateLoads:
     """Counts the weights that this rank's loop loads into modules, between two steps.
 
     A rank that loads weights of others relies on these to do the same.
@@ -161,7 +161,7 @@ class CheckedData:
         TORCH_DATA.__set__(parameter, value)
 
 
-def refuse_foreign_values(modules: Iterable[nn.Module], loads: Loads) -> Callable[[], None]:
+def refuse_foreign_values(modules: Iterable[nn.Module], loads: StateLoads) -> Callable[[], None]:
     """Check what sets weights without a call that is seen: ``load_state_dict`` and ``p.data = x``.
 
     Returns what ends that.

@@ -35,11 +35,7 @@ def checked(
     call: Callable[[], Any],
     leaves: Mapping[int, torch.Tensor],
 ) -> Callable[[], Any]:
-    """``call``, a run of the user's program in ``stage``, which also compares its calls.
-
-    Raises:
-        PathChanged: a call differs from the record.
-    """
+    """``call``, a run of the user's program in ``stage``, which also compares its calls."""
     record = graph.recorded.record
 
     def run() -> Any:

@@ -43,12 +43,7 @@ class LossAgain:
         return replace(part, sent={**part.sent, **own}, to_end=True)
 
     def loss(self, module: "StageModule", kept: Sequence[Ends]) -> torch.Tensor:
-        """The loss of micro-batches together, by the lines of the user; ``module`` is their stage.
-
-        Raises:
-            BadInput: it takes another path than on the example, or is of several batches of which
-                each has a value of its own for all samples.
-        """
+        """The loss of micro-batches together, by the lines of the user; ``module`` is their stage."""
         graph, held = module.graph, module.stage.held
         plain = replace(graph, recorded=replace(graph.recorded, parts=LossParts()), wants="loss")
         part = ProgramPart(self.start, graph.cut.end, held=held, received=dict(self.ends))
@@ -84,7 +79,7 @@ def loss_again(graph: "LayerGraph", first: int) -> LossAgain:
     read = {value for event in calls for value in event.reads if value in record.dependent}
     ends = sorted(value for value in read if record.values[value].maker not in own)
     drawing = [line_in_words(event.line) for event in calls if event.random]
-    changed = [f"{place.path}.{place.key}".lstrip(".") for place in recorded.changes_again]
+    changed = [place.name for place in recorded.changes_again]
     names = {str(event.address[1]) for event in calls}
     why = recorded.parts.mixing
     if drawing or recorded.draws_python:

@@ -383,7 +383,8 @@ class ProgramStage:
             make = self._called_once if once else self._called_often
             way.forward = wraps(self.program.module(path).forward)(make(path, own, way))
             self._ways.append(way)
-            self._expected += sum(call.first <= last for call in own)
+            # Of its own, a stage may leave out what it sends nothing of, as an expert without rows.
+            self._expected += sum(call.first <= last and not call.own for call in own)
             self._may_vary |= self._by_sample(path)
 
     def _find_whole(self) -> tuple[dict[str, list[BlockCall]], dict[str, list[BlockCall]]]:
@@ -595,7 +596,6 @@ class ProgramStage:
         assert self._running is not None
         n = self._running.get(path, 0)
         self._running[path] = n + 1
-        self._count += 1
         if self._watching:
             self._unwatch()
         return n
@@ -619,6 +619,7 @@ class ProgramStage:
                     raise PathChanged(f"'{path}' is called {times}")
                 n = len(calls) - 1
             call = calls[n]
+            self._count += not call.own
             if call.first in self._marks:
                 self._at_mark(call.first)
             if call.own:
@@ -645,14 +646,14 @@ class ProgramStage:
         own, after, sent, anchor, plain = call.own, call.watch, call.sent, call.anchor, way.plain
         mark = call.first if call.first in self._marks else None
         single = call.template[0] if call.is_single else None
-        receives = bool(call.received)
+        receives, left_out = bool(call.received), not call.own
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if self._running is None or self.inside:
                 return plain(*args, **kwargs)
             if self._watching:
                 self._unwatch()
-            self._count += 1
+            self._count += left_out
             if mark is not None:
                 self._at_mark(mark)
             if own:
@@ -861,10 +862,6 @@ class ProgramStage:
         """Run ``call``, the user's program on one micro-batch: what is sent, and its result.
 
         The result is None for a stage whose forward ends before.
-
-        Raises:
-            BadInput: forward took another path than on the example.
-            OtherPath: the loss did.
         """
         if self._shapes_of is not run.size:
             self._shapes_of, self._shapes = run.size, dict[int, tuple[torch.Tensor, bool]]()
@@ -888,8 +885,8 @@ class ProgramStage:
             raise BadInput(f"forward took another path: {what} was not made; {REMEDY}")
         if self._count != self._expected and not self._may_vary and not self.probes:
             raise BadInput(
-                f"forward took another path: {self._count} calls of modules were seen, and "
-                f"{self._expected} on the example; {REMEDY}"
+                f"forward took another path: {self._count} calls of other stages' modules were "
+                f"seen, and {self._expected} on the example; {REMEDY}"
             )
         made, self._sent = self._sent, {}
         return made, result

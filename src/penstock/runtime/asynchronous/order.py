@@ -102,22 +102,14 @@ class AsynchronousOrder:
 
 
 def asynchronous_order(plan: Plan) -> AsynchronousOrder:
-    """The order of a plan with an asynchronous schedule.
-
-    Raises:
-        BadInput: the plan's schedule cannot be run.
-    """
+    """The order of a plan with an asynchronous schedule."""
     rule = order_of(plan).weights
     shape = (plan.planned if isinstance(plan, PlanInOneProcess) else plan).shape()
     return AsynchronousOrder(shape, asynchronous_depths(shape, rule), rule)
 
 
 def cut_for(plan: Plan, samples: int) -> BatchCut:
-    """Cut a batch of ``samples`` into as many micro-batches as planned.
-
-    Raises:
-        BadInput: the batch has too few samples.
-    """
+    """Cut a batch of ``samples`` into as many micro-batches as planned."""
     cut = cut_batch(plan, samples)
     if len(cut.micro_batches) != plan.micro_batches:
         raise BadInput(

@@ -74,9 +74,6 @@ class PredictedSteps:
     """The predicted steps of the parameters of one optimizer.
 
     A combined optimizer lists the optimizers that it consists of in ``parts``.
-
-    Raises:
-        BadInput: the next step of the optimizer cannot be predicted.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:

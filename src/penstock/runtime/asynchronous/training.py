@@ -75,9 +75,6 @@ class AsynchronousSteps(StreamedSteps):
     """Trains this rank's stages batch after batch, with the weight updates of the schedule.
 
     ``measure_every``: measure the error of predicted weights every that many updates (0: never).
-
-    Raises:
-        BadInput: stages share a parameter, or the optimizer does not support prediction.
     """
 
     flushes = False
@@ -102,11 +99,7 @@ class AsynchronousSteps(StreamedSteps):
         return {number: stage.versions for number, stage in self.stages.items()}
 
     def step(self, batches: Sequence[Sequence[Leaf]]) -> StepMetrics:
-        """Train on one batch; the pipeline is empty before and after it.
-
-        Raises:
-            BadInput: there are several batches.
-        """
+        """Train on one batch; the pipeline is empty before and after it."""
         if len(batches) > 1:
             raise BadInput(
                 f"step() was given {len(batches)} batches, and schedule "
@@ -207,12 +200,7 @@ class AsynchronousSteps(StreamedSteps):
         return replace(ring, messages=messages, steps=updating, begins=False)
 
     def _prepared_for(self, leaves: Sequence[Leaf]) -> PreparedSize:
-        """The prepared work for batches of this size.
-
-        Raises:
-            BadInput: the batch cannot be cut into the plan's micro-batches, or the captured model
-                does not accept its lengths.
-        """
+        """The prepared work for batches of this size."""
         samples = leaves[0].shape[0]
         lengths = self._engine.graph.lengths_of(dict(enumerate(leaves)))
         return self._for_size(samples, lengths)

@@ -367,9 +367,6 @@ def make_weight_versions(
 
     ``first_stage_depth`` is the number of micro-batches that stage 0 has in flight. It determines
     the version that stage 0 used in each forward.
-
-    Raises:
-        BadInput: the rule predicts weights and the optimizer does not support it.
     """
     per_update = rule.micro_batches_per_update
     match rule.version:

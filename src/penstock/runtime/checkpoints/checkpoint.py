@@ -59,11 +59,7 @@ class StateEntry(Ignoring):
 
 
 def state_text(step: int, state: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of ``state.json``. ``files`` gives ``bytes`` and ``sha256`` of every other file.
-
-    Raises:
-        BadInput: the state holds a value that JSON cannot express.
-    """
+    """The text of ``state.json``. ``files`` gives ``bytes`` and ``sha256`` of every other file."""
     content = {"schema": SCHEMA, "step": step, "files": dict(files), **state}
     try:
         return json.dumps({**content, "sha256": checksum_of(content)}, indent=1)
@@ -134,11 +130,7 @@ def checksum_of_file(path: Path) -> tuple[int, str]:
 
 
 def stored_tensors(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Find every tensor of a checkpoint, by name, without reading its values.
-
-    Raises:
-        BadInput: a file is missing or incomplete.
-    """
+    """Find every tensor of a checkpoint, by name, without reading its values."""
     tensors: dict[str, StoredTensor] = {}
     for name in sorted(state["files"]):
         tensors |= read_header(path / name)
@@ -169,20 +161,12 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def latest_checkpoint(directory: Path) -> Path:
-    """The newest complete checkpoint in ``directory``. Its checksums are not verified.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The newest complete checkpoint in ``directory``. Its checksums are not verified."""
     return checkpoints_in(directory)[-1]
 
 
 def checkpoints_in(directory: Path) -> Sequence[Path]:
-    """Complete checkpoints, oldest first; at least one.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """Complete checkpoints, oldest first; at least one."""
     found = complete_in(directory)
     if not found:
         raise BadInput(f"no checkpoint in '{directory}'; name the directory of a run with one")
@@ -198,11 +182,7 @@ def complete_in(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class CheckpointTarget:
-    """Where a checkpoint is written, what its ``state.json`` holds, how many are kept.
-
-    Raises:
-        BadInput: none is to be kept.
-    """
+    """Where a checkpoint is written, what its ``state.json`` holds, how many are kept."""
 
     directory: Path
     step: int
@@ -237,9 +217,6 @@ class CheckpointWriter:
 
         With ``wait`` it is complete on return. Otherwise the tensors are copied to CPU memory and
         written from there while training continues; where that has no room for them, this waits.
-
-        Raises:
-            BadInput: the directory cannot be written, or writing the previous checkpoint failed.
         """
         self.wait()
         self._world.on_first(partial(begin, target))
@@ -271,11 +248,7 @@ class CheckpointWriter:
         return True
 
     def wait(self) -> None:
-        """Wait until the checkpoint being written is complete; all ranks must call this.
-
-        Raises:
-            BadInput: it could not be written, on this rank or another.
-        """
+        """Wait until the checkpoint being written is complete; all ranks must call this."""
         target = self._target
         if target is None:
             return
@@ -373,9 +346,6 @@ def complete(target: CheckpointTarget, ranks: int) -> None:
 
     Checkpoints of later steps are of a course that this one has left, and get another name. Does
     nothing if the checkpoint is complete already.
-
-    Raises:
-        BadInput: it cannot be written, or a rank's part is missing.
     """
     folder = target.folder
     if not folder.partial.exists():

@@ -26,11 +26,7 @@ def extra_states(engine: Engine) -> dict[str, Any]:
 
 
 def extra_tensors(engine: Engine) -> dict[str, torch.Tensor]:
-    """`extra_states` as tensors of bytes, by their names in a checkpoint.
-
-    Raises:
-        BadInput: a state holds an object that cannot be written.
-    """
+    """`extra_states` as tensors of bytes, by their names in a checkpoint."""
     every = {name: to_bytes(state, f"'{name}'") for name, state in extra_states(engine).items()}
     return {f"{PREFIX}{n}": torch.frombuffer(held, dtype=torch.uint8) for n, held in every.items()}
 

@@ -26,11 +26,7 @@ class NewFolder:
         return self.final.with_name(f".{self.final.name}.partial")
 
     def begin(self) -> None:
-        """Create it, empty, under its first name.
-
-        Raises:
-            BadInput: it cannot be written.
-        """
+        """Create it, empty, under its first name."""
         with self.refusing():
             self.final.parent.mkdir(parents=True, exist_ok=True)
             if self.partial.exists():
@@ -42,9 +38,6 @@ class NewFolder:
 
         The other one is deleted when this one has its name. Until then one of both is there under
         the name, or with `REPLACED` behind it.
-
-        Raises:
-            BadInput: something cannot be written.
         """
         with self.refusing():
             make_durable(self.partial)
@@ -57,11 +50,7 @@ class NewFolder:
                 shutil.rmtree(old)
 
     def complete_into(self, last: str) -> None:
-        """As `complete`, but its files are moved into a folder that exists; the file ``last`` last.
-
-        Raises:
-            BadInput: something cannot be written.
-        """
+        """As `complete`, but its files are moved into a folder that exists; the file ``last`` last."""
         if not self.final.exists():
             self.complete()
             return

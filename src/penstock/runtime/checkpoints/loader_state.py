@@ -90,11 +90,7 @@ class ResumableLoader:
 
 
 def loader_to_text(loader: StatefulLoader) -> str:
-    """The state of a loader as text.
-
-    Raises:
-        BadInput: the state holds other things than plain values and tensors.
-    """
+    """The state of a loader as text."""
     name = f"the state of the {type(loader).__name__}"
     data = bytes(to_bytes(loader.state_dict(), name))
     from_bytes(data, name)
@@ -102,11 +98,7 @@ def loader_to_text(loader: StatefulLoader) -> str:
 
 
 def loader_from_text(loader: StatefulLoader, text: object, name: str) -> None:
-    """Restore a loader from what `loader_to_text` made; ``name`` is the checkpoint's name.
-
-    Raises:
-        BadInput: the checkpoint has no loader state, or one of an earlier version.
-    """
+    """Restore a loader from what `loader_to_text` made; ``name`` is the checkpoint's name."""
     if not isinstance(text, str):
         what = "no place in a loader" if text is None else "a place of an earlier version"
         raise BadInput(

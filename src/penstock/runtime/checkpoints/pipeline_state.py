@@ -129,11 +129,7 @@ def parameters_of(tensors: Iterable[str]) -> dict[str, str]:
 def saved_state(
     engine: Engine, training: Training, extra: Any, loader: StatefulLoader | None
 ) -> dict[str, Any]:
-    """All that a checkpoint keeps besides tensors; all ranks must call this.
-
-    Raises:
-        BadInput: ``extra`` or the loader's state holds a value that a checkpoint cannot keep.
-    """
+    """All that a checkpoint keeps besides tensors; all ranks must call this."""
     state = merged_states(engine.world.all_gather(training.state()))
 
     def as_json() -> dict[str, Any]:
@@ -168,11 +164,7 @@ def load_state(
 
 
 def chosen_checkpoint(engine: Engine, directory: Path) -> Path:
-    """Return ``directory`` if it is a checkpoint, else its newest undamaged one; all ranks agree.
-
-    Raises:
-        BadInput: there is none, or the given one is damaged.
-    """
+    """Return ``directory`` if it is a checkpoint, else its newest undamaged one; all ranks agree."""
     world = engine.world
 
     def candidates() -> list[str]:

@@ -66,11 +66,7 @@ class PredictionView:
 
     @property
     def graph(self) -> LayerGraph:
-        """The graph without its loss.
-
-        Raises:
-            BadInput: the model cannot predict without its loss.
-        """
+        """The graph without its loss."""
         if self.problem:
             raise BadInput(f"the model cannot predict: {self.problem}")
         return self._graph
@@ -195,10 +191,6 @@ def predict(
     ``found`` takes what the ``stages`` of ``graph`` make. Tensors are on the CPU, with samples in
     the order of the batch. An output without a batch dimension that is computed from samples (such
     as an auxiliary loss) is the mean over the slices, weighted by their numbers of samples.
-
-    Raises:
-        BadInput: an output cannot be assembled from slices of the batch.
-        RunFailed: this rank or another failed.
     """
     world, plan = engine.world, engine.plan
     rows, lengths = next(iter(leaves.values())).shape[0], graph.lengths_of(leaves)

@@ -422,9 +422,6 @@ class GradientBuckets:
 
         Parameters of ``stage``, or of all, to which no micro-batch has given a gradient have none
         then; with ``sums``, if none has on any holder.
-
-        Raises:
-            BadInput: a forward has given a parameter another type, and its gradient other memory.
         """
         for bucket in self.buckets:
             for parameter in bucket.parameters:

@@ -70,11 +70,7 @@ class LossScaler:
         return self.scale * 2.0 ** -round(math.log2(self._terms or samples))
 
     def update(self, overflow: bool, terms: float, step: int) -> None:
-        """Update the scale after step ``step`` with ``terms`` loss terms.
-
-        Raises:
-            LossNotFinite: gradients overflowed at the smallest scale.
-        """
+        """Update the scale after step ``step`` with ``terms`` loss terms."""
         settings = self._settings
         if not overflow:
             self._terms = terms
@@ -108,11 +104,7 @@ class LossScaler:
 def loss_scaling_for(
     autocast: torch.dtype | None, loss_scaling: LossScaling | None
 ) -> LossScaling | None:
-    """The loss scaling of a run with ``autocast``: float16 always has one, other types never.
-
-    Raises:
-        BadInput: the type is not supported, or a loss scaling is given but not needed.
-    """
+    """The loss scaling of a run with ``autocast``: float16 always has one, other types never."""
     if autocast == torch.float16:
         return loss_scaling or LossScaling()
     if autocast not in (None, torch.bfloat16):

@@ -54,9 +54,6 @@ def ensure_fork_server(imports: Sequence[str] = ()) -> None:
     """Start the server that workers are forked from, if it does not run; on Linux only.
 
     ``imports`` are modules that it imports too; they must start no threads and use no devices.
-
-    Raises:
-        BadInput: the path of its socket would be too long.
     """
     if sys.platform != "linux":
         return

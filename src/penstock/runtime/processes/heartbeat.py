@@ -269,12 +269,7 @@ class Heartbeat:
         return Position(self._beat, self.phase, action, what(), peer, meeting, since_s, waited_s)
 
     def check(self) -> None:
-        """Called again and again by a rank that waits.
-
-        Raises:
-            Stalled: a rank has not answered for too long, ranks wait for one another for ever, or
-                the store cannot be reached.
-        """
+        """Called again and again by a rank that waits."""
         now_s = time.perf_counter()
         if self.wait is None or now_s - max(self.wait.since_s, self._looked_s) < LOOK_EVERY_S:
             return

@@ -171,11 +171,7 @@ def launch_workers(
 def with_code(
     function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The call; with the code of what workers cannot import, where ``__main__`` is not a file.
-
-    Raises:
-        BadInput: that needs cloudpickle, which is missing.
-    """
+    """The call; with the code of what workers cannot import, where ``__main__`` is not a file."""
     named = [function, getattr(function, "func", None), *arguments, *map(type, arguments)]
     own = any(getattr(each, "__module__", "") == "__main__" for each in named)
     if not own or hasattr(sys.modules["__main__"], "__file__"):
@@ -313,10 +309,6 @@ def await_workers(workers: Sequence[WorkerProcess]) -> None:
     Workers that train together notice when a signal has stopped one of them. For one that works
     alone nobody waits, so this looks. Looks are counted, not seconds: where this process is stopped
     too, as by Ctrl-Z, none passes.
-
-    Raises:
-        Stalled: a worker has been stopped at every look for `STOPPED_LIMIT_S` seconds.
-        RunFailed: the server that forks the workers has ended.
     """
     stopped, deadline_s = Counter[int](), inf
     every_s = min(LOOK_EVERY_S, STOPPED_LIMIT_S / 4)

@@ -38,9 +38,6 @@ def one_of_several() -> OneOfSeveral:
 def as_torchrun(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables of torchrun from those of srun; an address or port that is given stays.
 
-    Raises:
-        BadInput: a variable that srun sets is missing.
-
     >>> step = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
     >>> step |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
     >>> step |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "40123"}

@@ -157,9 +157,6 @@ def meet(address: str, port: str, timeout: timedelta) -> tuple[Any, int, int]:
 
     Under torchrun its agent serves the store. Otherwise rank 0 does, on the interface that has
     ``address``, or on all interfaces if none has (it belongs to a service that forwards).
-
-    Raises:
-        RunFailed: an agent's store cannot be reached, though it was there before the ranks.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
@@ -181,10 +178,6 @@ def serve_store(address: str, port: int = 0) -> dist.TCPStore:  # pyright: ignor
     """A store that this process serves, on the interface with ``address`` only.
 
     Port 0: the kernel chooses one. Torch's own socket would listen on all interfaces.
-
-    Raises:
-        OSError: the port is taken, or no interface of this machine has the address.
-        RunFailed: nothing can be reached at the address, because the network is down.
     """
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     listening = socket.create_server(place[:2], family=family)
@@ -248,10 +241,6 @@ def name_of_start(store: RunStore, rank: int, limit_s: float) -> str:
 
     The rank draws a number, and takes the name that rank 0 writes as the answer to it. So it takes
     none that an earlier rank 0 has written.
-
-    Raises:
-        Stalled: rank 0 has not answered within ``limit_s`` seconds.
-        RunFailed: the store has ended.
     """
     own = secrets.token_hex(8)
     store.set(key_of("drawn", rank), own)

@@ -93,11 +93,7 @@ class World:
 
     @property
     def control(self) -> dist.ProcessGroup | None:
-        """A Gloo group of all ranks; ``None``: this process is alone.
-
-        Raises:
-            RunFailed: this process has left.
-        """
+        """A Gloo group of all ranks; ``None``: this process is alone."""
         if self.size > 1 and not self.groups:
             raise RunFailed("the pipeline was closed, and cannot do this; do it before close()")
         return self.groups[0] if self.groups else None
@@ -108,12 +104,7 @@ class World:
         return len(set(self.hosts)) == 1
 
     def take_device(self, asked: torch.device | str | None) -> None:
-        """Take the device of this rank (see `own_device`), and agree with all ranks on the backend.
-
-        Raises:
-            BadInput: a rank has not the device that was asked for, or the ranks have devices
-                between which nothing can be sent.
-        """
+        """Take the device of this rank (see `own_device`), and agree with all ranks on the backend."""
         host = socket.gethostname()
 
         def taken() -> torch.device:
@@ -166,13 +157,7 @@ class World:
         return ""
 
     def all_gather(self, value: T, *types: type) -> list[T]:
-        """The values of all ranks, by rank, on every rank.
-
-        Raises:
-            BadInput: a rank's value cannot be sent.
-            Stalled: a rank does not answer, or waits elsewhere for this one.
-            RunFailed: a rank has ended.
-        """
+        """The values of all ranks, by rank, on every rank."""
         if self.control is None:
             return [value]
         try:
@@ -258,12 +243,7 @@ class World:
         finish_sent(0, 0)
 
     def all_succeed(self, make: Callable[[], T], *refusals: type[Exception]) -> T:
-        """The result of ``make`` on this rank; if it raises on one rank, all ranks raise.
-
-        Raises:
-            BadInput: the error of the first rank that raised (or another of ``refusals``).
-            RunFailed: another rank raised an error of any other class.
-        """
+        """The result of ``make`` on this rank; if it raises on one rank, all ranks raise."""
         kinds = refusals or (BadInput,)
         made, kind, problem = None, 0, ""
         try:
@@ -401,9 +381,6 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
 
     The default process group is created unless the caller has done so. ``device`` is as for
     `own_device`.
-
-    Raises:
-        BadInput: torchrun's environment variables are incomplete; or see `World.take_device`.
     """
     HEARTBEAT.limit_s, HEARTBEAT.phase = timeout_s, "builds the pipeline"
     if dist.is_initialized():
@@ -508,10 +485,6 @@ def await_work(
 
     ``peer`` is the rank on which it depends (-1: several). It may take longer than the limit of
     ``world`` if it moves many bytes.
-
-    Raises:
-        Stalled: it did not end in time.
-        RunFailed: another rank has ended.
     """
     assert work is not None
     HEARTBEAT.wait = CurrentWait(lambda: what, peer, "", time.perf_counter())

@@ -34,11 +34,7 @@ def graph_of(
     batch: Batch,
     loss: Loss | None,
 ) -> LayerGraph:
-    """Capture ``model``; a model that is already captured is returned as it is.
-
-    Raises:
-        BadInput: it is captured, and a loss is given.
-    """
+    """Capture ``model``; a model that is already captured is returned as it is."""
     if isinstance(model, nn.Module):
         return capture_model(model, batch, loss=loss)
     if loss is not None:
@@ -158,9 +154,6 @@ def build_stages(
     """Build this rank's stages with their tensors on this rank's device; all ranks must call this.
 
     Values are read from ``weights``, or initialised if the model is on meta, or else kept.
-
-    Raises:
-        BadInput: the weights do not fit the model, or some rank cannot initialise a tensor.
     """
 
     def own_stages() -> dict[int, StageProgram]:
@@ -249,9 +242,6 @@ def module_for(
 
     ``name`` is a submodule, parameter or buffer of the model. ``holders[tensor]`` are the ranks
     that hold a parameter or buffer, by its first name.
-
-    Raises:
-        BadInput: the name is unknown, has no parameters or buffers, or is on other ranks.
     """
     first = graph.tied_names.get(name, name)
     below = f"{first}."

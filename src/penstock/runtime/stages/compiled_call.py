@@ -279,9 +279,6 @@ class StageCompiler:
 
     ``graphs`` is the number of graphs that torch has compiled for them; modules that are alike
     share one.
-
-    Raises:
-        BadInput: there is no C++ compiler.
     """
 
     def __init__(self, device: torch.device) -> None:

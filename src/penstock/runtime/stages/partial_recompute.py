@@ -39,11 +39,7 @@ class RecomputeRun:
 def recompute_run(
     graph: LayerGraph, layers: range, program: StageProgram, *, recomputed: bool
 ) -> RecomputeRun:
-    """The part ``layers`` of the stage ``program``, with the user's own parameters and buffers.
-
-    Raises:
-        BadInput: it reads something of the batch that the whole stage does not.
-    """
+    """The part ``layers`` of the stage ``program``, with the user's own parameters and buffers."""
     part = graph.stage(layers)
     if not set(part.batch_inputs) <= set(program.batch_inputs):
         raise BadInput(

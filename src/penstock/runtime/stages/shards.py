@@ -46,10 +46,6 @@ class Shards:
         All ranks of the group must call this. ``names`` gives the parameter to which a tensor (such
         as a state of the optimizer) belongs, where it is not called like it. Tensors that are no
         part of it, such as a count of steps, are kept.
-
-        Raises:
-            Stalled: a rank of the group did not take part in time.
-            RunFailed: a rank of the group has ended.
         """
         found = dict(tensors)
         if self.group is None:

@@ -267,11 +267,7 @@ MESHES = count()
 
 
 class TensorShards(Shards):
-    """The shards of a tensor group (one rank: no tensor parallelism here).
-
-    Raises:
-        BadInput: the table does not fit the model, or tied parameters would be divided.
-    """
+    """The shards of a tensor group (one rank: no tensor parallelism here)."""
 
     def __init__(self, graph: LayerGraph, plan: Plan, world: World) -> None:
         device = plan.device_of(world.rank)
@@ -292,11 +288,7 @@ class TensorShards(Shards):
             self._mesh = DeviceMesh.from_group(self.group, kind, mesh_dim_names=(name,))
 
     def divide(self, programs: Mapping[int, StageProgram]) -> None:
-        """Give all ranks of the group the values of its first, then keep this rank's shards.
-
-        Raises:
-            BadInput: a stage cannot be divided, or a size is no multiple of the group's.
-        """
+        """Give all ranks of the group the values of its first, then keep this rank's shards."""
         if self.group is None:
             return
         done: set[int] = set()
@@ -348,9 +340,6 @@ class TensorShards(Shards):
         """Run a stage forward and backward on one sample, to see that every operator can.
 
         All ranks of the group must call this. Gradients are changed; the model's state is not.
-
-        Raises:
-            BadInput: an operator cannot run on shards.
         """
         own = [leaves[index][:1].to(self.world.device) for index in program.batch_inputs]
         received = [

@@ -34,9 +34,6 @@ class EndOfPipeline(ModuleRunner):
 
     ``add_up`` sums a tensor over the stage's replicas in place. All other arguments are those of
     `ModuleRunner`.
-
-    Raises:
-        BadInput: a part reads something of the batch that the whole stage does not.
     """
 
     def __init__(

@@ -116,11 +116,7 @@ class Meetings:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any] | None) -> None:
-        """Restore them; without an outer step's, this begins with the weights as they are now.
-
-        Raises:
-            BadInput: these are not the same in all pipelines.
-        """
+        """Restore them; without an outer step's, this begins with the weights as they are now."""
         # Another number of pipelines goes on from the weights of the first.
         alike = state is not None and state["pipelines"] == len(self._engine.pipelines)
         self.met = not alike or state is None or bool(state["met"])

@@ -67,11 +67,7 @@ def check_steps(stepped: Optimizer | LRScheduler, *given: float) -> None:
 
 
 def made_of(make: MakeOptimizer, parameters: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
-    """The optimizer of these parameters; ``make`` gets their names if its argument is ``named``.
-
-    Raises:
-        BadInput: it takes gradients from the backward by hooks.
-    """
+    """The optimizer of these parameters; ``make`` gets their names if its argument is ``named``."""
     try:
         takes_names = next(iter(signature(make).parameters), "") == "named"
     except ValueError:  # a function of C++ without a signature
@@ -99,11 +95,7 @@ class Stepper:
 
     @classmethod
     def of(cls, optimizer: Optimizer, make: MakeSchedule | None) -> "Stepper":
-        """An optimizer with the schedule that is made for it.
-
-        Raises:
-            BadInput: one needs more arguments in ``step`` than it gets.
-        """
+        """An optimizer with the schedule that is made for it."""
         check_steps(optimizer)
         schedule = make(optimizer) if make is not None else None
         if schedule is None:
@@ -192,9 +184,6 @@ class Training:
         """Clip, update the weights and then the learning rate; all skipped after an overflow.
 
         ``buckets`` hold the gradients, summed and multiplied by ``seed``.
-
-        Raises:
-            LossNotFinite: the loss is not finite, or a gradient that no loss scale can repair.
         """
         update = self.judge(totals, self.learning_rate)
         if not update.skipped:
@@ -211,9 +200,6 @@ class Training:
         """Count a step at a learning rate, and decide from its numbers whether to take it.
 
         Changes no weights.
-
-        Raises:
-            LossNotFinite: as `update`.
         """
         scaler = self.scaler
         totals.check_finite(self.steps + 1, rate, loss_scaled=scaler is not None)
@@ -305,9 +291,6 @@ class Training:
 
         The optimizer's state of a parameter that is frozen rests until it is trained again. Its
         group has the settings of today.
-
-        Raises:
-            BadInput: the optimizer has another number of groups.
         """
         if before.averages is not None:
             self.averages = {}
@@ -359,9 +342,6 @@ def flushed_step(
 
     ``before_update`` is called when gradients are summed but neither divided nor used. It gets the
     totals and the factor on the loss.
-
-    Raises:
-        LossPathChanged: the loss took another path than recorded; everything is as before.
     """
     sizes = [leaves[0].shape[0] for leaves in batches]
     samples = sum(sizes)

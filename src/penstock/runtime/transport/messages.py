@@ -107,11 +107,7 @@ class RankMessages:
 
 
 def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[BoundaryTensors, ...]:
-    """The tensors sent between stages; each tensor goes once to every stage that reads it.
-
-    Raises:
-        BadInput: a tensor that is computed from all samples would be sent between replicas.
-    """
+    """The tensors sent between stages; each tensor goes once to every stage that reads it."""
     crossing: dict[tuple[int, int], list[TensorSpec]] = {}
     for spec, producer_layer, consumer_layers in graph.crossings:
         producer = plan.stage_of_layer(producer_layer)

@@ -152,10 +152,6 @@ def open_transport(
 
     ``outgoing_by_rank[rank]`` are the messages that a rank sends in a full iteration. Returns
     ``None`` if there is only one rank.
-
-    Raises:
-        BadInput: shared memory is requested but not possible, or ranks that share a GPU are not to
-            use it; or one process is to hold all stages, and there are several.
     """
     if world.size == 1:
         return None

@@ -9,9 +9,10 @@ Finds the means that a user's loss is made of, with their numbers of terms, whil
     loss = cross_entropy(a, words) + 0.1 * cross_entropy(b, next)        two means
     loss = (errors * mask).sum() / mask.sum()                            one mean
     loss = mse_loss(output, target)                                      none: rows count
+    loss = ctc_loss(output, words, reduction="sum")                      none: all of it counts
 
 Gradient accumulation over micro-batches weights each mean by its own number of terms, and the rest
-of the loss by rows.
+of the loss by rows, unless it is one sum.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,6 @@ from penstock.capture.record.recording import tensors_in
 from penstock.capture.restored import kept_attributes, kept_buffers
 from penstock.capture.torch_calls import TorchCalls, backward_seen
 from penstock.capture.user_lines import line_in_words, line_of_user
-from penstock.errors import BadInput
 from penstock.runtime.verify.cause import cause_of
 from penstock.runtime.verify.without_dropout import WithoutDropout
 from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, write_count
@@ -59,7 +59,7 @@ DIVISIONS = frozenset(
 class MeasuredLoss:
     """The loss of ``rows`` samples: its means, their numbers of terms and their factors in it.
 
-    ``alone``: the loss is a single mean and nothing else.
+    ``alone``: the loss is a single mean and nothing else. ``adds``: it is a sum over the samples.
     """
 
     loss: torch.Tensor
@@ -68,6 +68,7 @@ class MeasuredLoss:
     counts: tuple[float, ...]
     factors: tuple[float, ...]
     alone: bool
+    adds: bool
 
     @property
     def rest(self) -> float:
@@ -86,6 +87,7 @@ class LossTerms(TorchCalls):
         super().__init__()
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._last: torch.Tensor | None = None
+        self._sum: torch.Tensor | None = None
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
@@ -99,6 +101,8 @@ class LossTerms(TorchCalls):
             # Later changes in place (``loss += ...``) are not part of the mean.
             self._last = result.clone()
             return self._last
+        if kwargs.get("reduction") == "sum":
+            self._sum = result
         return result
 
     def measured(self, loss: torch.Tensor, rows: int) -> MeasuredLoss:
@@ -112,8 +116,8 @@ class LossTerms(TorchCalls):
                 means.append(mean)
                 counts.append(float(count))
                 factors.append(factor)
-        alone = loss is self._last and write_count(loss) == 0
-        return MeasuredLoss(loss, rows, tuple(means), tuple(counts), tuple(factors), alone)
+        alone, adds = (loss is own and write_count(loss) == 0 for own in (self._last, self._sum))
+        return MeasuredLoss(loss, rows, tuple(means), tuple(counts), tuple(factors), alone, adds)
 
 
 def target_weight(
@@ -148,12 +152,7 @@ def call_weight(
     label_smoothing: float = 0.0,
 ) -> torch.Tensor | None:
     """The divisor of a call of ``cross_entropy`` or ``nll_loss``; the parameters are theirs."""
-    if reduction == "sum" or size_average is False:
-        raise BadInput(
-            'the loss is cross entropy with reduction="sum", but micro-batches are combined as '
-            'means; use reduction="mean" and scale the learning rate'
-        )
-    if reduction != "mean" or reduce is False:
+    if reduction != "mean" or size_average is False or reduce is False:
         return None
     with torch.no_grad():
         return target_weight(target, weight, ignore_index)
@@ -195,7 +194,7 @@ def size_of(part: MeasuredLoss) -> tuple[int, tuple[float, ...]]:
 
 def backward_of(part: MeasuredLoss, rows: int, totals: Sequence[float], scale: float) -> float:
     """Run the backward of a part of ``rows`` rows; returns its part of the loss of all."""
-    share = part.rows / rows
+    share = 1.0 if part.adds else part.rows / rows
     roots, seeds = [part.loss], [share]
     value = share * part.rest
     terms = zip(part.means, part.counts, part.factors, totals, strict=True)

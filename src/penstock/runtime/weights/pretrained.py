@@ -55,10 +55,6 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
 
     The directory may contain any name of a tied tensor. It may use names with or without the prefix
     of a base model, and old names that transformers has renamed.
-
-    Raises:
-        BadInput: the directory is incomplete or of another model, or tensors are missing, not part
-            of the model, or of another shape or type.
     """
     weights = weights if isinstance(weights, Weights) else Weights(weights)
     directory, model = Path(weights.directory), graph.model
@@ -98,11 +94,7 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
 
 
 def tensors_in(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the directory, by its name there.
-
-    Raises:
-        BadInput: there are no weights, a file is missing or incomplete, or the index is wrong.
-    """
+    """Every tensor of the directory, by its name there."""
     if (directory / INDEX_FILE).is_file():
         return tensors_of_index(directory)
     if (directory / SINGLE_FILE).is_file():
@@ -159,11 +151,7 @@ def check_architecture(directory: Path, model: nn.Module) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        BadInput: the file cannot be read, or contains no object.
-    """
+    """The object in a JSON file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as cause:
@@ -274,9 +262,6 @@ def read_stage(
     """Fill the tensors of one stage that are in ``sources``, with memory for one more at a time.
 
     Tensors on the meta device are created on ``device``.
-
-    Raises:
-        BadInput: a file cannot be read.
     """
     filled: set[int] = set()
     targets: list[tuple[StoredTensor, torch.Tensor]] = []

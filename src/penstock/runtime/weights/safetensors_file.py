@@ -51,11 +51,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of a file, by name, without reading their values.
-
-    Raises:
-        BadInput: the file is missing, incomplete, or not of this format.
-    """
+    """All tensors of a file, by name, without reading their values."""
     found: dict[str, StoredTensor] = {}
     with opened(path) as file:
         for name in file.offset_keys():
@@ -84,11 +80,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 @torch.no_grad()
 def read_into(targets: Sequence[tuple[StoredTensor, torch.Tensor]]) -> None:
-    """Fill tensors of the same shapes, one after another; their devices and types are kept.
-
-    Raises:
-        BadInput: a file cannot be read, or has become shorter.
-    """
+    """Fill tensors of the same shapes, one after another; their devices and types are kept."""
     for path in dict.fromkeys(stored.file for stored, _ in targets):
         with opened(path) as file:
             for stored, target in targets:
@@ -97,12 +89,7 @@ def read_into(targets: Sequence[tuple[StoredTensor, torch.Tensor]]) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a file, piece by piece: of tensors on a GPU little is in host memory at once.
-
-    Raises:
-        OSError: the file cannot be written.
-        BadInput: the format does not support the type of a tensor.
-    """
+    """Write a file, piece by piece: of tensors on a GPU little is in host memory at once."""
     names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -40,9 +40,6 @@ def zero_bubble(shape: PipelineShape) -> Schedule:
 
     If the shape limits neither memory nor micro-batches in flight, every group may hold what stage
     0 of 1F1B holds: as many micro-batches as there are groups.
-
-    Raises:
-        BadInput: one micro-batch exceeds a group's memory or a stage's limit.
     """
     if not shape.memory_bytes and not shape.in_flight_limit:
         shape = within_micro_batches(shape, shape.groups)

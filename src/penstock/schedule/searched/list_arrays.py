@@ -102,11 +102,7 @@ def keys_of(arrays: ScheduleArrays, hops_s: Numbers, turn_s: float, shift_s: flo
 
 
 def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
-    """The arrays of ``shape``; ``split``: backwards are I and W instead of whole.
-
-    Raises:
-        BadInput: one micro-batch exceeds a group's memory or a stage's limit.
-    """
+    """The arrays of ``shape``; ``split``: backwards are I and W instead of whole."""
     directions = 2 if shape.mirrored else 1
     costs = [shape.cost(stage) for stage in range(shape.stages)] * directions
     group = np.array(

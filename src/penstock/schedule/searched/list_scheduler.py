@@ -38,9 +38,6 @@ def list_schedule(shape: PipelineShape) -> Schedule:
     If the shape limits neither memory nor micro-batches in flight, every group may hold as many
     micro-batches as there are groups, as in 1F1B; or twice as many if that is faster, for example
     with slow transfers.
-
-    Raises:
-        BadInput: one micro-batch exceeds a group's memory or a stage's limit.
     """
     if shape.memory_bytes or shape.in_flight_limit:
         return quickest_list(shape)

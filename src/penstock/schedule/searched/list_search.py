@@ -287,9 +287,6 @@ def quickest_order(
     between the best order and a lower bound (`quick_bound_s`). The search ends when the best
     reaches that bound, or on small pipelines `penstock.schedule.bound.makespan_bound_s`, which
     also considers memory. The result is deterministic.
-
-    Raises:
-        BadInput: one micro-batch exceeds a group's memory or a stage's limit.
     """
     arrays = arrays_of(shape, split=split)
     search = ListSearch(arrays, quick_bound_s(arrays, shape), most_attempts)

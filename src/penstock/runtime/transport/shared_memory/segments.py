@@ -130,10 +130,6 @@ class Segments:
 
         ``advance`` sends this rank's own unsent messages and returns whether some are left. The
         time limit starts again whenever ``progress()`` has changed.
-
-        Raises:
-            Stalled: not ready within the time limit; ``what()`` describes what was waited for.
-            RunFailed: a peer failed or its process ended meanwhile.
         """
         start = time.perf_counter()
         if self._spun_until(ready, peer, advance, start):
@@ -341,11 +337,7 @@ def accept(invitation: Invitation, undo: ExitStack) -> SharedSegment:
 
 
 def open_memory(process: int, handle: int, size_bytes: int) -> mmap.mmap:
-    """Map the anonymous memory that ``process`` (possibly this one) has open as ``handle``.
-
-    Raises:
-        OSError: the system does not allow it.
-    """
+    """Map the anonymous memory that ``process`` (possibly this one) has open as ``handle``."""
     memory = os.open(f"/proc/{process}/fd/{handle}", os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(memory, size_bytes)

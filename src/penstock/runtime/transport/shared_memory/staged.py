@@ -63,11 +63,7 @@ class CopyThread:
         self._thread.start()
 
     def has_work(self) -> bool:
-        """Whether copies are under way or wait for room.
-
-        Raises:
-            RunFailed: a copy has failed.
-        """
+        """Whether copies are under way or wait for room."""
         if self._failure is not None:
             raise RunFailed(f"a message could not be copied: {self._failure}") from self._failure
         with self.changed:
