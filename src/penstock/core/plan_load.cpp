@@ -32,7 +32,7 @@ double PlanLoad::seconds(const Point& point) {
     now_.stages.push_back({group, first, last, {point.cuts[s], point.cuts[s + 1]}});
   }
   cost_stages();
-  carry_tensors();
+  carry_tensors(point.cuts);
   const bool steady = asked_.kind.steady;
   std::vector<Stage>& stages = now_.stages;
   for (int s = point.stages() - 2; s >= 0; --s) {
@@ -97,39 +97,30 @@ void PlanLoad::set_ports(const Stage& stage) {
 }
 
 /// Add the tensors of a micro-batch to engines and ports.
-void PlanLoad::carry_tensors() {
-  std::vector<Stage>& stages = now_.stages;
+void PlanLoad::carry_tensors(const std::vector<int>& cuts) {
   engines_.assign(now_.order.size(), {});
   ports_.assign(costs_.hosts.size(), {});
-  stage_of_layer_.resize(stages.back().run.hi);
-  for (int s = 0; s < static_cast<int>(stages.size()); ++s)
-    std::fill(&stage_of_layer_[stages[s].run.lo],
-              &stage_of_layer_[stages[s].run.lo] + (stages[s].run.hi - stages[s].run.lo), s);
-  int last_tensor = -1, last_stage = -1;
-  for (const Tensor& tensor : costs_.tensors) {
-    const int s = stage_of_layer_[tensor.producer], t = stage_of_layer_[tensor.consumer];
-    if (s == t || (tensor.number == last_tensor && t == last_stage)) continue;
-    last_tensor = tensor.number;
-    last_stage = t;
-    const double down_s = carry(tensor.bytes, stages[s], stages[t]);
-    const double up_s = carry(tensor.gradient_bytes, stages[t], stages[s]);
+  for_sent_tensors(costs_, cuts, stage_of_layer_, [&](int s, int t, const Tensor& tensor) {
+    Stage &from = now_.stages[s], &to = now_.stages[t];
+    const double down_s = carry(tensor.bytes, from, to);
+    const double up_s = carry(tensor.gradient_bytes, to, from);
     if (t == s + 1) {
-      stages[s].down_s += down_s;
-      stages[s].up_s += up_s;
+      from.down_s += down_s;
+      from.up_s += up_s;
     }
-  }
+  });
 }
 
 /// Add one tensor between two stages to the engines and ports; returns its longest message.
 double PlanLoad::carry(Affine bytes, const Stage& from, const Stage& to) {
   double longest_s = 0;
   if (from.group == to.group || (bytes.fixed == 0 && bytes.each == 0)) return longest_s;
-  int i = from.first, j = to.first, left_i = now_.rows[i], left_j = now_.rows[j];
-  while (i < from.last && j < to.last) {
-    const int rows = std::min(left_i, left_j), source = now_.order[i], target = now_.order[j];
+  const Places senders = {from.first, from.last}, receivers = {to.first, to.last};
+  for_shared_rows(now_.rows, senders, receivers, [&](int i, int j, int shared) {
+    const int source = now_.order[i], target = now_.order[j];
     const std::size_t link = costs_.links.of(source, target);
     const double seconds =
-        costs_.links.latency_s[link] + bytes.at(rows) / costs_.links.bytes_per_s[link];
+        costs_.links.latency_s[link] + bytes.at(shared) / costs_.links.bytes_per_s[link];
     engines_[i].sent_s += seconds;
     engines_[j].received_s += seconds;
     if (costs_.links.uses_port[link]) {
@@ -137,11 +128,7 @@ double PlanLoad::carry(Affine bytes, const Stage& from, const Stage& to) {
       ports_[costs_.devices[target].host].received_s += seconds;
     }
     longest_s = std::max(longest_s, seconds);
-    left_i -= rows;
-    left_j -= rows;
-    if (left_i == 0 && ++i < from.last) left_i = now_.rows[i];
-    if (left_j == 0 && ++j < to.last) left_j = now_.rows[j];
-  }
+  });
   return longest_s;
 }
 

@@ -88,7 +88,7 @@ class PlanLoad {
   void cost_stages();
   bool copy_from_kept(int number);
   void set_ports(const Stage& stage);
-  void carry_tensors();
+  void carry_tensors(const std::vector<int>& cuts);
   double carry(Affine bytes, const Stage& from, const Stage& to);
   double busy_s(const Stage& stage) const;
   double busy_with_several_s(int group) const;

@@ -34,13 +34,12 @@ double QuickPlay::seconds(const Point& point, double limit_s) {
 bool QuickPlay::set_costs() {
   const int groups = point_->groups();
   groups_.assign(groups, {});
-  rows_.resize(groups);
+  rows_.resize(point_->order.size());
   group_.resize(point_->stages());
   cost_.resize(point_->stages());
   for (int g = 0; g < groups; ++g) {
     if (width_of(g) > size_) return false;
-    rows_[g].resize(width_of(g));
-    stage_costs_[0].split_rows({&point_->order[point_->starts[g]], rows_[g].size()}, rows_[g], size_);
+    stage_costs_[0].split_rows(devices_of(g), rows_of(g), size_);
   }
   for (int s = 0; s < point_->stages(); ++s) {
     group_[s] = rules.group_of(s, groups);
@@ -63,11 +62,10 @@ const QuickPlay::Cost& QuickPlay::cost_of(int group, Run run) {
   for (const int part : {run.lo, run.hi, size_, kind}) mix(part);
   if (const auto at = known_.find(key); at != known_.end()) return at->second;
   if (known_.size() > kMostCosts) known_.clear();
-  const std::span devices(&point_->order[first], static_cast<std::size_t>(width));
-  Cost cost{stage_costs_[kind].of(devices, rows_[group], run, size_, all_)};
-  for (int i = 0; i < width; ++i) {
-    const double own = (weight_[run.hi] - weight_[run.lo]).at(rows_[group][i]);
-    cost.weight_s = std::max(cost.weight_s, own / costs().devices[devices[i]].speed);
+  Cost cost{stage_costs_[kind].of(devices_of(group), rows_of(group), run, size_, all_)};
+  for (int k = first; k < first + width; ++k) {
+    const double own = (weight_[run.hi] - weight_[run.lo]).at(rows_[k]);
+    cost.weight_s = std::max(cost.weight_s, own / costs().devices[point_->order[k]].speed);
   }
   cost.weight_s = std::min(cost.weight_s, cost.backward_s);
   spent += kCosting + 4 * width;
@@ -107,18 +105,9 @@ double QuickPlay::work_s(int stage) const {
 /// Find the messages between stages.
 void QuickPlay::connect() {
   const int stages = point_->stages();
-  stage_of_layer_.resize(point_->cuts[stages]);
-  for (int s = 0; s < stages; ++s)
-    std::fill(stage_of_layer_.begin() + point_->cuts[s],
-              stage_of_layer_.begin() + point_->cuts[s + 1], s);
   pairs_.clear();
   for (int s = 0; s + 1 < stages; ++s) pairs_.push_back({s, s + 1, true});
-  int last_tensor = -1, last_stage = -1;
-  for (const Tensor& tensor : costs().tensors) {
-    const int s = stage_of_layer_[tensor.producer], t = stage_of_layer_[tensor.consumer];
-    if (s == t || (tensor.number == last_tensor && t == last_stage)) continue;
-    last_tensor = tensor.number;
-    last_stage = t;
+  for_sent_tensors(costs(), point_->cuts, stage_of_layer_, [&](int s, int t, const Tensor& tensor) {
     auto pair = pairs_.begin() + s;
     if (t != s + 1) {
       pair = std::find_if(pairs_.begin() + stages - 1, pairs_.end(),
@@ -133,7 +122,7 @@ void QuickPlay::connect() {
     };
     add(0, tensor.bytes);
     add(1, tensor.gradient_bytes);
-  }
+  });
   messages_.clear();
   out_.assign(stages, {});
   in_.assign(stages, {});
@@ -147,20 +136,17 @@ void QuickPlay::connect() {
 /// Add the messages of two stages, forward (0) or back (1): the rows that two devices share.
 void QuickPlay::add_messages(Pair& pair, int way) {
   const int from = way ? pair.to : pair.from, to = way ? pair.from : pair.to;
-  const int a = group_[from], b = group_[to];
   const int first = static_cast<int>(messages_.size());
   pair.messages[way] = {first, first};
-  if (a == b || pair.tensors[way] == 0) return;
+  if (group_[from] == group_[to] || pair.tensors[way] == 0) return;
   const Links& links = costs().links;
   const int places = static_cast<int>(point_->order.size());
   const int hosts = static_cast<int>(costs().hosts.size());
-  int i = point_->starts[a], j = point_->starts[b];
-  int left_i = rows_[a][0], left_j = rows_[b][0];
-  while (i < point_->starts[a + 1] && j < point_->starts[b + 1]) {
-    const int rows = std::min(left_i, left_j);
+  const Places senders = places_of(group_[from]), receivers = places_of(group_[to]);
+  for_shared_rows(rows_, senders, receivers, [&](int i, int j, int shared) {
     const std::size_t link = links.of(point_->order[i], point_->order[j]);
     const double seconds = pair.tensors[way] * links.latency_s[link] +
-                           pair.bytes[way].at(rows) / links.bytes_per_s[link];
+                           pair.bytes[way].at(shared) / links.bytes_per_s[link];
     const int here = host_at(i), there = host_at(j);
     const HostRules& host = costs().hosts[there];
     std::array<int, 4> uses = {i, host.half_duplex ? j : places + j, -1, -1};
@@ -172,11 +158,7 @@ void QuickPlay::add_messages(Pair& pair, int way) {
     }
     messages_.push_back({to, way == 0, seconds, uses});
     pair.seconds[way] = std::max(pair.seconds[way], seconds);
-    left_i -= rows;
-    left_j -= rows;
-    if (left_i == 0 && ++i < point_->starts[a + 1]) left_i = rows_[a][i - point_->starts[a]];
-    if (left_j == 0 && ++j < point_->starts[b + 1]) left_j = rows_[b][j - point_->starts[b]];
-  }
+  });
   pair.messages[way].second = static_cast<int>(messages_.size());
 }
 

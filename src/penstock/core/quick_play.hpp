@@ -86,6 +86,13 @@ class QuickPlay {
   const SearchCosts& costs() const { return *costs_[0]; }
   int host_at(int place) const { return costs().devices[point_->order[place]].host; }
   int width_of(int group) const { return point_->starts[group + 1] - point_->starts[group]; }
+  Places places_of(int group) const { return {point_->starts[group], point_->starts[group + 1]}; }
+  std::span<const int> devices_of(int group) const {
+    return std::span(point_->order).subspan(point_->starts[group], width_of(group));
+  }
+  std::span<int> rows_of(int group) {
+    return std::span(rows_).subspan(point_->starts[group], width_of(group));
+  }
   bool recomputes(int group) const { return point_->recompute[group] == kStage; }
   double bytes_kept(int stage) const {
     return recomputes(group_[stage]) ? cost_[stage].inputs : cost_[stage].saved;
@@ -125,9 +132,8 @@ class QuickPlay {
   // The point.
   const Point* point_ = nullptr;
   int size_ = 1, all_ = 1, count_ = 1;  // micro-batch; micro-batches; those that are simulated
-  std::vector<int> group_, depth_, stage_of_layer_;
+  std::vector<int> group_, depth_, stage_of_layer_, rows_;
   std::vector<Cost> cost_;
-  std::vector<std::vector<int>> rows_;
   std::vector<Pair> pairs_;
   std::vector<Message> messages_;
   std::vector<std::vector<int>> out_, in_;  // pairs of each stage

@@ -87,7 +87,7 @@ void StageCosts::set_depths(StageCost& cost, std::span<const int> devices,
                             std::span<const int> rows, Run run, int micro_batches) const {
   const RunCosts& runs = costs_.runs;
   const auto at_most = [](int depth, double most) {
-    return most < depth ? static_cast<int>(most) : depth;
+    return most < depth ? std::max(0, static_cast<int>(most)) : depth;
   };
   cost.kept = cost.leaner = micro_batches;
   cost.held = runs.held(run, group_.replicas);

@@ -2,6 +2,7 @@
 // memory, and when gradients are summed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -46,6 +47,43 @@ struct SearchCosts {
   std::vector<HostRules> hosts;
   Links links;
 };
+
+/// Call `each(s, t, tensor)` for every tensor that stage s sends a later stage t: once, however many
+/// of its layers read it. `stage_of_layer` is overwritten.
+template <class Each>
+void for_sent_tensors(const SearchCosts& costs, const std::vector<int>& cuts,
+                      std::vector<int>& stage_of_layer, Each each) {
+  stage_of_layer.resize(cuts.back());
+  for (int s = 0; s + 1 < static_cast<int>(cuts.size()); ++s)
+    std::fill(stage_of_layer.begin() + cuts[s], stage_of_layer.begin() + cuts[s + 1], s);
+  int last_tensor = -1, last_stage = -1;
+  for (const Tensor& tensor : costs.tensors) {
+    const int s = stage_of_layer[tensor.producer], t = stage_of_layer[tensor.consumer];
+    if (s == t || (tensor.number == last_tensor && t == last_stage)) continue;
+    last_tensor = tensor.number;
+    last_stage = t;
+    each(s, t, tensor);
+  }
+}
+
+/// Places of a group in an order of devices: first .. last - 1.
+struct Places {
+  int first, last;
+};
+
+/// Call `each(i, j, shared)` for all places i and j that have rows of a micro-batch in common.
+template <class Each>
+void for_shared_rows(const std::vector<int>& rows, Places from, Places to, Each each) {
+  int i = from.first, j = to.first, left_i = rows[i], left_j = rows[j];
+  while (i < from.last && j < to.last) {
+    const int shared = std::min(left_i, left_j);
+    each(i, j, shared);
+    left_i -= shared;
+    left_j -= shared;
+    if (left_i == 0 && ++i < from.last) left_i = rows[i];
+    if (left_j == 0 && ++j < to.last) left_j = rows[j];
+  }
+}
 
 /// Seconds of a stage for a micro-batch, and of its all-reduce; its memory.
 ///
