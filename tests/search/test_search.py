@@ -14,7 +14,7 @@ from penstock.planning.planning_problem import schedules_named
 from penstock.profile.find import find_profile
 from penstock.search.arms import arms_of
 from penstock.search.judge import Judge
-from penstock.search.search import BUDGET, Search, search_steps
+from penstock.search.search import BUDGET, ArmSearch, search_steps
 from penstock.simulate.score import make_score
 
 BEHIND_A_PLANNER = 0.002
@@ -101,7 +101,7 @@ def test_the_budget_is_counted_in_simulated_actions() -> None:
     spent: list[float] = []
     for _ in range(2):
         judge = Judge(problem, make_score(problem))
-        search = Search(problem, judge, arms_of(problem, problem.schedules), BUDGET, BUDGET)
+        search = ArmSearch(problem, judge, arms_of(problem, problem.schedules), BUDGET, BUDGET)
         for _ in search.first_plans():
             pass
         for _ in search.pulls(0.0, 3):

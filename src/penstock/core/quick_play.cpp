@@ -399,21 +399,39 @@ void QuickPlay::end_action(int g, double now_s) {
     return;
   }
   const int m = done.backwards++;
+  // The gradients of weights are summed later if they are computed later.
+  const double blocked_s = m + 1 == count_ && !rules.split ? this->blocked_s(s, now_s) : 0;
   for (const int k : in_[s])
-    if (pairs_[k].returns) send(pairs_[k], m, 1, now_s);
+    if (pairs_[k].returns) send(pairs_[k], m, 1, now_s, blocked_s);
   if (s == 0) drained_s_.push_back(now_s);
 }
 
-/// Offer what one stage sends another.
-void QuickPlay::send(const Pair& pair, int micro_batch, int way, double now_s) {
+/// How long a bucket that began during the last backward keeps gradients from being sent.
+double QuickPlay::blocked_s(int stage, double now_s) const {
+  const Cost& cost = cost_[stage];
+  double start_s = now_s - cost.early_s;
+  for (const int k : in_[stage]) {
+    const auto [first, end] = pairs_[k].messages[1];
+    for (int number = first; number < end; ++number) {
+      const Message& message = messages_[number];
+      if (message.offered > message.sent) return 0;  // messages go before buckets
+      start_s = std::max(start_s, message.ended_s);
+    }
+  }
+  return start_s < now_s ? start_s + cost.early_s - now_s + cost.blocked_s : 0;
+}
+
+/// Offer what one stage sends another. Its engines, if it uses some, are blocked for a while.
+void QuickPlay::send(const Pair& pair, int micro_batch, int way, double now_s, double blocked_s) {
   const auto [first, end] = pair.messages[way];
   if (first == end) return arrive(way ? pair.from : pair.to, micro_batch, way == 0, now_s);
   for (int number = first; number < end; ++number) {
     Message& message = messages_[number];
-    message.ready_s[message.offered++] = now_s;
+    const double from_s = now_s + (message.uses[0] >= 0 ? blocked_s : 0);
+    message.ready_s[message.offered++] = from_s;
     if (message.offered - message.sent > 1) continue;
     if (can_start(message))
-      start_message(number, now_s);
+      start_message(number, from_s);
     else
       waiting_.push_back(number);
   }
@@ -435,6 +453,7 @@ void QuickPlay::end_message(int number, double now_s) {
   for (const int one : message.uses)
     if (one >= 0) busy_[one] = 0;
   const int m = message.sent++;
+  message.ended_s = now_s;
   if (message.offered > message.sent) waiting_.push_back(number);
   while (true) {
     int chosen = -1;

@@ -67,6 +67,7 @@ class QuickPlay {
     double seconds;
     std::array<int, 4> uses;  // engines and ports that it occupies, or -1
     int sent = 0, offered = 0;
+    double ended_s = 0;
     std::vector<double> ready_s = {};  // when each micro-batch could be sent
   };
   enum Action { kForward, kBackward, kWeight, kNothing };
@@ -115,7 +116,8 @@ class QuickPlay {
   std::pair<Action, int> next_of(int group, double now_s, double& soonest_s) const;
   bool is_ready(bool forward, int stage, double now_s, double& soonest_s) const;
   void end_action(int group, double now_s);
-  void send(const Pair& pair, int micro_batch, int way, double now_s);
+  void send(const Pair& pair, int micro_batch, int way, double now_s, double blocked_s = 0);
+  double blocked_s(int stage, double now_s) const;
   bool can_start(const Message& message) const;
   void start_message(int number, double now_s);
   void end_message(int number, double now_s);

@@ -5,6 +5,8 @@
 
 namespace penstock {
 
+constexpr double kRounding = 1e-9;
+
 StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run run, int size,
                          int micro_batches) {
   const RunCosts& runs = costs_.runs;
@@ -14,8 +16,8 @@ StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run 
                  .backward_s = runs.backward_s(group_, run),
                  .after_s = runs.step_s(group_, run)};
   if (devices.size() > 1 && !runs.gathers) {
-    cost.after_s += after_backward_s(run, cost.backward_s);
     cost.reduced_s = buckets_s(runs.parameter_bytes[run]);
+    add_buckets(cost, run);
   }
   set_depths(cost, devices, rows, run, micro_batches);
   return cost;
@@ -168,11 +170,11 @@ double StageCosts::buckets_s(double bytes) const {
   return count > 0 ? count * group_.all_reduce_s(bytes / count) : 0;
 }
 
-/// Seconds from the end of a stage's last backward to the end of its buckets.
+/// Add the seconds from the end of a stage's last backward to the end of its buckets.
 ///
 /// A bucket waits for the replica that is slowest in the layers down to it. Parameters that layers
 /// share are complete at the end of the backward.
-double StageCosts::after_backward_s(Run run, double backward_s) const {
+void StageCosts::add_buckets(StageCost& cost, Run run) const {
   const RunCosts& runs = costs_.runs;
   const double bucket_bytes = runs.rules.bucket_bytes;
   const auto slowest_s = [&](int from) {
@@ -186,7 +188,7 @@ double StageCosts::after_backward_s(Run run, double backward_s) const {
     }
     return most_s;
   };
-  double waiting = 0, shared = runs.parameter_bytes[run], free_s = -backward_s;
+  double waiting = 0, shared = runs.parameter_bytes[run], free_s = -cost.backward_s;
   int lowest = run.lo;
   for (int layer = run.hi - 1; layer >= run.lo; --layer) {
     if (costs_.parameter_bytes[layer] > 0) {
@@ -197,13 +199,20 @@ double StageCosts::after_backward_s(Run run, double backward_s) const {
     if (waiting >= bucket_bytes || (layer == run.lo && waiting > 0)) {
       const int at = waiting >= bucket_bytes ? layer : lowest;
       const double norms_s = runs.norms_s(group_, {at, run.hi}, false) * group_.crowding;
-      const double done_s = slowest_s(at) - backward_s + norms_s;
-      free_s = std::max(free_s, done_s) + buckets_s(waiting);
+      const double done_s = slowest_s(at) - cost.backward_s + norms_s;
+      const double start_s = std::max(free_s, done_s);
+      free_s = start_s + buckets_s(waiting);
+      if (start_s < -kRounding * cost.backward_s) {
+        const double each_s = buckets_s(waiting) / std::ceil(waiting / bucket_bytes);
+        cost.early_s = -start_s;
+        cost.blocked_s = std::min(free_s, start_s + each_s * std::ceil(-start_s / each_s));
+        cost.blocked_s = std::max(0.0, cost.blocked_s);
+      }
       waiting = 0;
     }
   }
   if (std::ceil(shared / bucket_bytes) > 0) free_s = std::max(free_s, 0.0) + buckets_s(shared);
-  return std::max(0.0, free_s);
+  cost.after_s += std::max(0.0, free_s);
 }
 
 }  // namespace penstock

@@ -92,6 +92,9 @@ struct StageCost {
   double forward_s = 0, backward_s = 0;  // of the slowest replica
   double after_s = 0;    // after the last backward: the rest of the all-reduce, the step
   double reduced_s = 0;  // in which the all-reduce occupies engines
+  // The last bucket that is complete before the last backward ends: how long before, and how long
+  // after that it occupies engines.
+  double early_s = 0, blocked_s = 0;
   double held = 0, workspace = 0;  // all the time, and while it computes
   double saved = 0, inputs = 0;    // of each micro-batch, without recompute and with it
   double memory = kInfinity;
@@ -117,7 +120,7 @@ class StageCosts {
   void set_group(std::span<const int> devices, std::span<const int> rows);
   void set_reduce_costs(std::span<const int> devices);
   double buckets_s(double bytes) const;
-  double after_backward_s(Run run, double backward_s) const;
+  void add_buckets(StageCost& cost, Run run) const;
 
   const SearchCosts& costs_;
   Group group_{};

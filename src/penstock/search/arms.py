@@ -44,7 +44,7 @@ STALE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ArmPoint:
     """A point of a pool: its seconds, by the exact simulation or by the quick one."""
 
     seconds: float
@@ -62,8 +62,8 @@ class Arm:
     rounds: int
     split: bool
     schedules: tuple[str, ...]
-    pool: list[Kept] = field(default_factory=list[Kept])
-    best: Kept | None = None
+    pool: list[ArmPoint] = field(default_factory=list[ArmPoint])
+    best: ArmPoint | None = None
     best_plan: Plan | None = None
     lead: str = ""
     pulls: int = 0
@@ -126,7 +126,7 @@ class Arm:
         mine = self.style, self.rounds, self.split, self.depths
         return mine == (other.style, other.rounds, other.split, other.depths)
 
-    def estimate_s(self, one: Kept) -> float:
+    def estimate_s(self, one: ArmPoint) -> float:
         """Return exact seconds, or what they are if the quick simulation errs as little as ever."""
         if one.is_exact or len(self.ratios) < FEW:
             return one.seconds
@@ -140,11 +140,11 @@ class Arm:
     def add(self, found: Found) -> None:
         """Add a point to the pool, which keeps the best that differ in groups or size."""
         if found.seconds < inf:
-            self.put(Kept(found.seconds, found.point, tuple(found.depths)))
+            self.put(ArmPoint(found.seconds, found.point, tuple(found.depths)))
 
-    def put(self, one: Kept) -> None:
+    def put(self, one: ArmPoint) -> None:
         """Add a point with its seconds."""
-        best: dict[object, Kept] = {}
+        best: dict[object, ArmPoint] = {}
         for other in (*self.pool, one):
             key = other.point.size, tuple(other.point.starts)
             if key not in best or self.estimate_s(other) < self.estimate_s(best[key]):

@@ -18,7 +18,7 @@ from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.plan.schedule_costs import priced
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.planners.variants import cheap_plans, every_plan_of
-from penstock.search.arms import POOL, Arm, Kept, arms_of
+from penstock.search.arms import POOL, Arm, ArmPoint, arms_of
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.judge import Judge, SearchStep, actions_of
 from penstock.search.points import costs_with, plan_of, point_of
@@ -65,7 +65,7 @@ and of making a plan."""
 
 
 @dataclass
-class Search:
+class ArmSearch:
     """A search with its arms and what is left of its budget."""
 
     problem: PlanningProblem
@@ -144,7 +144,7 @@ class Search:
         self.charge(taker)
         is_near = giver.best_s <= (1 + POLISHED) * self.judge.best_s
         if is_near and (taker.style, taker.rounds) == (giver.style, giver.rounds):
-            kept = Kept(found.seconds, found.point, tuple(found.depths))
+            kept = ArmPoint(found.seconds, found.point, tuple(found.depths))
             self.simulate(taker, kept, taker.schedules)
 
     def judge_pool(self, arm: Arm) -> None:
@@ -156,7 +156,7 @@ class Search:
             arm.pool.remove(one)
             self.simulate(arm, one)
 
-    def simulate(self, arm: Arm, one: Kept, names: tuple[str, ...] = ()) -> float:
+    def simulate(self, arm: Arm, one: ArmPoint, names: tuple[str, ...] = ()) -> float:
         """Simulate a point under the schedule that led, or at first under all; its seconds."""
         best_s = inf
         for name in names or ((arm.lead,) if arm.lead else arm.schedules):
@@ -182,7 +182,7 @@ class Search:
             )  # fmt: skip
             seconds = arm.play.seconds(other, inf)
             if seconds < inf:
-                arm.put(Kept(seconds, other, tuple(arm.play.depths)))
+                arm.put(ArmPoint(seconds, other, tuple(arm.play.depths)))
 
     def exact_s(self, plan: Plan) -> float:
         """Simulate a plan exactly, for its actions."""
@@ -204,7 +204,7 @@ class Search:
             if keep_groups:
                 found = [one for one in found if groups_of(one.point) == groups_of(here.point)]
             for one in found[: 2 if arm.is_searched else EXACT]:
-                plan_s = self.simulate(arm, Kept(one.seconds, one.point, tuple(one.depths)))
+                plan_s = self.simulate(arm, ArmPoint(one.seconds, one.point, tuple(one.depths)))
                 if plan_s < here.seconds or self.left < 0:
                     break
 
@@ -262,7 +262,7 @@ class Search:
             if point is not None:
                 seconds = arm.play.seconds(point, inf)
                 if seconds < inf:
-                    self.simulate(arm, Kept(seconds, point, tuple(arm.play.depths)))
+                    self.simulate(arm, ArmPoint(seconds, point, tuple(arm.play.depths)))
 
     def pulls(self, bound_s: float, idle: float) -> Iterator[SearchStep]:
         """Pull arms until the budget is spent, the bound is near or nothing has improved."""
@@ -359,7 +359,7 @@ def search_steps(
     The last step has no plan where nothing fits.
     """
     judge = Judge(problem, score)
-    search = Search(problem, judge, arms_of(problem, problem.schedules), BUDGET * effort)
+    search = ArmSearch(problem, judge, arms_of(problem, problem.schedules), BUDGET * effort)
     search.left = search.budget
     yield from search.first_plans()
     bound_s = lower_bound_s(problem)
@@ -379,7 +379,7 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
     """Return the best plan found under ``schedule`` on the sets of devices of ``plan``, if any."""
     groups = set(plan.device_groups)
     judge = Judge(problem.under((schedule,)), score)
-    search = Search(judge.problem, judge, arms_of(judge.problem, (schedule,)), BUDGET / 10)
+    search = ArmSearch(judge.problem, judge, arms_of(judge.problem, (schedule,)), BUDGET / 10)
     search.left = search.budget
     for arm in search.arms:
         starts = [0, *accumulate(map(len, plan.device_groups))]
