@@ -32,6 +32,7 @@ def test_plans_are_made_played_compared_and_drawn(tmp_path: Path) -> None:
         ["simulate", "plan.json", "--picture", "timeline.html", "--quiet"],
         ["compare", *problem, "--planners", "single-device,gpipe", "--picture", "c.html"],
         ["list"],
+        ["--help"],
     ]
     lines = run_without_torch(tmp_path, commands)
     assert lines == [f"{arguments[0]}: 0" for arguments in commands]

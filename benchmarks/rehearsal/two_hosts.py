@@ -62,7 +62,7 @@ def page(folder: Path, found: Rehearsal, trained_s: float) -> str:
     panels = [
         TimelinePanel(gantt_rows(timeline, ()), f"{title}: {seconds_text(seconds)}", note)
         for title, seconds, note, timeline in (
-            ("Predicted", found.simulated_s, "by the simulator", found.simulated_timeline),
+            ("Predicted", found.simulated_s, "by the simulator", found.prediction.timeline),
             ("Rehearsed", found.rehearsed_s, "waiting, over the kernel's link", found.timeline),
             ("Trained", trained_s, "the last iteration", read_timeline(folder / "trained.json")),
         )

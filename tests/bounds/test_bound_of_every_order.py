@@ -6,7 +6,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from bound_strategies import bound_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from near_tight_plans import near_tight
@@ -26,8 +25,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.schedule_costs import with_costs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import placement_of_style
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.compiled import play
 from penstock.simulate.score import make_score
@@ -145,49 +142,6 @@ def test_plans_that_lose_little_are_near_the_bound():
 def test_none_of_twelve_thousand_plans_that_lose_little_beats_the_bound(part: int):
     tried = sum(near_tight_is_kept(seed) for seed in range(part * 600, part * 600 + 600))
     assert tried >= 550
-
-
-def random_plan_of(random: Random, problem: PlanningProblem, schedule: str) -> Plan | None:
-    """Any cuts, placement, devices and slices that a family can play; None where none was drawn."""
-    layers, devices = len(problem.profile.layers), len(problem.cluster.devices)
-    style, size = (
-        FAMILIES[schedule].placement,
-        random.choice(problem.micro_batch_sizes),
-    )
-    groups = random.randint(1, devices)
-    rounds = {"looped": random.randint(1, 3), "folded": 2}.get(style, 1)
-    if schedule in ("list", "zero-bubble") and random.random() < 0.5:
-        style, rounds = "folded", 2
-    stages = groups * rounds
-    free, cuts = random.sample(range(devices), devices), list(range(1, layers))
-    if stages > layers:
-        return None
-    ends = [0, *sorted(random.sample(cuts, stages - 1)), layers]
-    held: list[tuple[int, ...]] = []
-    for group in range(groups):
-        count = random.randint(1, min(size, len(free) - (groups - group - 1)))
-        held.append(tuple(free[:count]))
-        free = free[count:]
-    made: list[Stage] = []
-    for stage, group in enumerate(placement_of_style(style, groups, rounds)):
-        inside = sorted(random.sample(range(1, size), len(held[group]) - 1))
-        rows = [b - a for a, b in zip([0, *inside], [*inside, size], strict=True)]
-        again = problem.recompute == "on" or (problem.recompute == "auto" and random.random() < 0.3)
-        run = range(ends[stage], ends[stage + 1])
-        made.append(Stage(run, held[group], tuple(rows), again))
-    return Plan(tuple(made), problem.global_batch // size, size, schedule)
-
-
-@settings(max_examples=40, deadline=None)
-@given(problem=bound_problems(), seed=st.integers(0, 10**6))
-def test_no_plan_of_any_family_beats_the_bound(problem: PlanningProblem, seed: int):
-    problem = replace(problem, schedules=NAMES)
-    random, score, bound = Random(seed), make_score(problem), lower_bound(problem)
-    assert bound.argument and bound.covers == ANY_ORDER
-    for schedule in NAMES:
-        for _ in range(3):
-            if plan := random_plan_of(random, problem, schedule):
-                assert bound.seconds <= seconds_of(plan, problem, score) * (1 + ROUNDING), plan
 
 
 def seconds_of(plan: Plan, problem: PlanningProblem, score) -> float:

@@ -224,62 +224,6 @@ class _Scores(nn.Module):
         return self.out(self.embed(words)).transpose(1, 2)
 
 
-def _masked_mean(scores, targets):
-    terms = functional.cross_entropy(scores, targets, reduction="none")
-    valid = (targets > 3).to(terms.dtype)
-    return (terms * valid).sum() / valid.sum()
-
-
-LOSSES = {
-    "ignore_index": nn.CrossEntropyLoss(ignore_index=2),
-    "class weights": nn.CrossEntropyLoss(weight=torch.linspace(1, 2, 10), ignore_index=2),
-    "label smoothing": lambda s, t: functional.cross_entropy(
-        s, t, ignore_index=2, label_smoothing=0.1
-    ),
-    "negative log likelihood": lambda s, t: functional.nll_loss(
-        s.log_softmax(1), t, ignore_index=2
-    ),
-    "masked mean by hand": _masked_mean,
-    "scaled": lambda s, t: 0.5 * functional.cross_entropy(s, t, ignore_index=2),
-    "rows": lambda s, t: functional.cross_entropy(s, t, reduction="none").mean(),
-}
-
-
-@pytest.mark.parametrize("name", list(LOSSES))
-def test_weighted_slices_together_give_the_loss_of_the_batch(name):
-    loss, model = LOSSES[name], _Scores()
-    words = torch.tensor([[2, 5, 2, 2, 4, 2], [4, 5, 6, 7, 8, 9], [2, 2, 2, 5, 6, 2]])
-    graph = capture_model(model, (words, words), loss=loss)
-    expected = loss(model(words), words)
-    first, second = (graph.stage(layers) for layers in (range(1), range(1, 3)))
-    leaves = graph.batch_leaves((words, words))
-    runs = []
-    for part in (slice(0, 1), slice(1, 3)):
-        own = [leaf[part] for leaf in leaves]
-        sent = first.module(*(own[i] for i in first.batch_inputs))
-        runs.append(second.module(*(own[i] for i in second.batch_inputs), *sent))
-    total = sum(value * weight for value, weight in runs) / sum(weight for _, weight in runs)
-    torch.testing.assert_close(total, expected, check_dtype=False)
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda s, t: functional.cross_entropy(s, t, reduction="sum"),
-        lambda s, t: functional.cross_entropy(s, t, reduction="none").sum(),
-        lambda s, t: functional.cross_entropy(s, t, reduction="sum") / 100,
-    ],
-)
-def test_a_loss_that_is_a_sum_is_the_sum_of_its_slices(loss):
-    words, model = torch.randint(0, 10, (3, 6)), _Scores().double()
-    graph = capture_model(model, (words, words), loss=loss)
-    program, leaves = graph.stage(range(len(graph.layer_names))), graph.batch_leaves((words, words))
-    runs = [program.module(*(leaf[lo:hi] for leaf in leaves)) for lo, hi in ((0, 1), (1, 3))]
-    assert [float(weight) for _, weight in runs] == [1, 2]
-    total = sum(value * weight for value, weight in runs) / 3
-    torch.testing.assert_close(total, loss(model(words), words))
-
-
 def test_a_loss_module_keeps_its_parameters_under_its_name(pipeline):
     class Tempered(nn.Module):
         def __init__(self):

@@ -55,6 +55,8 @@ RIGHT: dict[str, tuple[torch.Tensor, Loss]] = {
         SHARES,
         lambda o, y: functional.kl_div(o.log_softmax(-1), y, reduction="batchmean"),
     ),
+    "scaled": (WORDS, lambda o, y: 0.5 * functional.cross_entropy(o, y)),
+    "rows": (WORDS, lambda o, y: functional.cross_entropy(o, y, reduction="none").mean()),
     "a sum": (NUMBERS, lambda o, y: functional.huber_loss(o, y, reduction="sum")),
     "a sum and a mean": (NUMBERS, lambda o, y: functional.mse_loss(o, y) + o.square().sum()),
     "a sum by samples": (NUMBERS, lambda o, y: (o - y).square().sum() / o.shape[0]),

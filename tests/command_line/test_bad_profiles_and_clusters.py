@@ -6,16 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line.test_bad_input import refused
 
 Penstock = Callable[..., Any]
-
-TEXT = """\
-node1 -- Input -- forward_compute_time=1.0, backward_compute_time=0.0, activation_size=4.0, parameter_size=0.0
-node2 -- Linear -- forward_compute_time=4.0, backward_compute_time=6.0, activation_size=[8.0; 4.0], parameter_size=20.0 -- stage_id=0
-node3 -- Linear -- forward_compute_time=4.0, backward_compute_time=6.0, activation_size=8.0, parameter_size=20.0 -- stage_id=1
-\tnode1 -- node2
-\tnode2 -- node3
-"""  # noqa: E501
 
 CLUSTER = """
 name = "pair"
@@ -31,50 +24,10 @@ memory = "1 GB"
 """
 
 
-def refused(answer: Any, code: int, *told: str) -> None:
-    """The command ended with one line that tells all of this, and nothing on standard output.
-
-    Before it there may be lines of progress where planning had begun.
-    """
-    assert answer.code == code, answer.errors
-    assert answer.output == ""
-    *progress, last = answer.errors.splitlines()
-    assert last.startswith("penstock: error: ")
-    assert code == 3 or not progress
-    for words in told:
-        assert words in last, answer.errors
-
-
 def plan(penstock: Penstock, profile: object, *options: object) -> Any:
     """Plan by the fastest planner, on a preset where no cluster is among the options."""
     cluster = () if "--cluster" in options else ("--cluster", "bapipe-vcu118")
     return penstock("plan", profile, *cluster, "--batch", 8, "--planner", "single-device", *options)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ("\tnode2 -- node3", "\tnode2 -- node3\n\tnode3 -- node2", ["node2 -> node3 -> node2"]),
-        ("time=6.0, activation_size=[", "time=-6, activation_size=[", ["line 2", "-6", ">= 0"]),
-        ("[8.0; 4.0]", "[8.0; nan]", ["line 2", "activation_size", "nan", "finite"]),
-        ("[8.0; 4.0]", "inf", ["line 2", "activation_size", "inf", "finite"]),
-        ("[8.0; 4.0]", "[8.0; many]", ["line 2", "activation_size", "many", "number"]),
-        ("activation_size=[8.0; 4.0], ", "", ["line 2", "no activation_size"]),
-        ("node3 -- Linear", "node2 -- Linear", ["line 3", "'node2'", "already on line 2"]),
-        ("\tnode2 -- node3", "\tnode2 -- node9", ["line 5", "node9", "no node line"]),
-        ("\tnode2 -- node3", "\tnode2", ["line 5", "no edge", "node1 -- node2"]),
-    ],
-)
-def test_a_wrong_graph_text_ends_with_2_and_names_the_line(
-    penstock: Penstock, tmp_path: Path, old: str, new: str, told: list[str]
-) -> None:
-    text = tmp_path / "graph.txt"
-    text.write_text(TEXT)
-    assert plan(penstock, text, "--profile-batch", 4).code == 0
-    assert old in TEXT
-    text.write_text(TEXT.replace(old, new))
-    refused(plan(penstock, text, "--profile-batch", 4), 2, "graph.txt", *told)
-    refused(plan(penstock, text), 2, "graph.txt", "add --profile-batch")
 
 
 def test_built_in_models_need_neither_file_nor_batch(penstock: Penstock, tmp_path: Path) -> None:

@@ -90,19 +90,6 @@ def test_the_closed_form_is_that_of_the_slides(
     assert found_s == pytest.approx(slides_s(*times, micro_batches), rel=ROUNDING)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 12))
-def test_the_closed_form_is_not_below_what_any_stage_works(
-    times: list[int], micro_batches: int
-) -> None:
-    forward = [float(time) for time in times]
-    count = len(times)
-    seconds = latency_s(forward, forward, [0.0] * count, count, micro_batches)
-    pivot = pivot_of(forward, forward, count, micro_batches)
-    assert seconds >= 2 * micro_batches * forward[pivot]
-    assert seconds >= 2 * sum(forward)
-    assert seconds >= 2 * forward[0] + 2 * (micro_batches - 1) * max(forward)
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=5),
     st.integers(1, 12),

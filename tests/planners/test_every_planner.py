@@ -8,7 +8,6 @@ from hypothesis import example, given, settings
 from planning_strategies import problems
 from reference.every_plan import every_plan, every_plan_at_all
 
-from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import Infeasible
 from penstock.plan.leanest import device_orders
@@ -49,19 +48,6 @@ def test_search_is_never_worse_than_another_planner(problem: PlanningProblem):
         except Infeasible:
             seconds[name] = inf
     assert seconds["search"] == min(seconds.values())
-
-
-@settings(max_examples=20, deadline=None)
-@given(problem=problems(max_layers=3, memory=False))
-def test_no_plan_at_all_beats_the_lower_bounds(problem: PlanningProblem):
-    score = make_score(problem)
-    bound_s = lower_bound_s(problem)
-    for order in device_orders(problem):
-        for plan in every_plan(problem, order):
-            seconds = score(plan)
-            assert seconds >= bound_s * (1 - ROUNDING)
-            assert seconds >= plan_bound_s(problem, plan) * (1 - ROUNDING)
-    assert gap(bound_s, bound_s) == 0
 
 
 # Only the middle layer has parameters. Only the last device has the memory for them, with room for

@@ -35,7 +35,7 @@ def check(rehearsal: Rehearsal) -> None:
     last_s = rehearsal.ends_s[-1] - last_begin_s / rehearsal.emulation.time_scale
     assert iteration_s(rehearsal.timeline) == pytest.approx(last_s, rel=0.01)
     kinds = {e.kind for e in rehearsal.timeline.events}
-    assert kinds == {event.kind for event in rehearsal.simulated_timeline.events}
+    assert kinds == {event.kind for event in rehearsal.prediction.timeline.events}
 
 
 @pytest.mark.parametrize("transport", ["shared-memory", "process-groups"])

@@ -6,7 +6,6 @@ from statistics import median
 
 import numpy as np
 import pytest
-from reproduction.dapple_winners import form_of
 from reproduction.published import MODELS
 
 from penstock.cluster.cluster import Cluster, Device, Host
@@ -64,12 +63,6 @@ def test_warm_ups_are_those_of_both_policies_where_memory_holds_so_many(
     assert warm_ups(deep_early_backward(shape)) == [
         min(2 * (stages - i) - 1, held) for i in range(stages)
     ]
-
-
-def test_a_stage_of_one_device_may_follow_one_of_fifteen() -> None:
-    """Table V of DAPPLE: VGG-19 on the slowest network."""
-    problem = MODELS["vgg-19"].problem("dapple-c")
-    assert form_of(dapple(problem, make_score(problem))) == "15:1"
 
 
 @pytest.mark.parametrize(("parameter_bytes", "later_s"), [(20, 0.0), (40, 0.0), (60, 2.0)])

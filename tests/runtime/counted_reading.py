@@ -144,18 +144,3 @@ def every_way(directory: Path) -> dict[str, Any]:
         "until stopped": trained(directory, both, parts=True, resume=checkpoints, stop_after=7),
         "resumed": trained(directory, both, parts=True, resume=checkpoints),
     }
-
-
-def on_one_device(directory: Path) -> list[float]:
-    """The losses of the user's own module on the same batches."""
-    model, columns, losses = seeded(layers), columns_in(directory), list[float]()
-    optimizer = adam(list(model.parameters()))
-    loader = loader_of(partial(all_columns, columns))
-    for _ in range(2):
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
-    return losses

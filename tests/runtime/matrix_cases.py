@@ -22,6 +22,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput, PenstockError, RunFailed
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
+from penstock.runtime.transport.shared_memory import rings
 
 DEVICE = torch.device("cpu")
 """Where all ranks run; `play` sets it."""
@@ -186,7 +187,7 @@ def play_alone(
         loss_sum = torch.zeros((), dtype=torch.float64, device=DEVICE)
         for part in cut:
             with surroundings(autocast):
-                loss = subject.whole_loss(whole, sliced(batch, part))
+                loss = subject.whole_loss(whole, sliced(batch, part) if len(cut) > 1 else batch)
             share = loss * (len(part) / rows)
             share.backward()
             loss_sum += share.detach().double()
@@ -235,6 +236,8 @@ def wrong_in(case: Case) -> list[str]:
             metrics = pipe.step(batch_of(subject, rows, precise))
             found = torch.tensor(metrics.loss, dtype=torch.float64, device=DEVICE)
             wrong += [f"{rows} rows: {what}" for what in compared(case, pipe, found, expected)]
+            if metrics.samples != rows:
+                wrong.append(f"{metrics.samples} samples instead of {rows}")
         with torch.no_grad():
             for name, tensor in pipe._engine.held.named_tensors().items():
                 tensor.copy_(first[name])
@@ -272,8 +275,12 @@ def play(cases: Sequence[Case], device: str = "cpu") -> dict[Case, list[str]]:
     DEVICE = torch.device(device)
     if not dist.is_initialized():
         dist.init_process_group("gloo")
+    transport = rings.SharedMemoryTransport
+    limits = transport.slot_limit, transport.ring_limit
     found: dict[Case, list[str]] = {}
     for case in cases:
+        small = case.slot_bytes, 4 * case.slot_bytes
+        transport.slot_limit, transport.ring_limit = small if case.slot_bytes else limits
         try:
             with FixedDropout() if case.dropout else nullcontext():
                 found[case] = wrong_in(case)

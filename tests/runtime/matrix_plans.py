@@ -4,8 +4,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, pairwise, product
+from typing import Any
 
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.plan.row_split import split_rows
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PlacementStyle, StageCost, placement_of_style
@@ -22,7 +23,7 @@ REPLICATIONS: dict[int, tuple[tuple[int, ...], ...]] = {
 """Replicas of each device group, by the number of groups; up to four devices."""
 
 
-FLAGS = ("recompute", "costs", "turned", "autocast", "dropout")
+FLAGS = ("recompute", "by_block", "in_turn", "costs", "turned", "autocast", "dropout")
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,11 @@ class Case:
     """One plan and how it is trained; ``rounds`` is the number of stages of a device group.
 
     ``micro_batch_rows`` are cut over replicas in proportions that change from stage to stage.
+    With ``in_turn`` replicas take whole micro-batches in turn instead.
     ``costs`` says that the plan carries unequal costs, for orders that adapt to them; ``turned``
     that devices are numbered from the last group to the first. The pipeline learns ``haste`` times
-    as fast as the one process, which must show unless it is 1.
+    as fast as the one process, which must show unless it is 1. ``slot_bytes``: of shared memory,
+    if fewer than usual.
     """
 
     schedule: str
@@ -44,12 +47,15 @@ class Case:
     optimizer: str = "sgd"
     micro_batch_rows: int = 5
     recompute: bool = False
+    by_block: bool = False
+    in_turn: bool = False
     costs: bool = False
     turned: bool = False
     transport: str = "auto"
     autocast: bool = False
     dropout: bool = False
     haste: float = 1.0
+    slot_bytes: int = 0
 
     def __str__(self) -> str:
         marks = [self.style, self.optimizer, self.transport]
@@ -73,12 +79,16 @@ class Case:
             Stage(
                 range(lo, hi),
                 devices[group],
-                split_rows(self.micro_batch_rows, weights(stage, self.replicas[group])),
+                (self.micro_batch_rows,) * self.replicas[group]
+                if self.in_turn
+                else split_rows(self.micro_batch_rows, weights(stage, self.replicas[group])),
                 self.recompute and stage % 3 != 1,
+                in_turn=self.in_turn and self.replicas[group] > 1,
             )
             for stage, (group, (lo, hi)) in enumerate(zip(placement, pairwise(ends), strict=True))
         )
         plan = Plan(stages, self.micro_batches, self.micro_batch_rows, self.schedule)
+        plan = with_recompute(plan, False, by_block=True) if self.by_block else plan
         return replace(plan, costs=unequal_costs(len(stages))) if self.costs else plan
 
 
@@ -135,6 +145,52 @@ def some_groups(schedule: str, rounds: int) -> tuple[int, ...]:
     """All numbers of groups, in turns where a family has several layouts."""
     several = FAMILIES[schedule].is_searched or len(layouts(schedule)) > 1
     return {1: (2, 4), 2: (1, 3), 3: (2,)}[rounds] if several else tuple(REPLICATIONS)
+
+
+def of_every_kind() -> dict[str, list[Case]]:
+    """Models, stages and messages that the other cases do not have, by what is in them."""
+
+    def cases(models: str, replications: str, schedules: str = "gpipe 1f1b", **more: Any) -> Any:
+        for model, text, schedule in product(
+            models.split(), replications.split(), schedules.split()
+        ):
+            style = FAMILIES[schedule].placement
+            rounds = 2 if style in ("looped", "folded") else 1
+            replicas = tuple(map(int, text.split("-")))
+            sizes = {"micro_batches": 3, "micro_batch_rows": 4}
+            made = Case(schedule, replicas, rounds=rounds, style=style, model=model, **sizes | more)
+            yield made
+
+    two = "interleaved zb-v"
+    return {
+        "a chain with batch norm": [*cases("convolutions", "1-1-1-1 3-1 2-2")],
+        "tied weights and skip tensors": [*cases("gpt2 t5", "1-1-1-1 2-1 1-3", "1f1b")],
+        "batch norm": [*cases("resnet", "2-2 1-1", "1f1b")],
+        "models that round parts to float32": [*cases("llama qwen2_tied", "1-1", "1f1b")],
+        "samples with several rows": [*cases("pictures", "1-1-1 1-3", "1f1b zb-h1")],
+        "recompute": [*cases("convolutions", "2-1 1-1-1", recompute=True)],
+        "recompute by block": [
+            *cases("gpt2 t5", "2-2", "1f1b chimera", by_block=True),
+            *cases("convolutions", "2-1", "gpipe interleaved", by_block=True),
+            *cases("deep", "1-1", "1f1b interleaved", by_block=True),
+        ],
+        "a last micro-batch of fewer rows": [
+            *cases("deep convolutions", "1-1", micro_batches=4, micro_batch_rows=2)
+        ],
+        "stages that share a rank": [
+            *cases("gpt2 t5", "1 1-1 2-1", two),
+            *cases("convolutions", "2 1-1", two, recompute=True),
+        ],
+        "micro-batches in turn": [
+            *cases("deep", "2-1 1-2 2-2 3-1", in_turn=True),
+            *cases("deep gpt2", "1-3", "early-backward zb-h1", in_turn=True),
+            *cases("convolutions", "2-1", in_turn=True, recompute=True),
+        ],
+        "process groups": [*cases("deep convolutions", "2-1 1-1-1", transport="process-groups")],
+        "messages larger than slots and rings": [
+            *cases("deep convolutions", "2-1 1-1-1", slot_bytes=64)
+        ],
+    }
 
 
 def every_case() -> Iterator[Case]:

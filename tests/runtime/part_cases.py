@@ -6,8 +6,8 @@ from typing import Any
 
 import recurrent_models
 import torch
-import torch.distributed as dist
 from runtime import length_cases
+from runtime.pipeline_cases import join
 from torch import nn
 from torch.nn import functional
 
@@ -19,11 +19,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 
 WIDTH, CLASSES = 6, 3
-
-
-def join() -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
 
 
 def rows_of(number: int, samples: int) -> dict[str, torch.Tensor]:

@@ -4,10 +4,8 @@ Every rank computes the reference itself, from the same seed, by plain autograd 
 model, and compares the tensors that it holds.
 """
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -23,8 +21,6 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
-from penstock.runtime.transport.shared_memory import rings
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
 
@@ -304,73 +300,6 @@ def differences(pipe: Pipeline, whole: nn.Module, tolerance: float) -> list[str]
     ]
 
 
-def compare_one(
-    subject: Subject,
-    graph: LayerGraph,
-    plan: Plan,
-    transport: str = "auto",
-    sizes: Sequence[int] = (MICRO_BATCHES * ROWS, 7),
-) -> list[str]:
-    """What differs after a step on a full batch, and on the last one of 7 rows."""
-    wrong: list[str] = []
-    kept = copy.deepcopy(subject.model)
-    with Pipeline(
-        graph,
-        plan,
-        subject.batch(MICRO_BATCHES * ROWS),
-        safety=Safety(transport=transport),
-        timeout_s=60,
-        verify="off",
-    ) as pipe:
-        first = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
-        for rows in sizes:
-            whole = copy.deepcopy(kept)
-            batch = subject.batch(rows)
-            cut = pipe._engine.stages.program(rows).cut.micro_batches
-            expected = reference(subject, whole, batch, cut)
-            metrics = pipe.step(batch)
-            found = torch.tensor(metrics.loss, dtype=torch.float64)
-            if different(found, expected, subject.tolerance):
-                wrong.append(f"{rows} rows: loss {metrics.loss} instead of {float(expected)}")
-            if metrics.samples != rows:
-                wrong.append(f"{metrics.samples} samples instead of {rows}")
-            wrong += [
-                f"{rows} rows: {what}" for what in differences(pipe, whole, subject.tolerance)
-            ]
-            with torch.no_grad():
-                for name, tensor in pipe._engine.held.named_tensors().items():
-                    tensor.copy_(first[name])
-        pipe.close(gather=True)  # for the next pipeline of the model
-    return wrong
-
-
-captured_once = cache(lambda name: captured(name))
-"""For cases that leave weights and buffers as they are."""
-
-
-def compare_all(names: Sequence[str], replications: Sequence[Sequence[int]], **options: Any) -> Any:
-    """Every model with every schedule and replication: what differs, by case."""
-    join()
-    transport = rings.SharedMemoryTransport
-    transport.slot_limit = options.get("slot_bytes", transport.slot_limit)
-    transport.ring_limit = options.get("ring_bytes", transport.ring_limit)
-    found: dict[str, list[str]] = {}
-    for name in names:
-        subject, graph = captured_once(name)
-        for schedule in options.get("schedules", ("gpipe", "1f1b")):
-            for replicas in replications:
-                plan = plan_of(
-                    len(graph.layer_names),
-                    replicas,
-                    schedule,
-                    recompute=options.get("recompute", False),
-                    in_turn=options.get("in_turn", False),
-                )
-                case = f"{name}, {schedule}, replicas {tuple(replicas)}"
-                found[case] = compare_one(subject, graph, plan, options.get("transport", "auto"))
-    return found
-
-
 def captured(name: str) -> tuple[Subject, LayerGraph]:
     torch.manual_seed(0)
     subject = SUBJECTS[name]()
@@ -381,22 +310,3 @@ def captured(name: str) -> tuple[Subject, LayerGraph]:
 def join() -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-
-
-def run_cases(
-    names: Sequence[str], replications: Sequence[Sequence[int]], options: dict[str, Any]
-) -> Any:
-    """`compare_all` as the launcher can call it."""
-    return compare_all(names, replications, **options)
-
-
-def run_parts(parts: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, list[str]]]:
-    """`run_cases` several times in the same processes: what differs, by part and case."""
-    transport = rings.SharedMemoryTransport
-    limits = transport.slot_limit, transport.ring_limit
-    found: dict[str, dict[str, list[str]]] = {part: {} for part in parts}
-    for part, every in parts.items():
-        for arguments in every:
-            found[part] |= run_cases(*arguments)
-            transport.slot_limit, transport.ring_limit = limits
-    return found

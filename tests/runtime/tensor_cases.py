@@ -13,7 +13,7 @@ from weakref import ref
 import models
 import torch
 import torch.distributed as dist
-from runtime.pipeline_cases import SINGLE_PRECISION, different, tokens
+from runtime.pipeline_cases import SINGLE_PRECISION, different, join, tokens
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -390,11 +390,6 @@ def continued(directory: str, before: Plan, after: Plan) -> list[str]:
                 if different(found.get(name), expected, TOLERANCE):
                     wrong.append(f"{name} in the {where}")
     return wrong
-
-
-def join() -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
 
 
 def compared(plans: Sequence[Plan], transports: Sequence[str] = ()) -> list[list[str]]:

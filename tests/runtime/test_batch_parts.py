@@ -52,21 +52,6 @@ def test_replicas_read_only_their_rows(counted: tuple[Path, Any]) -> None:
         assert own == [whole[0], whole[4]] and others == whole[1:4] + whole[5:8]
 
 
-@pytest.mark.parametrize("way", ["", ", replicas"])
-def test_losses_are_those_of_reading_everything_and_of_one_device(
-    counted: tuple[Path, Any], way: str
-) -> None:
-    directory, found = counted
-    expected = counted_reading.on_one_device(directory)
-    for rank in found:
-        whole, parts = rank[f"whole{way}"], rank[f"parts{way}"]
-        assert parts["losses"] == whole["losses"]
-        assert parts["losses"] == pytest.approx(expected, rel=1e-12, abs=0)
-        assert len(parts["losses"]) == STEPS
-        for name, weight in whole["weights"].items():
-            assert torch.equal(parts["weights"][name], weight), name
-
-
 def test_processes_of_the_loader_read_the_parts(counted: tuple[Path, Any]) -> None:
     _, found = counted
     for rank in found:

@@ -4,9 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
-from runtime.processes.workers_under_test import run_script
-
-from penstock.runtime.processes.launch import launch_workers
+from started_scripts import by_workers
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "data_where_used.py"
@@ -18,7 +16,7 @@ def test_each_rank_prints_what_it_reads(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in ("points.npy", "classes.npy")]
     np.save(files[0], points)
     np.save(files[1], (points[:, :8].sum(1) > points[:, 8:].sum(1)).astype(np.int64))
-    found = launch_workers(run_script, (str(EXAMPLE), files), workers=4, threads=1)
+    found = by_workers(EXAMPLE, *files, ranks=4)
     shown = re.search(r"```text\n(rank 0 reads .*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     assert shown is not None
     lines = [line for rank in found for line in rank.splitlines()]

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 from runtime.matrix_cases import captured, play
-from runtime.matrix_plans import Case, drawn, every_case, model_cases, representative
+from runtime.matrix_plans import (
+    Case,
+    drawn,
+    every_case,
+    model_cases,
+    of_every_kind,
+    representative,
+)
 
 from penstock.runtime.processes.launch import launch_workers
 from penstock.schedule.registry import FAMILIES
@@ -17,9 +24,9 @@ MIRRORED = [name for name in SYNCHRONOUS if FAMILIES[name].placement == "mirrore
 pytestmark = pytest.mark.timeout(1800)
 
 
-def played(cases: Sequence[Any]) -> dict[Any, list[str]]:
-    """What is wrong in each case on any of four ranks, by case."""
-    results = launch_workers(play, (tuple(cases),), workers=4, threads=1)
+def played(cases: Sequence[Any], ranks: int = 4) -> dict[Any, list[str]]:
+    """What is wrong in each case on any of the ranks, by case."""
+    results = launch_workers(play, (tuple(cases),), workers=ranks, threads=1)
     assert all(list(found) == list(cases) for found in results)
     return {
         case: [f"rank {rank}: {what}" for rank, found in enumerate(results) for what in found[case]]
@@ -53,6 +60,22 @@ def test_it_trains_as_one_process(schedule: str, matrix: dict[Any, list[str]]) -
     }
     assert_nothing_wrong(mine)
     assert len(mine) >= 2
+
+
+@pytest.fixture(scope="module")
+def kinds() -> dict[Any, list[str]]:
+    """Cases of every kind, played by one set of workers."""
+    return played([case for cases in of_every_kind().values() for case in cases])
+
+
+@pytest.mark.parametrize("kind", of_every_kind())
+def test_every_kind_trains_as_one_process(kind: str, kinds: dict[Any, list[str]]) -> None:
+    assert_nothing_wrong({case: kinds[case] for case in of_every_kind()[kind]})
+
+
+def test_eight_ranks_train_as_one_process() -> None:
+    cases = [Case(name, (2, 3, 2, 1), 3, micro_batch_rows=4) for name in ("1f1b", "zb-h1")]
+    assert_nothing_wrong(played(cases, ranks=8))
 
 
 def test_the_matrix_covers_what_it_claims() -> None:

@@ -3,25 +3,20 @@
 import re
 from pathlib import Path
 
-from runtime.processes.workers_under_test import run_script
-
-from penstock.runtime.processes.launch import launch_workers
+from started_scripts import by_workers
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_example_trains_in_workers_that_torchrun_could_have_started() -> None:
-    printed, _ = launch_workers(
-        run_script, (str(EXAMPLES / "large_batch.py"), []), workers=2, threads=1
-    )
+    printed, _ = by_workers(EXAMPLES / "large_batch.py")
     match = re.fullmatch(r"step 30: loss (\d\.\d+) on 64 samples\nloss scale 65536\n", printed)
     assert match, printed
     assert float(match.group(1)) < 1.0
 
 
 def test_the_rate_falls_and_averaged_weights_are_evaluated() -> None:
-    script = str(EXAMPLES / "plateau_and_average.py")
-    printed, _ = launch_workers(run_script, (script, []), workers=2, threads=1)
+    printed, _ = by_workers(EXAMPLES / "plateau_and_average.py")
     match = re.fullmatch(r"rate (\S+), loss (\d\.\d+), (\d\.\d+) averaged\n", printed)
     assert match, printed
     assert float(match[1]) < 0.05
@@ -29,8 +24,7 @@ def test_the_rate_falls_and_averaged_weights_are_evaluated() -> None:
 
 
 def test_a_rank_keeps_half_of_the_parameters_while_it_trains() -> None:
-    script = str(EXAMPLES / "divided_parameters.py")
-    printed, _ = launch_workers(run_script, (script, []), workers=2, threads=1)
+    printed, _ = by_workers(EXAMPLES / "divided_parameters.py")
     match = re.fullmatch(r"step 30: loss (\d\.\d+); 866 of 1732 parameters here\n", printed)
     assert match, printed
     assert float(match.group(1)) < 1.1

@@ -1,12 +1,20 @@
 """Losses of several terms: the loss and every gradient are those of the user's own module."""
 
-import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from runtime.loss_cases import (
+    ROWS,
+    SUMS,
+    Heads,
+    Plain,
+    case_of,
+    close,
+    heads_batch,
+    trained_by_ranks,
+)
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
@@ -19,19 +27,6 @@ from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.settings import Safety
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from runtime.loss_cases import (
-    ROWS,
-    SUMS,
-    Heads,
-    Plain,
-    case_of,
-    close,
-    heads_batch,
-    trained_by_ranks,
-)
 
 NAMES = [
     *SUMS,

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,16 +13,13 @@ from runtime.pipeline_cases import (
     MICRO_BATCHES,
     ROWS,
     captured,
-    compare_one,
     join,
     plan_of,
-    qwen2_tied,
 )
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
 from penstock.runtime.pipeline import Pipeline
@@ -93,94 +89,6 @@ def train_tied(steps: int) -> list[str]:
             if not torch.allclose(parameter, theirs[name], rtol=1e-6, atol=1e-8):
                 wrong.append(f"{name} after {steps} steps")
     return wrong
-
-
-def train_qwen2(steps: int) -> list[float]:
-    """Losses of a tied Qwen2 on two ranks."""
-    join()
-    torch.manual_seed(0)
-    subject = qwen2_tied()
-    graph = capture_model(subject.model, subject.batch(3))
-    batch = subject.batch(BATCH)
-    plan = plan_of(len(graph.layer_names), (1, 1))
-    with Pipeline(graph, plan, batch, optimizer=adam, autocast=torch.bfloat16) as pipe:
-        return [pipe.step(batch).loss for _ in range(steps)]
-
-
-def losses(
-    directory: Path,
-    replicas: Sequence[int],
-    steps: int,
-    *,
-    save_at: int = -1,
-    resume: bool = False,
-) -> list[float]:
-    """Losses of a run of ``steps`` steps, with BatchNorm, momentum, and a schedule."""
-    subject, graph = captured("convolutions")
-    plan = plan_of(len(graph.layer_names), replicas)
-    example = subject.batch(BATCH)
-    found: list[float] = []
-    with Pipeline(
-        graph, plan, example, optimizer=adam, learning_rate_schedule=warm_up, clip_norm=1.0
-    ) as pipe:
-        start = pipe.load(directory) if resume else 0
-        for step in range(start, steps):
-            if step == save_at:
-                pipe.save(directory, keep=1)
-            found.append(pipe.step(subject.batch(BATCH - step % 3)).loss)
-        found.append(pipe.evaluate(example).loss)
-    return found
-
-
-def resume_elsewhere(directory: Path) -> tuple[list[float], list[float]]:
-    """The losses after a checkpoint: of the run that wrote it, and of one under another plan."""
-    join()
-    through = losses(directory, (2, 1), 8, save_at=4)
-    resumed = losses(directory, (1, 1, 2), 8, resume=True)
-    return through[4:], resumed
-
-
-def evaluate_and_verify() -> dict[str, Any]:
-    """Evaluation against the plain model; verification; and that neither changes anything."""
-    join()
-    subject, graph = captured("convolutions")
-    batch, whole = subject.batch(BATCH), copy.deepcopy(subject.model)
-    with Pipeline(graph, plan_of(len(graph.layer_names), (2, 1)), batch, optimizer=adam) as pipe:
-        pipe.step(batch)
-        weights = pipe.model_state_dict()
-        box: list[Any] = [weights]
-        dist.broadcast_object_list(box, 0)
-        whole.load_state_dict(box[0])
-        whole.eval()
-        with torch.no_grad():
-            expected = float(subject.whole_loss(whole, batch))
-        before = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
-        loss = pipe.evaluate(batch).loss
-        result = pipe.verify(subject.batch(7))
-        same = all(torch.equal(t, before[n]) for n, t in pipe._engine.held.named_tensors().items())
-        timeline = pipe.timeline()
-    return {
-        "loss": loss,
-        "expected": expected,
-        "equal": result.equal,
-        "text": str(result),
-        "largest": result.largest,
-        "unchanged": same,
-        "events": [(e.device, e.kind, e.micro_batch) for e in timeline.events],
-        "start_s": timeline.events[0].start_s,
-    }
-
-
-def verify_with_a_wrong_gradient() -> str:
-    """What `verify` says of a pipeline that doubles one gradient."""
-    join()
-    subject, graph = captured("mlp")
-    batch = subject.batch(BATCH)
-    with Pipeline(graph, plan_of(len(graph.layer_names), (1, 1)), batch) as pipe:
-        for name, parameter in pipe.named_parameters():
-            if name == "3.0.weight":
-                parameter.register_hook(lambda gradient: gradient * 2)
-        return str(pipe.verify(batch))
 
 
 def bad_batches() -> list[str]:
@@ -257,36 +165,3 @@ def has_ended(process: int) -> bool:
 
 def raise_error() -> None:
     raise ValueError("shape mismatch in the user's code")
-
-
-def seven_rows_in_four_micro_batches() -> dict[str, list[str]]:
-    """What differs from one device on the last batch of 7 rows of a plan of 4 x 2; the cut."""
-    join()
-    found: dict[str, list[str]] = {}
-    for name in ("mlp", "convolutions"):
-        subject, graph = captured(name)
-        for schedule in ("gpipe", "1f1b"):
-            plan = plan_of(len(graph.layer_names), (1, 1), schedule, micro_batches=4, rows=2)
-            found[f"{name}, {schedule}"] = compare_one(subject, graph, plan, sizes=(8, 7, 3))
-    with Pipeline(graph, plan, subject.batch(8)) as pipe:
-        for rows in (8, 7):
-            pipe.step(subject.batch(rows))
-        counts = {
-            name: int(tensor)
-            for name, tensor in pipe._engine.held.named_tensors().items()
-            if name.endswith("num_batches_tracked")
-        }
-        cut = pipe._engine.stages.program(7).cut.micro_batches
-    found["cut"] = [f"{len(rows)} rows" for rows in cut]
-    found["updates"] = [f"{name}: {count}" for name, count in counts.items() if count != 8]
-    return found
-
-
-def on_two_ranks() -> dict[str, Any]:
-    """Several cases in one pair of processes, whose start takes longer than they do."""
-    return {
-        "qwen2": train_qwen2(15),
-        "wrong gradient": verify_with_a_wrong_gradient(),
-        "bad batches": bad_batches(),
-        "seven rows": seven_rows_in_four_micro_batches(),
-    }

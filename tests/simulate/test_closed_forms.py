@@ -9,9 +9,8 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.schedule.families.early_backward import early_backward, one_f_one_b
+from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.shape import PipelineShape
 from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.simulation import simulate_plan
@@ -56,40 +55,6 @@ def test_balanced_stages_with_free_messages_have_the_bubble_of_the_formula(
     assert prediction.iteration_s == (micro_batches + stages - 1) * WORK_S
     bubble = (stages - 1) / (micro_batches + stages - 1)
     assert prediction.bubble == pytest.approx(bubble, abs=1e-12)
-
-
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("transfer_s", [0.25, 0.5, 1.0])
-def test_a_deep_warm_up_hides_all_transfers_but_those_of_fill_and_drain(
-    stages: int, transfer_s: float
-) -> None:
-    """DAPPLE's P_B, BaPipe's 1F1B-SO: (M + S - 1)(F + B) + 2 (S - 1) transfer."""
-    micro_batches = 32
-    deep = early_backward(
-        PipelineShape(stages, micro_batches),
-        in_flight=lambda shape, stage: 2 * (shape.stages - stage) - 1,
-    )
-    plan = straight(stages, micro_batches, "1f1b")
-    simulated_s = played_s(chain(stages, transfer_s), one_host(stages), plan, deep)
-    expected_s = (micro_batches + stages - 1) * WORK_S + 2 * (stages - 1) * transfer_s
-    assert simulated_s == pytest.approx(expected_s, abs=1e-9)
-
-
-@pytest.mark.parametrize("transfer_s", [0.25, 0.5, 1.0])
-def test_one_f_one_b_on_two_stages_pays_a_transfer_for_every_micro_batch(
-    transfer_s: float,
-) -> None:
-    micro_batches = 32
-    order = one_f_one_b(PipelineShape(2, micro_batches))
-    plan = straight(2, micro_batches, "1f1b")
-    simulated_s = played_s(chain(2, transfer_s), one_host(2), plan, order)
-    expected_s = (micro_batches + 1) * WORK_S + micro_batches * transfer_s
-    assert simulated_s == pytest.approx(expected_s, abs=1e-9)
-
-
-def test_a_single_transfer_in_each_direction_is_on_the_path_of_one_micro_batch() -> None:
-    prediction = simulate_plan(straight(3, 1, "1f1b"), chain(3, 0.5), one_host(3))
-    assert prediction.iteration_s == pytest.approx(3 * WORK_S + 4 * 0.5)
 
 
 @pytest.mark.parametrize("speed", [0.5, 1.0, 4.0])

@@ -1,10 +1,9 @@
-"""The engine is the plain simulator, to rounding; and the plain simulator keeps its rules."""
+"""The engine is the plain simulator, to rounding; and the plain simulator shares cores."""
 
 from itertools import pairwise
 from math import isclose
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from reference import plain_simulator as plain
 from reference.plain_workload import PlainWorkload
@@ -12,7 +11,6 @@ from strategies import Case, cases
 
 from penstock.plan.ordering import order_of
 from penstock.schedule.action import Action
-from penstock.schedule.schedule import parse_schedule
 from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.trace import Trace, first_actions
@@ -47,31 +45,6 @@ def test_the_compiled_engine_equals_the_plain_one(case: Case) -> None:
         trace.iteration_s,
         rel_tol=RELATIVE,
     )
-
-
-@settings(max_examples=60, deadline=None)
-@given(cases())
-def test_no_engine_port_or_compute_stream_does_two_things_at_once(case: Case) -> None:
-    workload = made(case)
-    trace = plain.play(workload)
-    occupied: dict[object, list[tuple[float, float]]] = {}
-    transfers = [r for r in workload.occupied_by_messages for _ in range(workload.micro_batches)]
-    for group, resources in zip(workload.reductions, workload.occupied_by_reductions, strict=True):
-        transfers += [resources] * len(group.buckets)
-    for resources, span in zip(transfers, trace.messages + trace.buckets, strict=True):
-        if span[1] > span[0]:
-            for resource in resources:
-                occupied.setdefault(resource, []).append(span)
-    for position, first in enumerate(first_actions(workload)):
-        order = workload.schedule.of(workload.devices[position].group)
-        occupied["compute", position] = [
-            *trace.actions[first : first + len(order)],
-            trace.steps[position],
-        ]
-    for resource, used in occupied.items():
-        used.sort()
-        for (_, end_s), (start_s, _) in pairwise(used):
-            assert start_s >= end_s - ABSOLUTE_S, resource
 
 
 @settings(max_examples=60, deadline=None)
@@ -117,37 +90,3 @@ def share_s(
         running = sum(start < middle < end for start, end in computing)
         done_s += (hi - lo) * min(1.0, slots / max(1, running))
     return done_s
-
-
-@settings(max_examples=60, deadline=None)
-@given(cases())
-def test_an_iteration_is_never_shorter_than_the_work_of_its_busiest_device(case: Case) -> None:
-    workload = made(case)
-    busiest_s = max(
-        sum(seconds_of(workload, work, action) for action in workload.schedule.of(work.group))
-        + work.step_s
-        for work in workload.devices
-    )
-    assert plain.play(workload).iteration_s >= busiest_s * (1 - RELATIVE) - ABSOLUTE_S
-
-
-@pytest.mark.parametrize("play", [plain.play, compiled.play])
-def test_split_backwards_play_in_both_engines(play: object) -> None:
-    from penstock.cluster.cluster import Cluster, Device, Host
-    from penstock.plan.plan import Plan, Stage
-    from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-
-    layer = LayerCost("l", Affine(1.0), Affine(1.0), Affine(1.0))
-    profile = ModelProfile("m", (layer,) * 2, (Edge(0, 1, "t", Affine(), Affine()),))
-    device = Device("d", 1e9)
-    cluster = Cluster("c", (Host("h", (device,) * 2, float("inf")),))
-    plan = Plan((Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,))), 2, 1, "1f1b")
-    schedule = parse_schedule("""
-        stage 0   F0 F1 I0 I1 W0 W1
-        stage 1   F0 I0 F1 I1 W0 W1
-    """)
-    workload = workload_of(plan, profile, cluster, schedule)
-    # Stage 0: F0 0-1, F1 1-2, then I0 waits for stage 1's I0 (ends 3) and I1 (ends 5).
-    trace = play(workload)  # type: ignore[operator]
-    assert trace.actions[:6] == ((0, 1), (1, 2), (3, 4), (5, 6), (6, 7), (7, 8))
-    assert trace.iteration_s == 8

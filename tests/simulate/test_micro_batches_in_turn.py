@@ -156,3 +156,25 @@ def test_what_cannot_be_is_refused(change: dict[str, object], words: str) -> Non
         replace(plan, micro_batches=1)
     with pytest.raises(BadInput, match="no other stage, nor a mirrored one"):
         replace(plan, schedule="chimera")
+
+
+def test_devices_that_take_micro_batches_in_turn_hold_one_stage() -> None:
+    first, turns = Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1, 2), (1, 1), in_turn=True)
+    assert Plan((first, turns, Stage(range(2, 3), (3,), (1,))), 4, 1, "1f1b").devices == (
+        0,
+        1,
+        2,
+        3,
+    )
+    again = Stage(range(2, 3), (1, 2), (1, 1), in_turn=True)
+    for last, micro_batches, said in (
+        (again, 4, "its devices can hold no other stage"),
+        (Stage(range(2, 3), (3, 4), (1, 2), in_turn=True), 4, "has slices .1, 2."),
+        (
+            Stage(range(2, 3), (3, 4, 5), (1, 1, 1), in_turn=True),
+            2,
+            "on 3 devices, and there are 2",
+        ),
+    ):
+        with pytest.raises(BadInput, match=said):
+            Plan((first, turns, last), micro_batches, 1, "1f1b")

@@ -1,61 +1,36 @@
 """Ranks measure and train in the same processes: that changes no result, and failures are named."""
 
-import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from small_runs import TWO_STAGES, rows_of, train
 from training_jobs import job_file
 
 from penstock.errors import BadInput
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, TrainResult, train_job
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 
 pytestmark = pytest.mark.timeout(180)
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
-TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
 WHY = "job 'small': building the model raised ValueError in "
-
-
-def train(folder: Path, *, plan: Plan | None = TWO_STAGES, **settings: Any) -> TrainResult:
-    """Train the small job on two ranks."""
-    folder.mkdir(exist_ok=True)
-    if plan is not None:
-        write_plan(plan, folder / "given.json")
-    request = TrainRequest(
-        workers=2,
-        plan=None if plan is None else folder / "given.json",
-        out=folder / "run",
-        shown=False,
-        resume=plan is None,
-    )
-    return train_job(find_job(job_file(folder, **settings)), request)
-
-
-def losses(run: Path) -> list[float]:
-    """All losses that a run has recorded."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [row[key] for row in rows for key in ("loss", "evaluation_loss") if key in row]
 
 
 def test_ranks_that_have_measured_train_as_others_do_to_the_last_bit(tmp_path: Path) -> None:
     measured = train(tmp_path / "measured").run_directory
-    (known := tmp_path / "known" / "run").mkdir(parents=True)
-    for name in ("profile.json", "cluster.toml"):
-        shutil.copy(measured / name, known)
-    train(tmp_path / "known")
-    assert losses(measured) == losses(known)
-    assert len(losses(measured)) == 8
+    known = train(tmp_path / "known", costs=measured).run_directory
+    found, others = (
+        [row[key] for row in rows_of(run) for key in ("loss", "evaluation_loss") if key in row]
+        for run in (measured, known)
+    )
+    assert found == others
+    assert len(found) == 8
 
 
 def test_a_run_keeps_the_plan_for_each_number_of_ranks(tmp_path: Path) -> None:
@@ -64,7 +39,7 @@ def test_a_run_keeps_the_plan_for_each_number_of_ranks(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_plan(other, run / "plan-1.json")
     write_plan(other, run / "plan.json")
-    train(tmp_path, plan=None)
+    train(tmp_path, plan=None, resume=True)
     assert read_plan(run / "plan.json") == read_plan(run / "plan-2.json") == TWO_STAGES
 
 

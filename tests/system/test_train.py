@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import TWO_STAGES, losses, rows_of, train
 from training_jobs import job_file
 
 from penstock.cluster.cluster import Device
@@ -24,7 +25,7 @@ from penstock.jobs import train as train_module
 from penstock.jobs.job_file import find_job
 from penstock.jobs.rank_program import last_checkpoint_said
 from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.train import TrainRequest, TrainResult, train_job
+from penstock.jobs.train import TrainRequest, train_job
 from penstock.machine import usable_cores
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
@@ -33,7 +34,6 @@ from penstock.timeline.json_file import read_timeline
 
 pytestmark = pytest.mark.timeout(180)
 
-TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
 REPLICAS = Plan((Stage(range(0, 3), (0, 1), (3, 1)), Stage(range(3, 4), (2,), (4,))), 4, 4, "gpipe")
 
 SCRIPT = """
@@ -63,42 +63,6 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return result.run_directory
 
 
-def train(
-    folder: Path,
-    plan: Plan | None,
-    costs: Path | None = None,
-    *,
-    workers: int = 2,
-    data: str = "regression",
-    out: str = "run",
-    resume: bool = False,
-    shown: bool = False,
-    **settings: object,
-) -> TrainResult:
-    """Train the small job in ``folder`` with a given plan and known costs."""
-    if plan is not None:
-        write_plan(plan, folder / "given.json")
-    directory = folder / out
-    if costs is not None and not resume:
-        directory.mkdir()
-        shutil.copy(costs / "profile.json", directory)
-        shutil.copy(costs / "cluster.toml", directory)
-    request = TrainRequest(
-        workers=workers,
-        plan=folder / "given.json" if plan is not None else None,
-        out=directory,
-        resume=resume,
-        shown=shown,
-    )
-    return train_job(find_job(job_file(folder, data, **settings)), request)
-
-
-def losses(run: Path) -> dict[int, float]:
-    """The training loss of each step."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
-
-
 def test_a_run_plans_trains_and_leaves_a_whole_directory(tmp_path: Path) -> None:
     result = train(tmp_path, None, workers=2)
     run = result.run_directory
@@ -119,7 +83,7 @@ def test_a_run_plans_trains_and_leaves_a_whole_directory(tmp_path: Path) -> None
     assert any(event.kind == "F" for event in read_timeline(run / "measured.json").events)
     assert result.report.read_text().startswith("<!")
     assert list((run / "tensorboard").iterdir())
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(run)
     assert [row["step"] for row in rows if "evaluation_loss" in row] == [3, 6]
     assert all(row["samples_per_s"] > 0 for row in rows if "loss" in row)
     first, second = (row["evaluation_loss"] for row in rows if "evaluation_loss" in row)

@@ -1,17 +1,14 @@
 """Metrics and callbacks of a job: in its records, on its display, and able to end it."""
 
-import json
 from pathlib import Path
 
 import pytest
+from small_runs import TWO_STAGES, rows_of
 from training_jobs import job_file
 
 from penstock.jobs.job_file import find_job
 from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
-from penstock.plan.plan import Plan, Stage
-
-TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
 
 
 @pytest.mark.timeout(280)
@@ -26,8 +23,7 @@ def test_metrics_are_recorded_and_a_callback_ends_the_run(
     request = TrainRequest(workers=2, plan=plan, out=tmp_path / "run", shown=False)
     result = train_job(find_job(job), request)
     assert result.steps == 5
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = rows_of(result.run_directory)
     steps = [row for row in rows if "loss" in row]
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5]
     assert all(0 <= row["close"] <= 1 for row in steps)

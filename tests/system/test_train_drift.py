@@ -5,27 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import job_file
-
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, train_job
-from penstock.plan.json_file import write_plan
-from penstock.plan.plan import Plan, Stage
+from small_runs import train
 
 pytestmark = pytest.mark.timeout(280)
-
-STAGES = (Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,)))
 
 
 def test_a_rank_that_sleeps_in_its_layers_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write_plan(Plan(STAGES, 4, 4, "1f1b"), tmp_path / "given.json")
-    job = job_file(
-        tmp_path, steps=16, verify='"off"', callbacks='["training_jobs:slow_down_rank_one"]'
-    )
-    request = TrainRequest(workers=2, plan=tmp_path / "given.json", out=tmp_path / "run")
-    result = train_job(find_job(job), request)
+    slow = '["training_jobs:slow_down_rank_one"]'
+    result = train(tmp_path, shown=True, steps=16, verify='"off"', callbacks=slow)
     said = capfd.readouterr().err.splitlines()
     first, *_ = result.drift
     assert first.startswith("stage 1 on rank 1 is a straggler: "), result.drift

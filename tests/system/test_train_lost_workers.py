@@ -1,18 +1,15 @@
 """`penstock train --may-lose` goes on with the workers that are left, until the others are back."""
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import job_file
+from small_runs import losses, train
 
 from penstock.errors import BadInput, WorkerLost
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, TrainResult, train_job
+from penstock.jobs.train import TrainResult
 from penstock.jobs.training_loop import Pauses
-from penstock.plan.json_file import read_plan, write_plan
+from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan, Stage
 
 pytestmark = pytest.mark.timeout(280)
@@ -20,45 +17,28 @@ pytestmark = pytest.mark.timeout(280)
 THREE_STAGES = tuple(
     Stage(range(*run), (rank,), (4,)) for rank, run in enumerate(((0, 1), (1, 3), (3, 4)))
 )
-LOSE = {"callbacks": '["training_jobs:lose_a_worker"]', "checkpoint_every": 2, "steps": 8}
-
-
-def train(folder: Path, costs: Path | None, *, may_lose: int, **settings: Any) -> TrainResult:
-    """Train the small job on three workers, a stage each."""
-    directory = folder / "run"
-    directory.mkdir(parents=True)
-    if costs is not None:
-        shutil.copy(costs / "profile.json", directory)
-        shutil.copy(costs / "cluster.toml", directory)
-    write_plan(Plan(THREE_STAGES, 4, 4, "1f1b"), folder / "given.json")
-    request = TrainRequest(
-        workers=3,
-        plan=folder / "given.json",
-        out=directory,
-        may_lose=may_lose,
-    )
-    return train_job(find_job(job_file(folder, verify='"off"', **settings)), request)
-
-
-def losses(result: TrainResult) -> dict[int, float]:
-    """The loss of each step."""
-    rows = map(json.loads, (result.run_directory / "metrics.jsonl").read_text().splitlines())
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+GIVEN: dict[str, Any] = {
+    "plan": Plan(THREE_STAGES, 4, 4, "1f1b"),
+    "workers": 3,
+    "shown": True,
+    "verify": '"off"',
+}
+LOSE = GIVEN | {"callbacks": '["training_jobs:lose_a_worker"]', "checkpoint_every": 2, "steps": 8}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     """The run without a loss."""
-    return train(tmp_path_factory.mktemp("whole"), None, may_lose=0, steps=8)
+    return train(tmp_path_factory.mktemp("whole"), steps=8, **GIVEN)
 
 
 def test_the_others_go_on_until_the_lost_one_is_back(
     tmp_path: Path, whole: TrainResult, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    result = train(tmp_path, whole.run_directory, may_lose=1, **LOSE)
+    result = train(tmp_path, costs=whole.run_directory, request={"may_lose": 1}, **LOSE)
     said = capfd.readouterr().err.splitlines()
     assert result.lost_workers == 1
-    assert losses(result) == pytest.approx(losses(whole), rel=1e-5)
+    assert losses(result.run_directory) == pytest.approx(losses(whole.run_directory), rel=1e-5)
     (line,) = (line for line in said if "goes on" in line)
     assert "worker 1 (process" in line and "killed by SIGKILL" in line
     assert line.endswith("; the run goes on with 2 worker(s)")
@@ -74,9 +54,9 @@ def test_without_a_checkpoint_the_others_finish_the_run(
     tmp_path: Path, whole: TrainResult, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = {**LOSE, "checkpoint_every": 8}
-    result = train(tmp_path, whole.run_directory, may_lose=1, **settings)
+    result = train(tmp_path, costs=whole.run_directory, request={"may_lose": 1}, **settings)
     said = capfd.readouterr().err.splitlines()
-    assert losses(result) == pytest.approx(losses(whole), rel=1e-5)
+    assert losses(result.run_directory) == pytest.approx(losses(whole.run_directory), rel=1e-5)
     assert max(read_plan(result.plan).devices) < 2
     assert not any("taken again" in line for line in said)
 
@@ -102,10 +82,10 @@ def test_one_loss_more_ends_the_run(
     tmp_path: Path, whole: TrainResult, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(WorkerLost, match=r"worker 1 .* was killed by SIGKILL"):
-        train(tmp_path, whole.run_directory, may_lose=0, **LOSE)
+        train(tmp_path, costs=whole.run_directory, **LOSE)
     assert "--resume --out" in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_more_losses_than_workers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--may-lose is 3, but of 3 workers at most 2 can be lost"):
-        train(tmp_path, None, may_lose=3)
+        train(tmp_path, request={"may_lose": 3}, **GIVEN)

@@ -10,18 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_runs import losses, train
 from training_jobs import build, job_file
 
 from penstock.errors import BadInput
 from penstock.jobs.job_file import find_job
 from penstock.jobs.train import TrainRequest, TrainResult, train_job, verify_job
-from penstock.plan.json_file import write_plan
-from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import read_profile
 
 pytestmark = pytest.mark.timeout(180)
-
-PLAN = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
 
 
 @pytest.fixture
@@ -33,28 +30,16 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "weights"
 
 
-def train(folder: Path, model: str, out: str) -> TrainResult:
+def from_weights(folder: Path, model: str, out: str) -> TrainResult:
     """Train the small job from its weights, and save them to ``<out>-weights``."""
-    write_plan(PLAN, folder / "given.json")
-    job = find_job(
-        job_file(folder, model=model, weights='"weights"', save_weights=f'"{out}-weights"')
-    )
-    request = TrainRequest(
-        workers=2,
-        plan=folder / "given.json",
-        out=folder / out,
-        shown=False,
-    )
-    return train_job(job, request)
+    saved = f'"{out}-weights"'
+    return train(folder, out=out, model=model, weights='"weights"', save_weights=saved)
 
 
 def test_a_model_on_meta_trains_like_one_with_values(tmp_path: Path, weights: Path) -> None:
-    runs = [train(tmp_path, "build_on_meta", "meta"), train(tmp_path, "build", "real")]
-    meta, real = (
-        [json.loads(line)["loss"] for line in lines if '"loss"' in line]
-        for run in runs
-        if (lines := (run.run_directory / "metrics.jsonl").read_text().splitlines())
-    )
+    made = {"meta": "build_on_meta", "real": "build"}
+    runs = [from_weights(tmp_path, model, out) for out, model in made.items()]
+    meta, real = (losses(run.run_directory) for run in runs)
     assert len(meta) == 6
     assert meta == real
     files = [load_file(f) for f in sorted((tmp_path / "meta-weights").glob("*.safetensors"))]
@@ -71,19 +56,15 @@ def test_a_model_on_meta_trains_like_one_with_values(tmp_path: Path, weights: Pa
 
 
 def test_a_run_is_resumed_without_its_first_weights(tmp_path: Path, weights: Path) -> None:
-    whole, resumed = (train(tmp_path, "build_on_meta", out) for out in ("whole", "resumed"))
+    whole, resumed = (from_weights(tmp_path, "build_on_meta", out) for out in ("whole", "resumed"))
     job = replace(find_job(tmp_path / "small.toml"), steps=8, save_weights=None)
     options = TrainRequest(workers=2, resume=True, shown=False)
     train_job(job, replace(options, out=whole.run_directory))
     shutil.rmtree(weights)
     train_job(job, replace(options, out=resumed.run_directory))
-    losses = [
-        [json.loads(line)["loss"] for line in lines if '"loss"' in line]
-        for run in (whole, resumed)
-        if (lines := (run.run_directory / "metrics.jsonl").read_text().splitlines())
-    ]
-    assert len(losses[0]) == 8
-    assert losses[0] == losses[1]
+    found = losses(whole.run_directory)
+    assert len(found) == 8
+    assert found == losses(resumed.run_directory)
 
 
 def test_a_model_on_meta_is_verified(tmp_path: Path, weights: Path) -> None:
@@ -120,12 +101,12 @@ def test_weights_of_another_model_are_refused_before_anything_is_measured(
     save_file({"0.weight": torch.ones(2, 2)}, weights / "model.safetensors")
     missing = r"lacks '0.bias', '2.weight', '2.bias' and 2 more, which Sequential has"
     with pytest.raises(BadInput, match=missing):
-        train(tmp_path, "build_on_meta", "run")
+        from_weights(tmp_path, "build_on_meta", "run")
     assert not (tmp_path / "run" / "profile.json").exists()
 
 
 def test_weights_are_not_written_over_others(tmp_path: Path, weights: Path) -> None:
     (tmp_path / "run-weights").symlink_to(weights)
     with pytest.raises(BadInput, match="run-weights' holds weights already"):
-        train(tmp_path, "build_on_meta", "run")
+        from_weights(tmp_path, "build_on_meta", "run")
     assert not (tmp_path / "run").exists()

@@ -1,14 +1,10 @@
 """A job whose data take part: each rank reads what it needs, and losses are the same."""
 
-import json
 from pathlib import Path
 
 import pytest
-from training_jobs import job_file
+from small_runs import rows_of, train
 
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, train_job
-from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 
 THREE_STAGES = Plan(
@@ -25,14 +21,9 @@ THREE_STAGES = Plan(
 
 def losses_of(folder: Path, data: str) -> list[tuple[float | None, float | None]]:
     """The losses of the steps and evaluations of a run of six steps."""
-    folder.mkdir()
-    job, plan = job_file(folder, data=data), folder / "plan.json"
-    write_plan(THREE_STAGES, plan)
-    request = TrainRequest(workers=3, plan=plan, out=folder / "run", shown=False)
-    assert train_job(find_job(job), request).steps == 6
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [(row.get("loss"), row.get("evaluation_loss")) for row in rows]
+    result = train(folder, THREE_STAGES, workers=3, data=data)
+    assert result.steps == 6
+    return [(r.get("loss"), r.get("evaluation_loss")) for r in rows_of(result.run_directory)]
 
 
 @pytest.mark.timeout(280)

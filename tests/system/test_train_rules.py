@@ -1,6 +1,5 @@
 """`penstock train` with rules of update that look beyond a step, as on one device."""
 
-import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import TWO_STAGES, rows_of
 from torch.nn import functional
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -19,21 +19,18 @@ from penstock.jobs.optimizers import optimizer_factory
 from penstock.jobs.profile_job import built_model
 from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
-from penstock.plan.plan import Plan, Stage
 
 pytestmark = pytest.mark.timeout(280)
-
-PLAN = Plan((Stage(range(2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
 
 
 def trained(job: Path, folder: Path, *, resume: bool = False) -> list[dict[str, Any]]:
     """The records of a run, which goes on if it was there."""
-    write_plan(PLAN, folder / "plan.json")
-    plan = None if resume else folder / "plan.json"
-    run = folder / "run"
-    request = TrainRequest(workers=2, plan=plan, out=run, resume=resume, shown=False)
-    train_job(find_job(job), request)
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    plan, run = folder / "plan.json", folder / "run"
+    write_plan(TWO_STAGES, plan)
+    given = None if resume else plan
+    asked = TrainRequest(workers=2, plan=given, out=run, resume=resume, shown=False)
+    train_job(find_job(job), asked)
+    return rows_of(run)
 
 
 def alone(

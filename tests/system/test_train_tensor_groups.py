@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import rows_of, train
 from torch.nn import functional
 from training_jobs import job_file
 
@@ -20,7 +21,7 @@ from penstock.jobs.job_file import find_job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import built_model
 from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.train import TrainRequest, TrainResult, train_job
+from penstock.jobs.train import TrainResult
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine
@@ -41,26 +42,6 @@ GROUP_LAST = Plan(
     *(4, 4, "gpipe"),
     tensor_groups=((2,), (0, 1)),
 )
-
-
-def train(
-    folder: Path, plan: Plan | None, *, workers: int = 3, resume: bool = False, **settings: Any
-) -> TrainResult:
-    """Train the small job in ``folder``."""
-    if plan is not None:
-        write_plan(plan, folder / "given.json")
-    request = TrainRequest(
-        workers=workers,
-        plan=folder / "given.json" if plan is not None else None,
-        out=folder / "run",
-        resume=resume,
-        shown=False,
-    )
-    return train_job(find_job(job_file(folder, **settings)), request)
-
-
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def on_one_device(job: Job) -> tuple[list[float], float]:
@@ -88,9 +69,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainResult
     """A run of four steps under a plan with a group, continued under another one."""
     folder = tmp_path_factory.mktemp("groups")
     table = f"{{ layers = {LAYERS} }}"
-    first = train(folder, GROUP_FIRST, steps=4, tensor_parallel=table)
+    first = train(folder, GROUP_FIRST, workers=3, steps=4, tensor_parallel=table)
     assert first.steps == 4 and first.verified.startswith("equal to your module on the whole batch")
-    return folder, train(folder, GROUP_LAST, resume=True, tensor_parallel=table)
+    return folder, train(folder, GROUP_LAST, workers=3, resume=True, tensor_parallel=table)
 
 
 def test_losses_are_those_of_one_device_also_after_resuming(
@@ -191,7 +172,7 @@ def test_what_does_not_work_is_refused_before_anything_starts(
     tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadInput) as refusal:
-        train(tmp_path, None, **settings)
+        train(tmp_path, None, workers=3, **settings)
     assert message in str(refusal.value)
     assert not (tmp_path / "run").exists()
 
@@ -212,6 +193,6 @@ def test_plans_with_groups_that_a_job_cannot_follow_are_refused(
     tmp_path: Path, plan: Plan, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadInput) as refusal:
-        train(tmp_path, plan, **settings)
+        train(tmp_path, plan, workers=3, **settings)
     assert message in str(refusal.value)
     assert not (tmp_path / "run").exists()

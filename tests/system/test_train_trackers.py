@@ -3,35 +3,28 @@
 Neither library is installed where this runs: modules with their signatures stand in for them.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from small_runs import TWO_STAGES, rows_of
 from training_jobs import job_file
 
 from penstock.errors import BadInput
 from penstock.jobs.job_file import find_job
 from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
-from penstock.plan.plan import Plan, Stage
 
 STAND_INS = Path(__file__).parents[1] / "runtime" / "trackers" / "stand_ins"
-TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.timeout(280)
 def test_a_resumed_run_goes_on_in_its_trackers_and_without_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tmp_path / "told.jsonl"
+    (told := tmp_path / "told").mkdir()
     monkeypatch.syspath_prepend(STAND_INS)
-    monkeypatch.setenv("TOLD", str(told))
+    monkeypatch.setenv("TOLD", str(told / "metrics.jsonl"))
     for name in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)
     job = find_job(job_file(tmp_path, trackers='["wandb", "mlflow"]', steps=4))
@@ -51,7 +44,7 @@ def test_a_resumed_run_goes_on_in_its_trackers_and_without_one_that_fails(
     config = next(call["config"] for call in starts if call.get("config"))
     assert (config["batch_size"], config["schedule"]) == (16, "1f1b")
     assert float(config["optimizer.learning_rate"]) == 0.01
-    recorded = rows_of(run / "metrics.jsonl")
+    recorded = rows_of(run)
     losses = {row["step"]: row["loss"] for row in recorded if "loss" in row}
     held_out = {row["step"]: row["evaluation_loss"] for row in recorded if "evaluation_loss" in row}
     assert (list(losses), list(held_out)) == ([1, 2, 3, 4, 5, 6], [3, 6])

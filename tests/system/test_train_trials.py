@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import losses
 from training_jobs import job_file
 from trial_cases import try_in_turn
 
@@ -37,11 +38,6 @@ def heavy_problem(job: Job) -> PlanningProblem:
         for layer in problem.profile.layers
     )
     return replace(problem, profile=replace(problem.profile, layers=layers))
-
-
-def losses(directory: Path) -> list[float]:
-    rows = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
-    return [row["loss"] for row in rows if "loss" in row]
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import TWO_STAGES, rows_of
 from training_jobs import job_file
 
 from penstock.plan.json_file import write_plan
-from penstock.plan.plan import Plan, Stage
 
 pytestmark = pytest.mark.timeout(280)
 
-TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
 EQUAL = "equal to your module on the whole batch: loss "
 
 
@@ -34,8 +33,9 @@ def test_a_new_run_says_in_every_record_that_its_first_step_is_right(tmp_path: P
     verified = json.loads(new.stdout)["verified"]
     assert verified.startswith(EQUAL)
     assert f"step 1: {verified}" in new.stderr
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["verified"]) for row in rows if "verified" in row] == [(1, verified)]
+    assert [(row["step"], row["verified"]) for row in rows_of(run) if "verified" in row] == [
+        (1, verified)
+    ]
     assert f'First step</td><td data-head="">{EQUAL}' in (run / "report.html").read_text()
 
 

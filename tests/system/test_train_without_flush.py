@@ -1,58 +1,19 @@
 """`penstock train` under schedules that update weights without a flush."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from training_jobs import job_file
+from small_runs import TWO_STAGES, losses, rows_of, train
 
 from penstock.errors import BadInput
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, TrainResult, train_job
-from penstock.plan.json_file import read_plan, write_plan
-from penstock.plan.plan import Plan, Stage
+from penstock.jobs.train import TrainResult
+from penstock.plan.json_file import read_plan
 
 pytestmark = pytest.mark.timeout(280)
 
-SPECTRAIN = Plan(
-    (Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "spectrain"
-)
-
-
-def train(
-    folder: Path,
-    plan: Plan | None,
-    costs: Path | None = None,
-    *,
-    resume: bool = False,
-    **settings: object,
-) -> TrainResult:
-    """Train the small job in ``folder``, by a plan or under ``pipedream``."""
-    folder.mkdir(exist_ok=True)
-    directory = folder / "run"
-    if costs is not None and not resume:
-        directory.mkdir()
-        shutil.copy(costs / "profile.json", directory)
-        shutil.copy(costs / "cluster.toml", directory)
-    if plan is not None:
-        write_plan(plan, folder / "plan.json")
-    request = TrainRequest(
-        workers=2,
-        plan=folder / "plan.json" if plan is not None else None,
-        schedule="auto" if plan is not None else "pipedream",
-        out=directory,
-        resume=resume,
-        shown=False,
-    )
-    return train_job(find_job(job_file(folder, **settings)), request)
-
-
-def steps(result: TrainResult) -> list[dict[str, float]]:
-    """What was recorded of each step."""
-    lines = (result.run_directory / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if "loss" in row]
+SPECTRAIN = replace(TWO_STAGES, schedule="spectrain")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +23,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
 
 
 def test_a_run_records_copies_and_staleness(whole: TrainResult) -> None:
-    rows = steps(whole)
+    rows = [row for row in rows_of(whole.run_directory) if "loss" in row]
     assert whole.steps == 6
     assert [row["step"] for row in rows] == list(range(1, 7))
     assert {row["weight_versions/stage_0"] for row in rows} == {2.0}
@@ -85,13 +46,14 @@ def test_the_memory_of_its_first_steps_is_measured(whole: TrainResult) -> None:
 def test_a_resumed_run_goes_on_as_the_uninterrupted_one(whole: TrainResult, tmp_path: Path) -> None:
     train(tmp_path, SPECTRAIN, whole.run_directory, steps=4)
     resumed = train(tmp_path, SPECTRAIN, resume=True)
-    assert [row["loss"] for row in steps(resumed)] == [row["loss"] for row in steps(whole)]
+    assert losses(resumed.run_directory) == losses(whole.run_directory)
 
 
 def test_a_plan_is_made_for_the_schedule_that_was_asked_for(
     whole: TrainResult, tmp_path: Path
 ) -> None:
-    result = train(tmp_path, None, whole.run_directory, steps=2)
+    asked = {"schedule": "pipedream"}
+    result = train(tmp_path, None, whole.run_directory, request=asked, steps=2)
     assert read_plan(result.plan).schedule == "pipedream"
 
 

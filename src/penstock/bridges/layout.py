@@ -59,6 +59,7 @@ class AskedLayout:
 
 def layout_of_plan(plan: Plan, target: str) -> PipelineLayout:
     """The layout of a plan for the framework ``target``."""
+    # No other framework has replicas that differ, stages that are held twice, or no flush.
     order_of(plan)
     family, first = FAMILIES[plan.schedule], plan.stages[0]
     if plan.mirrored:

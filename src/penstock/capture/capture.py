@@ -236,7 +236,8 @@ def the_only_one(
         raise problems[0]
     found = [graph for graph in found if not graph.recorded.sizes.any_shrinks] or found
     one, *others = (graph.call.layout for graph in found)
-    read = read_for_loss(found[0])
+    record, loss = found[0].recorded.record, found[0].recorded.loss
+    read = found[0].cut.leaves_of(record.behind([record.values[loss].maker]))
     for other in others:
         unlike = [i for i in sorted(read) if one.leaves[i].rows != other.leaves[i].rows]
         if unlike:
@@ -249,12 +250,6 @@ def the_only_one(
                 f"capture_model, or as [rows] of the job"
             )
     return found[0]
-
-
-def read_for_loss(graph: LayerGraph) -> frozenset[int]:
-    """The leaves of the batch from which the loss is computed."""
-    record = graph.recorded.record
-    return graph.cut.leaves_of(record.behind([record.values[graph.recorded.loss].maker]))
 
 
 def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:

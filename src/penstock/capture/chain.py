@@ -9,7 +9,6 @@ neighbours only a tensor or a tuple of tensors may pass.
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from penstock.capture.stage_program import LossFunction
@@ -68,10 +67,5 @@ class Chain(nn.Module):
         first, *rest = (self.get_submodule(name) for name in self._names)
         value = first(*inputs, **named_inputs)
         for module in rest:
-            value = call_next(module, value)
+            value = module(*value) if isinstance(value, tuple) else module(value)
         return value
-
-
-def call_next(module: nn.Module, value: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
-    """``module`` called on its predecessor's output; a tuple is passed as separate arguments."""
-    return module(*value) if isinstance(value, tuple) else module(value)

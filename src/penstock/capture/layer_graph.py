@@ -17,7 +17,7 @@ from penstock.capture.loss.loss_parts import LossAction, LossParts
 from penstock.capture.loss.loss_path import LossPath, OtherPath
 from penstock.capture.loss.step_values import StepValues
 from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
-from penstock.capture.needs import Needs, needs_of_loss, needs_of_outputs
+from penstock.capture.needs import Needs, needs_of_outputs
 from penstock.capture.record.absent import Absent, release
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.model_state import StatePlace, place_of
@@ -283,7 +283,7 @@ class LayerGraph:
     def _needs(self) -> Needs:
         if self.wants == "outputs":
             return needs_of_outputs(self.cut, self._outputs)
-        return needs_of_loss(self.cut, len(self.call.layout.leaves))
+        return Needs(frozenset(range(self.cut.end)), frozenset(range(len(self.call.layout.leaves))))
 
     @cached_property
     def _crossings(self) -> tuple[LayerCrossing, ...]:

@@ -5,7 +5,7 @@
 says that dimension 1 of two tensors of the batch varies, and is always the same in both.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -56,7 +56,9 @@ class SizeOfLengths(Protocol):
 def named_lengths(dynamic: Dynamic) -> tuple[Length, ...]:
     """Every length once, in order of first mention, with its limits if declared."""
     found: dict[str, Length] = {}
-    for length in every_length(dynamic):
+    declared = [named for dimensions in dynamic.values() for named in dimensions.values()]
+    for named in declared:
+        length = named if isinstance(named, Length) else Length(named)
         known = found.setdefault(length.name, length)
         if known != length:
             plain = Length(length.name)
@@ -67,13 +69,6 @@ def named_lengths(dynamic: Dynamic) -> tuple[Length, ...]:
                 )
             found[length.name] = length if known == plain else known
     return tuple(found.values())
-
-
-def every_length(dynamic: Dynamic) -> Iterable[Length]:
-    """The lengths as declared, dimension by dimension."""
-    for dimensions in dynamic.values():
-        for named in dimensions.values():
-            yield named if isinstance(named, Length) else Length(named)
 
 
 def in_words(length: Length) -> str:

@@ -94,7 +94,10 @@ def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) ->
     """A real tensor on the CPU with the initial values of the program's tensor ``name``."""
     path, _, last = name.rpartition(".")
     owner = user.module(path)
-    results = [_run_initialisers(user, name, like, seed, blank) for blank in _blanks(like)]
+    has_nan = like.is_floating_point() or like.is_complex()
+    # Values before initialisation, which show what was not set.
+    blanks = [float("nan")] if has_nan else [0, 1]
+    results = [_run_initialisers(user, name, like, seed, blank) for blank in blanks]
     if not _is_set(results):
         value = _from_constructor(owner, last, like)
         if value is None:
@@ -105,11 +108,6 @@ def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) ->
             )
         return value
     return results[0]
-
-
-def _blanks(like: torch.Tensor) -> list[float]:
-    """Values before initialisation, which show what was not set."""
-    return [float("nan")] if like.is_floating_point() or like.is_complex() else [0, 1]
 
 
 def _is_set(results: list[torch.Tensor]) -> bool:

@@ -24,11 +24,6 @@ class Needs:
     as_on_example: frozenset[int] = frozenset()
 
 
-def needs_of_loss(cut: Cut, leaves: int) -> Needs:
-    """Everything, with all leaves of the batch."""
-    return Needs(frozenset(range(cut.end)), frozenset(range(leaves)))
-
-
 def needs_of_outputs(cut: Cut, values: Sequence[int]) -> Needs:
     """What makes these values, and decides about the way there."""
     record = cut.record

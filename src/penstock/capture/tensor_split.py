@@ -36,7 +36,7 @@ def divided_dims(graph: LayerGraph) -> dict[str, int]:
 
 
 def divided_layers(graph: LayerGraph) -> SplitTable:
-    """The linear layers that the graph's table, or the model's own, divides, by their full names."""
+    """The linear layers that the graph's table, or the model's own, divides, by full names."""
     modules = dict(graph.model.named_modules())
     layers: dict[str, Literal["colwise", "rowwise"]] = {}
     table = graph.tensor_parallel

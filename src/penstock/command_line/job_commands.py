@@ -179,22 +179,19 @@ def show_run(result: "TrainResult", terminal: Terminal) -> None:
         if key != "run_directory"
     }
     error = result.predicted_s / result.measured_s - 1
+    left_out = ", ".join(map(str, result.left_out_steps))
     terminal.show(
         values,
         f"{result.steps} steps, loss {result.loss:.3f}, {result.samples_per_s:.1f} samples/s",
         f"iteration {1000 * result.measured_s:.1f} ms, predicted "
         f"{1000 * result.predicted_s:.1f} ms ({100 * error:+.1f} %)",
         *(f"  {length}" for length in result.by_length),
-        *left_out_text(result.left_out_steps),
+        *([f"left out   steps {left_out} (NaN or infinity)"] if left_out else []),
         *([f"lost       {result.lost_workers} worker(s)"] if result.lost_workers else []),
         f"checkpoint {result.checkpoint}",
         f"report     {result.report}",
         *([f"weights    {result.weights}"] if result.weights else []),
     )
-
-
-def left_out_text(steps: tuple[int, ...]) -> list[str]:
-    return [f"left out   steps {', '.join(map(str, steps))} (NaN or infinity)"] if steps else []
 
 
 def verify(

@@ -60,11 +60,7 @@ def build_model() -> nn.Module:
 
 @cache
 def images(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images ``[n, 1, 8, 8]`` with values from 0 to 1, and their classes; the last 360 held out.
-
-    Raises:
-        BadInput: scikit-learn is not installed.
-    """
+    """Images ``[n, 1, 8, 8]`` with values from 0 to 1, and their classes; the last 360 held out."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

@@ -131,6 +131,10 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
 
     The number of ranks that were started takes the place of ``request.workers``. A start after a
     failure, or after hosts have come or gone, resumes the run that this launch has begun.
+
+    Raises:
+        PenstockError: as `train_job`; on the rank that has failed first.
+        SaidByAnotherRank: on all other ranks.
     """
     with saying_once():
         long_slices_if_crowded()
@@ -167,6 +171,11 @@ def run_rank(
     ``request`` names the run directory. ``history`` is what has happened before. With
     ``pause_after`` the run pauses at the checkpoint of this number, so that lost workers take their
     places again. Rank 0 returns the result of the run; if it pauses, all return its history.
+
+    Raises:
+        PenstockError: as `train_job`; on the rank that has failed.
+        SaidByAnotherRank: rank 0 has failed at what it alone does.
+        SystemExit: SIGTERM has ended the run.
     """
     termination = Termination()
     assert request.out is not None
@@ -210,14 +219,23 @@ def run_parts(
     if any(world.all_gather(termination.asked)) and report.steps < run.job.steps:
         run.say(f"stopped by SIGTERM after step {report.steps}")
         raise SystemExit(128 + signal.SIGTERM)
-    history = after_part(history, report)
+    history = replace(
+        history,
+        steps=report.steps,
+        verified=history.verified or report.verified,
+        left_out=tuple(sorted({*history.left_out, *report.left_out})),
+    )
     if report.paused:
         return history
     return finish(run, planned, report, peaks, history) if planned else None
 
 
 def by_first(world: World, act: Callable[[], T]) -> T | None:
-    """What ``act`` returns, which only rank 0 calls; None on others. All ranks must call this."""
+    """What ``act`` returns, which only rank 0 calls; None on others. All ranks must call this.
+
+    Raises:
+        SaidByAnotherRank: on the other ranks, if it raises on rank 0.
+    """
     if world.rank:
         if code := world.broadcast(0):
             raise SaidByAnotherRank(code)
@@ -528,15 +546,6 @@ def check_rooms(world: World, plan: Plan, planned: PlannedPart | None) -> None:
     world.all_succeed(lambda: check_room(world.device, wanted, "the plan"))
 
 
-def after_part(history: History, report: PartReport) -> History:
-    return replace(
-        history,
-        steps=report.steps,
-        verified=history.verified or report.verified,
-        left_out=tuple(sorted({*history.left_out, *report.left_out})),
-    )
-
-
 def finish(
     run: JobRun, planned: PlannedPart, report: PartReport, peaks: Sequence[float], history: History
 ) -> TrainResult:
@@ -626,7 +635,11 @@ def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) ->
 
 @contextmanager
 def saying_once() -> Generator[None]:
-    """Within, of all ranks that torchrun has started and that fail, only the first says why."""
+    """Within, of all ranks that torchrun has started and that fail, only the first says why.
+
+    Raises:
+        SaidByAnotherRank: in place of an error, where another rank has failed before.
+    """
     check_environment()
     store, rank, _ = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
 

@@ -92,7 +92,9 @@ def seconds_of_trial(
     seconds, failure = list[float](), ""
     with kept_random_state(world.device):
         try:
-            seconds = own_seconds(own, plan, device, timeout_s)
+            with pipeline_of(own, plan, device, timeout_s) as pipe:
+                steps = trained_on(pipe, own, 0, [], deque(), ())
+                seconds = [metrics.seconds for metrics in steps]
         except Exception as cause:  # whatever it is, the run goes on without this plan
             failure = str(cause).strip().partition("\n")[0] or type(cause).__name__
     gc.collect()  # the pipeline, before the next one is made
@@ -103,9 +105,3 @@ def seconds_of_trial(
         return 0.0, failure
     slowest = [max(of_ranks) for of_ranks in zip(*(own for own, _ in ranks), strict=True)]
     return median(slowest[SETTLING_STEPS:] or slowest), ""
-
-
-def own_seconds(job: Job, plan: Plan, device: str, timeout_s: float) -> list[float]:
-    """Seconds of all steps of ``job`` on this rank."""
-    with pipeline_of(job, plan, device, timeout_s) as pipe:
-        return [metrics.seconds for metrics in trained_on(pipe, job, 0, [], deque(), ())]

@@ -155,6 +155,9 @@ class PipelineTrainer(Trainer):
     `capture_model`. Others are the trainer's. A batch has ``per_device_train_batch_size`` samples
     for each rank, which need not be a multiple for the plan. The loss is what `compute_loss` gives,
     also where a subclass overrides it. `pipe` is the pipeline, from `train` until `end`.
+
+    Raises:
+        BadInput: an argument that cannot be followed, which is named.
     """
 
     def __init__(

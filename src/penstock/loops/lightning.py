@@ -126,6 +126,9 @@ class PipelineStrategy(DDPStrategy):
     `Pipeline`, such as ``shard_optimizer``. Learning-rate schedules, callbacks, loggers and
     ``validation_step`` are Lightning's own; in validation ``self(...)`` is computed by all ranks.
     A checkpoint has the whole weights in Lightning's file, and the rest in a folder beside it.
+
+    Raises:
+        BadInput: when `fit` begins, for what a pipeline cannot do.
     """
 
     def __init__(self, plan: Plan, batch: Batch, **options: Any) -> None:

@@ -62,6 +62,9 @@ class PipelineDPOTrainer(PipelineTrainer, DPOTrainer):
     The reference's scores are computed before training (``precompute_ref_log_probs=True``), by
     whole models on all ranks. A pair is one sample, so the plan's batch counts pairs. Of what the
     loss logs, rewards and log-probabilities of the answers stay, which are means over pairs.
+
+    Raises:
+        BadInput: an argument that cannot be followed, which is named.
     """
 
     def __init__(self, *arguments: Any, **others: Any) -> None:

@@ -7,37 +7,27 @@ longer. So a stopwatch can hold the GPU until the host is ahead.
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 
 from penstock.device import flush_cache, hold, is_gpu, timing_mark, wait_for
 
 
-class Stopwatch(Protocol):
-    """Runs a piece of work and returns its seconds."""
-
-    def __call__(self, work: Callable[[], object]) -> float:
-        """Run ``work`` once; its seconds."""
-        ...
-
-    def restart(self) -> None:
-        """Forget the seconds that the work which is running has taken until now."""
-        ...
-
-
 class HostStopwatch:
-    """A stopwatch by the clock ``now``."""
+    """Runs a piece of work and returns its seconds by the clock ``now``."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
 
     def __call__(self, work: Callable[[], object]) -> float:
+        """Run ``work`` once; its seconds."""
         self.restart()
         work()
         return self._now() - self._start_s
 
     def restart(self) -> None:
+        """Forget the seconds that the work which is running has taken until now."""
         self._start_s = self._now()
 
 
@@ -77,6 +67,9 @@ class GpuStopwatch:
         self._start, self._start_s = timing_mark(self._device), time.perf_counter()
 
 
+Stopwatch: TypeAlias = HostStopwatch | GpuStopwatch
+
+
 def work_s(
     device: torch.device,
     *,
@@ -93,11 +86,6 @@ def work_s(
     if is_gpu(device):
         return GpuStopwatch(device, ahead=ahead, launches=launches)
     return HostStopwatch(lambda: time.process_time() if shares_cores else time.perf_counter())
-
-
-def wall_s(work: Callable[[], object]) -> float:
-    """Seconds of ``work`` by the wall clock."""
-    return HostStopwatch(lambda: time.perf_counter())(work)
 
 
 WARM_UP_S = 0.5

@@ -175,7 +175,9 @@ def measure(
     keep_freed_memory(device)  # as the engine does that will run the layers
     with undisturbed(graph, settings.device) as graph:
         leaves = [leaf.to(device) for leaf in graph.batch_leaves(batch)]
-        sizes = tuple(batch_sizes) or default_sizes(leaves[0].shape[0])
+        batch_size = leaves[0].shape[0]
+        quarters = {max(1, batch_size // 4), max(1, batch_size // 2), batch_size}
+        sizes = tuple(batch_sizes) or tuple(sorted(quarters))
         if min(sizes) < 1 or repeats < 1:
             raise BadInput(
                 f"batch sizes {list(sizes)} with {repeats} repeats cannot be measured; all must be "
@@ -222,11 +224,6 @@ def measure(
 LAYERS_ALONE = (
     "layers were measured one by one, and not in the model, for which memory was too small"
 )
-
-
-def default_sizes(batch_size: int) -> tuple[int, ...]:
-    """A quarter, a half and the whole of a batch, without duplicates."""
-    return tuple(sorted({max(1, batch_size // 4), max(1, batch_size // 2), batch_size}))
 
 
 def layer_costs(

@@ -68,13 +68,11 @@ def kinds_of_schedule(name: str) -> tuple[str, ...]:
     return tuple(kind for kind, has in found.items() if has)
 
 
-def choice_refusal(
-    choice: str, schedule: str, *, tied: bool = False, tensor_groups: bool = False
-) -> str:
+def choice_refusal(choice: str, schedule: str, *, tied: bool = False) -> str:
     """Why a stage cannot have a choice under a schedule, in words; empty if it can.
 
     ``choice`` is one of `CHOICES`, thus also what `Stage.sharding` may be, or empty for none.
-    ``tied``: it has a parameter that another stage uses. ``tensor_groups``: its devices are such.
+    ``tied``: it has a parameter that another stage uses.
 
     >>> choice_refusal("parameters", "1f1b"), choice_refusal("blocks", "zb-h1")
     ('', 'splits backwards: each half would need the activations')
@@ -84,7 +82,5 @@ def choice_refusal(
     met = {kind: SCHEDULES[kind] for kind in kinds_of_schedule(schedule)}
     if tied:
         met["tied stages"] = "has parameters tied between stages"
-    if tensor_groups:
-        met["tensor groups"] = "is on tensor groups"
     refused = (f"{met[kind]}: {REFUSED[choice, kind]}" for kind in met if (choice, kind) in REFUSED)
     return next(refused, "")

@@ -45,9 +45,6 @@ def best_candidate(
     score so far are left out, because they cannot win. With ``tries`` only that many candidates of
     every micro-batch size are tried, and the others only if none of those fits. Many estimates
     compare plans of one size well, but not plans of different sizes.
-
-    Raises:
-        Infeasible: no candidate has a finite score.
     """
     best, best_s = None, inf
     tried_since = actions_since = 0

@@ -18,9 +18,6 @@ def data_parallel(problem: PlanningProblem, score: Score) -> Plan:
     Micro-batches accumulate their gradients, which are reduced once, at the end. The devices are
     the fastest ones, in the cluster's order. They are fewer than all where the all-reduce costs
     more than the last devices gain, or where a micro-batch has fewer rows than there are devices.
-
-    Raises:
-        Infeasible: no device count fits; the message says what would.
     """
     counts = device_counts(len(problem.cluster.devices))
     candidates = [
@@ -89,10 +86,6 @@ def dividing_plan(
 
 
 def single_device(problem: PlanningProblem, score: Score) -> Plan:
-    """One stage on the fastest device, by the best micro-batch size.
-
-    Raises:
-        Infeasible: it does not fit; the message says what would.
-    """
+    """One stage on the fastest device, by the best micro-batch size."""
     candidates = one_stage_candidates(problem, 1)
     return best_candidate(problem, candidates, score, planner="single-device")

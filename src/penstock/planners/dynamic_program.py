@@ -34,9 +34,6 @@ def dynamic_program(problem: PlanningProblem, score: Score) -> Plan:
     There is one table for every micro-batch size and device order. Candidates are the best plans of
     each table for every number of stages and of devices. ``score`` judges those with the least
     estimates.
-
-    Raises:
-        Infeasible: no plan fits; the message says what would.
     """
     candidates = sorted(known_candidates(problem), key=lambda candidate: candidate.estimate_s)
     return best_candidate(problem, candidates[:SCORED], score, planner="dynamic-program")

@@ -36,9 +36,6 @@ def gpipe(problem: PlanningProblem, score: Score) -> Plan:
 
     Source: Huang et al., NeurIPS 2019 (pipeline and recompute); Kim et al. 2020, torchgpipe
     (block partition of forward and backward times).
-
-    Raises:
-        Infeasible: no plan fits; the message says what would.
     """
     schedule = "gpipe" if "gpipe" in problem.schedules else problem.schedules[0]
     chain = whole_chain(problem)

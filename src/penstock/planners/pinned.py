@@ -48,9 +48,6 @@ def pinned(problem: PlanningProblem, score: Score) -> Plan:
     For each number of device groups and each micro-batch size, the slowest stage is as fast as cuts
     that keep the pins allow (`cuts_that_keep`), with equal groups and with groups in proportion to
     the work of their stages. Messages do not count there; ``score`` judges.
-
-    Raises:
-        Infeasible: none of them fits in memory.
     """
     found: dict[Plan, float] = {}
     planned = [name for name in problem.schedules if FAMILIES[name].is_planned] or ["1f1b"]

@@ -40,9 +40,6 @@ def piper(problem: PlanningProblem, score: Score) -> Plan:
     devices from it to the end. Our schedules keep as many as there are stages. Where these are more
     and do not fit, all such plans score infinite. Then the recurrence is computed again with the
     most micro-batches that the schedule could keep.
-
-    Raises:
-        Infeasible: no plan fits; the message says what would.
     """
     found: list[Candidate] = []
     every_cut = tuple(range(len(problem.profile.layers) + 1))

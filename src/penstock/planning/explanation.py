@@ -256,15 +256,11 @@ def binding_words(explanation: Explanation) -> str:
 def large_shares(explanation: Explanation) -> list[str]:
     """The shares that are worth a word, with their parts of the iteration."""
     return [
-        f"{share_words(share)}, {percent_text(share.seconds / explanation.iteration_s)}"
+        f"{BINDS[share.kind].format(where=share.where)}, "
+        f"{percent_text(share.seconds / explanation.iteration_s)}"
         for share in explanation.shares
         if share.seconds >= LEAST_SHARE * explanation.iteration_s
     ]
-
-
-def share_words(share: PathShare) -> str:
-    """A share of the critical path in words, with its place."""
-    return BINDS[share.kind].format(where=share.where)
 
 
 def path_words(explanation: Explanation) -> str:

@@ -93,12 +93,8 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
     beside = Path(plan_path).parent
     profile = given.profile or recorded.profile or existing(beside / "profile.json")
     cluster = given.cluster or recorded.cluster or existing(beside / "cluster.toml")
-    for thing, found in (("profile", profile), ("cluster", cluster)):
-        if not found:
-            raise BadInput(
-                f"plan '{plan_path}' does not say which {thing} it was made for, and there is none "
-                f"beside it; name one with --{thing}"
-            )
+    check_named(profile, "profile", plan_path)
+    check_named(cluster, "cluster", plan_path)
     batch = given.profile_batch or recorded.profile_batch
     state = recorded.optimizer_bytes_per_parameter_byte
     return PlanInputs(profile, cluster, batch, recorded.memory_reserve, state)
@@ -120,17 +116,17 @@ def profile_of_plan(plan_path: str | Path, given: PlanInputs) -> ModelProfile:
     recorded = recorded_origin(plan_path)
     beside = existing(Path(plan_path).parent / "profile.json")
     name = given.profile or recorded.profile or beside
-    if not name:
-        raise BadInput(
-            f"plan '{plan_path}' does not say which profile it was made for, and there is none "
-            f"beside it; name one with --profile"
-        )
+    check_named(name, "profile", plan_path)
     return PlanInputs(name, "", given.profile_batch or recorded.profile_batch).read_profile()
 
 
-def promised_iteration_s(plan_path: str | Path) -> float:
-    """The seconds of an iteration that the prediction beside a plan promises; 0 without one."""
-    return recorded_origin(plan_path).iteration_s
+def check_named(found: str, thing: str, plan_path: str | Path) -> None:
+    """Raise `BadInput` if a plan's profile or cluster was not ``found``."""
+    if not found:
+        raise BadInput(
+            f"plan '{plan_path}' does not say which {thing} it was made for, and there is none "
+            f"beside it; name one with --{thing}"
+        )
 
 
 def recorded_origin(plan_path: str | Path) -> Origin:

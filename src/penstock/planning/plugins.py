@@ -70,7 +70,7 @@ def add_planner(name: str, planner: object) -> str:
 
 
 def add_installed() -> None:
-    """Add what other packages have: entry points ``penstock.planners`` and ``penstock.schedules``."""
+    """Add the entry points ``penstock.planners`` and ``penstock.schedules`` of other packages."""
     _ = FAMILIES.installed
     for point in entry_points(group="penstock.planners"):
         if point.name not in PLANNERS:

@@ -41,11 +41,6 @@ class GroupedPlan:
     problem: PlanningProblem
     prediction: Prediction
 
-    @property
-    def bare(self) -> Plan:
-        """The plan for ``problem``."""
-        return without_groups(self.plan)
-
 
 def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProblem]:
     """A plan with tensor groups, and its problem, with the groups as devices.

@@ -42,7 +42,8 @@ from penstock.profile.model_profile import (
 
 def packaged(name: str) -> ModelProfile:
     """A model of the package; comments in its file name the source of its numbers."""
-    return read_model_table(Path(__file__).parent / "models" / f"{name}.toml")
+    path = Path(__file__).parent / "models" / f"{name}.toml"
+    return model_from_table(read_text(path, "model table"), path)
 
 
 MODELS: dict[str, Callable[[], ModelProfile]] = {
@@ -88,11 +89,6 @@ class LayerRow:
     name: str
     figures: dict[str, float]
     reads: tuple[str, ...]
-
-
-def read_model_table(path: str | Path) -> ModelProfile:
-    """The model in a table file."""
-    return model_from_table(read_text(path, "model table"), path)
 
 
 def model_from_table(text: str, path: str | Path) -> ModelProfile:

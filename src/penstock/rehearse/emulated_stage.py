@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ PIECES = 4
 """A layer's parameters come in pieces of at most this part of a bucket, as real ones would."""
 
 FLOAT_BYTES = 4
+
+Part: TypeAlias = tuple[float, tuple[nn.Parameter, ...]]
 
 TIED = "tied "
 """Begins the names of tied parameters; those of a layer's own begin with its number."""
@@ -160,26 +162,14 @@ def holders_of_any(plan: Plan, profile: ModelProfile) -> list[tuple[int, ...]]:
     return list(dict.fromkeys((*own, *tied)))
 
 
-@dataclass(frozen=True)
-class StageTimes:
-    """Seconds of a stage's actions here, on this rank's rows.
-
-    ``last`` are the parts of the last action that makes gradients: the seconds of each, and the
-    parameters whose gradients are complete at its end.
-    """
-
-    seconds: Mapping[ActionKind, float]
-    last: tuple[tuple[float, tuple[nn.Parameter, ...]], ...]
-
-
 def stage_times(
     replica: Replica, work: StageWork, parameters: EmulatedParameters, time_scale: float
-) -> StageTimes:
-    """The times of one replica of a stage, from the profile and its device."""
+) -> tuple[Mapping[ActionKind, float], Sequence[Part]]:
+    """The ``seconds`` and the ``last`` of an `EmulatedStage`, from the profile and its device."""
     kinds: tuple[ActionKind, ...] = ("F", "B", "I", "W", "R")
     own = parameters.of_stage[replica.stage]
     ends = work.segment_layers
-    last: list[tuple[float, tuple[nn.Parameter, ...]]] = []
+    last: list[Part] = []
     above = work.layers.stop
     for number, (end, seconds) in enumerate(zip(ends, replica.work.segments_s, strict=True)):
         final = number == len(ends) - 1
@@ -190,22 +180,24 @@ def stage_times(
         ]
         last.append((seconds * time_scale, tuple(reversed(complete))))
         above = end
-    return StageTimes(
-        {kind: replica.work.seconds(kind) * time_scale for kind in kinds}, tuple(last)
-    )
+    return {kind: replica.work.seconds(kind) * time_scale for kind in kinds}, last
 
 
 @dataclass
 class EmulatedStage:
     """Stands in for a stage of a captured model; see `FedRunner`.
 
+    ``seconds`` are those of its actions here, on this rank's rows. ``last`` are the parts of the
+    last action that makes gradients: the seconds of each, and the parameters whose gradients are
+    complete at its end.
     ``launching`` starts gradient sums within the last backward. ``sleep_until`` takes the time of
     an action: it waits for a moment, and returns it.
     """
 
     stage: int
     program: StageProgram
-    times: StageTimes
+    seconds: Mapping[ActionKind, float]
+    last: Sequence[Part]
     launching: Callable[[], AbstractContextManager[object]]
     sleep_until: Callable[[float], float]
     loss_terms: list[LossTerm] = field(default_factory=list[LossTerm])
@@ -233,7 +225,7 @@ class EmulatedStage:
     def _forward(self, micro_batch: int, received: Tensors) -> Tensors:
         start_s = time.perf_counter()
         sent = self._filled(self.program.sent, "F", micro_batch)
-        self.sleep_until(start_s + self.times.seconds["F"])
+        self.sleep_until(start_s + self.seconds["F"])
         return sent
 
     def _backward(self, kind: ActionKind, micro_batch: int, gradients: Tensors) -> Tensors:
@@ -249,11 +241,11 @@ class EmulatedStage:
     def _take_time(self, kind: ActionKind, micro_batch: int, start_s: float) -> None:
         last = kind in "BW" and micro_batch == self.inputs.last_backward
         if not last or (kind == "B" and micro_batch in self.inputs.halved):
-            self.sleep_until(start_s + self.times.seconds[kind])
+            self.sleep_until(start_s + self.seconds[kind])
             return
         with self.launching():
-            for seconds, complete in self.times.last:
-                start_s = self.sleep_until(start_s + seconds)
+            for part_s, complete in self.last:
+                start_s = self.sleep_until(start_s + part_s)
                 for parameter in complete:
                     parameter.backward(torch.zeros_like(parameter))
 

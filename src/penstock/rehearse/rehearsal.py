@@ -80,11 +80,6 @@ class Rehearsal:
         """How late a wait ended on average, in seconds here."""
         return sum(r.late_s for r in self.ranks) / max(1, sum(r.waits for r in self.ranks))
 
-    @property
-    def simulated_timeline(self) -> Timeline:
-        """The iteration as simulated."""
-        return self.prediction.timeline
-
     @cached_property
     def timeline(self) -> Timeline:
         """The last iteration: compute as the ranks did it, transfers as the links carried them.

@@ -200,7 +200,7 @@ class RehearsingRank:
             times = stage_times(replica, parts, parameters, emulation.time_scale)
             launching = partial(self.buckets.launching, stage)
             runners[stage] = EmulatedStage(
-                stage, programs[stage], times, launching, client.sleep_until
+                stage, programs[stage], *times, launching, client.sleep_until
             )
         self.stages = RankStages(
             plan,

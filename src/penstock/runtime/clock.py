@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 import torch
 
@@ -37,31 +37,6 @@ class Record(NamedTuple):
     end_s: float
     peer: int = -1
     bytes: int = 0
-
-
-class Clock(Protocol):
-    """Takes the records of the action loop and the channels."""
-
-    def now(self) -> float:
-        """Seconds since some fixed moment."""
-        ...
-
-    def paced(self, steps: Iterable[Step]) -> Iterable[Step]:
-        """The steps of the action loop, each as soon as it may be launched."""
-        ...
-
-    def add(
-        self,
-        kind: EventKind,
-        stage: int,
-        micro_batch: int,
-        start_s: float,
-        end_s: float,
-        peer: int = -1,
-        bytes: int = 0,
-    ) -> None:
-        """Record one event."""
-        ...
 
 
 class StepClock:

@@ -9,6 +9,7 @@ requests the same sizes repeatedly, so keeping its memory pays.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, NoReturn, TypeAlias
@@ -45,7 +46,7 @@ from penstock.runtime.stages.parameter_shards import ParameterShards
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
 from penstock.runtime.stages.tensor_shards import TensorShards
-from penstock.runtime.stages.whole_loss import EndOfPipeline, without_last_layer
+from penstock.runtime.stages.whole_loss import EndOfPipeline
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, messages_by_rank
 from penstock.runtime.transport.transport import open_transport
 from penstock.runtime.user_metrics import MetricSums
@@ -262,7 +263,7 @@ class Engine:
             graph,
             program,
             self.world.device,
-            lambda network: make(without_last_layer(stage), network),
+            lambda network: make(replace(stage, layers=stage.layers[:-1]), network),
             add_up=partial(dist.all_reduce, group=group) if group is not None else None,
             autocast=self.autocast_dtype,
             take_outputs=take_outputs,
@@ -293,11 +294,6 @@ class Engine:
         return RankStages(
             *to_others, boundaries=boundaries, programs=programs, runners=runners, metrics=metrics
         )
-
-    def check_replicas(self, step: int) -> None:
-        """Compare copies of weights before step ``step``, if it is time to."""
-        if self.replicas.every:
-            self.replicas.run(step, self.numbers, self.failures)
 
     def norm_of(self, place: Place, program: StageProgram) -> SynchronisedBatchNorm | None:
         """How the replicas of a stage share the statistics of batch norm; None without any."""
@@ -336,6 +332,12 @@ class Engine:
         buffers or random numbers change.
 
         ``stages`` are others than those that are trained.
+
+        Raises:
+            BadInput: the ranks were given different batches.
+            LossPathChanged: the loss took another path than recorded.
+            RunFailed: this rank or another failed; the engine cannot be used again, unless a
+                forward failed in evaluation.
         """
         iteration = Iteration(self, batches, stages, training=training, step=step)
         with self.failures.shared():

@@ -797,7 +797,7 @@ def meetings_of(engine: Engine, update: Update) -> "Meetings | None":
 
 
 def way_to_train(engine: Engine, training: Training, update: Update) -> Steps:
-    """How a pipeline takes steps, by its schedule and options; what is unusual is loaded only here."""
+    """How a pipeline takes steps, by its schedule and options; the unusual is loaded only here."""
     if updates_per_batch(engine.plan):
         from penstock.runtime.asynchronous.training import AsynchronousSteps
 

@@ -16,7 +16,7 @@ from penstock.capture.stage_program import StageProgram
 from penstock.device import copied_to
 from penstock.errors import PenstockError, RunFailed
 from penstock.plan.plan import Plan
-from penstock.runtime.clock import Clock
+from penstock.runtime.clock import StepClock
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
 from penstock.runtime.processes.world import World
 from penstock.runtime.stages.runner import (
@@ -27,7 +27,7 @@ from penstock.runtime.stages.runner import (
     Tensors,
     Work,
 )
-from penstock.runtime.transport.channels import Channels, PipelineChannels, Places
+from penstock.runtime.transport.channels import PipelineChannels, Places
 from penstock.runtime.transport.messages import (
     BoundaryTensors,
     RankMessages,
@@ -117,7 +117,7 @@ class Program:
         """The number of samples, and the lengths."""
         return (self.cut.micro_batches[-1].stop, *self.lengths)
 
-    def run(self, clock: Clock) -> None:
+    def run(self, clock: StepClock) -> None:
         """Run its steps (`execute`)."""
         if self.begins:
             self.channels.begin()
@@ -221,7 +221,7 @@ def lower(
 
 
 def steps_of(
-    order: Sequence[Action], stages: Mapping[int, StageRunner], channels: Channels
+    order: Sequence[Action], stages: Mapping[int, StageRunner], channels: PipelineChannels
 ) -> tuple[PreparedAction, ...]:
     """Prepare ``order``, one device's actions of a schedule, to be run repeatedly."""
     return tuple(
@@ -259,7 +259,7 @@ def rows_at(place: Place, micro_batch: int, cut: BatchCut, shape: PipelineShape)
     return cut.rows(micro_batch, place.stage, place.replica)
 
 
-def execute(steps: Iterable[PreparedAction], channels: Channels, clock: Clock) -> None:
+def execute(steps: Iterable[PreparedAction], channels: PipelineChannels, clock: StepClock) -> None:
     """Run ``steps`` one after another; gradients accumulate in place.
 
     The loop knows no schedule by name: it only follows the actions. ``receive`` returns what the
@@ -347,7 +347,7 @@ class RankStages(Generic[Runner]):
         plan: Plan,
         world: World,
         transport: Transport | None,
-        clock: Clock,
+        clock: StepClock,
         *,
         boundaries: Sequence[BoundaryTensors],
         programs: Mapping[int, StageProgram],

@@ -59,6 +59,8 @@ class ReplicaCheck:
 
         All ranks must call this.
         """
+        if not self.every:
+            return
         # They were equal before, and some multiple of the interval has come since.
         since = step - self._equal_every
         if (step - 1) % self._equal_every or step // self.every == since // self.every:

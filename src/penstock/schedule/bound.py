@@ -22,7 +22,6 @@ The bound does not hold for schedules that run a forward and a backward on one d
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
@@ -54,15 +53,6 @@ class Wait(NamedTuple):
     most: int
 
 
-@dataclass(frozen=True)
-class HeadsAndTails:
-    """Least seconds from the start of the iteration to each action (head), and from each action's
-    end to the end of the iteration (tail)."""
-
-    head_s: dict[Action, float]
-    tail_s: dict[Action, float]
-
-
 def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
     """Seconds below which no valid schedule of ``shape`` ends.
 
@@ -82,19 +72,25 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
     14.0
     >>> makespan_bound_s(PipelineShape(stages=3, micro_batches=4, in_flight_limit=(1, 1, 1)))
     28.0
+
+    Raises:
+        BadInput: not even one micro-batch fits into the memory of a device group.
     """
-    windows = windows_of(shape, split=split)
+    heads_s, tails_s = windows_of(shape, split=split)
     jobs: list[list[tuple[float, float, float]]] = [[] for _ in range(shape.groups)]
-    for action, head_s in windows.head_s.items():
+    for action, head_s in heads_s.items():
         group = shape.group_of(action.stage, action.micro_batch)
-        jobs[group].append(
-            (head_s, shape.cost(action.stage).seconds(action.kind), windows.tail_s[action])
-        )
+        jobs[group].append((head_s, shape.cost(action.stage).seconds(action.kind), tails_s[action]))
     return max(preemptive_end_s(of_group) for of_group in jobs)
 
 
-def windows_of(shape: PipelineShape, *, split: bool) -> HeadsAndTails:
+def windows_of(
+    shape: PipelineShape, *, split: bool
+) -> tuple[dict[Action, float], dict[Action, float]]:
     """Heads and tails: the longest paths to and from every action along `arcs_of`.
+
+    A head is the least seconds from the start of the iteration to an action, a tail those from its
+    end to the end of the iteration.
 
     The arcs hold in every valid schedule whose micro-batches are in order. By the lemma above one
     of these is fastest. In it no action starts before its head, or ends later than its tail before
@@ -114,7 +110,7 @@ def windows_of(shape: PipelineShape, *, split: bool) -> HeadsAndTails:
         head_s[after] = max(head_s[after], head_s[before] + seconds[before] + transfer_s)
     for before, after, transfer_s in reversed(arcs):
         tail_s[before] = max(tail_s[before], transfer_s + seconds[after] + tail_s[after])
-    return HeadsAndTails(head_s, tail_s)
+    return head_s, tail_s
 
 
 def kinds_of(*, split: bool) -> tuple[ActionKind, ...]:

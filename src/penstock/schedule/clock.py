@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.core import native
 from penstock.errors import BadInput
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
-from penstock.schedule.concurrent_clock import spans_side_by_side
+from penstock.schedule.concurrent_clock import ConcurrentIteration
 from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
@@ -70,7 +70,7 @@ def times_of(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
 
 def times_side_by_side(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
     """`times_of` for schedules whose forwards run beside backwards (see `concurrent_clock`)."""
-    spans = spans_side_by_side(schedule, shape)
+    spans = ConcurrentIteration(schedule, shape).run()
     columns = [
         tuple(np.array([spans[action][end] for action in order]) for order in schedule.orders)
         for end in (0, 1)

@@ -144,11 +144,6 @@ def claim_of(action: Action, cost: StageCost) -> float:
     return cost.forward_s if action.kind in ("F", "R") else cost.backward_s
 
 
-def spans_side_by_side(schedule: Schedule, shape: PipelineShape) -> dict[Action, Span]:
-    """Start and end of every action that can be played."""
-    return ConcurrentIteration(schedule, shape).run()
-
-
 def one_at_a_time(schedule: Schedule, shape: PipelineShape) -> Schedule:
     """Each group's actions in the order in which the concurrent clock starts them.
 
@@ -173,7 +168,8 @@ def one_at_a_time(schedule: Schedule, shape: PipelineShape) -> Schedule:
     if not schedule.concurrent:
         return schedule
     # R belongs to its backward; the clock need not see it.
-    spans = spans_side_by_side(without_recomputes(schedule), replace(shape, recompute=()))
+    plain = ConcurrentIteration(without_recomputes(schedule), replace(shape, recompute=()))
+    spans = plain.run()
     orders: list[Order] = []
     for order in schedule.orders:
         # The sort is stable.

@@ -58,15 +58,11 @@ Compared: TypeAlias = Mapping[Part, Times]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A part that steadily takes ``factor`` times as long as planned.
-
-    For a stage that is beyond the factor ``common`` of all stages and devices.
-    """
+    """A part that steadily takes ``factor`` times as long as planned (`own_factors`)."""
 
     part: Part
     times: Times
     factor: float
-    common: float
 
     def __str__(self) -> str:
         kind, first, second = self.part
@@ -101,7 +97,6 @@ def own_factors(times: Compared) -> dict[Part, float]:
 def steady_drifts(samples: Sequence[Compared], iteration_s: float) -> tuple[Drift, ...]:
     """The parts that are slow in every one of the samples, the slowest first."""
     found: list[Drift] = []
-    common = median(common_factor(sample) for sample in samples) if samples else 1.0
     own = [own_factors(sample) for sample in samples]
     for part in samples[-1] if samples else ():
         times = [sample[part] for sample in samples if part in sample]
@@ -110,7 +105,7 @@ def steady_drifts(samples: Sequence[Compared], iteration_s: float) -> tuple[Drif
         steady = len(times) == len(samples) and min(factors) >= LEAST_FACTOR
         if steady and excess_s >= LEAST_SHARE * iteration_s:
             middle = Times(times[0].planned_s, median(t.measured_s for t in times))
-            found.append(Drift(part, middle, median(factors), common))
+            found.append(Drift(part, middle, median(factors)))
     return tuple(sorted(found, key=lambda drift: -drift.factor))
 
 

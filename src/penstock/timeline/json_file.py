@@ -91,7 +91,11 @@ def timeline_from_json(values: object, where: str = "timeline") -> Timeline:
 
 
 def write_timeline(timeline: Timeline, path: Path | str) -> None:
-    """Write ``timeline`` to ``path``."""
+    """Write ``timeline`` to ``path``.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
     write_text(path, json.dumps(timeline_to_json(timeline)) + "\n")
 
 

@@ -19,16 +19,12 @@ from runtime.asynchronous.asynchronous_cases import (
     make_schedule,
     plan_of_stages,
 )
+from runtime.pipeline_cases import join
 
 from penstock.plan.plan import Plan
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety, Update
-
-
-def join() -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
 
 
 def batches_of(count: int, micro_batches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

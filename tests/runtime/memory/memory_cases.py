@@ -16,8 +16,6 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.jobs.job_file import find_job
-from penstock.jobs.profile_job import build_and_capture
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, with_recompute
 from penstock.runtime.measured_memory import MeasuredMemory
@@ -109,25 +107,6 @@ def peaks_of(plans: Sequence[Plan]) -> list[tuple[float, MeasuredMemory, float]]
     return [
         predicted_and_measured(graph, plan, batch(plan.global_batch), adam, 2.0) for plan in plans
     ]
-
-
-def peaks_of_job(name: str, schedules: Sequence[str]) -> list[tuple[float, MeasuredMemory, float]]:
-    """The same of a built-in job on two stages of about equally many layers."""
-    join()
-    job = find_job(name)
-    graph, example = build_and_capture(job), job.example_batch()
-    rows = min(job.micro_batch_choices())
-    found = []
-    for schedule in schedules:
-        plan = plan_of(
-            len(graph.layer_names),
-            (1, 1),
-            schedule,
-            micro_batches=job.batch_size // rows,
-            rows=rows,
-        )
-        found.append(predicted_and_measured(graph, plan, example, torch.optim.AdamW, 2.0))
-    return found
 
 
 def peaks_of_gpt2(

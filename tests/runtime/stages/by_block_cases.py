@@ -5,32 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from runtime.pipeline_cases import MICRO_BATCHES, ROWS, captured, compare_one, join, normal, plan_of
+from runtime.pipeline_cases import MICRO_BATCHES, ROWS, join, normal
 from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.plan.plan import Plan, with_recompute
+from penstock.plan.plan import Plan
 from penstock.runtime.pipeline import Pipeline
-
-
-def compare_by_block(
-    names: Sequence[str],
-    schedules: Sequence[str],
-    replications: Sequence[Sequence[int]],
-) -> dict[str, list[str]]:
-    """What differs from the model left whole, by case."""
-    join()
-    found: dict[str, list[str]] = {}
-    for name in names:
-        subject, graph = captured(name)
-        for schedule in schedules:
-            for replicas in replications:
-                kept = plan_of(len(graph.layer_names), replicas, schedule)
-                plan = with_recompute(kept, False, by_block=True)
-                case = f"{name}, {schedule}, replicas {tuple(replicas)}"
-                found[case] = compare_one(subject, graph, plan)
-    return found
 
 
 def with_dropout() -> nn.Module:

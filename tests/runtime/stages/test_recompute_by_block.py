@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from runtime.stages.by_block_cases import compare_by_block, trained_under
+from runtime.stages.by_block_cases import trained_under
 from torch import nn
 
 from penstock.capture.capture import capture_model
@@ -13,25 +13,6 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs
-
-
-@pytest.mark.parametrize(
-    ("names", "schedules", "replicas"),
-    [
-        (["gpt2", "t5"], ["1f1b", "chimera"], (2, 2)),
-        (["convolutions"], ["gpipe", "interleaved"], (2, 1)),
-        (["mlp"], ["1f1b", "interleaved"], (1, 1)),
-    ],
-)
-def test_gradients_are_those_of_one_device(
-    names: list[str], schedules: list[str], replicas: tuple[int, ...]
-) -> None:
-    cases = names, schedules, [replicas]
-    results = launch_workers(compare_by_block, cases, workers=sum(replicas), threads=1)
-    for rank, found in enumerate(results):
-        assert len(found) == len(names) * len(schedules)
-        wrong = {case: what for case, what in found.items() if what}
-        assert not wrong, f"rank {rank}: {wrong}"
 
 
 @pytest.mark.parametrize("traced", [False, True])

@@ -111,13 +111,10 @@ def calls_behind(record: ProgramRecording, loss: Address) -> dict[int, tuple[Add
         for number, event in enumerate(events)
         # A call that returned its argument as it came, as to(), may make another tensor later.
         if (number in behind or not read.isdisjoint(event.makes)) and not event.is_unit
-        if not (event.asks or isinstance(event.func, type)) and has_tensors(event.args)
+        if not (event.asks or isinstance(event.func, type))
+        # Without tensors in its arguments, what is made is a constant.
+        if any(isinstance(leaf, TensorReference) for leaf in pytree.tree_leaves(event.args))
     }
-
-
-def has_tensors(given: Any) -> bool:
-    """Whether there are tensors in recorded arguments; else what is made is a constant."""
-    return any(isinstance(leaf, TensorReference) for leaf in pytree.tree_leaves(given))
 
 
 def constants_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Constants:

@@ -43,7 +43,7 @@ class LossAgain:
         return replace(part, sent={**part.sent, **own}, to_end=True)
 
     def loss(self, module: "StageModule", kept: Sequence[Ends]) -> torch.Tensor:
-        """The loss of micro-batches together, by the lines of the user; ``module`` is their stage."""
+        """The loss of micro-batches together, by the user's lines; ``module`` is their stage."""
         graph, held = module.graph, module.stage.held
         plain = replace(graph, recorded=replace(graph.recorded, parts=LossParts()), wants="loss")
         part = ProgramPart(self.start, graph.cut.end, held=held, received=dict(self.ends))

@@ -743,7 +743,8 @@ class ProgramStage:
         if actions is not None:
             result = self._acted(address, actions, func, args, kwargs)
         elif address in self._random_calls:
-            key = name, address[0], line_number(address), address[3]
+            # Of the line the number alone: files may have other paths on other hosts.
+            key = name, address[0], address[2][1], address[3]
             result = self._in_stream(key, func, args, kwargs)
         else:
             result = func(*args, **kwargs)
@@ -789,7 +790,8 @@ class ProgramStage:
         """A call that draws, from a stream of its own."""
         device = device_in_use()
         state = random_state(device)
-        torch.manual_seed(mixed_seed(self._run.seed, self._run.own_seed, key))
+        parts = self._run.seed, self._run.own_seed, key
+        torch.manual_seed(zlib.crc32(repr(parts).encode()))
         try:
             return plain(*args, **kwargs)
         finally:
@@ -1073,11 +1075,6 @@ def has_absent(values: Sequence[Any]) -> bool:
     return False
 
 
-def line_number(place: Address) -> int:
-    """The number of the line in the place of a call; files may have other paths on other hosts."""
-    return place[2][1]
-
-
 def filled(result: Any, slots: Mapping[Any, int], received: Mapping[int, torch.Tensor]) -> Any:
     """A call's result with received tensors in some of its slots."""
     if isinstance(result, torch.Tensor):
@@ -1090,11 +1087,6 @@ def filled(result: Any, slots: Mapping[Any, int], received: Mapping[int, torch.T
         found.append(received[slots[slot]] if is_tensor and slot in slots else leaf)
         slot += is_tensor
     return pytree.tree_unflatten(found, spec)
-
-
-def mixed_seed(*parts: Any) -> int:
-    """A seed of several parts; equal on every rank."""
-    return zlib.crc32(repr(parts).encode())
 
 
 def at_line(problem: BaseException) -> str:

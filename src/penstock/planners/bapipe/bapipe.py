@@ -55,9 +55,6 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
     it.
 
     Source: Zhao et al., arXiv 2012.12544.
-
-    Raises:
-        Infeasible: no plan fits; the message says what would.
     """
     problem = problem.under(methods_for(problem))
     every_size = tuple(sorted(problem.micro_batch_sizes))

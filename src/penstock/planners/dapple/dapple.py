@@ -81,9 +81,6 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
       where one of the two is allowed.
     - On more than 16 devices not all numbers of replicas are tried (`occupancies`).
     - Chains of more than `MOST_LAYERS` layers are cut at likely places only.
-
-    Raises:
-        Infeasible: nothing fits; the message says what would.
     """
     coarse, cuts = coarse_problem(problem, MOST_LAYERS)
     candidates = expanded(dapple_candidates(coarse), cuts)
@@ -92,7 +89,9 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
 
 def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     """The best plans of all micro-batch sizes, each with every schedule in which it fits."""
-    allowed = allowed_schedules(problem)
+    # P_A and P_B as far as they are allowed, else the first schedule that is.
+    allowed = [name for name in ("1f1b", "early-backward") if name in problem.schedules]
+    allowed = allowed or [problem.schedules[0]]
     leanest = "1f1b" if "early-backward" in allowed else allowed[0]
     chain = whole_chain(problem)
     found: list[Found] = []
@@ -106,12 +105,6 @@ def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
             for schedule in allowed:
                 for plan in fitted_plans(problem, each.stages, schedule):
                     yield Candidate(plan, each.seconds)
-
-
-def allowed_schedules(problem: PlanningProblem) -> list[str]:
-    """P_A and P_B as far as they are allowed, else the first schedule that is allowed."""
-    allowed = [schedule for schedule in ("1f1b", "early-backward") if schedule in problem.schedules]
-    return allowed or [problem.schedules[0]]
 
 
 def searched(searches: Sequence["Search"], least_s: float) -> list["Found"]:

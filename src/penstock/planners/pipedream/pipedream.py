@@ -135,9 +135,6 @@ def pipedream(problem: PlanningProblem, score: Score) -> Plan:
     - Workers count as slow as the slowest device, and links of a level as the slowest link.
     - On more than `EVERY_COUNT` workers of a level not all numbers of replicas are tried
       (`replicas_tried`). Chains of more than `MOST_LAYERS` layers are cut at likely places only.
-
-    Raises:
-        Infeasible: nothing fits; the message says what would.
     """
     coarse, cuts = coarse_problem(problem, MOST_LAYERS)
     candidates = expanded(pipedream_candidates(coarse), cuts)

@@ -46,19 +46,12 @@ def spp(problem: PlanningProblem, score: Score) -> Plan:
 
     Of long chains, many sizes and many devices only some are tried: see `likely_cuts`,
     `few_sizes_for_tables` and `device_line`.
-
-    Raises:
-        Infeasible: no plan fits; the message says what would.
     """
     return spp_on_order(problem, score, recursive_device_order(problem.cluster))
 
 
 def spp_on_order(problem: PlanningProblem, score: Score, order: tuple[int, ...]) -> Plan:
-    """`spp` on a given order of devices, to compare orders.
-
-    Raises:
-        Infeasible: no plan fits; the message says what would.
-    """
+    """`spp` on a given order of devices, to compare orders."""
     first, *others = sorted(problem.schedules, key=preference)
     found: list[Candidate] = []
     for chain, sizes in attempts(problem):

@@ -44,11 +44,6 @@ class PredictionError:
     stale: float
     size: int
 
-    @property
-    def ratio(self) -> float:
-        """The error of the prediction relative to none; below 1 the prediction helps."""
-        return self.predicted / self.stale if self.stale > 0 else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Pending:

@@ -138,7 +138,8 @@ class AsynchronousSteps(StreamedSteps):
     def _feed(self, leaves: Sequence[Leaf]) -> None:
         """Run the part of one batch; its last micro-batches stay in flight."""
         engine, training, samples = self._engine, self._training, leaves[0].shape[0]
-        prepared, rate = self._prepared_for(leaves), training.learning_rate
+        lengths = engine.graph.lengths_of(dict(enumerate(leaves)))
+        prepared, rate = self._for_size(samples, lengths), training.learning_rate
         if engine.graph.lengths:
             with engine.failures.shared():
                 self._end_exchange()
@@ -198,12 +199,6 @@ class AsynchronousSteps(StreamedSteps):
         messages = replace(ring.messages, planned=planned_messages(ring.messages, own, times))
         updating = tuple(with_updates(steps, self.stages, self._order))
         return replace(ring, messages=messages, steps=updating, begins=False)
-
-    def _prepared_for(self, leaves: Sequence[Leaf]) -> PreparedSize:
-        """The prepared work for batches of this size."""
-        samples = leaves[0].shape[0]
-        lengths = self._engine.graph.lengths_of(dict(enumerate(leaves)))
-        return self._for_size(samples, lengths)
 
     def _prepare(self, samples: int, lengths: LengthsOf) -> PreparedSize:
         engine, order, plan = self._engine, self._order, self._engine.plan

@@ -50,7 +50,7 @@ class NewFolder:
                 shutil.rmtree(old)
 
     def complete_into(self, last: str) -> None:
-        """As `complete`, but its files are moved into a folder that exists; the file ``last`` last."""
+        """As `complete`, but its files move into a folder that exists; the file ``last`` last."""
         if not self.final.exists():
             self.complete()
             return

@@ -164,7 +164,7 @@ def load_state(
 
 
 def chosen_checkpoint(engine: Engine, directory: Path) -> Path:
-    """Return ``directory`` if it is a checkpoint, else its newest undamaged one; all ranks agree."""
+    """``directory`` if it is a checkpoint, else its newest undamaged one; all ranks agree."""
     world = engine.world
 
     def candidates() -> list[str]:

@@ -15,7 +15,7 @@ from penstock.capture.stage_program import ParameterUse
 from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.runtime.clock import Clock
+from penstock.runtime.clock import StepClock
 from penstock.runtime.processes.world import Groups, World, await_work
 from penstock.torch_internals import write_count
 
@@ -331,7 +331,7 @@ class GradientBuckets:
         stages: Mapping[str, tuple[int, ...]],
         holders: Mapping[str, tuple[int, ...]],
         groups: Groups,
-        clock: Clock,
+        clock: StepClock,
         owners: Mapping[str, int] | None = None,
         size_of: Callable[[nn.Parameter], float] = attrgetter("nbytes"),
     ) -> None:

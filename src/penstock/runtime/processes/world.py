@@ -104,7 +104,7 @@ class World:
         return len(set(self.hosts)) == 1
 
     def take_device(self, asked: torch.device | str | None) -> None:
-        """Take the device of this rank (see `own_device`), and agree with all ranks on the backend."""
+        """Take this rank's device (see `own_device`), and agree with all ranks on the backend."""
         host = socket.gethostname()
 
         def taken() -> torch.device:
@@ -157,7 +157,13 @@ class World:
         return ""
 
     def all_gather(self, value: T, *types: type) -> list[T]:
-        """The values of all ranks, by rank, on every rank."""
+        """The values of all ranks, by rank, on every rank.
+
+        Raises:
+            BadInput: a rank's value cannot be sent.
+            Stalled: a rank does not answer, or waits elsewhere for this one.
+            RunFailed: a rank has ended.
+        """
         if self.control is None:
             return [value]
         try:
@@ -243,7 +249,12 @@ class World:
         finish_sent(0, 0)
 
     def all_succeed(self, make: Callable[[], T], *refusals: type[Exception]) -> T:
-        """The result of ``make`` on this rank; if it raises on one rank, all ranks raise."""
+        """The result of ``make`` on this rank; if it raises on one rank, all ranks raise.
+
+        Raises:
+            BadInput: the error of the first rank that raised (or another of ``refusals``).
+            RunFailed: another rank raised an error of any other class.
+        """
         kinds = refusals or (BadInput,)
         made, kind, problem = None, 0, ""
         try:

@@ -67,7 +67,8 @@ class SynchronisedBatchNorm(TorchCalls):
         The number stays on the device: the host would wait for it in every layer.
         """
         channels = x.shape[1]
-        table = x.new_zeros(len(self._ranks), 2 * channels + 1, dtype=statistics_type(x.dtype))
+        at_least_float = x.dtype if x.dtype.itemsize >= 4 else torch.float32
+        table = x.new_zeros(len(self._ranks), 2 * channels + 1, dtype=at_least_float)
         if count:
             mean, variance = torch.batch_norm_update_stats(x.to(table.dtype), None, None, 0.0)
             own = table[self._replica]
@@ -196,11 +197,6 @@ def written(buffer: torch.Tensor) -> torch.Tensor:
 def along_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """One value for each channel, in a shape that broadcasts to ``x``."""
     return values.view(1, -1, *([1] * (x.dim() - 2)))
-
-
-def statistics_type(dtype: torch.dtype) -> torch.dtype:
-    """The type of mean and variance: at least float32."""
-    return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def uses_batch_norm(stage: StageModule) -> bool:

@@ -15,7 +15,6 @@ import torch
 
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import StageProgram, TensorSpec
-from penstock.plan.plan import Stage
 from penstock.runtime.stages.partial_recompute import RecomputeRun, detached, names, recompute_run
 from penstock.runtime.stages.runner import (
     LossTerm,
@@ -191,11 +190,6 @@ class EndOfPipeline(ModuleRunner):
                 )
             }
             self._give_outputs(micro_batch, own, weight)
-
-
-def without_last_layer(stage: Stage) -> Stage:
-    """A stage without its loss."""
-    return replace(stage, layers=stage.layers[:-1])
 
 
 def leaves_of(work: StageInputs, run: RecomputeRun) -> tuple[tuple[torch.Tensor, ...], ...]:

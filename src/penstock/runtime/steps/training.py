@@ -187,14 +187,9 @@ class Training:
         """
         update = self.judge(totals, self.learning_rate)
         if not update.skipped:
-            buckets.scale(mean_factor(totals.weight, seed))
+            buckets.scale(1.0 / totals.weight / seed)  # of the unscaled mean loss
             self.step(buckets, self.clip_factor(totals))
         return update
-
-    @property
-    def clips(self) -> bool:
-        """Whether gradients with a large norm are clipped."""
-        return self.clip_norm is not None
 
     def judge(self, totals: Totals, rate: float) -> Updated:
         """Count a step at a learning rate, and decide from its numbers whether to take it.
@@ -342,6 +337,9 @@ def flushed_step(
 
     ``before_update`` is called when gradients are summed but neither divided nor used. It gets the
     totals and the factor on the loss.
+
+    Raises:
+        LossPathChanged: the loss took another path than recorded; everything is as before.
     """
     sizes = [leaves[0].shape[0] for leaves in batches]
     samples = sum(sizes)
@@ -349,7 +347,7 @@ def flushed_step(
     if meetings is not None:
         meetings.check_rows(sizes)
     seed = training.seed(samples)
-    engine.check_replicas(training.steps + 1)
+    engine.replicas.run(training.steps + 1, engine.numbers, engine.failures)
     begin = StepBegin.of(engine, training.steps, copies=training.on_non_finite == "skip")
     check, put_back = training.loss_check, engine.graph.kept_state()
     compares = check is not None and check.begin(samples)
@@ -457,11 +455,6 @@ def metrics_of(step: int, totals: Totals, update: Updated, samples: int) -> Step
     )
 
 
-def mean_factor(weight: float, seed: float) -> float:
-    """The factor from summed gradients to those of the unscaled mean loss of ``weight`` terms."""
-    return 1.0 / weight / seed
-
-
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The states of all ranks merged, so that each rank finds its own under any plan."""
     return {
@@ -546,7 +539,9 @@ def restore_optimizer(
         # A group without parameters here takes those of the first rank's group of that number.
         like = known[min(place, len(known) - 1)].settings if known else {}
         settings = settings_of.get(first) or like
-        described.update({key: sequence_as_tuple(value) for key, value in settings.items()})
+        # JSON has lists for tuples, such as Adam's betas.
+        as_given = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        described.update(as_given)
     state_dict["state"] = state
     optimizer.load_state_dict(state_dict)
 
@@ -554,8 +549,3 @@ def restore_optimizer(
 def plain(value: Any) -> Any:
     """A setting as a JSON value."""
     return value.item() if isinstance(value, torch.Tensor) else value
-
-
-def sequence_as_tuple(value: Any) -> Any:
-    """Convert lists back into tuples such as Adam's betas, which JSON cannot express."""
-    return tuple(value) if isinstance(value, list) else value

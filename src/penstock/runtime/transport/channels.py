@@ -7,40 +7,16 @@ they cut rows out of a stage's results, and assemble the inputs of a stage from 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int16, c_int32, c_int64
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
 from penstock.capture.stage_program import TensorSpec
-from penstock.runtime.clock import Clock
+from penstock.runtime.clock import StepClock
 from penstock.runtime.stages.runner import Tensors
 from penstock.runtime.transport.messages import Message, MessagePart, RankMessages
 from penstock.runtime.transport.transport import Inlet, Transport, position_code
 from penstock.schedule.action import Action
-
-
-class Channels(Protocol):
-    """The interface of communication for the action loop.
-
-    The functions for an action are looked up once and then called in every iteration.
-    """
-
-    @property
-    def device(self) -> int:
-        """This rank."""
-        ...
-
-    def receiver(self, action: Action) -> Callable[[], Tensors]:
-        """A function that receives what ``action`` needs: tensors for F, gradients for B and I."""
-        ...
-
-    def sender(self, action: Action) -> Callable[[Tensors], None] | None:
-        """A function that sends the results of ``action`` at once; ``None``: no receiver."""
-        ...
-
-    def drain(self) -> None:
-        """Wait until everything is sent."""
-        ...
 
 
 class Places:
@@ -87,7 +63,7 @@ class PipelineChannels:
         device: int,
         transport: Transport | None,
         places: dict[int, Places],
-        clock: Clock,
+        clock: StepClock,
         messages: RankMessages,
         memory: torch.device,
     ) -> None:
@@ -126,6 +102,10 @@ class PipelineChannels:
             self.transport.proceed(planned)
 
     def receiver(self, action: Action) -> Callable[[], Tensors]:
+        """A function that receives what ``action`` needs: tensors for F, gradients for B and I.
+
+        It is looked up once and called in every iteration.
+        """
         gather = self._gatherer(action)
         if self.transport is None:
             return gather
@@ -138,6 +118,7 @@ class PipelineChannels:
         return receive
 
     def sender(self, action: Action) -> Callable[[Tensors], None] | None:
+        """A function that sends the results of ``action`` at once; ``None``: no receiver."""
         messages = self._messages.outgoing.get(action)
         if not messages:
             return None
@@ -154,6 +135,7 @@ class PipelineChannels:
         return send
 
     def drain(self) -> None:
+        """Wait until everything is sent."""
         if self.transport is not None:
             self.transport.drain()
 

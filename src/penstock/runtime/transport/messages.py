@@ -16,7 +16,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import LengthsOf
 from penstock.capture.stage_program import TensorSpec
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan, Stage, rank_pairs
+from penstock.plan.plan import Plan, rank_pairs
 from penstock.plan.row_split import row_overlaps, row_ranges
 from penstock.runtime.micro_batches import BatchCut, cut_batch
 from penstock.schedule.action import Action, ActionKind
@@ -283,8 +283,9 @@ def rare_messages(
     for boundary, direction in product(boundaries, (0, 1) if plan.mirrored else (0,)):
         stages = (boundary.producer, boundary.consumer)
         here, there = (plan.holder(stage, direction) for stage in stages)
+        from_any_replica = any(spec.batch_dim < 0 for spec in boundary.tensors)
         for i, j in product(range(here.replicas), range(there.replicas)):
-            if i != j and not may_cross(boundary, here, there):
+            if i != j and here.slices == there.slices and not from_any_replica:
                 continue
             rows = min(here.slices[i], there.slices[j])
             parts = tuple(part_of(spec, rows) for spec in boundary.tensors)
@@ -295,11 +296,6 @@ def rare_messages(
                     if pair[0] != pair[1] and pair not in known:
                         known.add(pair)
                         yield Message(kind, direction, *pair, *passed, parts)
-
-
-def may_cross(boundary: BoundaryTensors, here: Stage, there: Stage) -> bool:
-    """Whether a replica may ever need data of a replica of the other stage with another number."""
-    return here.slices != there.slices or any(spec.batch_dim < 0 for spec in boundary.tensors)
 
 
 def part_of(spec: TensorSpec, rows: int) -> MessagePart:

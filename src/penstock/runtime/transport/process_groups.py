@@ -35,7 +35,7 @@ from penstock.errors import PeerFailed, RunFailed
 from penstock.runtime.gradients.buckets import GradientBucket
 from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
 from penstock.runtime.processes.world import World, as_bytes, failure_of
-from penstock.runtime.transport.messages import Message, MessagePart
+from penstock.runtime.transport.messages import Message
 from penstock.runtime.transport.transport import Inlet, position_code, position_words
 from penstock.schedule.action import Action
 
@@ -358,11 +358,7 @@ def unpacked(message: Message, buffer: torch.Tensor) -> list[torch.Tensor]:
     tensors: list[torch.Tensor] = []
     start = 0
     for part in message.parts:
-        tensors.append(view_of(buffer, start, part))
+        own = buffer[start : start + part.bytes]
+        tensors.append(own.view(part.dtype).view(part.shape))
         start += aligned(part.bytes)
     return tensors
-
-
-def view_of(buffer: torch.Tensor, start: int, part: MessagePart) -> torch.Tensor:
-    """The bytes of one part, viewed in its type and shape."""
-    return buffer[start : start + part.bytes].view(part.dtype).view(part.shape)

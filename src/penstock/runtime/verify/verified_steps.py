@@ -106,7 +106,11 @@ class VerifiedSteps:
 
     @without_tf32()
     def step(self, batches: Batches) -> StepMetrics:
-        """Take a step and compare it."""
+        """Take a step and compare it.
+
+        Raises:
+            RunFailed: it differs from the step of the user's module, and was not taken.
+        """
         engine, training, steps = self._engine, self._training, self._steps
         whole = whole_batches(batches)
         apart = training.meetings is not None or not steps.flushes

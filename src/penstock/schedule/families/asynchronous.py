@@ -1,4 +1,7 @@
-"""1F1B without a flush, under several rules for which weights each pass uses."""
+"""1F1B without a flush, under several rules for which weights each pass uses.
+
+All raise `BadInput` where a device group holds several stages, or a limit cannot be kept.
+"""
 
 from dataclasses import replace
 
@@ -27,9 +30,6 @@ def vanilla(shape: PipelineShape) -> Schedule:
 
     Each pass uses the newest weights. So a backward uses other weights than its forward did, and
     what it computes is not the gradient of any loss. It is the baseline for the other rules.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     return asynchronous(shape, WeightRule(1, (1,) * shape.stages), "vanilla")
 
@@ -48,9 +48,6 @@ def pipedream(shape: PipelineShape) -> Schedule:
     A micro-batch here is a mini-batch of PipeDream. A backward uses the weights of its own forward.
     So a stage keeps one version for every micro-batch in flight, up to ``p - k`` on stage ``k`` of
     ``p``.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     versions = warm_up_depths(shape, fewest_in_flight)
     return asynchronous(shape, WeightRule(1, versions, version="forward"), "pipedream")
@@ -65,9 +62,6 @@ def pipedream_vertical_sync(shape: PipelineShape) -> Schedule:
 
     On every stage, both passes of a micro-batch use the version that stage 0 used in its forward.
     So each stage keeps as many versions as stage 0 has micro-batches in flight.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     depth = warm_up_depths(shape, fewest_in_flight)[0]
     rule = WeightRule(1, (depth,) * shape.stages, version="first-stage")
@@ -85,9 +79,6 @@ def pipedream_2bw(shape: PipelineShape) -> Schedule:
     (`micro_batches_per_update`). So at most one new version appears while a micro-batch is in
     flight, and gradients are one update late on every stage. A single stage has nothing in flight,
     and its gradients are not late.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     size = micro_batches_per_update(shape)
     if shape.stages == 1:
@@ -109,9 +100,6 @@ def spectrain(shape: PipelineShape) -> Schedule:
     passes of a micro-batch use the weights expected when its backward starts on stage 0;
     `prediction_leads` counts the updates until then. A stage keeps its weights and one prediction.
     A single stage predicts nothing.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     forward, backward = prediction_leads(shape)
     versions = tuple(2 if any(lead) else 1 for lead in zip(forward, backward, strict=True))
@@ -129,9 +117,6 @@ def spectrain_v2(shape: PipelineShape) -> Schedule:
     The forward predicts as many updates ahead as its stage makes before the backward. The backward
     uses the same weights. So a stage keeps its weights and one prediction for every micro-batch in
     flight.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     lead = updates_until_backward(shape)
     depths = warm_up_depths(shape, fewest_in_flight)
@@ -149,9 +134,6 @@ def pipeoptim(shape: PipelineShape) -> Schedule:
 
     The prediction uses the optimizer's own step. The backward uses the newest weights. A stage
     keeps its weights and one prediction.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     lead = updates_until_backward(shape)
     versions = tuple(2 if s else 1 for s in lead)
@@ -185,9 +167,6 @@ def xpipe(shape: PipelineShape) -> Schedule:
     ``(T + floor(k / 2) - 1) / T`` after its backward, rounded half up. The other micro-batches use
     the same predictions. So a stage keeps its weights and two predictions, one for forwards and one
     for backwards; with ``T = 1`` it keeps one.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     size, stages = micro_batches_per_update(shape), range(shape.stages)
     # Counts are doubled so that they are integers.

@@ -1,4 +1,7 @@
-"""The four schedules of BaPipe, under the names of its paper."""
+"""The four schedules of BaPipe, under the names of its paper.
+
+All raise `BadInput` where a device group holds several stages, or a limit cannot be kept.
+"""
 
 from dataclasses import replace
 
@@ -19,9 +22,6 @@ def one_f_one_b_as(shape: PipelineShape) -> Schedule:
     BaPipe: an iteration takes ``(M + N - 1) (F + B)`` for ``M`` micro-batches and ``N`` stages, and
     stage ``i``, counted from 1, holds ``N - i + 1`` micro-batches. Whether transfers overlap with
     work depends on the cluster, not on the order.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     return checked_fit(one_f_one_b(shape), shape, "1f1b-as")
 
@@ -36,9 +36,6 @@ def one_f_one_b_sno(shape: PipelineShape) -> Schedule:
     The order is that of `one_f_one_b_as`; the two are meant for different clusters. BaPipe: an
     iteration takes ``(M + N - 1) (F + B) + 2 (N + M - 2) SR``, with transfers of ``SR`` seconds
     that block both ends.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     return checked_fit(one_f_one_b(shape), shape, "1f1b-sno")
 
@@ -53,9 +50,6 @@ def one_f_one_b_so(shape: PipelineShape) -> Schedule:
     Stage ``i``, counted from 1, warms up with ``min(2 (N - i) + 1, M)`` forwards, as in DAPPLE's
     policy P_B. BaPipe: an iteration takes ``(M + N - 1) (F + B) + 2 (N - 1) SR``. In-flight limits
     shorten the warm-up.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     schedule = early_backward(shape, lambda shape, stage: 2 * (shape.stages - stage) - 1)
     return checked_fit(schedule, shape, "1f1b-so")
@@ -77,9 +71,6 @@ def fbp_as(shape: PipelineShape) -> Schedule:
     Forwards and backwards are each in the order of 1F1B-SO. The picture shows each backward one
     place later than there: a forward waits for the actions before it and runs beside the backward
     that follows it.
-
-    Raises:
-        BadInput: a device group holds several stages, or a limit cannot be kept.
     """
     schedule = early_backward(
         replace(shape, in_flight_limit=()), lambda shape, stage: 2 * (shape.stages - stage)

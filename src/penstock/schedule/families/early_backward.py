@@ -102,9 +102,6 @@ def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:
     >>> print(early_backward(limited, in_flight=lambda shape, stage: 2))
     stage 0   F0 B0 F1 B1 F2 B2
     stage 1   F0 B0 F1 B1 F2 B2
-
-    Raises:
-        BadInput: a device group holds several stages.
     """
     stage_of_group = {shape.group_of(stage): stage for stage in range(shape.stages)}
     if len(stage_of_group) != shape.stages or shape.groups != shape.stages or shape.mirrored:

@@ -10,6 +10,8 @@ Controllable Memory, NeurIPS 2024).
 Below, ``p`` is the number of groups. A slot is the time of F, I or W on one of the two stages, so a
 micro-batch's work on a group is six slots. Peaks are in micro-batches of a group: each of its two
 stages counts half of one, from F until W has run.
+
+All raise `BadInput` where the placement is no V, or a group has no room for one micro-batch.
 """
 
 from typing import TypeAlias
@@ -68,9 +70,6 @@ def zb_v(shape: PipelineShape) -> Schedule:
     is a lower bound for every order on a V, since the last group starts after ``p - 1`` slots.
 
     Where costs differ or limits are tighter, rearrangements of this order are tried.
-
-    Raises:
-        BadInput: the placement is no V, or a group has no room for one micro-batch.
     """
     p, m = groups_of_v(shape, "zb-v"), np.arange(shape.micro_batches)
     r = np.arange(p)[:, np.newaxis]
@@ -102,9 +101,6 @@ def v_half(shape: PipelineShape) -> Schedule:
     iteration takes ``6 M + 3 p - 7`` slots for even ``p >= 4`` and ``6 M + 3 p - 4`` for odd
     ``p >= 3``; 1F1B takes ``6 M + 6 (p - 1)``. The blocks alone would take some ``3 p`` slots more:
     `rearranged` shortens the warm-up and the drain within the same peak.
-
-    Raises:
-        BadInput: the placement is no V, or a group has no room for one micro-batch.
     """
     groups_of_v(shape, "v-half")
     return schedule_of_pattern(shape, half_pattern(shape))
@@ -140,9 +136,6 @@ def v_min(shape: PipelineShape) -> Schedule:
     group, so each block takes six times the longer of F and I. Where these differ much,
     rearrangements help only if memory allows a higher peak; consider `v_half`. For ``p`` of 2, 3 or
     5 the blocks of V-Half hold no more and take no longer, so they are used instead.
-
-    Raises:
-        BadInput: the placement is no V, or a group has no room for one micro-batch.
     """
     p = groups_of_v(shape, "v-min")
     if p in (2, 3, 5):
@@ -156,11 +149,7 @@ def v_min(shape: PipelineShape) -> Schedule:
 
 
 def groups_of_v(shape: PipelineShape, name: str) -> int:
-    """The number of device groups of a V.
-
-    Raises:
-        BadInput: the placement is no V.
-    """
+    """The number of device groups of a V."""
     if rounds_of(shape, "folded", name) != 2:
         raise BadInput(
             f"schedule '{name}' with {shape.stages} stages on {shape.groups} device groups: its V "

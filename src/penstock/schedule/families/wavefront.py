@@ -27,9 +27,6 @@ def wavefront(shape: PipelineShape) -> Schedule:
     The authors have not published which list they use. This one attains their bound
     ``(1 + (4 S - 4)/M) C + max R``: among actions of equal sum a resource serves at most one
     micro-batch forward and one backward, and the largest sum is ``M + 4 S - 4``.
-
-    Raises:
-        BadInput: a device group holds several stages.
     """
     return early_backward(
         shape, in_flight=lambda shape, stage: wavefront_depth(shape.stages - stage)

@@ -1,4 +1,7 @@
-"""The handcrafted schedules of Zero Bubble: 1F1B with split backwards, whose W fill the gaps."""
+"""The handcrafted schedules of Zero Bubble: 1F1B with split backwards, whose W fill the gaps.
+
+Both raise `BadInput` where a group does not hold one stage, or has no room for one micro-batch.
+"""
 
 import numpy as np
 
@@ -26,9 +29,6 @@ def zb_h1(shape: PipelineShape) -> Schedule:
 
     The order of F and I does not depend on the costs; W run where the costs leave gaps. Limits make
     the warm-up shallower.
-
-    Raises:
-        BadInput: a group does not hold one stage, or has no room for one micro-batch.
     """
     return handcrafted(shape, "zb-h1", slope=1)
 
@@ -45,9 +45,6 @@ def zb_h2(shape: PipelineShape) -> Schedule:
     ``2 p - 1`` micro-batches until their W. With ``F = I = W``, free transfers and ``M >= 2 p - 1``
     a stage idles for ``(p - 1) (F + I - 2 W)``, which is zero, between its first start and its last
     end. Stages start and end one after the other, so an iteration takes as long as with `zb_h1`.
-
-    Raises:
-        BadInput: a group does not hold one stage, or has no room for one micro-batch.
     """
     return handcrafted(shape, "zb-h2", slope=2)
 

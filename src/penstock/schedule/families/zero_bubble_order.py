@@ -62,9 +62,6 @@ def schedule_of_pattern(shape: PipelineShape, pattern: Pattern) -> Schedule:
     The fastest order wins, and the pattern wins ties. Last, W may also go into gaps that are
     slightly too short. No group holds more than in the pattern, or than the shape allows. The time
     is O(n log n) for n actions.
-
-    Raises:
-        BadInput: a limit or the memory does not allow a single micro-batch.
     """
     check_room(shape)
     drawn = drawing_of(shape, pattern)
