@@ -38,8 +38,7 @@ def plan_of_planner(name: str, make: Planner, problem: PlanningProblem, score: S
         BadInput: no schedule goes with what the problem asks for.
     """
     found, refusal = list[Plan](), None
-    ways = {"always": (True,), "allowed": (False, True), "no": (False,)}[problem.blocks]
-    for blocks in ways:
+    for blocks in sorted({by_block for _, by_block in problem.recompute_ways}):
         if found and name not in ONE_STAGE_PLANNERS:
             break
         try:
