@@ -60,7 +60,9 @@ class Summed(nn.Module):
         self.layers, self.divided = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), divided
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = functional.cross_entropy(self.layers(x), y, reduction="sum")
+        scores = self.layers(x)
+        loss = functional.cross_entropy(scores, y, reduction="sum")
+        functional.mse_loss(scores, torch.zeros_like(scores), reduction="sum")  # to be logged
         return loss / len(x) if self.divided else loss
 
 

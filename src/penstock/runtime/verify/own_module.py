@@ -87,7 +87,7 @@ class LossTerms(TorchCalls):
         super().__init__()
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._last: torch.Tensor | None = None
-        self._sum: torch.Tensor | None = None
+        self._sums: list[torch.Tensor] = []
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
@@ -102,7 +102,7 @@ class LossTerms(TorchCalls):
             self._last = result.clone()
             return self._last
         if kwargs.get("reduction") == "sum":
-            self._sum = result
+            self._sums.append(result)
         return result
 
     def measured(self, loss: torch.Tensor, rows: int) -> MeasuredLoss:
@@ -116,7 +116,9 @@ class LossTerms(TorchCalls):
                 means.append(mean)
                 counts.append(float(count))
                 factors.append(factor)
-        alone, adds = (loss is own and write_count(loss) == 0 for own in (self._last, self._sum))
+        unchanged = write_count(loss) == 0
+        alone = loss is self._last and unchanged
+        adds = any(loss is own for own in self._sums) and unchanged
         return MeasuredLoss(loss, rows, tuple(means), tuple(counts), tuple(factors), alone, adds)
 
 
