@@ -31,8 +31,9 @@ IN_WORKERS = (
     "transformers.models.gpt2.modeling_gpt2",
     "penstock.jobs.rank_program",
     "tensorboard.compat.proto.event_pb2",
+    "lightning.pytorch",
 )
-"""What worker processes of tests need besides; the first takes each of them more than a second."""
+"""What worker processes of tests need besides; the first and the last take seconds."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

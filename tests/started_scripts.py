@@ -24,7 +24,16 @@ def under_torchrun(script: Path, *arguments: object, ranks: int = 2) -> str:
     return done.stdout
 
 
-def by_workers(script: Path, *arguments: object, ranks: int = 2) -> tuple[str, ...]:
+def by_workers(
+    script: Path | str, *arguments: object, ranks: int = 2, folder: Path | str = "."
+) -> tuple[str, ...]:
     """The same by ranks, in forks of a server that has imported torch: ready much sooner."""
-    given = (str(script), list(map(str, arguments)))
+    given = (str(script), list(map(str, arguments)), str(folder))
     return launch_workers(run_script, given, workers=ranks, threads=1)
+
+
+def as_torchrun_would(command: str, folder: Path) -> str:
+    """What rank 0 of ``torchrun --nproc-per-node RANKS SCRIPT ...`` prints, in such forks."""
+    launcher, option, ranks, script, *arguments = command.split()
+    assert (launcher, option) == ("torchrun", "--nproc-per-node")
+    return by_workers(script, *arguments, ranks=int(ranks), folder=folder)[0]

@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from scripts import script_at
+from started_scripts import by_workers
 
 from penstock.capture.capture import capture_model
 from penstock.measure.layer_times import measure_profile
@@ -23,8 +21,6 @@ from penstock.profile.json_file import write_profile
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("torch_ranks.py")
 EXAMPLE = ROOT / "examples" / "exported_plan.py"
-TORCHRUN = Path(sys.executable).with_name("torchrun")
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 LIGHT = ("--join", "wpe=wte", "--join", "ln_f=h.7")
 LAYERS = 11
 """The embedding, eight blocks, the head and the loss."""
@@ -81,13 +77,6 @@ def exported(penstock: Penstock, profile: Path, folder: Path, ranks: int) -> Non
         assert answer.code == 0, answer.errors
 
 
-def started(ranks: int, *arguments: object) -> str:
-    command = [str(TORCHRUN), "--standalone", f"--nproc-per-node={ranks}", *map(str, arguments)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
-
-
 @pytest.mark.parametrize(
     ("ranks", "front_end"),
     [
@@ -102,8 +91,8 @@ def test_losses_and_gradients_are_those_of_one_device_and_of_penstock(
     exported(penstock, profile, tmp_path, ranks)
     # Stages of torch's own front end send to themselves where neighbours share a rank.
     plans = {k: v for k, v in PLANS[ranks].items() if front_end == "names" or k != "zb-v"}
-    output = started(ranks, SCRIPT, tmp_path, front_end, *plans)
-    everywhere = json.loads(output.strip().splitlines()[-1])
+    output, *_ = by_workers(SCRIPT, tmp_path, front_end, *plans, ranks=ranks)
+    everywhere = json.loads(output)
     assert len(everywhere) == ranks
     for schedule, (_, places, micro_batches) in plans.items():
         seen = [rank[schedule] for rank in everywhere]
@@ -124,7 +113,7 @@ def test_losses_and_gradients_are_those_of_one_device_and_of_penstock(
 
 def test_the_example_trains(penstock: Penstock, profile: Path, tmp_path: Path) -> None:
     exported(penstock, profile, tmp_path, 2)
-    output = started(2, EXAMPLE, tmp_path / "zb-v" / "layout.json")
+    output = "".join(by_workers(EXAMPLE, tmp_path / "zb-v" / "layout.json"))
     losses = [float(x) for x in re.findall(r"step \d: loss (\d\.\d+)", output)]
     assert len(losses) == 5 and losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.2

@@ -116,9 +116,10 @@ def test_a_model_too_big_for_the_memory_ends_with_3_and_a_remedy(
     penstock: Penstock, profile: Path, cluster: Path
 ) -> None:
     cluster.write_text(cluster.read_text().replace("60000000.0", "3000000.0"))
-    for command in ("plan", "compare"):
-        answer = penstock(command, profile, "--cluster", cluster, "--batch", 12, "--quiet")
-        refused(answer, 3, "no plan fits", "on device", "use devices with")
+    few = {"plan": ("--planner", "dapple"), "compare": ("--planners", "dapple,spp")}
+    for command, planners in few.items():
+        asked = (command, profile, "--cluster", cluster, "--batch", 12, "--quiet", *planners)
+        refused(penstock(*asked), 3, "no plan fits", "on device", "use devices with")
 
 
 @pytest.mark.parametrize(

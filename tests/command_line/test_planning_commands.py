@@ -52,10 +52,11 @@ PLAN_KEYS = {
 
 @pytest.fixture
 def problem(tmp_path: Path, small_profile: ModelProfile, small_cluster: Cluster) -> list[str]:
-    """The arguments that name a profile, a cluster and a batch."""
+    """The arguments that name a profile, a cluster, a batch and a planner that is soon done."""
     write_profile(small_profile, tmp_path / "profile.json")
     write_cluster(small_cluster, tmp_path / "four.toml")
-    return [f"{tmp_path}/profile.json", "--cluster", f"{tmp_path}/four.toml", "--batch", "12"]
+    devices = ["--cluster", f"{tmp_path}/four.toml", "--planner", "dapple"]
+    return [f"{tmp_path}/profile.json", *devices, "--batch", "12"]
 
 
 def test_plan_answers_with_exactly_the_promised_keys(
@@ -93,7 +94,7 @@ def test_a_profile_of_lengths_is_predicted_length_by_length(
 def test_the_plan_is_no_slower_than_one_device_or_data_parallelism_and_obeys_the_bound(
     penstock: Penstock, problem: list[str]
 ) -> None:
-    values = penstock("plan", *problem, "--json").values
+    values = penstock("plan", *problem, "--planner", "search", "--json").values
     assert values["speedup_over_one_device"] >= 1
     parallel = values["speedup_over_data_parallel"]
     assert parallel is None or parallel >= 1

@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
-from docs.test_pages import DOCS, blocks_of, succeed, write_files
+from docs.test_pages import DOCS, blocks_of, write_files
 from safetensors.torch import load_file
+from started_scripts import as_torchrun_would
 
 PAGE = DOCS / "guides" / "meet-seldom.md"
 
@@ -12,7 +13,7 @@ PAGE = DOCS / "guides" / "meet-seldom.md"
 def test_the_script_trains_and_writes_weights(tmp_path: Path) -> None:
     write_files(PAGE, tmp_path)
     (command,) = (b.text.splitlines()[0] for b in blocks_of(PAGE) if b.language == "console")
-    printed = succeed(command.split(), tmp_path)
+    printed = as_torchrun_would(command, tmp_path)
     losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
     assert len(losses) == 20 and losses[-1] < losses[0]
     files = list((tmp_path / "weights").glob("*.safetensors"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from docs.page_programs import run_file
 
-from penstock.runtime.processes.fork_server import IMPORTED_ONCE
+from penstock.runtime.processes.fork_server import ensure_fork_server
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -86,9 +86,10 @@ def succeed(command: list[str], folder: Path) -> str:
 
 def run_in_a_fork(folder: Path, file: str) -> None:
     """Run a program as Python would, in a process that has torch and the package imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(IMPORTED_ONCE))
-    process = context.Process(target=run_file, args=(folder, file))
+    ensure_fork_server(())
+    process = multiprocessing.get_context("forkserver").Process(
+        target=run_file, args=(folder, file)
+    )
     process.start()
     process.join(COMMANDS_S)
     process.kill()

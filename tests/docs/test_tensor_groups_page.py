@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from docs.test_pages import DOCS, blocks_of, run_in_a_fork, succeed, write_files
 from scripts import script_at
+from started_scripts import as_torchrun_would
 from torch import nn
 
 PAGE = DOCS / "guides" / "tensor-groups.md"
@@ -16,7 +17,7 @@ COMMANDS = [b.text.splitlines() for b in blocks_of(PAGE) if b.language == "conso
 def test_the_script_trains_as_one_device_does(tmp_path: Path) -> None:
     write_files(PAGE, tmp_path)
     (command,) = COMMANDS[0]
-    printed = succeed(command.split(), tmp_path)
+    printed = as_torchrun_would(command, tmp_path)
     losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
     small = script_at(str(tmp_path / "small.py"), "small_of_the_guide")
     model = small.model()

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime.processes.workers_under_test import run_script
-
-from penstock.runtime.processes.launch import launch_workers
+from started_scripts import by_workers, under_torchrun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -25,38 +23,22 @@ def numbers(lines: list[str], word: str) -> list[float]:
     return [float(line.removeprefix(f"{word} ")) for line in lines if line.startswith(word)]
 
 
-def under_torchrun(name: str, *arguments: Path | str) -> list[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    result = subprocess.run(
-        [*command, str(EXAMPLES / name), *map(str, arguments)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "Traceback" not in result.stderr
-    return result.stdout.splitlines()
-
-
-def by_workers(name: str, argument: Path, workers: int) -> list[str]:
-    """The same in forks of a server that has imported torch, which are ready much sooner."""
-    arguments = (str(EXAMPLES / name), [str(argument)])
-    return launch_workers(run_script, arguments, workers=workers, threads=1)[0].splitlines()
+def printed(name: str, *arguments: Path, ranks: int = 2) -> list[str]:
+    return by_workers(EXAMPLES / name, *arguments, ranks=ranks)[0].splitlines()
 
 
 def goes_on(name: str, checkpoints: Path, whole: list[str]) -> None:
     """After the first epoch, the example must print what it printed in one go."""
     shutil.rmtree(checkpoints / "step-00000020")
-    found = by_workers(name, checkpoints, 2)
+    found = printed(name, checkpoints)
     assert len(found) >= 10
     assert found == whole[-len(found) :]
 
 
 @pytest.mark.timeout(600)
 def test_the_torchrun_loop_has_the_losses_of_data_parallelism(tmp_path: Path) -> None:
-    plain = by_workers("loop_torchrun_before.py", tmp_path / "alone.pt", 1)
-    found = under_torchrun("loop_torchrun.py", tmp_path / "run")
+    plain = printed("loop_torchrun_before.py", tmp_path / "alone.pt", ranks=1)
+    found = under_torchrun(EXAMPLES / "loop_torchrun.py", tmp_path / "run").splitlines()
     assert len(numbers(plain, "loss")) == 20
     assert numbers(plain, "loss")[-1] < 0.3
     assert numbers(found, "loss") == pytest.approx(numbers(plain, "loss"), abs=PRINTED)
@@ -67,16 +49,16 @@ def test_the_torchrun_loop_has_the_losses_of_data_parallelism(tmp_path: Path) ->
 @pytest.mark.timeout(600)
 def test_the_torchrun_loop_has_the_losses_of_two_ranks(tmp_path: Path) -> None:
     """Once of many times, the loop of data parallelism did not end; no Penstock is in it."""
-    two = under_torchrun("loop_torchrun_before.py", tmp_path / "two.pt")
-    found = under_torchrun("loop_torchrun.py", tmp_path / "run")
+    two = under_torchrun(EXAMPLES / "loop_torchrun_before.py", tmp_path / "two.pt").splitlines()
+    found = under_torchrun(EXAMPLES / "loop_torchrun.py", tmp_path / "run").splitlines()
     assert numbers(found, "loss") == pytest.approx(numbers(two, "loss"), abs=PRINTED)
 
 
 @pytest.mark.timeout(600)
 def test_the_accelerate_loop_has_the_losses_of_accelerate(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    before = by_workers("loop_accelerate_before.py", tmp_path / "state", 1)
-    found = under_torchrun("loop_accelerate.py", tmp_path / "run")
+    before = printed("loop_accelerate_before.py", tmp_path / "state", ranks=1)
+    found = printed("loop_accelerate.py", tmp_path / "run")
     assert len(numbers(before, "loss")) == 20
     assert numbers(before, "loss")[-1] < 0.3
     assert numbers(found, "loss") == pytest.approx(numbers(before, "loss"), abs=PRINTED)
@@ -86,8 +68,8 @@ def test_the_accelerate_loop_has_the_losses_of_accelerate(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(600)
 def test_the_lightning_loop_has_the_losses_of_lightning(tmp_path: Path) -> None:
-    before = by_workers("loop_lightning_before.py", tmp_path / "one", 1)
-    found = under_torchrun("loop_lightning.py", tmp_path / "two")
+    before = printed("loop_lightning_before.py", tmp_path / "one", ranks=1)
+    found = printed("loop_lightning.py", tmp_path / "two")
     for word, count in (("loss", 20), ("val_loss", 2)):
         assert len(numbers(found, word)) == count
         assert numbers(found, word) == pytest.approx(numbers(before, word), abs=PRINTED)
@@ -98,7 +80,7 @@ def test_the_lightning_loop_has_the_losses_of_lightning(tmp_path: Path) -> None:
     )
     torch.testing.assert_close(two, one, rtol=0.0, atol=1e-4)
     again = tmp_path / "again"
-    last = under_torchrun("loop_lightning.py", again, str(tmp_path / "two" / "epoch=0.ckpt"))
+    last = printed("loop_lightning.py", again, tmp_path / "two" / "epoch=0.ckpt")
     assert len(last) == 11
     assert last == found[-11:]
 

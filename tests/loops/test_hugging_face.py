@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from loops.hugging_face_cases import model, plan_of, trained
-from runtime.processes.workers_under_test import run_script
+from started_scripts import by_workers
 
 from penstock.errors import BadInput
 from penstock.runtime.processes.launch import launch_workers
@@ -60,10 +60,9 @@ def test_losses_evaluations_weights_and_checkpoints_are_those_of_one_process(
     assert names >= {"config.json", "trainer_state.json", "pipeline", "rng_state.pth"}
 
 
-def by_script(name: str, folder: Path, workers: int) -> list[str]:
-    script = Path(__file__).parents[2] / "examples" / name
-    printed = launch_workers(run_script, (str(script), [str(folder)]), workers=workers, threads=1)
-    return [line for line in printed[0].splitlines() if line.startswith("loss")]
+def by_script(name: str, folder: Path, ranks: int) -> list[str]:
+    printed = by_workers(Path(__file__).parents[2] / "examples" / name, folder, ranks=ranks)[0]
+    return [line for line in printed.splitlines() if line.startswith("loss")]
 
 
 @pytest.mark.timeout(600)

@@ -155,7 +155,11 @@ def hungry(layers: int) -> ModelProfile:
 
 @pytest.mark.parametrize(
     ("cluster", "micro_batch_size", "most"),
-    [("dapple-a", 0, 200), ("dapple-a", 16, 3000), ("h100-pod-1024", 0, 400)],
+    [
+        ("dapple-a", 0, 200),
+        pytest.param("dapple-a", 16, 3000, marks=pytest.mark.slow),
+        pytest.param("h100-pod-1024", 0, 400, marks=pytest.mark.slow),
+    ],
 )
 def test_the_answer_comes_soon(
     cluster: str, micro_batch_size: int, most: int, monkeypatch: pytest.MonkeyPatch

@@ -150,7 +150,9 @@ def test_data_parallelism_that_fits_only_by_block_is_planned_so() -> None:
             ask(recompute=recompute)
 
 
-@pytest.mark.parametrize("megabytes", [200, 300, 400, 800])
+@pytest.mark.parametrize(
+    "megabytes", [300, *(pytest.param(m, marks=pytest.mark.slow) for m in (200, 400, 800))]
+)
 def test_search_is_no_slower_for_being_allowed_to_recompute_by_block(megabytes: float) -> None:
     profile, cluster = hungry(), two_hosts(megabytes)
     found = {}

@@ -20,7 +20,7 @@ from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 
-INSTANCES = 2000
+INSTANCES = 600
 MEGABYTE = 1_000_000
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import started_scripts
 from runtime.elastic_cases import write_hand_made_plans
-from runtime.processes.workers_under_test import run_script
 from scripts import script_at
 
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint, read_state
-from penstock.runtime.processes.launch import launch_workers
 
 LAYERS = 7
 TOLERANCE = 1e-4
@@ -36,8 +35,7 @@ def agents(elastic: ModuleType) -> Iterator[list]:
 
 def by_workers(elastic: ModuleType, run: Path, ranks: int, epochs: int) -> list:
     """The same script in forks of a server that has imported torch, which are ready much sooner."""
-    arguments = (str(elastic.EXAMPLE), [str(run), str(epochs)])
-    printed = launch_workers(run_script, arguments, workers=ranks, threads=1)[0]
+    printed = started_scripts.by_workers(elastic.EXAMPLE, run, epochs, ranks=ranks)[0]
     log = run.with_name(f"{run.name}-by-workers.log")
     log.write_text(printed)
     return elastic.segments([log])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from runtime.full_model_cases import FORMS, faults, forms, loaded_by, plans
-from runtime.processes.workers_under_test import run_script
+from started_scripts import by_workers
 
 from penstock.runtime.processes.launch import launch_workers
 
@@ -73,6 +73,6 @@ def test_a_state_that_some_ranks_alone_load_is_refused() -> None:
 
 def test_the_example_moves_a_teacher_as_in_one_process() -> None:
     # The script ends in an error where a weight differs from one process.
-    printed, _ = launch_workers(run_script, (str(EXAMPLE), []), workers=2, threads=1)
+    printed, _ = by_workers(EXAMPLE)
     ours, theirs = re.findall(r"\d\.\d{4}", printed)
     assert ours == theirs, printed

@@ -3,9 +3,7 @@
 import re
 from pathlib import Path
 
-from runtime.processes.workers_under_test import run_script
-
-from penstock.runtime.processes.launch import launch_workers
+from started_scripts import by_workers
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "losses.py"
 NUMBER = r"-?\d+\.\d{4}"
@@ -13,7 +11,7 @@ NUMBER = r"-?\d+\.\d{4}"
 
 def test_every_loss_of_the_guide_is_that_of_one_process() -> None:
     # The script ends in an error where a loss or a gradient differs from one process.
-    printed, _ = launch_workers(run_script, (str(SCRIPT), []), workers=2, threads=1)
+    printed, _ = by_workers(SCRIPT)
     lines = dict(line.split(": ", 1) for line in printed.splitlines())
     assert list(lines) == ["DPO", "PPO", "distillation", "router", "contrast", "spread"]
     for line in lines.values():

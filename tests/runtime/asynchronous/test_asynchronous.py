@@ -30,7 +30,7 @@ def assert_as_defined(found: tuple[dict[Any, Any], ...], replicas: int = 1) -> N
                 assert np.abs(a - b).max() <= TOLERANCE * np.abs(b).max(), (case, rank, update)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_every_method_gives_the_weights_of_its_definition(ranks: int) -> None:
     cases = [(m, "adamw", 2 * ranks, BATCHES, 1, False, "auto") for m in METHODS]
     # Batches of one micro-batch: the pipeline is filled by several of them.

@@ -48,7 +48,6 @@ def test_measured_peaks_are_those_predicted() -> None:
         two_stages("gpipe", MICRO_BATCHES),
         two_stages("1f1b", MICRO_BATCHES),
         two_stages("zb-h1", MICRO_BATCHES),
-        two_stages("interleaved", MICRO_BATCHES),
         again,
     ]
     found = measured(plans)
@@ -57,13 +56,13 @@ def test_measured_peaks_are_those_predicted() -> None:
             case = f"{plan.schedule}, rank {rank}: {memory.peak_bytes:.0f}, not {predicted:.0f}"
             assert 0 <= memory.held_bytes - held <= STEP_COUNTS, case
             assert predicted <= memory.peak_bytes <= (1 + WHILE_RUNNING) * predicted, case
-    gpipe, one_f_one_b, _, _, recomputed = (ranks[0][1].peak_bytes for ranks in found)
+    gpipe, one_f_one_b, _, recomputed = (ranks[0][1].peak_bytes for ranks in found)
     assert one_f_one_b < 0.7 * gpipe
     assert recomputed < gpipe
 
 
 def test_peaks_with_the_models_own_checkpoints_are_those_predicted() -> None:
-    cases = ((False, "gpipe"), (False, "1f1b"), (True, "1f1b"))
+    cases = ((False, "1f1b"), (True, "1f1b"))
     by_rank = launch_workers(peaks_of_gpt2, (cases,), workers=2, threads=1)
     for rank, found in enumerate(by_rank):
         for (reentrant, schedule), (predicted, memory, _) in zip(cases, found, strict=True):
@@ -71,15 +70,14 @@ def test_peaks_with_the_models_own_checkpoints_are_those_predicted() -> None:
             assert memory.peak_bytes == pytest.approx(predicted, rel=OF_CHECKPOINTS), case
 
 
-def test_peaks_of_recompute_by_block_are_those_predicted_and_losses_the_same() -> None:
-    names = ("gpt2", "llama")
-    by_rank = launch_workers(by_block_and_kept, (names,), workers=2, threads=1)
-    for rank, found in enumerate(by_rank):
-        for name, (predicted, peak, kept, differ) in zip(names, found, strict=True):
-            case = f"{name}, rank {rank}: {peak:.0f}, not {predicted:.0f}; kept {kept:.0f}"
-            assert peak == pytest.approx(predicted, rel=OF_CHECKPOINTS), case
-            assert peak < 0.8 * kept, case
-            assert differ < 1e-6, case
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+def test_peaks_of_recompute_by_block_are_those_predicted_and_losses_the_same(name: str) -> None:
+    by_rank = launch_workers(by_block_and_kept, (name,), workers=2, threads=1)
+    for rank, (predicted, peak, kept, differ) in enumerate(by_rank):
+        case = f"rank {rank}: {peak:.0f}, not {predicted:.0f}; kept {kept:.0f}"
+        assert peak == pytest.approx(predicted, rel=OF_CHECKPOINTS), case
+        assert peak < 0.8 * kept, case
+        assert differ < 1e-6, case
 
 
 def test_the_last_rank_of_1f1b_holds_no_more_where_there_are_more_micro_batches() -> None:

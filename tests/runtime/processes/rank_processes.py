@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import distributed
 
+from penstock.runtime.processes.fork_server import ensure_fork_server
+
 
 def run_ranks(
     function: Callable[..., Any],
@@ -24,20 +26,16 @@ def run_ranks(
     Exit code ``None``: it had not ended after ``limit_s``, or when all but rank ``hanging`` had.
     """
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
+    ensure_fork_server(())
+    context = multiprocessing.get_context("forkserver")
     processes = [
         context.Process(
             target=rank_main, args=(rank, ranks, store.port, function, arguments, directory)
         )
         for rank in range(ranks)
     ]
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
     for process in processes:
         process.start()
-    os.environ.pop("OMP_NUM_THREADS")
-    if before is not None:
-        os.environ["OMP_NUM_THREADS"] = before
     deadline = time.monotonic() + limit_s
     for rank, process in enumerate(processes):
         if rank != hanging:

@@ -41,9 +41,10 @@ def parent_and_variable(name: str) -> tuple[int, str | None]:
     return os.getppid(), os.environ.get(name)
 
 
-def run_script(path: str, arguments: list[str]) -> str:
-    """What a script prints that is run as Python runs it."""
-    sys.argv = [path, *arguments]
+def run_script(path: str, arguments: list[str], folder: str = ".") -> str:
+    """What a script prints that is run in a folder as Python runs it."""
+    os.chdir(folder)
+    sys.argv, sys.path[0] = [path, *arguments], str(Path(path).resolve().parent)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         runpy.run_path(path, run_name="__main__")
