@@ -118,7 +118,7 @@ def layouts(schedule: str, rounds: tuple[int, ...] = (1, 2, 3)) -> list[tuple[Pl
 
 
 def representative() -> Iterator[Case]:
-    """For every schedule and layout pipelines of one to four groups, the rest in turns."""
+    """For every schedule and layout pipelines of two numbers of groups, the rest in turns."""
     replications = {groups: cycle(found) for groups, found in REPLICATIONS.items()}
     turns = cycle(product(("sgd", "adamw"), (False, True), (False, True), (False, True)))
     for schedule in SYNCHRONOUS:
@@ -142,9 +142,10 @@ def representative() -> Iterator[Case]:
 
 
 def some_groups(schedule: str, rounds: int) -> tuple[int, ...]:
-    """All numbers of groups, in turns where a family has several layouts."""
+    """Two numbers of groups, in turns: `every_case` has all."""
     several = FAMILIES[schedule].is_searched or len(layouts(schedule)) > 1
-    return {1: (2, 4), 2: (1, 3), 3: (2,)}[rounds] if several else tuple(REPLICATIONS)
+    turn = rounds if several else 1 + SYNCHRONOUS.index(schedule) % 2
+    return {1: (2, 4), 2: (1, 3), 3: (2,)}[turn]
 
 
 def of_every_kind() -> dict[str, list[Case]]:
@@ -163,12 +164,15 @@ def of_every_kind() -> dict[str, list[Case]]:
 
     two = "interleaved zb-v"
     return {
-        "a chain with batch norm": [*cases("convolutions", "1-1-1-1 3-1 2-2")],
-        "tied weights and skip tensors": [*cases("gpt2 t5", "1-1-1-1 2-1 1-3", "1f1b")],
-        "batch norm": [*cases("resnet", "2-2 1-1", "1f1b")],
+        "a chain with batch norm": [*cases("convolutions", "1-1-1-1 3-1", "1f1b")],
+        "tied weights and skip tensors": [
+            *cases("gpt2", "2-1", "1f1b"),
+            *cases("t5", "1-1-1-1 1-3", "1f1b"),
+        ],
+        "batch norm": [*cases("resnet", "2-2", "1f1b")],
         "models that round parts to float32": [*cases("llama qwen2_tied", "1-1", "1f1b")],
         "samples with several rows": [*cases("pictures", "1-1-1 1-3", "1f1b zb-h1")],
-        "recompute": [*cases("convolutions", "2-1 1-1-1", recompute=True)],
+        "recompute": [*cases("convolutions", "2-1", recompute=True)],
         "recompute by block": [
             *cases("gpt2 t5", "2-2", "1f1b chimera", by_block=True),
             *cases("convolutions", "2-1", "gpipe interleaved", by_block=True),
@@ -178,17 +182,23 @@ def of_every_kind() -> dict[str, list[Case]]:
             *cases("deep convolutions", "1-1", micro_batches=4, micro_batch_rows=2)
         ],
         "stages that share a rank": [
-            *cases("gpt2 t5", "1 1-1 2-1", two),
-            *cases("convolutions", "2 1-1", two, recompute=True),
+            *cases("gpt2", "1 2-1", two),
+            *cases("t5", "1-1", two),
+            *cases("convolutions", "2 1-1", "zb-v", recompute=True),
         ],
         "micro-batches in turn": [
-            *cases("deep", "2-1 1-2 2-2 3-1", in_turn=True),
-            *cases("deep gpt2", "1-3", "early-backward zb-h1", in_turn=True),
+            *cases("deep", "2-1 1-2 2-2", "1f1b", in_turn=True),
+            *cases("deep", "3-1", "gpipe", in_turn=True),
+            *cases("deep gpt2", "1-3", "zb-h1", in_turn=True),
             *cases("convolutions", "2-1", in_turn=True, recompute=True),
         ],
-        "process groups": [*cases("deep convolutions", "2-1 1-1-1", transport="process-groups")],
+        "process groups": [
+            *cases("deep", "2-1 1-1-1", "1f1b", transport="process-groups"),
+            *cases("convolutions", "2-1", "gpipe", transport="process-groups"),
+        ],
         "messages larger than slots and rings": [
-            *cases("deep convolutions", "2-1 1-1-1", slot_bytes=64)
+            *cases("deep", "2-1 1-1-1", "1f1b", slot_bytes=64),
+            *cases("convolutions", "2-1", "gpipe", slot_bytes=64),
         ],
     }
 

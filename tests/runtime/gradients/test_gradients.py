@@ -13,7 +13,7 @@ Found = tuple[dict[str, Any], ...]
 @pytest.fixture(scope="module")
 def sharded() -> Found:
     """What `sharded_against_unsharded` gave on each rank."""
-    return launch_workers(sharded_against_unsharded, (5,), workers=4, threads=1)
+    return launch_workers(sharded_against_unsharded, (3,), workers=4, threads=1)
 
 
 @pytest.fixture(scope="module")
