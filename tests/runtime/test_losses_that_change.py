@@ -42,7 +42,9 @@ IN_PROCESSES = [
 ]
 
 
-@pytest.mark.parametrize("devices", [[[0], [1]], [[0], [1, 2]]])
+@pytest.mark.parametrize(
+    "devices", [pytest.param([[0], [1]], marks=pytest.mark.slow), [[0], [1, 2]]]
+)
 def test_ranks_agree_on_the_path(devices: list[list[int]]) -> None:
     ranks = sum(map(len, devices))
     for wrong in launch_workers(

@@ -28,7 +28,7 @@ CAUSES = {
 @pytest.fixture(scope="module")
 def found() -> tuple[dict[str, Any], ...]:
     """What both ranks have seen."""
-    return launch_workers(lives, (8,), workers=2, threads=1)
+    return launch_workers(lives, (5,), workers=2, threads=1)
 
 
 def assert_flat(by_case: dict[str, Any], what: str) -> None:

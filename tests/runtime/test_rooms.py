@@ -16,7 +16,7 @@ SHARED_MEMORY = "penstock.runtime.transport.shared_memory"
     ("case", "used"),
     [
         (("1f1b", "process-groups"), set[str]()),
-        (("1f1b", "in-process"), set[str]()),
+        pytest.param(("1f1b", "in-process"), set[str](), marks=pytest.mark.slow),
         (("pipedream", "in-process"), {ASYNCHRONOUS}),
         (("1f1b", "shared-memory"), {SHARED_MEMORY}),
     ],

@@ -17,7 +17,7 @@ from penstock.runtime.settings import Safety
 from penstock.runtime.stages.building import check_plan_fits
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_losses_and_state_are_those_of_the_program(tmp_path: Path, micro_batches: int) -> None:
     for found in launch_workers(compared, (str(tmp_path), micro_batches), workers=2, threads=1):
         assert {name: wrong for name, wrong in found.items() if wrong} == {}

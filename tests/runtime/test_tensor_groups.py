@@ -75,7 +75,7 @@ def test_a_model_of_hugging_face_is_divided_by_its_own_plan() -> None:
         assert found == []
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [None, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_lengths_metrics_and_autocast_are_as_on_one_device(autocast: torch.dtype | None) -> None:
     stages = Stage(range(8), (0,), (4,)), Stage(range(8, LAYERS), (1,), (4,))
     plan = Plan(stages, 3, 4, "1f1b", tensor_groups=((0, 1), (2, 3)))
@@ -96,7 +96,11 @@ def test_the_users_own_checkpoints_around_divided_layers_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(grouped_plan(LAYERS, 8), group_last()), (group_last(), plain()), (plain(), group_last())],
+    [
+        pytest.param(grouped_plan(LAYERS, 8), group_last(), marks=pytest.mark.slow),
+        (group_last(), plain()),
+        pytest.param(plain(), group_last(), marks=pytest.mark.slow),
+    ],
     ids=["groups to groups", "groups to one rank each", "one rank each to groups"],
 )
 def test_checkpoints_are_whole_and_go_on_under_another_plan(

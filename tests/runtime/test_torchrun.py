@@ -46,6 +46,7 @@ def test_two_ranks_over_both_transports() -> None:
     assert_as_one_process(found, 2, 20)
 
 
+@pytest.mark.slow
 def test_four_ranks() -> None:
     assert_as_one_process(started(4, "shared-memory"), 4, 10)
 

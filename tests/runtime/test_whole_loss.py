@@ -27,7 +27,7 @@ from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.settings import Safety
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_loss_gradients_and_metrics_are_those_of_one_process(ranks: int) -> None:
     for found in launch_workers(compared, (ranks,), workers=ranks, threads=1):
         assert {name.partition(",")[0] for name in found} == {*LOSSES}

@@ -47,10 +47,10 @@ NEAREST = Rules(first_launch_waits=True, near=1)
 
 
 def drawn_plans(schedule: str, count: int = 1, seed: int = 0) -> Iterator[Plan]:
-    """Pipelines of 2 to 8 groups with unequal replicas; small ones where orders are searched."""
+    """Pipelines of 2 to 6 groups with unequal replicas; small ones where orders are searched."""
     draw, searched = random.Random(f"{schedule} {seed}"), FAMILIES[schedule].is_searched
     for style, rounds in layouts(schedule) * count:
-        most = 3 if searched else 8 // (1 if style in ("straight", "mirrored") else 2)
+        most = 3 if searched else 6 // (1 if style in ("straight", "mirrored") else 2)
         groups = draw.randint(2, most)
         groups += style == "mirrored" and groups % 2
         replicas = tuple(

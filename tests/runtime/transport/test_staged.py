@@ -14,6 +14,9 @@ from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.transport.shared_memory.staged import Copy, CopyThread
 from penstock.schedule.registry import FAMILIES
 
+SOME = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "chimera", "dualpipe-v")
+"""One schedule of each kind."""
+
 
 def wrong_in(cases: Sequence[Any], slot_limit: int | None = None) -> dict[str, list[str]]:
     arguments = tuple(cases), slot_limit
@@ -22,9 +25,9 @@ def wrong_in(cases: Sequence[Any], slot_limit: int | None = None) -> dict[str, l
     return {str(case): wrong[:5] for _, found in results for case, wrong in found.items() if wrong}
 
 
-def test_every_schedule_trains_as_one_process() -> None:
-    cases = {case.schedule: case for case in representative()}
-    assert not wrong_in(list(cases.values()))
+def test_schedules_train_as_one_process() -> None:
+    cases = {case.schedule: case for case in representative() if case.schedule in SOME}
+    assert len(cases) == len(SOME) and not wrong_in(list(cases.values()))
 
 
 def test_full_rings_and_replicas_that_wait_for_one_another_in_a_forward() -> None:
@@ -32,7 +35,7 @@ def test_full_rings_and_replicas_that_wait_for_one_another_in_a_forward() -> Non
     options: dict[str, Any] = {"micro_batch_rows": 4}
     cases = [
         Case(schedule, replicas, 5, model=model, **options)
-        for schedule in ("1f1b", "gpipe", "zb-h1")
+        for schedule in ("1f1b", "zb-h1")
         for model, replicas in (("resnet", (2, 2)), ("gpt2", (1, 2, 1)))
     ]
     assert not wrong_in(cases, 64)
