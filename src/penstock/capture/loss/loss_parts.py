@@ -402,14 +402,14 @@ class _Walk:
         """A call that takes samples and gives none: a mean or sum over them."""
         args, kwargs = event.args
         if name in ("cross_entropy", "nll_loss"):
-            if kwargs.get("reduction", "mean") == "mean":
+            if reduction_of(kwargs) == "mean":
                 target = args[1] if len(args) > 1 else kwargs["target"]
                 of_classes = target.dtype.is_floating_point
                 self.act(number, LossAction("rows" if of_classes else "targets"))
             else:
                 self.has_sums = True
         elif name in _MEANS:
-            if kwargs.get("reduction", "mean") in ("mean", "batchmean"):
+            if reduction_of(kwargs) in ("mean", "batchmean"):
                 self._mean(number, mixed[0])
             else:
                 self.has_sums = True
@@ -557,6 +557,25 @@ def measured(
     return found
 
 
+_OLD_ARGUMENTS = ("size_average", "reduce")
+"""Where one of them is given to a loss of torch, its ``reduction`` is not read."""
+
+
+def reduction_of(kwargs: Mapping[str, Any]) -> str:
+    """How a loss of torch that is called so is reduced."""
+    if all(kwargs.get(name) is None for name in _OLD_ARGUMENTS):
+        return kwargs.get("reduction", "mean")
+    if kwargs.get("reduce") is False:
+        return "none"
+    return "sum" if kwargs.get("size_average") is False else "mean"
+
+
+def _summed(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with which the loss is a sum."""
+    own = {name: value for name, value in kwargs.items() if name not in _OLD_ARGUMENTS}
+    return own | {"reduction": "sum"}
+
+
 def weighed(
     actions: Sequence[LossAction],
     whole: Sequence[Any],
@@ -585,10 +604,10 @@ def weighed(
                 if not args[0].numel():  # the mean of nothing is NaN
                     if call_name(func) == "mean":
                         return torch.sum(*args, **kwargs)
-                    return func(*args, **{**kwargs, "reduction": "sum"})
+                    return func(*args, **_summed(kwargs))
                 factor = args[0].numel() / value
     if any(action.kind == "targets" for action in actions) and float(factor) == 0:
-        return func(*args, **{**kwargs, "reduction": "sum"})  # the mean of no target is NaN
+        return func(*args, **_summed(kwargs))  # the mean of no target is NaN
     result = func(*args, **kwargs)
     if factor is None:
         return result

@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.loss.loss_parts import reduction_of
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.model_state import place_of, value_at
 from penstock.capture.record.outside_state import (
@@ -101,7 +102,7 @@ class LossTerms(TorchCalls):
             # Later changes in place (``loss += ...``) are not part of the mean.
             self._last = result.clone()
             return self._last
-        if kwargs.get("reduction") == "sum":
+        if reduction_of(kwargs) == "sum":
             self._sums.append(result)
         return result
 
