@@ -6,25 +6,24 @@ taken, and a sum is complete, when the emulated links say so.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from penstock.plan.ordering import order_of
 from penstock.rehearse.emulated_stage import (
-    EmulatedParameters,
     EmulatedStage,
     boundaries_of_crossings,
-    holders_of_any,
-    parameters_of_rank,
+    last_parts,
+    parameter_of,
     planned_size,
     program_of,
-    stage_times,
 )
-from penstock.rehearse.emulation import Emulation, crossings_of
+from penstock.rehearse.emulation import Emulation, crossings_of, shared_pieces
 from penstock.rehearse.link_server import LinkClient
 from penstock.runtime.clock import Record, StepClock
 from penstock.runtime.gradients.buckets import GradientBuckets, GradientSum, make_groups
@@ -35,6 +34,7 @@ from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.program import RankStages, places_of
 from penstock.runtime.transport.messages import Message, messages_by_rank
 from penstock.runtime.transport.transport import Inlet, Transport, open_transport
+from penstock.schedule.action import ACTION_KINDS
 from penstock.simulate.catalogue import workload_of
 
 
@@ -107,7 +107,7 @@ class HeldBackSum:
 def hold_back_sums(
     transport: Transport | None,
     buckets: GradientBuckets,
-    parameters: EmulatedParameters,
+    planned_bytes: Mapping[nn.Parameter, float],
     client: LinkClient,
 ) -> None:
     """Sum gradients where the runtime would, and end each sum as the emulated links say."""
@@ -117,7 +117,7 @@ def hold_back_sums(
     for bucket in buckets.shared:
         alike = bucket.holders, bucket.stages
         number = numbers[alike] = numbers.get(alike, -1) + 1
-        size_bytes = sum(parameters.planned_bytes[p] for p in bucket.parameters)
+        size_bytes = sum(planned_bytes[p] for p in bucket.parameters)
         key = f"{bucket.stages} {bucket.holders} {number}"
         assert bucket.sum is not None
         bucket.sum = HeldBackSum(bucket.sum, client, key, bucket.holders, size_bytes, bucket.stage)
@@ -164,43 +164,51 @@ class RehearsingRank:
     """One rank's part: the runtime's stages, gradient buckets and numbers."""
 
     def __init__(self, emulation: Emulation, world: World, client: LinkClient) -> None:
-        plan, profile, cluster = emulation.plan, emulation.profile, emulation.cluster
+        plan, profile, time_scale = emulation.plan, emulation.profile, emulation.time_scale
         schedule, self.clock = order_of(plan), StepClock()
         crossings = crossings_of(plan, profile)
         boundaries = boundaries_of_crossings(crossings, emulation.byte_scale)
         ever = messages_by_rank(plan, world.size, boundaries, (), ())
         real, transport = open_transport(world, emulation.transport, ever), None
         if real is not None:
-            by_ends = {(c.producer, c.consumer, c.name): c for c in crossings}
-            transport = HeldBackTransport(real, client, partial(planned_size, crossings=by_ends))
+            size_of = partial(planned_size, crossings=crossings)
+            transport = HeldBackTransport(real, client, size_of)
         self.failures = Failures(world, transport.abort if transport is not None else lambda: None)
         self.numbers = RankNumbers(transport, self.clock, len(plan.devices))
 
-        held = tuple(place.stage for place in places_of(plan, world.rank))
-        parameters = parameters_of_rank(emulation, held)
+        held = [place.stage for place in places_of(plan, world.rank)]
+        pieces = list(shared_pieces(plan, profile))
+        used = (piece for piece in pieces if not set(held).isdisjoint(piece.stages))
+        own = {piece: parameter_of(piece, emulation.byte_scale) for piece in used}
+        planned_bytes = {parameter: piece.bytes for piece, parameter in own.items()}
         self.buckets = GradientBuckets(
             world,
-            parameters.of_stage,
-            parameters.stages,
-            parameters.holders,
-            make_groups(world, holders_of_any(plan, profile)),
+            {
+                stage: {piece.name: own[piece] for piece in own if stage in piece.stages}
+                for stage in held
+            },
+            {piece.name: piece.stages for piece in own},
+            {piece.name: piece.holders for piece in own},
+            make_groups(world, [piece.holders for piece in pieces]),
             self.clock,
-            size_of=lambda parameter: parameters.planned_bytes[parameter],
+            size_of=planned_bytes.__getitem__,
         )
-        hold_back_sums(real, self.buckets, parameters, client)
+        hold_back_sums(real, self.buckets, planned_bytes, client)
 
-        workload = workload_of(plan, profile, cluster, schedule)
-        own = [device for device in workload.devices if device.device == world.rank]
-        step_s = sum(device.step_s for device in own) * emulation.time_scale
+        workload = workload_of(plan, profile, emulation.cluster, schedule)
+        devices = [device for device in workload.devices if device.device == world.rank]
+        step_s = sum(device.step_s for device in devices) * time_scale
         self.take_step = lambda: client.sleep_until(time.perf_counter() + step_s)
-        programs = {stage: program_of(stage, boundaries, emulation) for stage in held}
+        programs = {stage: program_of(stage, boundaries, plan) for stage in held}
         runners: dict[int, EmulatedStage] = {}
-        for instance, replica in own[0].replicas.items() if own else ():
-            stage, parts = replica.stage, workload.parts.stages[instance]
-            times = stage_times(replica, parts, parameters, emulation.time_scale)
-            launching = partial(self.buckets.launching, stage)
+        for instance, replica in devices[0].replicas.items() if devices else ():
+            stage = replica.stage
             runners[stage] = EmulatedStage(
-                stage, programs[stage], *times, launching, client.sleep_until
+                programs[stage],
+                {kind: replica.work.seconds(kind) * time_scale for kind in ACTION_KINDS},
+                last_parts(replica, workload.parts.stages[instance], own, time_scale),
+                partial(self.buckets.launching, stage),
+                client.sleep_until,
             )
         self.stages = RankStages(
             plan,
