@@ -70,7 +70,7 @@ def test_two_swapped_actions_that_send_nothing_are_noticed_in_what_was_done() ->
 def test_bytes_that_the_plan_does_not_have_are_noticed() -> None:
     right = rehearsed(looped())
     first = right.transfers[0]
-    more = replace(first.transfer, bytes=first.transfer.bytes + 1000)
+    more = first.transfer._replace(bytes=first.transfer.bytes + 1000)
     changed = Started(more, first.ready_s, first.start_s, first.end_s)
     wrong = replace(right, transfers=(changed, *right.transfers[1:]))
     assert differences(right) == []

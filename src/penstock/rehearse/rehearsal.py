@@ -130,7 +130,7 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
     check_can_be_rehearsed(plan, emulation.profile, cluster)
     prediction = simulate_plan(plan, emulation.profile, cluster)
     limit_s = PLANNED_S_A_STEP + 3 * prediction.iteration_s * emulation.time_scale
-    server = LinkServer(cluster, emulation.time_scale)
+    server = LinkServer()
     with serve_links(server) as name:
         begun_s = time.perf_counter()
         arguments = (emulation, name, limit_s)
