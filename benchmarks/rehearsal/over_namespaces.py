@@ -23,11 +23,15 @@ LIMIT_S = 120.0
 class KernelLinks(LinkServer):
     """The emulated links, on which what goes from host to host takes no time."""
 
+    def __init__(self, hosts: Sequence[int]) -> None:
+        super().__init__()
+        self.hosts = hosts
+
     def offer(self, transfer: LinkTransfer, ready_s: float) -> None:
         """See `LinkServer`; the rank that takes the transfer knows when it came."""
         ends = transfer.members or (transfer.source, transfer.target)
-        if len({self.cluster.host_index[end] for end in ends}) > 1:
-            transfer = replace(transfer, seconds=0.0, parts=())
+        if len({self.hosts[end] for end in ends}) > 1:
+            transfer = transfer._replace(seconds=0.0, parts=())
         super().offer(transfer, ready_s)
 
 
@@ -36,26 +40,19 @@ class ArrivalClient(LinkClient):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.arrivals: defaultdict[int, list[float]] = defaultdict(list)
-        self.sum_ends: defaultdict[str, list[float]] = defaultdict(list)
+        self.arrivals: defaultdict[str, list[float]] = defaultdict(list)
 
-    def end_of_message(self, source: int) -> float:
+    def wait_for(self, key: str) -> None:
         """See `LinkClient`."""
-        self.arrivals[source].append(time.perf_counter())
-        return super().end_of_message(source)
-
-    def end_of_sum(self, key: str) -> float:
-        """See `LinkClient`."""
-        self.sum_ends[key].append(time.perf_counter())
-        return super().end_of_sum(key)
+        self.arrivals[key].append(time.perf_counter())
+        super().wait_for(key)
 
 
 class HostRecord(NamedTuple):
-    """What a rank did, and when messages of each rank and sums were here."""
+    """What a rank did, and when messages and sums were here."""
 
     rank: RankRecord
-    arrivals: dict[int, list[float]]
-    sum_ends: dict[str, list[float]]
+    arrivals: dict[str, list[float]]
 
 
 def rehearse_on_host(
@@ -68,7 +65,7 @@ def rehearse_on_host(
     hosts[emulation.cluster.host_index[number]].enter()
     os.environ["GLOO_SOCKET_IFNAME"] = PORT
     record = rehearse_with(client, emulation, limit_s)
-    return HostRecord(record, dict(client.arrivals), dict(client.sum_ends))
+    return HostRecord(record, dict(client.arrivals))
 
 
 def rehearse_over_namespaces(emulation: Emulation) -> Rehearsal:
@@ -81,7 +78,7 @@ def rehearse_over_namespaces(emulation: Emulation) -> Rehearsal:
     prediction = simulate_plan(emulation.plan, emulation.profile, cluster)
     used = cluster.hosts[: cluster.host_index[emulation.ranks - 1] + 1]
     rates = [h.port_bytes_per_s * emulation.byte_scale / emulation.time_scale for h in used]
-    server = KernelLinks(cluster, emulation.time_scale)
+    server = KernelLinks(cluster.host_index)
     with serve_links(server) as name, joined_hosts([h.name for h in used], rates) as hosts:
         begun_s = time.perf_counter()
         records = launch_workers(
@@ -102,14 +99,11 @@ def with_real_ends(begun: Sequence[Started], records: Sequence[HostRecord]) -> I
     earlier = Counter[object]()
     for started in begun:
         transfer = started.transfer
-        what = transfer.key or (transfer.source, transfer.target)
+        what = transfer.key, transfer.target
         number = earlier[what]
         earlier[what] += 1
         if transfer.parts:
             yield started
-        elif transfer.members:
-            ends = [records[member].sum_ends[transfer.key][number] for member in transfer.members]
-            yield replace(started, end_s=min(ends))
         else:
-            arrival_s = records[transfer.target].arrivals[transfer.source][number]
-            yield replace(started, end_s=arrival_s)
+            ends = [records[rank].arrivals[transfer.key][number] for rank in transfer.receivers]
+            yield replace(started, end_s=min(ends))

@@ -15,7 +15,7 @@ CLUSTER = Cluster("two hosts", HOSTS)
 
 
 def message(source: int, target: int, size: float, cluster: Cluster = CLUSTER) -> LinkTransfer:
-    return message_between(cluster, (source, target), size, 1, (0, 1, 0), 1.0)
+    return message_between(cluster, (source, target), size, 1, (0, 1, 0), "message", 1.0)
 
 
 def spans(
@@ -80,5 +80,5 @@ def test_every_pair_has_a_link_of_its_own_where_the_host_says_so() -> None:
 @pytest.mark.parametrize("tensors", [1, 3])
 def test_every_tensor_of_a_message_has_the_latency(tensors: int) -> None:
     slow = Cluster("slow", tuple(replace(host, port_latency_s=0.5) for host in HOSTS))
-    found = message_between(slow, (0, 2), 20.0, tensors, (0, 1, 0), time_scale=2.0)
+    found = message_between(slow, (0, 2), 20.0, tensors, (0, 1, 0), "message", time_scale=2.0)
     assert found.seconds == 2 * (0.5 * tensors + 2.0)

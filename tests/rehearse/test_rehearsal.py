@@ -31,7 +31,7 @@ def check(rehearsal: Rehearsal) -> None:
     # Every wait is at least as long as planned, so no rank can be ahead of the simulator. It may be
     # ahead where the order of messages on a link is another by chance; these plans leave none.
     assert rehearsal.ends_s[0] >= rehearsal.prediction.iteration_s - ROUNDING_S
-    last_begin_s = min(rank.starts_s[-1] for rank in rehearsal.ranks) - rehearsal.begin_s
+    last_begin_s = rehearsal.begins_s[-1] - rehearsal.begins_s[0]
     last_s = rehearsal.ends_s[-1] - last_begin_s / rehearsal.emulation.time_scale
     assert iteration_s(rehearsal.timeline) == pytest.approx(last_s, rel=0.01)
     kinds = {e.kind for e in rehearsal.timeline.events}
@@ -70,7 +70,7 @@ def test_two_swapped_actions_that_send_nothing_are_noticed_in_what_was_done() ->
 def test_bytes_that_the_plan_does_not_have_are_noticed() -> None:
     right = rehearsed(looped())
     first = right.transfers[0]
-    more = replace(first.transfer, bytes=first.transfer.bytes + 1000)
+    more = first.transfer._replace(bytes=first.transfer.bytes + 1000)
     changed = Started(more, first.ready_s, first.start_s, first.end_s)
     wrong = replace(right, transfers=(changed, *right.transfers[1:]))
     assert differences(right) == []

@@ -8,17 +8,15 @@ that cannot start holds up no other.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count, permutations
 from math import inf
-from typing import TypeAlias
+from typing import NamedTuple
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_s, message_resources
-
-LinkPart: TypeAlias = tuple[str, int, int]
-"""What one transfer at a time occupies: its kind, and the device or host that it belongs to."""
 
 PORTS = "port out", "port in"
 
@@ -26,23 +24,28 @@ BOTH_WAYS = {"receive": "send", "port in": "port out"}
 """What serves the other direction, too, where both take turns."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkTransfer:
+class LinkTransfer(NamedTuple):
     """A message from ``source`` to ``target``, or a sum among ``members``.
 
-    ``label`` are the stages that send and receive it, and the micro-batch (-1: a sum). ``bytes``
-    are those of the plan, which the tensors here may be smaller than.
-    ``key`` tells a sum from the others of its members.
+    ``key`` tells it from the others of an iteration that a rank waits for. ``label`` are the stages
+    that send and receive it, and the micro-batch (-1: a sum). ``bytes`` are those of the plan,
+    which the tensors here may be smaller than. Of the ``parts`` of the links that it occupies, each
+    serves one transfer at a time.
     """
 
+    key: str
     source: int
     target: int
     seconds: float
     bytes: float
-    parts: frozenset[LinkPart]
-    label: tuple[int, int, int]
-    members: tuple[int, ...] = ()
-    key: str = ""
+    parts: Sequence[str]
+    label: Sequence[int]
+    members: Sequence[int] = ()
+
+    @property
+    def receivers(self) -> Sequence[int]:
+        """The ranks that wait for its end."""
+        return self.members or (self.target,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +58,15 @@ class Started:
     end_s: float
 
 
-@dataclass
 class EmulatedLinks:
     """The transfers that wait or run. All moments are seconds of one clock."""
 
-    _waiting: list[tuple[bool, float, int, LinkTransfer]] = field(
-        default_factory=list[tuple[bool, float, int, LinkTransfer]]
-    )
-    _running: list[tuple[float, int, LinkTransfer]] = field(
-        default_factory=list[tuple[float, int, LinkTransfer]]
-    )
-    _busy: set[LinkPart] = field(default_factory=set[LinkPart])
-    _free_since_s: dict[LinkPart, float] = field(default_factory=dict[LinkPart, float])
-    _numbers: Iterator[int] = field(default_factory=count)
+    def __init__(self) -> None:
+        self._waiting: list[tuple[bool, float, int, LinkTransfer]] = []
+        self._running: list[tuple[float, int, LinkTransfer]] = []
+        self._busy = set[str]()
+        self._free_since_s: dict[str, float] = {}
+        self._numbers = count()
 
     def offer(self, transfer: LinkTransfer, ready_s: float) -> list[Started]:
         """A transfer that is ready since ``ready_s``; returns what starts because of it."""
@@ -119,47 +118,53 @@ def message_between(
     size_bytes: float,
     tensors: int,
     label: tuple[int, int, int],
+    key: str,
     time_scale: float,
 ) -> LinkTransfer:
     """A message of some tensors, each of which has the latency of the link."""
-    source, target = ends
     seconds = 0.0
     if size_bytes > 0:
-        sent_s = size_bytes / cluster.bandwidth(source, target)
-        seconds = (tensors * cluster.latency(source, target) + sent_s) * time_scale
-    used = frozenset(parts_of(cluster, source, target))
-    return LinkTransfer(source, target, seconds, size_bytes, used, label)
+        sent_s = size_bytes / cluster.bandwidth(*ends)
+        seconds = (tensors * cluster.latency(*ends) + sent_s) * time_scale
+    return LinkTransfer(key, *ends, seconds, size_bytes, [*parts_of(cluster, *ends)], label)
 
 
 def sum_among(
     cluster: Cluster,
-    members: Sequence[int],
+    members: tuple[int, ...],
     size_bytes: float,
     stage: int,
     key: str,
     time_scale: float,
 ) -> LinkTransfer:
     """The sum of a gradient bucket over its holders."""
-    used = {part for ends in permutations(members, 2) for part in engines_and_ports(cluster, *ends)}
-    seconds = all_reduce_s(cluster, tuple(members), size_bytes) * time_scale
+    seconds = all_reduce_s(cluster, members, size_bytes) * time_scale
     label = stage, stage, -1
-    return LinkTransfer(-1, -1, seconds, size_bytes, frozenset(used), label, tuple(members), key)
+    used = parts_of_sum(cluster, members)
+    return LinkTransfer(key, -1, -1, seconds, size_bytes, used, label, members)
 
 
-def parts_of(cluster: Cluster, source: int, target: int) -> Iterator[LinkPart]:
+@lru_cache(64)
+def parts_of_sum(cluster: Cluster, members: tuple[int, ...]) -> tuple[str, ...]:
+    """What a sum occupies, the same for all buckets of its members."""
+    pairs = permutations(members, 2)
+    return tuple({part for ends in pairs for part in engines_and_ports(cluster, *ends)})
+
+
+def parts_of(cluster: Cluster, source: int, target: int) -> Iterator[str]:
     """What a message between two devices occupies."""
     hosts = cluster.host_index
     host = cluster.hosts[hosts[source]]
     if hosts[source] == hosts[target] and host.separate_links:
         one, other = sorted((source, target)) if host.half_duplex else (source, target)
-        yield "link", one, other
+        yield f"link {one} {other}"
     else:
         yield from engines_and_ports(cluster, source, target)
 
 
-def engines_and_ports(cluster: Cluster, source: int, target: int) -> Iterator[LinkPart]:
+def engines_and_ports(cluster: Cluster, source: int, target: int) -> Iterator[str]:
     """Engines and ports; one serves both directions where these take turns."""
     for kind, number in message_resources(cluster, source, target):
         host = number if kind in PORTS else cluster.host_index[number]
         half_duplex = cluster.hosts[host].half_duplex
-        yield (BOTH_WAYS.get(kind, kind) if half_duplex else kind, number, -1)
+        yield f"{BOTH_WAYS.get(kind, kind) if half_duplex else kind} {number}"

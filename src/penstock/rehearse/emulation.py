@@ -1,8 +1,13 @@
 """What a rehearsal carries out: a plan on a cluster, at a scale of time and of bytes."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import ceil
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 from penstock.cluster.cluster import Cluster
+from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.errors import BadInput
 from penstock.machine import free_host_memory, usable_cores
 from penstock.plan.ordering import order_of
@@ -12,6 +17,9 @@ from penstock.runtime.transport.transport import TransportChoice
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.simulation import check_plan_fits_inputs, simulate_plan
 from penstock.words import size_text
+
+PIECES = 4
+"""A layer's parameters come in pieces of at most this part of a bucket, as real ones would."""
 
 RANK_BYTES = 160 << 20
 """What a process needs of its own, measured on Linux with torch 2.13."""
@@ -51,26 +59,49 @@ class Emulation:
         return max(self.plan.devices) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """A tensor that one stage makes and another reads; ``name`` is unique in the model."""
-
-    producer: int
-    consumer: int
-    name: str
-    edge: Edge
+Crossings: TypeAlias = Mapping[tuple[int, int, str], Edge]
+"""The tensors between stages by producer, consumer and a name that is unique in the model."""
 
 
-def crossings_of(plan: Plan, profile: ModelProfile) -> tuple[Crossing, ...]:
-    """Each tensor that crosses between stages, once for every stage that reads it."""
-    found: dict[tuple[int, int, str], Crossing] = {}
+def crossings_of(plan: Plan, profile: ModelProfile) -> Crossings:
+    """Each tensor that crosses between stages, once for every stage that reads it, sorted."""
+    found: dict[tuple[int, int, str], Edge] = {}
     stage_of = [s for s, stage in enumerate(plan.stages) for _ in stage.layers]
     for edge in profile.edges:
         ends = stage_of[edge.producer], stage_of[edge.consumer]
-        name = f"{edge.producer}.{edge.tensor}"
         if ends[0] != ends[1] and max(edge.bytes.at(1), edge.gradient_bytes.at(1)) > 0:
-            found.setdefault((*ends, name), Crossing(*ends, name, edge))
-    return tuple(found[key] for key in sorted(found))
+            found.setdefault((*ends, f"{edge.producer}.{edge.tensor}"), edge)
+    return dict(sorted(found.items(), key=itemgetter(0)))
+
+
+class SharedPiece(NamedTuple):
+    """A parameter, or a piece of one, that ``stages`` use on the ranks ``holders``.
+
+    Its gradient is complete with that of ``layer``, or of the first layer of a stage after it: of
+    every stage if ``layer`` is 0, as for tied parameters.
+    """
+
+    name: str
+    bytes: float
+    layer: int
+    stages: tuple[int, ...]
+    holders: tuple[int, ...]
+
+
+def shared_pieces(plan: Plan, profile: ModelProfile) -> Iterator[SharedPiece]:
+    """The parameters that several ranks hold, of layers and tied ones; no others are emulated."""
+    users: list[tuple[str, float, int, tuple[int, ...]]] = []
+    for layer, cost in enumerate(profile.layers):
+        pieces = ceil(cost.parameter_bytes * PIECES / BUCKET_BYTES)
+        size_bytes = cost.parameter_bytes / max(1, pieces)
+        users += [(f"{layer}.{piece}", size_bytes, layer, (layer,)) for piece in range(pieces)]
+    users += [(f"tied {tied.name}", tied.bytes, 0, tied.layers) for tied in profile.shared]
+    for name, size_bytes, layer, layers in users:
+        stages = tuple(sorted({plan.stage_of_layer(user) for user in layers}))
+        held = (device for stage in stages for device in plan.devices_of(stage))
+        holders = tuple(dict.fromkeys(held))
+        if size_bytes and len(holders) > 1:
+            yield SharedPiece(name, size_bytes, layer, stages, holders)
 
 
 def emulation_of(
@@ -124,7 +155,7 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
             f"schedule '{plan.schedule}' updates weights without a flush, which is not rehearsed; "
             f"simulate or train the plan"
         )
-    joined = {(crossing.producer, crossing.consumer) for crossing in crossings_of(plan, profile)}
+    joined = {(producer, consumer) for producer, consumer, _ in crossings_of(plan, profile)}
     for stage in range(len(plan.stages) - 1):
         if (stage, stage + 1) not in joined:
             raise BadInput(
@@ -149,13 +180,8 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
 
 def check_memory(emulation: Emulation, free_bytes: float) -> None:
     """Raise `BadInput` if the processes need more memory than there is."""
-    plan, profile = emulation.plan, emulation.profile
-    shared = [number for number in range(len(plan.stages)) if len(plan.devices_of(number)) > 1]
-    held = sum(
-        profile.layers[layer].parameter_bytes * len(plan.devices_of(number))
-        for number in shared
-        for layer in plan.stages[number].layers
-    )
+    pieces = shared_pieces(emulation.plan, emulation.profile)
+    held = sum(piece.bytes * len(piece.holders) for piece in pieces)
     # Each parameter has a gradient.
     needed = emulation.ranks * RANK_BYTES + 2 * held * emulation.byte_scale
     if needed > free_bytes:

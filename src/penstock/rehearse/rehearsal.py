@@ -14,7 +14,7 @@ from penstock.rehearse.emulation import Emulation, check_can_be_rehearsed
 from penstock.rehearse.link_server import LinkServer, serve_links
 from penstock.rehearse.rehearsing_rank import RankRecord, rehearse_rank
 from penstock.runtime.processes.launch import launch_workers
-from penstock.schedule.action import Action
+from penstock.schedule.action import ACTION_KINDS, Action
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.simulation import Prediction, simulate_plan
 from penstock.simulate.workload import Workload
@@ -46,18 +46,18 @@ class Rehearsal:
     start_s: float
 
     @cached_property
+    def begins_s(self) -> tuple[float, ...]:
+        """When the first rank began each iteration, by the clock of this machine."""
+        return tuple(map(min, zip(*(rank.starts_s for rank in self.ranks), strict=True)))
+
+    @cached_property
     def ends_s(self) -> tuple[float, ...]:
         """When each iteration ended, after the beginning of the first."""
         ends = [
             max(record.end_s for rank in self.ranks for record in rank.records[k])
             for k in range(self.emulation.iterations)
         ]
-        return tuple((end - self.begin_s) / self.emulation.time_scale for end in ends)
-
-    @property
-    def begin_s(self) -> float:
-        """When the first rank began its first iteration, by the clock of this machine."""
-        return min(rank.starts_s[0] for rank in self.ranks)
+        return tuple((end - self.begins_s[0]) / self.emulation.time_scale for end in ends)
 
     @property
     def rehearsed_s(self) -> float:
@@ -88,10 +88,9 @@ class Rehearsal:
         """
         last = self.emulation.iterations - 1
         scale = self.emulation.time_scale
-        begin_s = min(rank.starts_s[last] for rank in self.ranks)
 
         def planned(moment_s: float) -> float:
-            return max(0.0, (moment_s - begin_s) / scale)
+            return max(0.0, (moment_s - self.begins_s[last]) / scale)
 
         events = [
             Event(rank, r.kind, r.stage, r.micro_batch, planned(r.start_s), planned(r.end_s))
@@ -118,8 +117,7 @@ class Rehearsal:
 
     def transfers_of(self, iteration: int) -> list[Started]:
         """The transfers of one iteration; none is ready before all ranks have begun it."""
-        begins = [min(r.starts_s[k] for r in self.ranks) for k in range(self.emulation.iterations)]
-        begins.append(float("inf"))
+        begins = *self.begins_s, float("inf")
         return [t for t in self.transfers if begins[iteration] <= t.ready_s < begins[iteration + 1]]
 
 
@@ -132,7 +130,7 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
     check_can_be_rehearsed(plan, emulation.profile, cluster)
     prediction = simulate_plan(plan, emulation.profile, cluster)
     limit_s = PLANNED_S_A_STEP + 3 * prediction.iteration_s * emulation.time_scale
-    server = LinkServer(cluster, emulation.time_scale)
+    server = LinkServer()
     with serve_links(server) as name:
         begun_s = time.perf_counter()
         arguments = (emulation, name, limit_s)
@@ -155,15 +153,19 @@ def differences(rehearsal: Rehearsal) -> list[str]:
     orders = {d.device: tuple(schedule.of(d.group)) for d in workload.devices}
     planned, found = planned_bytes(workload), list[str]()
     for iteration in range(emulation.iterations):
-        for rank in range(len(rehearsal.ranks)):
-            done = actions_of(rehearsal, rank, iteration)
-            pairs = zip_longest(done, orders.get(rank, ()), fillvalue="nothing")
+        for number, rank in enumerate(rehearsal.ranks):
+            done = (
+                Action(record.kind, record.stage, record.micro_batch)
+                for record in rank.records[iteration]
+                if record.kind in ACTION_KINDS
+            )
+            pairs = zip_longest(done, orders.get(number, ()), fillvalue="nothing")
             first = next((entry for entry in enumerate(pairs) if len({*entry[1]}) > 1), None)
             if first is not None:
                 position, (one, other) = first
                 found.append(
-                    f"iteration {iteration}: action {position} of rank {rank} was {one} where the "
-                    f"schedule has {other}"
+                    f"iteration {iteration}: action {position} of rank {number} was {one} where "
+                    f"the schedule has {other}"
                 )
         moved = defaultdict[str, float](float)
         for started in rehearsal.transfers_of(iteration):
@@ -175,15 +177,6 @@ def differences(rehearsal: Rehearsal) -> list[str]:
                     f"iteration {iteration}: {what} {one:.0f} bytes where the plan has {other:.0f}"
                 )
     return found
-
-
-def actions_of(rehearsal: Rehearsal, rank: int, iteration: int) -> tuple[Action, ...]:
-    """What a rank computed in an iteration, in the order in which it did."""
-    return tuple(
-        Action(record.kind, record.stage, record.micro_batch)
-        for record in rehearsal.ranks[rank].records[iteration]
-        if record.kind in ("F", "B", "I", "W", "R")
-    )
 
 
 def moved_by(transfer: LinkTransfer) -> str:

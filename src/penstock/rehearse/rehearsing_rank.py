@@ -6,28 +6,34 @@ taken, and a sum is complete, when the emulated links say so.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from penstock.plan.ordering import order_of
+from penstock.rehearse.emulated_links import LinkTransfer, message_between, sum_among
 from penstock.rehearse.emulated_stage import (
-    EmulatedParameters,
     EmulatedStage,
     boundaries_of_crossings,
-    holders_of_any,
-    parameters_of_rank,
+    last_parts,
+    parameter_of,
     planned_size,
     program_of,
-    stage_times,
 )
-from penstock.rehearse.emulation import Emulation, crossings_of
+from penstock.rehearse.emulation import Crossings, Emulation, crossings_of, shared_pieces
 from penstock.rehearse.link_server import LinkClient
 from penstock.runtime.clock import Record, StepClock
-from penstock.runtime.gradients.buckets import GradientBuckets, GradientSum, make_groups
+from penstock.runtime.gradients.buckets import (
+    GradientBucket,
+    GradientBuckets,
+    GradientSum,
+    make_groups,
+)
 from penstock.runtime.metrics import RankNumbers
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.heartbeat import doing
@@ -35,22 +41,23 @@ from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.program import RankStages, places_of
 from penstock.runtime.transport.messages import Message, messages_by_rank
 from penstock.runtime.transport.transport import Inlet, Transport, open_transport
+from penstock.schedule.action import ACTION_KINDS
 from penstock.simulate.catalogue import workload_of
 
 
 class HeldBackTransport:
     """A real transport whose messages are held back; see `Transport`.
 
-    ``size_of`` gives a message's planned bytes and its number of tensors.
+    ``on_links`` gives a message as a transfer on the emulated links.
     """
 
     def __init__(
         self,
         transport: Transport,
         client: LinkClient,
-        size_of: Callable[[Message], tuple[float, int]],
+        on_links: Callable[[Message], LinkTransfer],
     ) -> None:
-        self._transport, self._client, self._size_of = transport, client, size_of
+        self._transport, self._client, self._on_links = transport, client, on_links
         self.begin, self.proceed = transport.begin, transport.proceed
         self.position = transport.position
         self.at, self.drain, self.announce = transport.at, transport.drain, transport.announce
@@ -60,10 +67,10 @@ class HeldBackTransport:
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
         """A function that sends the parts of ``message`` and says so."""
         send, client = self._transport.outlet(message), self._client
-        size_bytes, tensors = self._size_of(message)
+        transfer = self._on_links(message)
 
         def outgoing(parts: Sequence[torch.Tensor]) -> None:
-            client.message(message, size_bytes, tensors)
+            client.offer(transfer)
             send(parts)
 
         return outgoing
@@ -71,56 +78,70 @@ class HeldBackTransport:
     def inlet(self, message: Message) -> Inlet:
         """The receiving end of ``message``, which is not here before it would be on the links."""
         inlet, client = self._transport.inlet(message), self._client
+        key = self._on_links(message).key
 
         def wait() -> None:
             inlet.wait()
-            client.sleep_until(client.end_of_message(message.sender))
+            client.wait_for(key)
 
         return Inlet(wait, inlet.take)
 
 
 @dataclass
 class HeldBackSum:
-    """The real sum of a bucket, which ends no sooner than on the emulated links."""
+    """The real sum of a bucket, which ends no sooner than ``transfer`` on the emulated links."""
 
     real: GradientSum
     client: LinkClient
-    key: str
-    holders: Sequence[int]
-    bytes: float
-    stage: int
+    transfer: LinkTransfer
 
     def __post_init__(self) -> None:
         self.settle, self.close = self.real.settle, self.real.close
 
     def start(self) -> None:
         """This rank's gradients are complete."""
-        self.client.sum(self.key, self.holders, self.bytes, self.stage)
+        self.client.offer(self.transfer)
         self.real.start()
 
     def wait(self) -> None:
         """Wait until the bucket holds the sum, and would on the emulated links."""
         self.real.wait()
-        self.client.sleep_until(self.client.end_of_sum(self.key))
+        self.client.wait_for(self.transfer.key)
+
+
+def transfer_of(message: Message, crossings: Crossings, emulation: Emulation) -> LinkTransfer:
+    """A message with the size that it has in the plan."""
+    return message_between(
+        emulation.cluster,
+        (message.sender, message.receiver),
+        *planned_size(message, crossings),
+        (message.sender_stage, message.receiver_stage, message.micro_batch),
+        f"{message} to stage {message.receiver_stage}",
+        emulation.time_scale,
+    )
 
 
 def hold_back_sums(
-    transport: Transport | None,
-    buckets: GradientBuckets,
-    parameters: EmulatedParameters,
+    buckets: Sequence[GradientBucket],
+    planned_bytes: Mapping[nn.Parameter, float],
+    emulation: Emulation,
     client: LinkClient,
 ) -> None:
-    """Sum gradients where the runtime would, and end each sum as the emulated links say."""
-    if transport is not None:
-        transport.share_sums(buckets.shared)
-    numbers: dict[tuple[object, ...], int] = {}
-    for bucket in buckets.shared:
-        alike = bucket.holders, bucket.stages
-        number = numbers[alike] = numbers.get(alike, -1) + 1
-        size_bytes = sum(parameters.planned_bytes[p] for p in bucket.parameters)
-        key = f"{bucket.stages} {bucket.holders} {number}"
+    """End each sum of gradients as the emulated links say."""
+    numbers = Counter[object]()
+    for bucket in buckets:
+        alike = f"of stages {bucket.stages} on ranks {bucket.holders}"
+        numbers[alike] += 1
+        transfer = sum_among(
+            emulation.cluster,
+            bucket.holders,
+            sum(planned_bytes[parameter] for parameter in bucket.parameters),
+            bucket.stage,
+            f"sum {numbers[alike]} {alike}",
+            emulation.time_scale,
+        )
         assert bucket.sum is not None
-        bucket.sum = HeldBackSum(bucket.sum, client, key, bucket.holders, size_bytes, bucket.stage)
+        bucket.sum = HeldBackSum(bucket.sum, client, transfer)
 
 
 class RankRecord(NamedTuple):
@@ -164,43 +185,53 @@ class RehearsingRank:
     """One rank's part: the runtime's stages, gradient buckets and numbers."""
 
     def __init__(self, emulation: Emulation, world: World, client: LinkClient) -> None:
-        plan, profile, cluster = emulation.plan, emulation.profile, emulation.cluster
+        plan, profile, time_scale = emulation.plan, emulation.profile, emulation.time_scale
         schedule, self.clock = order_of(plan), StepClock()
         crossings = crossings_of(plan, profile)
         boundaries = boundaries_of_crossings(crossings, emulation.byte_scale)
         ever = messages_by_rank(plan, world.size, boundaries, (), ())
         real, transport = open_transport(world, emulation.transport, ever), None
         if real is not None:
-            by_ends = {(c.producer, c.consumer, c.name): c for c in crossings}
-            transport = HeldBackTransport(real, client, partial(planned_size, crossings=by_ends))
+            on_links = partial(transfer_of, crossings=crossings, emulation=emulation)
+            transport = HeldBackTransport(real, client, on_links)
         self.failures = Failures(world, transport.abort if transport is not None else lambda: None)
         self.numbers = RankNumbers(transport, self.clock, len(plan.devices))
 
-        held = tuple(place.stage for place in places_of(plan, world.rank))
-        parameters = parameters_of_rank(emulation, held)
+        held = [place.stage for place in places_of(plan, world.rank)]
+        pieces = list(shared_pieces(plan, profile))
+        used = (piece for piece in pieces if not set(held).isdisjoint(piece.stages))
+        own = {piece: parameter_of(piece, emulation.byte_scale) for piece in used}
+        planned_bytes = {parameter: piece.bytes for piece, parameter in own.items()}
         self.buckets = GradientBuckets(
             world,
-            parameters.of_stage,
-            parameters.stages,
-            parameters.holders,
-            make_groups(world, holders_of_any(plan, profile)),
+            {
+                stage: {piece.name: own[piece] for piece in own if stage in piece.stages}
+                for stage in held
+            },
+            {piece.name: piece.stages for piece in own},
+            {piece.name: piece.holders for piece in own},
+            make_groups(world, [piece.holders for piece in pieces]),
             self.clock,
-            size_of=lambda parameter: parameters.planned_bytes[parameter],
+            size_of=planned_bytes.__getitem__,
         )
-        hold_back_sums(real, self.buckets, parameters, client)
+        if real is not None:
+            real.share_sums(self.buckets.shared)
+        hold_back_sums(self.buckets.shared, planned_bytes, emulation, client)
 
-        workload = workload_of(plan, profile, cluster, schedule)
-        own = [device for device in workload.devices if device.device == world.rank]
-        step_s = sum(device.step_s for device in own) * emulation.time_scale
+        workload = workload_of(plan, profile, emulation.cluster, schedule)
+        devices = [device for device in workload.devices if device.device == world.rank]
+        step_s = sum(device.step_s for device in devices) * time_scale
         self.take_step = lambda: client.sleep_until(time.perf_counter() + step_s)
-        programs = {stage: program_of(stage, boundaries, emulation) for stage in held}
+        programs = {stage: program_of(stage, boundaries, plan) for stage in held}
         runners: dict[int, EmulatedStage] = {}
-        for instance, replica in own[0].replicas.items() if own else ():
-            stage, parts = replica.stage, workload.parts.stages[instance]
-            times = stage_times(replica, parts, parameters, emulation.time_scale)
-            launching = partial(self.buckets.launching, stage)
+        for instance, replica in devices[0].replicas.items() if devices else ():
+            stage = replica.stage
             runners[stage] = EmulatedStage(
-                stage, programs[stage], *times, launching, client.sleep_until
+                programs[stage],
+                {kind: replica.work.seconds(kind) * time_scale for kind in ACTION_KINDS},
+                last_parts(replica, workload.parts.stages[instance], own, time_scale),
+                partial(self.buckets.launching, stage),
+                client.sleep_until,
             )
         self.stages = RankStages(
             plan,
