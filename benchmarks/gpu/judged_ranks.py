@@ -104,7 +104,9 @@ def pipeline(plan: Plan, device: str, **options: Any) -> tuple[Pipeline, Any]:
     model, batch, loss = small_model()
     placed = tuple(tensor.to(device) for tensor in batch)
     options = {"optimizer": lambda p: AdamW(p, lr=0.01), "verify": "off", **options}
-    return Pipeline(model.to(device), plan, placed, loss=loss, device=device, **options), placed
+    return Pipeline(
+        model.to(device), placed, plan=plan, loss=loss, device=device, **options
+    ), placed
 
 
 def sharded_or_whole(device: str, stand_in: bool) -> list[float]:

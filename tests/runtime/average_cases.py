@@ -85,7 +85,7 @@ def averaged(folder: Path) -> dict[str, float]:
         ("stages again", two, False, 1),
     ):
         graph = capture_model(built(), every[0], loss=cross_entropy)
-        with Pipeline(graph, plan, every[0], optimizer=adam, shard_optimizer=sharded) as pipe:
+        with Pipeline(graph, every[0], plan=plan, optimizer=adam, shard_optimizer=sharded) as pipe:
             mean = ExponentialAverage(DECAY)
             pipe.notify(mean)
             if step:

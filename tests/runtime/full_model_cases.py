@@ -223,7 +223,7 @@ def in_loop(form: Form, *, inside: bool = True) -> float:
     """The difference from one process where the form is within full_model(), or not."""
     model, wanted = teacher_and_student(), teacher_and_student()
     truth, losses = plain(wanted, form, whole_loss), list[float]()
-    with Pipeline(model, TWO, batches()[0], optimizer=momentum, **OPTIONS) as pipe:
+    with Pipeline(model, batches()[0], plan=TWO, optimizer=momentum, **OPTIONS) as pipe:
         for batch in batches():
             losses.append(pipe.step(batch).loss)
             with pipe.full_model() if inside else nullcontext(), torch.no_grad():
@@ -235,7 +235,7 @@ def outside(form: Form) -> tuple[str, str]:
     """What the form raises outside of it, and how the pipeline's next step ends."""
     model, said, after = teacher_and_student(), "nothing", "nothing"
     try:
-        with Pipeline(model, TWO, batches()[0], optimizer=momentum, **OPTIONS) as pipe:
+        with Pipeline(model, batches()[0], plan=TWO, optimizer=momentum, **OPTIONS) as pipe:
             pipe.step(batches()[0])
             try:
                 with torch.no_grad():
@@ -323,7 +323,7 @@ def under(name: str, form: Form, how: str) -> float:
     model, wanted = normed(), normed()
     graph = capture_model(model, batches()[0], loss=functional.cross_entropy, **capture)
     truth, losses = plain(wanted, form, cross), list[float]()
-    with Pipeline(graph, plan, batches()[0], optimizer=momentum, **OPTIONS, **options) as pipe:
+    with Pipeline(graph, batches()[0], plan=plan, optimizer=momentum, **OPTIONS, **options) as pipe:
         for batch in batches():
             losses.append(pipe.step(batch).loss)
             around = nullcontext() if how == "alone" else pipe.full_model(rank0_only=how == "first")
@@ -352,7 +352,7 @@ def faults() -> dict[str, Any]:
         except Exception as error:
             said[name] = f"{type(error).__name__}: {error}"
 
-    with Pipeline(model, TWO, batches()[0], optimizer=momentum, **OPTIONS) as pipe:
+    with Pipeline(model, batches()[0], plan=TWO, optimizer=momentum, **OPTIONS) as pipe:
         rank = pipe.rank
 
         def on_rank_1_alone() -> None:

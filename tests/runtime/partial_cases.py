@@ -128,7 +128,7 @@ def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]
     model, loss, batches = case
     graph = capture_model(model, batches[0], loss=loss)
     plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
-    with Pipeline(graph, plan, batches[0], optimizer=adam, timeout_s=60) as pipe:
+    with Pipeline(graph, batches[0], plan=plan, optimizer=adam, timeout_s=60) as pipe:
         ours = [pipe.step(batch).loss for batch in batches]
         timeline = pipe.timeline()
         engine = pipe._engine
@@ -217,7 +217,7 @@ def thawing(schedule: str, replicas: Sequence[int], *, meta: bool = False) -> di
     plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
     rest: Any = {"optimizer": adam, "learning_rate_schedule": falling}
     update = Update(weights=weights)
-    with Pipeline(graph, plan, batches[0], timeout_s=60, update=update, **rest) as pipe:
+    with Pipeline(graph, batches[0], plan=plan, timeout_s=60, update=update, **rest) as pipe:
         kinds: list[set[str]] = []
         for step, batch in enumerate(batches):
             thaw(model, step)
@@ -241,14 +241,14 @@ def as_if_loaded(folder: Path) -> float:
         model, loss, batches = frozen_body()
         graph = capture_model(model, batches[0], loss=loss)
         plan = plan_of(len(graph.layer_names), (1, 1, 1), "spectrain", micro_batches=3, rows=2)
-        pipe = Pipeline(graph, plan, batches[0], optimizer=adam, timeout_s=60)
+        pipe = Pipeline(graph, batches[0], plan=plan, optimizer=adam, timeout_s=60)
         for metrics in pipe.stream(batches):
             assert metrics.loss > 0
         if made_anew:
             pipe.save(folder)
             pipe.close(gather=True)
             thaw(model, 2)
-            pipe = Pipeline(model, plan, batches[0], loss=loss, optimizer=adam, timeout_s=60)
+            pipe = Pipeline(model, batches[0], plan=plan, loss=loss, optimizer=adam, timeout_s=60)
             pipe.load(folder)
         else:
             thaw(model, 2)
@@ -268,7 +268,7 @@ def refusals() -> list[str]:
         replicas = (1, 2) if sharded else (1, 1, 1)
         plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
         options = {"optimizer": adam, "shard_optimizer": sharded, "timeout_s": 60}
-        with Pipeline(graph, plan, batches[0], **options) as pipe:
+        with Pipeline(graph, batches[0], plan=plan, **options) as pipe:
             try:
                 for number, _ in enumerate(pipe.stream(batches)):
                     if not number:
@@ -294,7 +294,7 @@ def unlike() -> list[str]:
         schedule = "gpipe" if odd and case == "plan" else "1f1b"
         plan = plan_of(len(graph.layer_names), (1, 1, 1), schedule, micro_batches=3, rows=2)
         try:
-            Pipeline(graph, plan, batches[0], optimizer=adam, timeout_s=60)
+            Pipeline(graph, batches[0], plan=plan, optimizer=adam, timeout_s=60)
         except BadInput as problem:
             found.append(str(problem))
     return found

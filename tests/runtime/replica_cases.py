@@ -46,8 +46,8 @@ def steps_until_noticed(case: FlipCase) -> tuple[int, str]:
     )
     with Pipeline(
         model,
-        plan,
         batch_of(0),
+        plan=plan,
         optimizer=lambda p: AdamW(p, lr=0.01),
         shard_optimizer=case.sharded,
         safety=Safety(compare_replicas_every=case.every),

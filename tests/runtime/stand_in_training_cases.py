@@ -101,8 +101,8 @@ def trained(run: Run) -> Trained:
     batch = matrix_cases.batch_of(subject, plan.global_batch, not case.autocast)
     with Pipeline(
         graph,
-        plan,
         batch,
+        plan=plan,
         optimizer=matrix_cases.make_optimizer(case.optimizer),
         shard_optimizer=run.shard_optimizer,
         clip_norm=run.clip_norm,

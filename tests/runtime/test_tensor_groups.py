@@ -153,4 +153,4 @@ def test_schedules_that_groups_cannot_run_are_refused(schedule: str) -> None:
     stages = Stage(range(8), (0,), (4,)), Stage(range(8, LAYERS), (1,), (4,))
     plan = Plan(stages, 4, 4, schedule, tensor_groups=((0, 1), (2,)))
     with pytest.raises(BadInput, match=f"schedule '{schedule}' .* does not work with the tensor"):
-        Pipeline(captured_gpt(small_gpt()), plan, batch_of(0))
+        Pipeline(captured_gpt(small_gpt()), batch_of(0), plan=plan)

@@ -405,8 +405,8 @@ def excess(
     computed = profile_on(profile, cluster, [groups] * len(profile.layers))
     with Pipeline(
         graph,
-        plan,
         job.example_batch(),
+        plan=plan,
         verify="off",
         device=device,
         update=Update(seed=job.seed),

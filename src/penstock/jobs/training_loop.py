@@ -174,8 +174,8 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
     graph = build_and_capture(job)
     pipe = Pipeline(
         graph,
-        plan,
         job.example_batch(),
+        plan=plan,
         optimizer=optimizer_factory(job.optimizer),
         learning_rate_schedule=learning_rate_schedule(
             job.optimizer, job.steps, updates_per_batch(plan) or 1

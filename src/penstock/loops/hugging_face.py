@@ -238,8 +238,8 @@ class PipelineTrainer(Trainer):
         )
         self.pipe = Pipeline(
             graph,
-            self._planned(graph, batch),
             batch,
+            plan=self._planned(graph, batch),
             optimizer=optimizer,
             learning_rate_schedule=schedule,
             clip_norm=self.args.max_grad_norm or None,

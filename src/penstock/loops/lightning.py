@@ -159,8 +159,8 @@ class PipelineStrategy(DDPStrategy):
         graph = capture_model(self.step, self.batch)
         self.pipe = Pipeline(
             graph,
-            self.plan,
             self.batch,
+            plan=self.plan,
             optimizer=partial(self.own_optimizer, trainer),
             clip_norm=trainer.gradient_clip_val or None,
             metrics=self.step.seen.metrics,

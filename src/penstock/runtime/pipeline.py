@@ -98,7 +98,7 @@ class Pipeline:
     (`BatchPart`). Each computes its rows of its stages. The gradient is that of the mean loss over
     the whole batch, as on one device.
 
-        pipe = Pipeline(model, plan, batch, loss=loss, optimizer=lambda p: AdamW(p, lr=1e-3))
+        pipe = Pipeline(model, batch, plan=plan, loss=loss, optimizer=lambda p: AdamW(p))
         for batch in loader:
             metrics = pipe.step(batch)
         pipe.close()
@@ -138,9 +138,9 @@ class Pipeline:
     def __init__(
         self,
         model: nn.Module | LayerGraph,
-        plan: Plan,
         batch: Batch,
         *,
+        plan: Plan,
         loss: Loss | None = None,
         optimizer: MakeOptimizer | None = None,
         learning_rate_schedule: MakeSchedule | None = None,

@@ -69,8 +69,8 @@ def trained(case: str, steps: int, *, shard: bool) -> dict[str, Any]:
     subject, graph, plan = planned(name, schedule, replicas)
     with Pipeline(
         graph,
-        plan,
         subject.batch(plan.global_batch),
+        plan=plan,
         optimizer=OPTIMIZERS[optimizer],
         learning_rate_schedule=warm_up,
         clip_norm=None if case in UNCLIPPED else CLIP_NORM,
@@ -122,8 +122,8 @@ def sharded_losses(
     found: list[float] = []
     with Pipeline(
         graph,
-        plan,
         subject.batch(BATCH),
+        plan=plan,
         optimizer=OPTIMIZERS["adamw, fused"],
         learning_rate_schedule=warm_up,
         shard_optimizer=shard,
@@ -178,7 +178,9 @@ def accumulated_in(
     subject, graph, plan = planned(name, schedule, replicas)
     batch = subject.batch(31)
     sizes = (range(12), range(12, 24), range(24, 31))
-    with Pipeline(graph, plan, subject.batch(4), shard_optimizer=shard, clip_norm=1e-3) as pipe:
+    with Pipeline(
+        graph, subject.batch(4), plan=plan, shard_optimizer=shard, clip_norm=1e-3
+    ) as pipe:
         engine = pipe._engine
         cut = [
             range(rows.start + own.start, rows.start + own.stop)
@@ -229,8 +231,8 @@ def overflow_on_one_rank(steps: int, overflowing: Sequence[int]) -> dict[str, An
     now: list[int] = []
     with Pipeline(
         graph,
-        plan,
         batch,
+        plan=plan,
         optimizer=OPTIMIZERS["adamw, fused"],
         learning_rate_schedule=warm_up,
         autocast=torch.float16,

@@ -197,8 +197,8 @@ def problems_of(case: str) -> Iterator[str]:
     connect = partial(
         Pipeline,
         graph,
-        plan,
         example,
+        plan=plan,
         optimizer=OPTIMIZERS[make],
         clip_norm=settings.get("clip_norm"),
         shard_optimizer=settings.get("shard_optimizer", False),
@@ -270,7 +270,7 @@ def problems_without_a_flush(schedule: str) -> Iterator[str]:
     example = batch_of(plan.global_batch, 0)
     graph = capture_model(model, example, loss=nn.MSELoss())
     expected: list[list[bool]] = []
-    with Pipeline(graph, plan, example, optimizer=optimizer, verify="off") as pipe:
+    with Pipeline(graph, example, plan=plan, optimizer=optimizer, verify="off") as pipe:
         for step in range(STEPS):
             for each in (model, whole):
                 each.set_up(step)

@@ -140,8 +140,8 @@ def problems_of(case: str) -> list[str]:
     batches = [batch_of(plan.global_batch, n) for n in range(settings.get("batches", 1))]
     with Pipeline(
         capture_model(model, batches[0], loss=nn.MSELoss(), compile="compile" in settings),
-        plan,
         batches[0],
+        plan=plan,
         optimizer=optimizer,
         clip_norm=settings.get("clip_norm"),
         shard_optimizer=case == "divided state",

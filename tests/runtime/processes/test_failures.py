@@ -69,10 +69,10 @@ def test_no_plan_runs_on_too_few_workers() -> None:
     chain = Chain([nn.Linear(2, 2), nn.Linear(2, 2)], loss=nn.MSELoss())
     batch = (torch.zeros(4, 2), torch.zeros(4, 2))
     with pytest.raises(BadInput, match=r"uses 2 devices but 1 workers run.*nproc-per-node 2"):
-        Pipeline(chain, plan, batch)
+        Pipeline(chain, batch, plan=plan)
     shorter = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "1f1b")
     with pytest.raises(BadInput, match="covers 2 layers, the model Chain has 3; plan again"):
-        Pipeline(chain, shorter, batch)
+        Pipeline(chain, batch, plan=shorter)
 
 
 def test_a_process_that_is_alone_waits_without_a_store_to_look_into() -> None:
