@@ -399,7 +399,7 @@ def loaded_by() -> dict[str, str]:
     for name, loading in {"both": (0, 1), "rank 0": (0,), "none": ()}.items():
         for part in ("", "teacher"):
             model = teacher_and_student()
-            with Pipeline(model, TWO, batches()[0], optimizer=momentum, **OPTIONS) as pipe:
+            with Pipeline(model, batches()[0], plan=TWO, optimizer=momentum, **OPTIONS) as pipe:
                 pipe.step(batches()[0])
                 own = model.get_submodule(part)
                 kept = copy.deepcopy(own.state_dict())

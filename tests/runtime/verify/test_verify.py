@@ -69,7 +69,7 @@ class Summed(nn.Module):
 @pytest.mark.parametrize("divided", [False, True])
 def test_sums_of_micro_batches_that_mix_samples_are_added(divided: bool) -> None:
     graph = capture_model(Summed(divided).double(), batch())
-    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
         result = pipe.verify(batch())
     assert "micro-batch by micro-batch" in result.reference
     assert result.equal, str(result)
