@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from penstock import BadInput, Pipeline, Plan, Stage, capture_model
+from penstock import BadInput, Constraints, Pipeline, Plan, Stage, capture_model
 from penstock.machine import FreeMemory
 from penstock.runtime import full_model
 
@@ -304,7 +304,7 @@ HALVES = Plan((Stage(range(2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 2, 
 PLANS: dict[str, tuple[Plan, dict[str, Any], dict[str, Any]]] = {
     "two stages": (HALVES, {}, {}),
     "replicas": (one(), {}, {}),
-    "divided state": (one(), {}, {"shard_optimizer": True}),
+    "divided state": (one(), {}, {"constraints": Constraints(sharding="optimizer")}),
     "divided parameters": (one("parameters"), {}, {}),
     "tensor group": (one(groups=((0, 1),)), {"tensor_parallel": TABLE}, {}),
     "asynchronous": (FLUSHED, {}, {}),

@@ -26,7 +26,7 @@ from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Update
+from penstock.runtime.settings import Constraints, Update
 from penstock.simulate.stage_memory import stage_memory
 
 VOCABULARY, WORDS, ROWS = 31, 6, 6
@@ -267,7 +267,11 @@ def refusals() -> list[str]:
         graph = capture_model(model, batches[0], loss=loss)
         replicas = (1, 2) if sharded else (1, 1, 1)
         plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
-        options = {"optimizer": adam, "shard_optimizer": sharded, "timeout_s": 60}
+        options = {
+            "optimizer": adam,
+            "constraints": Constraints(sharding="optimizer") if sharded else None,
+            "timeout_s": 60,
+        }
         with Pipeline(graph, batches[0], plan=plan, **options) as pipe:
             try:
                 for number, _ in enumerate(pipe.stream(batches)):

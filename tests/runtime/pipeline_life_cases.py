@@ -27,7 +27,7 @@ from penstock.runtime.evaluation.inference import RankOutputs
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import connection_is_lost, has_timed_out, join_world
-from penstock.runtime.settings import Safety
+from penstock.runtime.settings import Constraints, Safety
 from penstock.runtime.stages.tensor_shards import copy_values
 from penstock.runtime.transport.shared_memory import segments
 
@@ -114,7 +114,11 @@ def threads_ended() -> dict[str, tuple[int, int, str]]:
         "shared memory": (model(), plan_of(4, two), {}),
         "messages": (model(), plan_of(4, two), messages),
         "norm": (model(norm=True), plan_of(4, replicas), messages),
-        "shards of state": (model(), plan_of(4, replicas), {"shard_optimizer": True}),
+        "shards of state": (
+            model(),
+            plan_of(4, replicas),
+            {"constraints": Constraints(sharding="optimizer")},
+        ),
         "no flush": (model(), plan_of(4, replicas, "pipedream"), {}),
         "tensor groups": (divided, groups, {}),
     }

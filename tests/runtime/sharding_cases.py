@@ -37,7 +37,7 @@ from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.choices import REFUSED
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
+from penstock.runtime.settings import Constraints, Safety
 from penstock.runtime.stages.parameter_shards import Unit
 
 TOLERANCE = 1e-10
@@ -369,7 +369,7 @@ def every_run() -> tuple[dict[str, list[str]], list[tuple[dict[str, int], float]
         ("untied", "interleaved", (2, 2)),
     ):
         found[f"{name}, {schedule}"] = trained(alone, name, schedule, replicas)
-    found["mixed"] = trained(each_another, "untied", shard_optimizer=True)
+    found["mixed"] = trained(each_another, "untied", constraints=Constraints(sharding="optimizer"))
     found["checkpoints"] = with_checkpoints(alone)
     found["refused"] = thawed(alone)
     return found, [gathered(alone), gathered(choosing("parameters", "blocks"))]

@@ -20,14 +20,17 @@ from penstock.runtime.conflicts import (
     uses_of_training,
 )
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Update
+from penstock.runtime.settings import Constraints, Update
 
 PLAN = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "pipedream")
 
 ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
     "no optimizer": ({"optimizer": None}, "needs an optimizer"),
     "loss scaling": ({"autocast": torch.float16}, "autocast=torch.float16 does not work with"),
-    "sharded": ({"shard_optimizer": True}, "needs one update of all stages"),
+    "sharded": (
+        {"constraints": Constraints(sharding="optimizer")},
+        "needs one update of all stages",
+    ),
     "skipping": ({"update": Update(on_non_finite="skip")}, "a step cannot be left out afterwards"),
 }
 

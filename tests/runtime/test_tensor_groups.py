@@ -24,6 +24,7 @@ from runtime.tensor_cases import (
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.settings import Constraints
 
 LAYERS = 15
 """Of the small GPT at the granularity of modules."""
@@ -122,7 +123,10 @@ def test_a_failure_of_one_rank_of_a_group_ends_all() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "sharded": ({"shard_optimizer": True}, "shard_optimizer=True does not work with the tensor"),
+    "sharded": (
+        {"constraints": Constraints(sharding="optimizer")},
+        'sharding="optimizer" does not work with the tensor',
+    ),
     "compiled": ({"compile": True}, "compile=True does not work with the tensor groups of a plan"),
     "no table": ({"tensor_parallel": None}, "model SmallGPT does not say how its layers are div"),
     "no layer": ({"tensor_parallel": {"blocks.*.x": "colwise"}}, "names 'blocks.*.x', and the"),

@@ -29,7 +29,7 @@ from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import PAUSE, StepMetrics, evaluation_row
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.settings import Constraints, Safety, Update
 from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.drift import Drift, DriftWatch
@@ -183,7 +183,7 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
         clip_norm=job.clip_norm or None,
         autocast=job.autocast_dtype(),
         device=device,
-        shard_optimizer=job.shard_optimizer,
+        constraints=Constraints(sharding="optimizer") if job.shard_optimizer else None,
         metrics=job.metrics,
         timeout_s=timeout_s,
         verify=job.verify,

@@ -15,8 +15,10 @@ from penstock.capture.batch_part import BatchPart, Leaf
 from penstock.capture.capture import with_path
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch, Loss
+from penstock.document import shown
 from penstock.errors import BadInput
 from penstock.plan.in_one_process import in_one_process
+from penstock.plan.json_file import read_plan
 from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
@@ -47,6 +49,7 @@ from penstock.runtime.metrics import END, LossPathChanged, StepMetrics
 from penstock.runtime.processes.heartbeat import LIMIT_S, doing
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.settings import (
+    Constraints,
     MakeOptimizer,
     MakeSchedule,
     Options,
@@ -94,11 +97,16 @@ OPEN: "WeakSet[Pipeline]" = WeakSet()
 class Pipeline:
     """A model in training, cut into stages and replicated according to a plan.
 
+    Without ``plan`` (or with "auto") all ranks measure the model's layers and the links between
+    them, and rank 0 finds the plan that trains fastest and prints it; what was found is kept for
+    the next start. ``constraints`` say what such a plan must keep to. A plan may also be given, or
+    the path of its file.
+
     Every rank creates the same `Pipeline` and gives it the same batches, or what it reads of them
     (`BatchPart`). Each computes its rows of its stages. The gradient is that of the mean loss over
     the whole batch, as on one device.
 
-        pipe = Pipeline(model, batch, plan=plan, loss=loss, optimizer=lambda p: AdamW(p))
+        pipe = Pipeline(model, batch, loss=loss, optimizer=lambda p: AdamW(p, lr=1e-3))
         for batch in loader:
             metrics = pipe.step(batch)
         pipe.close()
@@ -106,8 +114,9 @@ class Pipeline:
     ``model`` is a module, whose `capture_model` then takes ``batch`` and ``loss``, or a graph that
     `capture_model` has made: it also says which dimensions of batches vary, and how stages are
     run. ``batch`` is an example of the loader's batches; later ones may differ in the number of
-    samples. Without ``optimizer`` a step computes gradients and does not change weights; with
-    ``shard_optimizer`` its state is divided among the ranks that hold the same parameters.
+    samples. Without ``optimizer`` a step computes gradients and does not change weights. With
+    ``Constraints(sharding="optimizer")``, which also goes with a given plan, its state is divided
+    among the ranks that hold the same parameters.
     ``metrics`` are functions of the model's output and the target, computed in steps and
     evaluations. ``autocast`` is ``torch.bfloat16``, ``torch.float16`` or none. ``device`` is this
     rank's (default: a GPU of its own if there are enough, or else the CPU). A rank waits for
@@ -140,12 +149,12 @@ class Pipeline:
         model: nn.Module | LayerGraph,
         batch: Batch,
         *,
-        plan: Plan,
+        plan: Plan | Path | str | None = None,
+        constraints: Constraints | None = None,
         loss: Loss | None = None,
         optimizer: MakeOptimizer | None = None,
         learning_rate_schedule: MakeSchedule | None = None,
         clip_norm: float | None = None,
-        shard_optimizer: bool = False,
         metrics: Mapping[str, Metric] | None = None,
         autocast: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -158,7 +167,7 @@ class Pipeline:
             optimizer=optimizer,
             learning_rate_schedule=learning_rate_schedule,
             clip_norm=clip_norm,
-            shard_optimizer=shard_optimizer,
+            shard_optimizer=constraints is not None and constraints.sharding == "optimizer",
             metrics=dict(metrics or {}),
             autocast=autocast,
             device=device,
@@ -167,10 +176,10 @@ class Pipeline:
             update=update,
             safety=safety,
         )
-        uses = options.uses | uses_of(plan)
-        check_conflicts(uses)
+        check_conflicts(options.uses | (uses_of(plan) if isinstance(plan, Plan) else {}))
         graph = graph_of(model, batch, loss)
-        self._uses = uses | uses_of_graph(graph, plan)
+        plan = plan_of(plan, constraints, graph, batch, options)
+        self._uses = options.uses | uses_of(plan) | uses_of_graph(graph, plan)
         check_conflicts(self._uses)
         self._graph = graph.with_outputs() if metrics else graph
         self._plan, self._batch = plan, batch
@@ -794,6 +803,37 @@ def meetings_of(engine: Engine, update: Update) -> "Meetings | None":
     from penstock.runtime.steps.meeting import Meetings
 
     return Meetings(engine, update)
+
+
+def plan_of(
+    plan: Plan | Path | str | None,
+    constraints: Constraints | None,
+    graph: LayerGraph,
+    batch: Batch,
+    options: Options,
+) -> Plan:
+    """The plan that was given, that of a file, or one that is found for these ranks.
+
+    Raises:
+        BadInput: constraints besides a plan, or neither a plan nor a file.
+    """
+    if plan is None or plan == "auto":
+        # Imported here: a pipeline with a plan needs neither measurements nor planners.
+        from penstock.plan_here import plan_here
+
+        return plan_here(graph, batch, options, constraints or Constraints())
+    if constraints not in (None, Constraints(sharding="optimizer")):
+        raise BadInput(
+            'constraints are for a plan that is found here, but for sharding="optimizer" alone, '
+            "and plan=... was given too; leave one of them out"
+        )
+    if isinstance(plan, Path | str):
+        return read_plan(plan)
+    if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInput(
+            f"plan is {shown(plan)}; give a Plan, the path of a plan file, or 'auto' to find one"
+        )
+    return plan
 
 
 def way_to_train(engine: Engine, training: Training, update: Update) -> Steps:

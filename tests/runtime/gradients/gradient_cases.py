@@ -26,6 +26,7 @@ from penstock.capture.capture import capture_model
 from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.plan import Plan
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Constraints
 
 BATCH = MICRO_BATCHES * ROWS
 CLIP_NORM = 0.05
@@ -74,7 +75,7 @@ def trained(case: str, steps: int, *, shard: bool) -> dict[str, Any]:
         optimizer=OPTIMIZERS[optimizer],
         learning_rate_schedule=warm_up,
         clip_norm=None if case in UNCLIPPED else CLIP_NORM,
-        shard_optimizer=shard,
+        constraints=Constraints(sharding="optimizer") if shard else None,
     ) as pipe:
         norms = [
             pipe.step(subject.batch(plan.global_batch - step % 2)).gradient_norm
@@ -126,7 +127,7 @@ def sharded_losses(
         plan=plan,
         optimizer=OPTIMIZERS["adamw, fused"],
         learning_rate_schedule=warm_up,
-        shard_optimizer=shard,
+        constraints=Constraints(sharding="optimizer") if shard else None,
     ) as pipe:
         start = pipe.load(directory) if save_at < 0 else 0
         for step in range(start, steps):
@@ -179,7 +180,11 @@ def accumulated_in(
     batch = subject.batch(31)
     sizes = (range(12), range(12, 24), range(24, 31))
     with Pipeline(
-        graph, subject.batch(4), plan=plan, shard_optimizer=shard, clip_norm=1e-3
+        graph,
+        subject.batch(4),
+        plan=plan,
+        constraints=Constraints(sharding="optimizer") if shard else None,
+        clip_norm=1e-3,
     ) as pipe:
         engine = pipe._engine
         cut = [
@@ -236,7 +241,7 @@ def overflow_on_one_rank(steps: int, overflowing: Sequence[int]) -> dict[str, An
         optimizer=OPTIMIZERS["adamw, fused"],
         learning_rate_schedule=warm_up,
         autocast=torch.float16,
-        shard_optimizer=True,
+        constraints=Constraints(sharding="optimizer"),
     ) as pipe:
         if dist.get_rank() == 2:
             parameter = list(pipe.parameters())[-1]

@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
+from penstock.runtime.settings import Constraints, Safety
 
 WIDTH, ROWS, STEPS, LAYERS = 6, 4, 8, 8
 
@@ -201,7 +201,7 @@ def problems_of(case: str) -> Iterator[str]:
         plan=plan,
         optimizer=OPTIMIZERS[make],
         clip_norm=settings.get("clip_norm"),
-        shard_optimizer=settings.get("shard_optimizer", False),
+        constraints=Constraints(sharding="optimizer") if "shard_optimizer" in settings else None,
         verify="first-step" if "verify_every" in settings else "off",
         safety=Safety(
             verify_every=settings.get("verify_every", 0),
