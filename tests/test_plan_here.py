@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from plan_here_cases import batch, made, net, train_three_times
+from plan_here_cases import batch, made, net, train_and_resume, train_three_times
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW
@@ -53,6 +53,17 @@ def test_two_ranks_find_a_plan_and_train_as_one_process(capfd: pytest.CaptureFix
     assert len(pinned[1].stages) == 2
     for losses, _ in ranks[0]:
         assert losses == pytest.approx(plain_losses(3), rel=1e-9)
+
+
+def test_a_resumed_run_keeps_the_plan_of_its_checkpoint(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for found in launch_workers(train_and_resume, (tmp_path / "run",), workers=2, threads=1):
+        assert found["resumed"] == found["whole"]
+        assert [stages for stages, _ in found.values()] == [2, 1, 2]
+        assert found["other constraints"][1] == pytest.approx(found["whole"][1], rel=1e-9)
+    lines = capfd.readouterr().err.splitlines()
+    assert sum(line.startswith("the plan of the checkpoint is kept: ") for line in lines) == 1
 
 
 def test_what_was_measured_is_kept_by_what_it_depends_on(

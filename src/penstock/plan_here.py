@@ -13,7 +13,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import accumulate
 from math import inf
@@ -141,7 +141,7 @@ class KeptPlans:
 
     def plan_text(self, constraints: Constraints) -> str:
         """The plan that was found under the same constraints, as JSON; empty if there is none."""
-        found = self.kept.get("plans", {}).get(name_of(constraints))
+        found = self.kept.get("plans", {}).get(constraints.text)
         return json.dumps(found) if found and not constraints.remeasure else ""
 
     @property
@@ -171,7 +171,7 @@ class KeptPlans:
         if self.kept.get("cluster") != cluster_text(cluster):
             self.kept = {"profile": profile_to_json(profile), "cluster": cluster_text(cluster)}
         self.kept["key"] = self.key
-        self.kept.setdefault("plans", {})[name_of(constraints)] = found
+        self.kept.setdefault("plans", {})[constraints.text] = found
         with suppress(BadInput, OSError):  # a home that cannot be written to
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.path, json.dumps(self.kept))
@@ -188,11 +188,6 @@ ASKED = (
     "memory_reserve",
     "pins",
 )
-
-
-def name_of(constraints: Constraints) -> str:
-    """What was asked for, as text."""
-    return json.dumps(asdict(replace(constraints, remeasure=False)))
 
 
 def digest(text: str) -> str:

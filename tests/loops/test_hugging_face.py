@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from loops.hugging_face_cases import model, plan_of, trained
+from loops.hugging_face_cases import model, plan_of, trained, without_a_plan
+from plan_here_cases import ONE, TWO, find_other_plan
 from runtime.processes.workers_under_test import run_script
 
+from penstock import Constraints
 from penstock.errors import BadInput
 from penstock.runtime.processes.launch import launch_workers
 
@@ -58,6 +60,22 @@ def test_losses_evaluations_weights_and_checkpoints_are_those_of_one_process(
     same(resumed[12:-2], log[12:-2], 0.0)
     names = {path.name for path in checkpoint.iterdir()}
     assert names >= {"config.json", "trainer_state.json", "pipeline", "rng_state.pth"}
+
+
+@pytest.mark.timeout(600)
+def test_a_resumed_run_keeps_the_plan_that_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "kept"))
+
+    def train(name: str, constraints: Constraints, *resume: str) -> tuple[int, list[float]]:
+        given = str(tmp_path / name), constraints, *resume
+        return launch_workers(without_a_plan, given, workers=2, threads=1)[0]
+
+    whole = train("whole", TWO)
+    assert train("other", ONE)[0] == 1
+    find_other_plan(TWO, ONE)
+    assert train("resumed", TWO, str(tmp_path / "whole" / "checkpoint-2")) == whole
 
 
 def by_script(name: str, folder: Path, workers: int) -> list[str]:

@@ -18,15 +18,21 @@ from penstock.capture.stage_program import Batch, Loss
 from penstock.document import shown
 from penstock.errors import BadInput
 from penstock.plan.in_one_process import in_one_process
-from penstock.plan.json_file import read_plan
+from penstock.plan.in_words import plan_words
+from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan
 from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.batch_reading import BatchReading
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
-from penstock.runtime.checkpoints.checkpoint import CheckpointTarget, CheckpointWriter
+from penstock.runtime.checkpoints.checkpoint import (
+    CheckpointTarget,
+    CheckpointWriter,
+    read_state,
+)
 from penstock.runtime.checkpoints.loader_state import StatefulLoader
 from penstock.runtime.checkpoints.pipeline_state import (
+    chosen_checkpoint,
     load_state,
     restore_own,
     saved_state,
@@ -77,6 +83,7 @@ from penstock.runtime.verify.verify import VerifyResult, verify
 from penstock.runtime.weight_average import ExponentialAverage
 from penstock.runtime.weights.pretrained import Weights
 from penstock.timeline.timeline import Timeline
+from penstock.waiting import say
 
 if TYPE_CHECKING:
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
@@ -178,16 +185,19 @@ class Pipeline:
         )
         check_conflicts(options.uses | (uses_of(plan) if isinstance(plan, Plan) else {}))
         graph = graph_of(model, batch, loss)
-        plan = plan_of(plan, constraints, graph, batch, options)
-        self._uses = options.uses | uses_of(plan) | uses_of_graph(graph, plan)
-        check_conflicts(self._uses)
-        self._graph = graph.with_outputs() if metrics else graph
-        self._plan, self._batch = plan, batch
-        self._run = in_one_process(plan) if safety.transport == "in-process" else plan
+        self._constraints = (constraints or Constraints()) if plan in (None, "auto") else None
+        self._graph, self._batch = graph.with_outputs() if metrics else graph, batch
+        self._follow(plan_of(plan, constraints, graph, batch, options))
         self._callbacks: list[Callback] = []
         self._is_gathered = False
         self._any_path = False
         self._connect(update.weights)
+
+    def _follow(self, plan: Plan) -> None:
+        self._uses = self._options.uses | uses_of(plan) | uses_of_graph(self._graph, plan)
+        check_conflicts(self._uses)
+        alone = self._options.safety.transport == "in-process"
+        self._plan, self._run = plan, in_one_process(plan) if alone else plan
 
     def _connect(self, weights: Weights | Path | str | None) -> None:
         """Connect the ranks for what is trained now, and make all that depends on it."""
@@ -255,6 +265,11 @@ class Pipeline:
     def plan(self) -> Plan:
         """The plan of this pipeline."""
         return self._plan
+
+    @property
+    def _found_for(self) -> list[Any]:
+        """The ranks and constraints for which the plan was found; empty if it was given."""
+        return [self._world.size, self._constraints.text] if self._constraints else []
 
     @property
     def verified(self) -> VerifyResult | None:
@@ -615,7 +630,11 @@ class Pipeline:
         self._drain()
         self._check_own_weights("save or load a checkpoint")
         engine, training = self._engine, self._training
-        state = saved_state(engine, training, extra, loader)
+        state = {
+            **saved_state(engine, training, extra, loader),
+            "plan": plan_to_json(self._plan),
+            "found_for": self._found_for,
+        }
         target = CheckpointTarget(Path(directory), training.steps, state, keep)
         self._checkpoints.save(target, saved_tensors(engine, training), wait=wait)
         self._tell(Saved(self.steps, target.folder.final))
@@ -627,14 +646,33 @@ class Pipeline:
         ``loader`` continues at the saved position. Returns the number of steps taken before. All
         ranks must call this.
 
+        A plan that was found here gives way, before the first step, to the checkpoint's, if that
+        was found for the same number of ranks and the same constraints.
+
         Raises:
             BadInput: there is no undamaged checkpoint, it is of another model, or has no loader.
         """
         self._drain()
         self._check_own_weights("save or load a checkpoint")
         self._checkpoints.wait()
-        load_state(self._engine, self._training, Path(directory), loader)
+        path = chosen_checkpoint(self._engine, Path(directory))
+        state = self._world.all_succeed(partial(read_state, path))
+        if not self.steps and self._found_for and self._found_for == state.get("found_for"):
+            self._keep_plan(plan_from_json(state["plan"], str(path)))
+        load_state(self._engine, self._training, (path, state), loader)
         return self.steps
+
+    def _keep_plan(self, plan: Plan) -> None:
+        """Go on by the plan of a checkpoint, whose state is loaded next."""
+        ends = [each.stages[-1].layers.stop for each in (plan, self._plan)]
+        measured = self._constraints is not None and self._constraints.remeasure
+        if measured or plan == self._plan or ends[0] != ends[1]:
+            return
+        averages = self._training.averages
+        self._connect_anew(lambda: self._follow(plan), goes_on=False)
+        self._training.averages = averages
+        if self.rank == 0:
+            say(f"the plan of the checkpoint is kept: {plan_words(plan, 'rank')}")
 
     def close(self, *, gather: bool = False) -> None:
         """Disconnect from the other ranks; the last pipeline destroys what pipelines created.
@@ -683,8 +721,8 @@ class Pipeline:
         check_conflicts(self._uses | {"thawed": thawed})
         self._connect_anew(self._graph.follow_flags)
 
-    def _connect_anew(self, change: Callable[[], object]) -> None:
-        """Connect the ranks anew after a ``change``; the state of the training goes on."""
+    def _connect_anew(self, change: Callable[[], object], *, goes_on: bool = True) -> None:
+        """Connect the ranks anew after a ``change``; the training ``goes_on`` from its state."""
         self._checkpoints.wait()
         engine, training, verified = self._engine, self._training, self._verified
         engine.buckets.close()
@@ -693,7 +731,8 @@ class Pipeline:
         change()
         self._connect(None)  # before the old connections end, with which processes would leave
         engine.close()
-        self._training.go_on_from(training)
+        if goes_on:
+            self._training.go_on_from(training)
         self._verified.go_on_from(verified)
 
     def _on_its_path(self, act: Callable[..., Done], batches: Sequence[Batch]) -> Done:

@@ -4,8 +4,9 @@
 it reads one `Options`.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -173,6 +174,11 @@ class Constraints:
     memory_reserve: float = MEMORY_RESERVE
     pins: tuple[str, ...] = ()
     remeasure: bool = False
+
+    @property
+    def text(self) -> str:
+        """All that a plan depends on, as JSON."""
+        return json.dumps(asdict(replace(self, remeasure=False)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
