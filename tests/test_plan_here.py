@@ -1,21 +1,33 @@
 """A pipeline without a plan finds one for its ranks, and keeps it for the next start."""
 
+import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from plan_here_cases import batch, made, net, train_and_resume, train_three_times
+from plan_here_cases import (
+    batch,
+    made,
+    net,
+    train_and_resume,
+    train_three_times,
+    two_stages,
+    whole,
+)
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW
 
-from penstock import BadInput, Constraints, Infeasible, Pipeline, Plan, Stage, capture_model
+from penstock import BadInput, Constraints, Infeasible, Pipeline, Plan, capture_model
 from penstock.plan.json_file import write_plan
 from penstock.plan_here import state_of
+from penstock.runtime.processes import refusals
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.processes.store import serve_store
 
 
 def planned(capsys: pytest.CaptureFixture[str], **options: Any) -> tuple[Plan, list[str]]:
@@ -121,11 +133,6 @@ def test_the_state_of_an_optimizer_is_counted(make: Any, bytes_each: float) -> N
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def whole() -> Plan:
-    layers = len(capture_model(net(), batch(), loss=functional.cross_entropy).layer_names)
-    return Plan((Stage(range(layers), (0,), (4,)),), 2, 4, "1f1b")
-
-
 def test_a_plan_is_a_plan_or_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_plan(whole(), tmp_path / "plan.json")
     assert planned(capsys, plan=str(tmp_path / "plan.json")) == (whole(), [])
@@ -140,18 +147,75 @@ def test_a_plan_is_a_plan_or_its_file(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         ({"plan": "none.json"}, "plan 'none.json' does not exist"),
         ({"plan": [1]}, r"plan is \[1\]; give a Plan, the path of a plan file, or 'auto'"),
-        ({"plan": "given", "constraints": Constraints(max_stages=2)}, "leave one of them out"),
+        ({"plan": "broken.json"}, "plan 'broken.json' is not valid JSON: Expecting value: line 3"),
+        ({"plan": whole(), "constraints": Constraints(max_stages=2)}, "leave one of them out"),
+        (
+            {"plan": two_stages(9)},
+            r"covers 9 layers, the model Sequential has 5 \(0.0, 1.0, 2.0, 3, loss\); plan again",
+        ),
+        (
+            {"plan": two_stages(5)},
+            "the plan uses 2 devices but one worker runs; start with torchrun --nproc-per-node 2",
+        ),
         (
             {"optimizer": AdamW([nn.Parameter(torch.ones(2))])},
-            "optimizer is an AdamW of parameters that ranks do not all hold; give a function",
+            r"that makes one of each rank's own: optimizer=lambda p: torch.optim.AdamW\(p, ...\)",
         ),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(options: dict[str, Any], words: str) -> None:
-    given = options | ({"plan": whole()} if options.get("plan") == "given" else {})
+def test_what_cannot_be_is_refused_in_one_line(
+    options: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.json").write_text('{\n"stages": [\n')
     with pytest.raises(BadInput, match=words) as refused:
-        made(**given)
+        made(**options)
     assert "\n" not in str(refused.value)
+
+
+REFUSED = """
+import torch
+from plan_here_cases import batch, made, two_stages, whole
+with made(plan=whole()) as pipe:
+    pipe.step(batch())
+made(plan=two_stages(9))
+"""
+
+
+def test_under_torchrun_a_line_is_printed_by_rank_0_alone(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(REFUSED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, "script.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 1
+    assert 'script.py", line' not in done.stderr
+    for words in (
+        "the plan uses 1 of 2 ranks, and the others wait; start 1 with torchrun",
+        "error: the plan covers 9 layers, the model Sequential has 5 (0.0, 1.0, 2.0, 3, loss); ",
+    ):
+        assert sum(line.startswith(words) for line in done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.count("the plan covers") == 1
+
+
+def test_a_rank_that_is_refused_for_a_reason_of_its_own_prints_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store, refused = serve_store("127.0.0.1"), BadInput("plan 'x' does not exist; check the path")
+    environment = {"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    monkeypatch.setattr(refusals, "SAID_WITHIN", timedelta(seconds=0.2))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    refusals.print_refusal(sys.excepthook, BadInput, refused, None)
+    assert f"error: {refused}\n" in capfd.readouterr().err
+    store.set(f"penstock/refused/{refused}", "printed")
+    refusals.print_refusal(sys.excepthook, BadInput, refused, None)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_pipeline_with_a_plan_loads_neither_measurements_nor_planners() -> None:

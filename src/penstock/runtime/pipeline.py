@@ -53,6 +53,7 @@ from penstock.runtime.gradients.loss_scaling import check_parameter_types
 from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import END, LossPathChanged, StepMetrics
 from penstock.runtime.processes.heartbeat import LIMIT_S, doing
+from penstock.runtime.processes.refusals import print_refusals_once
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.settings import (
     Constraints,
@@ -170,6 +171,7 @@ class Pipeline:
         update: Update = Update(),  # noqa: B008 (frozen)
         safety: Safety = Safety(),  # noqa: B008
     ) -> None:
+        print_refusals_once()
         options = self._options = Options(
             optimizer=optimizer,
             learning_rate_schedule=learning_rate_schedule,
@@ -192,6 +194,12 @@ class Pipeline:
         self._is_gathered = False
         self._any_path = False
         self._connect(update.weights)
+        ranks, used = self._world.size, len(self._plan.ranks)
+        if used < ranks and self._constraints is None and self.rank == 0:
+            say(
+                f"the plan uses {used} of {ranks} ranks, and the others wait; start {used} with "
+                f"torchrun --nproc-per-node {used}, or leave plan=... out"
+            )
 
     def _follow(self, plan: Plan) -> None:
         self._uses = self._options.uses | uses_of(plan) | uses_of_graph(self._graph, plan)

@@ -204,9 +204,10 @@ class Options:
         check_choice("verify", self.verify, get_args(Verification))
         if isinstance(self.optimizer, Optimizer):
             kind = type(self.optimizer).__name__
+            name = f"torch.optim.{kind}" if hasattr(torch.optim, kind) else kind
             raise BadInput(
                 f"optimizer is an {kind} of parameters that ranks do not all hold; give a function "
-                f"that makes one of each rank's own: optimizer=lambda p: {kind}(p, ...)"
+                f"that makes one of each rank's own: optimizer=lambda p: {name}(p, ...)"
             )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise BadInput(
