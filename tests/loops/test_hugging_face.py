@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from docs.test_pages import DOCS, ROOT, torchrun_of
 from loops.hugging_face_cases import model, plan_of, trained, without_a_plan
 from plan_here_cases import ONE, TWO, find_other_plan
 from runtime.processes.workers_under_test import run_script
@@ -78,18 +79,16 @@ def test_a_resumed_run_keeps_the_plan_that_was_found(
     assert train("resumed", TWO, str(tmp_path / "whole" / "checkpoint-2")) == whole
 
 
-def by_script(name: str, folder: Path, workers: int) -> list[str]:
-    script = Path(__file__).parents[2] / "examples" / name
-    printed = launch_workers(run_script, (str(script), [str(folder)]), workers=workers, threads=1)
-    return [line for line in printed[0].splitlines() if line.startswith("loss")]
-
-
 @pytest.mark.timeout(600)
 def test_the_example_has_the_losses_of_the_script_that_it_was(tmp_path: Path) -> None:
-    before = by_script("loop_hugging_face_before.py", tmp_path / "before", 1)
-    found = by_script("loop_hugging_face.py", tmp_path / "own", 2)
+    script = ROOT / "examples" / "loop_hugging_face_before.py"
+    given = str(script), [str(tmp_path / "before")]
+    alone = launch_workers(run_script, given, workers=1, threads=1)[0].splitlines()
+    before = [line for line in alone if line.startswith("loss")]
+    page = DOCS / "guides" / "hugging-face.md"
+    printed = torchrun_of(page, "loop_hugging_face.py", tmp_path).splitlines()
     assert len(before) == 10
-    assert found == before
+    assert [line for line in printed if line.startswith("loss")] == before
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
