@@ -1,5 +1,6 @@
 """A pipeline without a plan finds one for its ranks, and keeps it for the next start."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -91,6 +92,15 @@ def test_what_was_measured_is_kept_by_what_it_depends_on(
     assert measured(optimizer=SGD)
     assert measured(constraints=Constraints(remeasure=True))
     assert not measured()
+
+
+def test_lines_are_silenced_by_their_logger(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("penstock")
+    logger.setLevel(logging.WARNING)
+    try:
+        assert planned(capsys)[1] == []
+    finally:
+        logger.setLevel(logging.INFO)
 
 
 def test_constraints_are_kept(capsys: pytest.CaptureFixture[str]) -> None:

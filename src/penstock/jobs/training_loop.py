@@ -11,7 +11,6 @@ from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -34,7 +33,7 @@ from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.drift import Drift, DriftWatch
 from penstock.timeline.timeline import Timeline
-from penstock.waiting import notice_if_long
+from penstock.waiting import notice_if_long, say
 from penstock.words import counted
 
 MOST_TO_ONE_CHECKPOINT = 3
@@ -559,12 +558,12 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """A line every few steps, for logs; without a ``stream`` nothing."""
+    """A line every few steps, for logs, or nothing."""
 
-    def __init__(self, start: int, steps: int, stream: TextIO | None) -> None:
+    def __init__(self, start: int, steps: int, *, shown: bool) -> None:
         self._every = max(1, (steps - start) // PLAIN_LINES)
         self._steps = steps
-        self._stream = stream
+        self._shown = shown
 
     def step(self, step: int, metrics: StepMetrics) -> None:
         """Print every few steps, and always the last step."""
@@ -575,8 +574,8 @@ class PlainDisplay:
             )
 
     def note(self, text: str) -> None:
-        if self._stream is not None:
-            print(text, file=self._stream, flush=True)
+        if self._shown:
+            say(text)
 
     def close(self) -> None:
         """Nothing to restore."""
@@ -586,7 +585,7 @@ def display_for(start: int, steps: int, *, shown: bool) -> LiveDisplay | PlainDi
     """The display that suits standard error; none unless ``shown``."""
     if shown and sys.stderr.isatty():
         return LiveDisplay(start, steps)
-    return PlainDisplay(start, steps, sys.stderr if shown else None)
+    return PlainDisplay(start, steps, shown=shown)
 
 
 def show_cursor() -> None:
