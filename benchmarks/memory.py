@@ -68,7 +68,7 @@ def rows_of_job(name: str, cases: list[tuple[str, str]]) -> list[Row]:
         plan = plan_for(layers, rows, micro_batches, schedule, recompute)
         prediction = simulate_plan(plan, profile, pair, optimizer_bytes_per_parameter_byte=state)
         optimizer = optimizer_factory(job.optimizer)
-        with Pipeline(graph, plan, batch, optimizer=optimizer, verify="off") as pipe:
+        with Pipeline(graph, batch, plan=plan, optimizer=optimizer, verify="off") as pipe:
             pipe.step(batch)
             with pipe.measuring_memory() as memory:
                 pipe.step(batch)

@@ -30,7 +30,7 @@ stages = (
 plan = Plan(stages, micro_batches=4, micro_batch_size=8, schedule="1f1b")
 
 with penstock.Pipeline(
-    graph, plan, example, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2)
+    graph, example, plan=plan, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2)
 ) as pipe:
     print(pipe.needs, flush=True)
     read = partial(pipe.needs.read, {0: points, 1: classes})

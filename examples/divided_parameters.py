@@ -23,7 +23,7 @@ def adam(parameters):
 
 stage = Stage(range(len(graph.layer_names)), (0, 1), (4, 4), sharding="parameters")
 plan = Plan((stage,), micro_batches=2, micro_batch_size=8, schedule="1f1b")
-with penstock.Pipeline(graph, plan, loader[0], optimizer=adam) as pipe:
+with penstock.Pipeline(graph, loader[0], plan=plan, optimizer=adam) as pipe:
     for batch in loader:
         metrics = pipe.step(batch)
     held = sum(parameter.numel() for parameter in pipe.parameters())

@@ -49,8 +49,8 @@ if len(sys.argv) == 2:
 
 with penstock.Pipeline(
     graph,
-    penstock.plan_for_ranks(plan, run),
     example,
+    plan=penstock.plan_for_ranks(plan, run),
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
 ) as pipe:
     pipe.notify(show, penstock.save_at_sigterm(checkpoints, loader=loader))

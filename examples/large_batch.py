@@ -19,11 +19,11 @@ plan = Plan((Stage(range(layers), (0, 1), (4, 4)),), 4, 8, "gpipe")
 
 with penstock.Pipeline(
     graph,
-    plan,
     loader[0],
+    plan=plan,
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     autocast=torch.float16,
-    shard_optimizer=True,
+    constraints=penstock.Constraints(sharding="optimizer"),
 ) as pipe:
     for first, second in zip(loader[::2], loader[1::2], strict=True):
         metrics = pipe.step(first, second)

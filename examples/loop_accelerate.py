@@ -36,8 +36,8 @@ def accuracy(output, target):
 
 with penstock.Pipeline(
     model,
-    plan,
     data[:16],
+    plan=plan,
     loss=nn.functional.cross_entropy,
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     learning_rate_schedule=lambda optimizer: torch.optim.lr_scheduler.LinearLR(

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 import transformers
 
-from penstock import Plan, Stage
 from penstock.loops.hugging_face import PipelineTrainer
 
 torch.manual_seed(0)
@@ -32,16 +31,7 @@ arguments = transformers.TrainingArguments(
     disable_tqdm=True,
     use_cpu=True,
 )
-
-
-def plan(graph, batch, ranks):
-    """Written by hand to keep the example short; a file of `penstock plan` may be given, too."""
-    half, end = len(graph.layer_names) // 2, len(graph.layer_names)
-    stages = (Stage(range(half), (0,), (2,)), Stage(range(half, end), (1,), (2,)))
-    return Plan(stages, micro_batches=4, micro_batch_size=2, schedule="1f1b")
-
-
-trainer = PipelineTrainer(model, arguments, train_dataset=data, plan=plan)
+trainer = PipelineTrainer(model, arguments, train_dataset=data)
 trainer.train()
 trainer.save_model(sys.argv[1])
 trainer.end()

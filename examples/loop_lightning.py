@@ -1,4 +1,4 @@
-"""The module of `loop_lightning_before.py`, trained by a plan under Lightning's own Trainer.
+"""The module of `loop_lightning_before.py`, trained by a pipeline under Lightning's own Trainer.
 
 torchrun --nproc-per-node 2 examples/loop_lightning.py checkpoints [checkpoint to go on from]
 """
@@ -11,18 +11,13 @@ import lightning
 sys.path.insert(0, str(Path(__file__).parent))
 from loop_lightning_before import Classifier, data, trainer
 
-from penstock.loops.lightning import PipelineStrategy, captured_step
-from penstock.plan.plan import Plan, Stage
+from penstock.loops.lightning import PipelineStrategy
 
 if __name__ == "__main__":
     lightning.seed_everything(0)
     train, held_out = data()
     module, example = Classifier(), next(iter(train))
-    # By hand, to keep the example short: `penstock plan` writes a plan, `read_plan` reads it.
-    end = len(captured_step(module, example).layer_names)
-    stages = (Stage(range(3), (0,), (8,)), Stage(range(3, end), (1,), (8,)))
-    plan = Plan(stages, micro_batches=4, micro_batch_size=8, schedule="1f1b")
-    strategy = PipelineStrategy(plan, example)
+    strategy = PipelineStrategy(example)
     ckpt_path = sys.argv[2] if len(sys.argv) > 2 else None
     trainer(sys.argv[1], devices=2, strategy=strategy).fit(
         module, train, held_out, ckpt_path=ckpt_path

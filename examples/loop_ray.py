@@ -30,8 +30,8 @@ def train_loop(config):
     plan = Plan(stages, micro_batches=4, micro_batch_size=8, schedule="1f1b")
     with penstock.Pipeline(
         nn.Sequential(*layers),
-        plan,
         data[0],
+        plan=plan,
         loss=nn.functional.cross_entropy,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     ) as pipe:

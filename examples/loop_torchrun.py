@@ -26,8 +26,8 @@ plan = Plan(stages, micro_batches=4, micro_batch_size=8, schedule="1f1b")
 
 with penstock.Pipeline(
     model,
-    plan,
     data[:32],
+    plan=plan,
     loss=nn.functional.cross_entropy,
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     learning_rate_schedule=lambda optimizer: torch.optim.lr_scheduler.LinearLR(

@@ -31,7 +31,7 @@ def compare(name, model, batch, cut, *, metrics=None, loss=None):
     rows = (ROWS // MICRO_BATCHES,)
     stages = (Stage(range(cut), (0,), rows), Stage(range(cut, end), (1,), rows))
     plan = Plan(stages, MICRO_BATCHES, *rows, "1f1b" if loss is None else "gpipe")
-    with Pipeline(graph, plan, batch, metrics=metrics) as pipe:
+    with Pipeline(graph, batch, plan=plan, metrics=metrics) as pipe:
         pipe.print_with(lambda line: None)
         out = reference(**batch)
         expected = out["loss"] if loss is None else loss(out, batch)

@@ -55,7 +55,7 @@ for batch in batches:
     move(alone.teacher, alone.student)
 
 plan = Plan((Stage(range(2), (0,), (4,)), Stage(range(2, 5), (1,), (4,))), 2, 4, "1f1b")
-with Pipeline(model, plan, batches[0], optimizer=sgd) as pipe:
+with Pipeline(model, batches[0], plan=plan, optimizer=sgd) as pipe:
     pipe.print_with(lambda line: None)
     for batch in batches:
         metrics = pipe.step(batch)

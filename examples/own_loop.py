@@ -18,7 +18,7 @@ stages = (Stage(range(half), (0,), (8,)), Stage(range(half, end), (1,), (8,)))
 plan = Plan(stages, micro_batches=4, micro_batch_size=8, schedule="1f1b")
 
 with penstock.Pipeline(
-    graph, plan, loader[0], optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2)
+    graph, loader[0], plan=plan, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2)
 ) as pipe:
     for batch in loader:
         metrics = pipe.step(batch)

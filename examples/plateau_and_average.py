@@ -25,8 +25,8 @@ def plateau(optimizer):
 
 pipe = penstock.Pipeline(
     penstock.capture_model(model, batches[0], loss=nn.functional.cross_entropy),
-    plan,
     batches[0],
+    plan=plan,
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.05),
     learning_rate_schedule=plateau,
     update=Update(schedule_follows="evaluation"),

@@ -39,8 +39,8 @@ def show(pipe, event):
 
 with penstock.Pipeline(
     graph,
-    plan,
     example,
+    plan=plan,
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     metrics={"accuracy": accuracy},
     update=penstock.Update(seed=2),

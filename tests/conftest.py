@@ -1,6 +1,7 @@
 """Fixtures that several rooms share: a small problem, a run of it on disk, the command line."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -152,6 +153,12 @@ def run_directory(
     }
     (place / "summary.json").write_text(json.dumps(summary))
     return place
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_plans_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Plans that tests find are kept for their session alone."""
+    os.environ["PENSTOCK_CACHE"] = str(tmp_path_factory.mktemp("plans"))
 
 
 @dataclass(frozen=True)

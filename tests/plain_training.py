@@ -106,8 +106,8 @@ def in_pipeline(
     seen: dict[int, torch.Tensor] = {}
     player = Pipeline(
         graph,
-        Plan(tuple(stages), micro_batches, rows, schedule),
         batch,
+        plan=Plan(tuple(stages), micro_batches, rows, schedule),
         optimizer=lambda parameters: Recorder(parameters, seen),
         safety=Safety(transport="in-process"),
         verify="off",

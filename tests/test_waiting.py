@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import time
 
 import pytest
@@ -25,3 +27,20 @@ def test_nothing_is_told_of_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> 
         raise ZeroDivisionError
     time.sleep(0.1)
     assert heard == []
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("", "a line\n"),
+        ("logging.getLogger('penstock').setLevel(logging.WARNING)", ""),
+        ("logging.getLogger('penstock.runtime').setLevel(logging.WARNING)", ""),
+        ("logging.basicConfig(format='%(name)s: %(message)s')", "penstock.runtime: a line\n"),
+        ("logging.basicConfig(); waiting.print_bare_lines()", "a line\n"),
+    ],
+)
+def test_a_program_has_the_last_word_on_lines(code: str, told: str) -> None:
+    said = 'exec("say(\'a line\')", {"__name__": "penstock.runtime.world", "say": waiting.say})'
+    program = f"import logging; from penstock import waiting; {code}\n{said}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", told)

@@ -94,8 +94,8 @@ def train(asked: Asked) -> Run:
     )
     pipe = Pipeline(
         Chain(modules, loss=task.loss),
-        plan,
         joined(islice(task.train(0, task.batch_size), per_step)),
+        plan=plan,
         optimizer=optimizer_factory(settings),
         learning_rate_schedule=learning_rate_schedule(settings, asked.updates),
         update=Update(prediction_error_every=FOLLOW_EVERY if asked.method != "synchronous" else 0),

@@ -168,7 +168,7 @@ def of_run(
     options: dict[str, Any] = {"autocast": subject.autocast, "device": DEVICE}
     optimizer = lambda parameters: AdamW(parameters, lr=1e-5, fused=True)  # noqa: E731
     spans: list[float] = []
-    with Pipeline(graph, plan, batch, optimizer=optimizer, verify="off", **options) as pipe:
+    with Pipeline(graph, batch, plan=plan, optimizer=optimizer, verify="off", **options) as pipe:
         for _ in range(3):
             pipe.step(batch)
         for _ in range(STEPS):

@@ -18,7 +18,7 @@ from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety
+from penstock.runtime.settings import Constraints, Safety
 
 FAILURES = ("is killed", "runs out of memory", "is stopped")
 ENDS_WITHIN_S = 20.0
@@ -104,7 +104,9 @@ def pipeline(plan: Plan, device: str, **options: Any) -> tuple[Pipeline, Any]:
     model, batch, loss = small_model()
     placed = tuple(tensor.to(device) for tensor in batch)
     options = {"optimizer": lambda p: AdamW(p, lr=0.01), "verify": "off", **options}
-    return Pipeline(model.to(device), plan, placed, loss=loss, device=device, **options), placed
+    return Pipeline(
+        model.to(device), placed, plan=plan, loss=loss, device=device, **options
+    ), placed
 
 
 def sharded_or_whole(device: str, stand_in: bool) -> list[float]:
@@ -112,7 +114,9 @@ def sharded_or_whole(device: str, stand_in: bool) -> list[float]:
     device, losses = here(stand_in, device), list[float]()
     for sharded in (True, False):
         plan = Plan((Stage(range(7), (0, 1), (2, 2)),), 4, 4, "1f1b")
-        pipe, batch = pipeline(plan, device, shard_optimizer=sharded)
+        pipe, batch = pipeline(
+            plan, device, constraints=Constraints(sharding="optimizer") if sharded else None
+        )
         with pipe:
             losses += [pipe.step(batch).loss for _ in range(4)]
     return losses

@@ -149,7 +149,9 @@ def in_stages(
     """Loss and gradients of a step in three stages on a device."""
     plan = even_plan(len(graph.layer_names), graph.batch_size)
     options: dict[str, Any] = {"verify": "off", "device": device, "autocast": autocast}
-    with Pipeline(graph, plan, batch, safety=Safety(transport="in-process"), **options) as pipe:
+    with Pipeline(
+        graph, batch, plan=plan, safety=Safety(transport="in-process"), **options
+    ) as pipe:
         loss = pipe.step(batch).loss
         gradients = {
             name: torch.zeros_like(p) if p.grad is None else p.grad.detach().cpu()
@@ -291,7 +293,7 @@ def recomputed(setting: Setting) -> Iterator[Row]:
             plan = recomputing(even_plan(len(graph.layer_names), 8), again)
             options: dict[str, Any] = {"verify": "off", "device": setting.device}
             safety = Safety(transport="in-process")
-            with Pipeline(graph, plan, batch, safety=safety, **options) as pipe:
+            with Pipeline(graph, batch, plan=plan, safety=safety, **options) as pipe:
                 pipe.step(batch)
                 found.append({n: p.grad.cpu() for n, p in pipe.named_parameters()})  # type: ignore[union-attr]
         first, second = found
@@ -333,7 +335,7 @@ def no_host_waits(setting: Setting) -> Iterator[Row]:
         options["optimizer"] = lambda parameters: SGD(parameters, lr=1e-3)
         safety = Safety(transport="in-process")
         what = f"{name}: host waits inside an iteration"
-        with Pipeline(graph, plan, batch, safety=safety, **options) as pipe:
+        with Pipeline(graph, batch, plan=plan, safety=safety, **options) as pipe:
             pipe.step(batch)  # what is made at first use may wait
             try:
                 with patch.object(RankStages, "run", without_waits):

@@ -212,7 +212,7 @@ def rank_alone(
     few = {key: value[: subject.rows] for key, value in batch.items()}
     with alone(rank, len(plan.devices), setting.device):
         graph = capture_model(model, few)
-        with Pipeline(graph, plan, batch, autocast=subject.autocast, **options) as pipe:
+        with Pipeline(graph, batch, plan=plan, autocast=subject.autocast, **options) as pipe:
             for _ in range(STEPS):
                 pipe.step(batch)
             begin_peak(setting.device)

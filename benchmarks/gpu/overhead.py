@@ -69,7 +69,7 @@ def overhead(setting: Setting) -> Iterator[Row]:
     plan = Plan(stages, MICRO_BATCHES, 1, "1f1b")
     options: dict[str, Any] = {"verify": "off", "device": setting.device, "loss": nn.MSELoss()}
     options |= {"optimizer": lambda p: SGD(p, lr=1e-3), "safety": Safety(transport="in-process")}
-    with Pipeline(nn.Sequential(*layers), plan, batch, **options) as pipe:
+    with Pipeline(nn.Sequential(*layers), batch, plan=plan, **options) as pipe:
         taken_s = seconds_of(lambda: pipe.step(batch))
     each_s = taken_s / (2 * MICRO_BATCHES * STAGES)
     row = under("2.4", "the host's share of an action", each_s, ACTION_BAR_S, "s", step_s=taken_s)
@@ -80,7 +80,7 @@ def overhead(setting: Setting) -> Iterator[Row]:
     size_bytes = sum(p.nbytes for p in model.parameters())
     with (
         TemporaryDirectory() as place,
-        Pipeline(model, plan, wide, **(options | {"safety": Safety()})) as pipe,
+        Pipeline(model, wide, plan=plan, **(options | {"safety": Safety()})) as pipe,
     ):
         pipe.step(wide)
         start_s = perf_counter()

@@ -282,7 +282,7 @@ def run_stages(graph: LayerGraph, batch: Any) -> Plain:
         "verify": "off",
         "device": graph.recorded.device,
     }
-    with Pipeline(graph, plan, batch, optimizer=make, **options) as pipe:
+    with Pipeline(graph, batch, plan=plan, optimizer=make, **options) as pipe:
         loss = pipe.step(batch).loss
     found: dict[int, torch.Tensor] = {}
     for one in made:

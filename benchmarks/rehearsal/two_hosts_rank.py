@@ -89,7 +89,7 @@ def main() -> None:
     torch.manual_seed(1)
     batch = model.batch(MICRO_BATCHES)
     safety = Safety(transport="process-groups")
-    pipe = Pipeline(graph, plan, model.batch(1), optimizer=adam, verify="off", safety=safety)
+    pipe = Pipeline(graph, model.batch(1), plan=plan, optimizer=adam, verify="off", safety=safety)
     losses: dict[str, list[float]] = {"ours": []}
     contenders: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "ours": (lambda: None, lambda: losses["ours"].append(pipe.step(batch).loss))

@@ -42,7 +42,9 @@ class Ours:
         graph = capture_model(whole, batch, loss=model.loss, granularity="block")
         plan = plan_of(case, bounds, graph.layer_names, dist.get_world_size(), count, model.rows)
         self.orders = [list(order) for order in order_of(plan).orders]
-        self.pipe = Pipeline(graph, plan, batch, verify="off", safety=Safety(transport=transport))
+        self.pipe = Pipeline(
+            graph, batch, plan=plan, verify="off", safety=Safety(transport=transport)
+        )
 
     def prepare(self) -> None:
         """Nothing: a step begins with gradients of zero by itself."""

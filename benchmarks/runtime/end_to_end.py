@@ -94,7 +94,9 @@ def compare_end_to_end(
         )
         source = nn.Sequential(*make_model(model_name).halves())
         safety = Safety(transport="process-groups")
-        pipe = Pipeline(source, plan, model.batch(1), loss=model.loss, safety=safety, verify="off")
+        pipe = Pipeline(
+            source, model.batch(1), plan=plan, loss=model.loss, safety=safety, verify="off"
+        )
         pipes.append(pipe)
         contenders[name] = (lambda: None, lambda pipe=pipe: pipe.step(batch))
         plans[name] = {
@@ -268,7 +270,7 @@ def compare_data_parallel(model_name: str, micro_batches: int, rounds: int) -> d
     stage = Stage(range(len(graph.layer_names)), tuple(range(ranks)), (model.rows,) * ranks)
     own_count, rows = micro_batches // ranks, model.rows
     plan = Plan((stage,), own_count, rows * ranks, "1f1b")
-    pipe = Pipeline(graph, plan, model.batch(ranks), verify="off")
+    pipe = Pipeline(graph, model.batch(ranks), plan=plan, verify="off")
     rival = data_parallel_rival(make_model(model_name), batch)
     ours = (lambda: None, lambda: pipe.step(batch))
     taken = alternated({"ours": ours, "rival": rival}, rounds)

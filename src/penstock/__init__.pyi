@@ -52,6 +52,7 @@ from penstock.runtime.metrics import StepMetrics as StepMetrics
 from penstock.runtime.pipeline import Pipeline as Pipeline
 from penstock.runtime.plan_for_ranks import plan_for_ranks as plan_for_ranks
 from penstock.runtime.processes.launch import launch_workers as launch_workers
+from penstock.runtime.settings import Constraints as Constraints
 from penstock.runtime.settings import Safety as Safety
 from penstock.runtime.settings import Update as Update
 from penstock.runtime.trackers import track as track

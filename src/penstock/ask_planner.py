@@ -6,10 +6,10 @@ from time import perf_counter
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
-from penstock.plan.problem import MEMORY_RESERVE, Planner, ShardingChoice
+from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, Planner, ShardingChoice
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.comparison import Comparisons, best_first, compare_plans
-from penstock.planning.planning_problem import AskedRecompute, planning_problem
+from penstock.planning.planning_problem import planning_problem
 from penstock.planning.plugins import planner_name, schedule_name
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.outside import AnySchedule

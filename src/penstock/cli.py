@@ -17,6 +17,7 @@ from penstock import __version__
 from penstock.command_line.options import with_options
 from penstock.command_line.terminal import print_error, silence_output
 from penstock.errors import INTERRUPTED, SIGNALLED, RunFailed
+from penstock.waiting import print_bare_lines
 
 COMMANDS = {
     "init": "init_command.init",
@@ -89,6 +90,7 @@ def main() -> None:
 
 def run() -> int:
     """Run the command; returns its exit code and prints at most one line of error."""
+    print_bare_lines()
     arguments = sys.argv[1:] or ["--help"]
     if COMPLETING in os.environ or arguments[0] in SHELL_OPTIONS:
         words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()

@@ -106,8 +106,8 @@ def in_penstock(folder: Path) -> tuple[float, Gradients]:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     with Pipeline(
         graph,
-        plan,
         (words, target),
+        plan=plan,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
         safety=Safety(transport="process-groups"),
     ) as pipe:

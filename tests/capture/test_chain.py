@@ -159,3 +159,15 @@ def test_a_chain_takes_a_list_of_weighted_losses():
     expected = nn.functional.mse_loss(model(x), y) + 0.5 * nn.functional.l1_loss(model(x), y)
     torch.testing.assert_close(loss, expected)
     assert weight == 4
+
+
+@pytest.mark.parametrize(("blocks", "lines"), [(1, 3), (3, 5), (8, 10), (12, 10)])
+def test_a_graph_prints_its_layers_in_ten_lines(blocks: int, lines: int) -> None:
+    chain = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(blocks)])
+    batch = torch.randn(8, 4), torch.randn(8, 4)
+    found = repr(capture_model(chain, batch, loss=nn.functional.mse_loss)).splitlines()
+    assert len(found) == lines
+    assert found[0] == f"LayerGraph of Sequential: {blocks + 1} layers, for 8 samples"
+    assert found[1] == "    0  0.0 -> (8, 4) float32"
+    assert found[-1].split() == [str(blocks), "loss"]
+    assert lines < 10 or blocks == 8 or found[5].split() == ["...", "5", "more"]

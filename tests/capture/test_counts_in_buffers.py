@@ -216,8 +216,8 @@ def test_with_one_worker_micro_batches_add_up_to_the_whole_batch(between, micro_
     graph = capture_model(model, batch, loss=functional.cross_entropy)
     pipe = Pipeline(
         graph,
-        two_stages(graph, replicas=1, micro_batches=micro_batches),
         batch,
+        plan=two_stages(graph, replicas=1, micro_batches=micro_batches),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
         safety=Safety(transport="in-process"),
         verify="off",

@@ -55,6 +55,6 @@ def test_stages_see_the_calls_that_were_recorded_under_it(mode: type[Passing]) -
         for cut in range(1, layers):
             stages = (Stage(range(cut), (0,), (2,)), Stage(range(cut, layers), (1,), (2,)))
             plan = Plan(stages, 2, 2, "1f1b")
-            with Pipeline(graph, plan, batch, safety=safety, verify="off") as pipe:
+            with Pipeline(graph, batch, plan=plan, safety=safety, verify="off") as pipe:
                 assert pipe.step(batch).loss == pytest.approx(expected, rel=1e-5)
                 assert pipe.evaluate(batch).loss == pytest.approx(expected, rel=1e-5)

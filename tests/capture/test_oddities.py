@@ -421,7 +421,7 @@ def steps_of(model: nn.Module, seed: int = 0) -> list[float]:
     plan = Plan(stages, 2, 3, "1f1b")
     make = functools.partial(torch.optim.SGD, lr=0.0)
     options: Any = {"safety": Safety(transport="in-process"), "verify": "off"}
-    pipe = Pipeline(graph, plan, BATCH, optimizer=make, **options)
+    pipe = Pipeline(graph, BATCH, plan=plan, optimizer=make, **options)
     return [pipe.step(BATCH).loss for _ in range(3)]
 
 

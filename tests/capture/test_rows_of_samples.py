@@ -78,7 +78,7 @@ def test_slices_of_unequal_numbers_of_samples_and_other_batches_are_right():
     layers = len(graph.layer_names)
     stages = (Stage(range(2), (0,), (3,)), Stage(range(2, layers), (1,), (3,)))
     plan = Plan(stages, 2, 3, "1f1b")
-    pipeline = Pipeline(graph, plan, pictures(4), safety=Safety(transport="in-process"))
+    pipeline = Pipeline(graph, pictures(4), plan=plan, safety=Safety(transport="in-process"))
     for samples in (6, 5, 1):
         patches, kinds, targets = batch = pictures(samples)
         expected = functional.cross_entropy(model(patches, kinds), targets)
@@ -140,6 +140,6 @@ def test_one_sample_is_enough_if_its_rows_are_declared():
     layers = len(graph.layer_names)
     stages = (Stage(range(2), (0,), (1,)), Stage(range(2, layers), (1,), (1,)))
     pipeline = Pipeline(
-        graph, Plan(stages, 4, 1, "1f1b"), whole, safety=Safety(transport="in-process")
+        graph, whole, plan=Plan(stages, 4, 1, "1f1b"), safety=Safety(transport="in-process")
     )
     assert pipeline.evaluate(whole).loss == pytest.approx(float(expected.detach()), rel=1e-12)

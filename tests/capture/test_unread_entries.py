@@ -66,7 +66,7 @@ def test_steps_and_evaluation_with_other_names_are_those_of_the_module():
     model, layers = graph.model, len(graph.layer_names)
     stages = (Stage(range(1), (0,), (2,)), Stage(range(1, layers), (1,), (2,)))
     pipe = Pipeline(
-        graph, Plan(stages, 2, 2, "1f1b"), batch_of(), safety=Safety(transport="in-process")
+        graph, batch_of(), plan=Plan(stages, 2, 2, "1f1b"), safety=Safety(transport="in-process")
     )
     for number in (3, 4):
         batch = batch_of(number)

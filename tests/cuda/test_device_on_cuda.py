@@ -208,7 +208,7 @@ def two_stages(model: nn.Module, batch: Any, schedule: str = "1f1b", **options: 
         "device": DEVICE,
         "loss": nn.MSELoss(),
     }
-    return Pipeline(model, Plan(stages, 4, 4, schedule), batch, **(given | options))
+    return Pipeline(model, batch, plan=Plan(stages, 4, 4, schedule), **(given | options))
 
 
 def test_a_step_is_that_of_the_module() -> None:

@@ -76,7 +76,7 @@ def pipeline(
     model, batch, loss = made or MODELS[name]()
     graph = capture_model(model.to(DEVICE), on_device(batch), loss=loss, compile=compile)
     options = {"optimizer": lambda p: AdamW(p, lr=1e-3), "device": DEVICE, **options}
-    return Pipeline(graph, one_device(graph), on_device(batch), **options), on_device(batch)
+    return Pipeline(graph, on_device(batch), plan=one_device(graph), **options), on_device(batch)
 
 
 def on_device(batch: Any) -> Any:
@@ -107,7 +107,7 @@ def test_a_model_left_on_the_host_is_trained_on_the_device(name: str) -> None:
     model, batch, loss = MODELS[name]()
     graph = capture_model(model, batch, loss=loss)
     with Pipeline(
-        graph, one_device(graph), batch, optimizer=lambda p: SGD(p, lr=0.1), device=DEVICE
+        graph, batch, plan=one_device(graph), optimizer=lambda p: SGD(p, lr=0.1), device=DEVICE
     ) as pipe:
         first = pipe.step(batch).loss
         assert pipe.verified is not None and pipe.verified.equal, pipe.verified
@@ -143,7 +143,7 @@ def test_dropout_is_drawn_again_where_a_stage_is_recomputed() -> None:
             for stage in plan.stages
         )
         plan = Plan(stages, plan.micro_batches, plan.micro_batch_size, plan.schedule)
-        with Pipeline(graph, plan, on_device(batch), device=DEVICE, verify="off") as pipe:
+        with Pipeline(graph, on_device(batch), plan=plan, device=DEVICE, verify="off") as pipe:
             pipe.step(on_device(batch))
             gradients.append({n: p.grad.clone() for n, p in pipe.named_parameters()})  # type: ignore[union-attr]
     first, second = gradients
@@ -165,7 +165,7 @@ def test_schedules_without_a_flush_are_those_of_the_host(schedule: str) -> None:
         plan = Plan(stages, MICRO_BATCHES, ROWS, schedule)
         options: Any = {"safety": Safety(transport="in-process"), "verify": "off", "device": device}
         make = partial(SGD, lr=0.05, momentum=0.9)
-        with Pipeline(graph, plan, own, optimizer=make, **options) as pipe:
+        with Pipeline(graph, own, plan=plan, optimizer=make, **options) as pipe:
             found.append([metrics.loss for metrics in pipe.stream([own] * 4)])
     assert found[1] == pytest.approx(found[0], rel=1e-9)
 
@@ -180,7 +180,7 @@ def test_the_host_does_not_wait_inside_an_iteration(name: str) -> None:
         graph = capture_model(model.to(DEVICE), own, loss=loss)
         plan = one_device(graph, micro_batches=micro_batches)
         options: dict[str, Any] = {"optimizer": lambda p: AdamW(p, lr=1e-3), "device": DEVICE}
-        with Pipeline(graph, plan, own, verify="off", **options) as pipe:
+        with Pipeline(graph, own, plan=plan, verify="off", **options) as pipe:
             pipe.step(own)
             pipe.step(own)
             with warnings.catch_warnings(record=True) as told:
@@ -218,7 +218,12 @@ def test_the_peak_is_that_of_the_prediction(own_checkpoints: bool) -> None:
     cluster = Cluster("here", (Host("here", (Device("gpu", 1e12),), inf),))
     prediction = simulate_plan(plan, profile, cluster, optimizer_bytes_per_parameter_byte=2.0)
     with Pipeline(
-        graph, plan, batch, optimizer=lambda p: AdamW(p, fused=True), device=DEVICE, verify="off"
+        graph,
+        batch,
+        plan=plan,
+        optimizer=lambda p: AdamW(p, fused=True),
+        device=DEVICE,
+        verify="off",
     ) as pipe:
         pipe.step(batch)
         with pipe.measuring_memory() as memory:

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from docs.test_pages import DOCS, PRINTED, torchrun_of
 from started_scripts import by_workers, under_torchrun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-PRINTED = 2e-6
-"""Losses are printed with six digits; the sums of a pipeline are in another order."""
 
 
 def numbers(lines: list[str], word: str) -> list[float]:
@@ -69,18 +67,18 @@ def test_the_accelerate_loop_has_the_losses_of_accelerate(tmp_path: Path) -> Non
 @pytest.mark.timeout(600)
 def test_the_lightning_loop_has_the_losses_of_lightning(tmp_path: Path) -> None:
     before = printed("loop_lightning_before.py", tmp_path / "one", ranks=1)
-    found = printed("loop_lightning.py", tmp_path / "two")
+    found = torchrun_of(DOCS / "guides" / "loops.md", "loop_lightning.py", tmp_path).splitlines()
     for word, count in (("loss", 20), ("val_loss", 2)):
         assert len(numbers(found, word)) == count
         assert numbers(found, word) == pytest.approx(numbers(before, word), abs=PRINTED)
     assert numbers(found, "loss")[-1] < 0.3
     one, two = (
         torch.load(tmp_path / run / "epoch=1.ckpt", weights_only=False)["state_dict"]
-        for run in ("one", "two")
+        for run in ("one", "checkpoints")
     )
     torch.testing.assert_close(two, one, rtol=0.0, atol=1e-4)
     again = tmp_path / "again"
-    last = printed("loop_lightning.py", again, tmp_path / "two" / "epoch=0.ckpt")
+    last = printed("loop_lightning.py", again, tmp_path / "checkpoints" / "epoch=0.ckpt")
     assert len(last) == 11
     assert last == found[-11:]
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from penstock import plan_here
 from penstock.jobs import profile_job
 from penstock.jobs.job import Job
-from penstock.jobs.profile_job import stepped_layers
+from penstock.plan_here import stepped_layers
 
 MOST = 1_000_000
 
@@ -34,14 +35,14 @@ def test_a_step_is_measured_with_a_part_of_a_large_model(
     build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stepped: list[int] = []
-    measure = profile_job.measure_step_s_per_byte
+    measure = plan_here.measure_step_s_per_byte
 
     def recorded(module: nn.Module, *given: Any, **options: Any) -> float:
         stepped.append(sum(p.numel() * p.element_size() for p in module.parameters()))
         return measure(module, *given, **options)
 
-    monkeypatch.setattr(profile_job, "measure_step_s_per_byte", recorded)
-    monkeypatch.setattr(profile_job, "STEPPED_BYTES", MOST)
+    monkeypatch.setattr(plan_here, "measure_step_s_per_byte", recorded)
+    monkeypatch.setattr(plan_here, "STEPPED_BYTES", MOST)
     loss = nn.functional.mse_loss
     job = Job("layers", build, rows, batch_size=2, loss=loss)
     profile = profile_job.profile_job(job)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.jobs.profile_job import tokens_per_sample
+from penstock.plan_here import tokens_per_sample
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.page import write_report
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import Trainer, TrainingArguments
 
-from penstock import Plan, Stage
+from penstock import Constraints, Plan, Stage
 
 TEXT = Path(transformers.__file__).read_bytes()
 
@@ -142,3 +142,21 @@ def trained(
     made.end()
     saved = transformers.AutoModelForCausalLM.from_pretrained(f"{folder}/final").state_dict()
     return made.state.log_history, noted.told, saved
+
+
+def without_a_plan(
+    folder: str, constraints: Constraints, resume: str | None = None
+) -> tuple[int, list[float]]:
+    """Stages and losses of a run whose plan is found."""
+    from penstock.loops.hugging_face import PipelineTrainer
+
+    changes = {"max_steps": 4, "save_steps": 2, "eval_strategy": "no"}
+    sizes = {"per_device_train_batch_size": 2, "load_best_model_at_end": False}
+    arguments = TrainingArguments(folder, **{**ARGUMENTS, **sizes, **changes})
+    own = {"pipeline": {"constraints": constraints}, "data_collator": padded}
+    trainer = PipelineTrainer(model(), arguments, train_dataset=data(54, 0), **own)
+    trainer.train(resume_from_checkpoint=resume)
+    trainer.end()
+    assert trainer.pipe is not None
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return len(trainer.pipe.plan.stages), losses

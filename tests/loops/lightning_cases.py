@@ -55,7 +55,7 @@ if __name__ == "__main__":
         end = len(captured_step(module, example).layer_names)
         stages = (Stage(range(2), (0,), (8,)), Stage(range(2, end), (1,), (8,)))
         plan = Plan(stages, micro_batches=4, micro_batch_size=8, schedule="1f1b")
-        options = {"devices": 2, "strategy": PipelineStrategy(plan, example)}
+        options = {"devices": 2, "strategy": PipelineStrategy(example, plan=plan)}
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=6,

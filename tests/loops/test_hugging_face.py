@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from loops.hugging_face_cases import model, plan_of, trained
+from docs.test_pages import DOCS, ROOT, torchrun_of
+from loops.hugging_face_cases import model, plan_of, trained, without_a_plan
+from plan_here_cases import ONE, TWO, find_other_plan
 from started_scripts import by_workers
 
+from penstock import Constraints
 from penstock.errors import BadInput
 from penstock.runtime.processes.launch import launch_workers
 
@@ -60,17 +63,31 @@ def test_losses_evaluations_weights_and_checkpoints_are_those_of_one_process(
     assert names >= {"config.json", "trainer_state.json", "pipeline", "rng_state.pth"}
 
 
-def by_script(name: str, folder: Path, ranks: int) -> list[str]:
-    printed = by_workers(Path(__file__).parents[2] / "examples" / name, folder, ranks=ranks)[0]
-    return [line for line in printed.splitlines() if line.startswith("loss")]
+@pytest.mark.timeout(600)
+def test_a_resumed_run_keeps_the_plan_that_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "kept"))
+
+    def train(name: str, constraints: Constraints, *resume: str) -> tuple[int, list[float]]:
+        given = str(tmp_path / name), constraints, *resume
+        return launch_workers(without_a_plan, given, workers=2, threads=1)[0]
+
+    whole = train("whole", TWO)
+    assert train("other", ONE)[0] == 1
+    find_other_plan(TWO, ONE)
+    assert train("resumed", TWO, str(tmp_path / "whole" / "checkpoint-2")) == whole
 
 
 @pytest.mark.timeout(600)
 def test_the_example_has_the_losses_of_the_script_that_it_was(tmp_path: Path) -> None:
-    before = by_script("loop_hugging_face_before.py", tmp_path / "before", 1)
-    found = by_script("loop_hugging_face.py", tmp_path / "own", 2)
+    script = ROOT / "examples" / "loop_hugging_face_before.py"
+    (alone,) = by_workers(script, tmp_path / "before", ranks=1)
+    before = [line for line in alone.splitlines() if line.startswith("loss")]
+    page = DOCS / "guides" / "hugging-face.md"
+    printed = torchrun_of(page, "loop_hugging_face.py", tmp_path).splitlines()
     assert len(before) == 10
-    assert found == before
+    assert [line for line in printed if line.startswith("loss")] == before
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from penstock import BadInput, ExponentialAverage, Pipeline, capture_model
+from penstock import BadInput, Constraints, ExponentialAverage, Pipeline, capture_model
 
 DECAY = 0.8
 
@@ -85,7 +85,13 @@ def averaged(folder: Path) -> dict[str, float]:
         ("stages again", two, False, 1),
     ):
         graph = capture_model(built(), every[0], loss=cross_entropy)
-        with Pipeline(graph, plan, every[0], optimizer=adam, shard_optimizer=sharded) as pipe:
+        with Pipeline(
+            graph,
+            every[0],
+            plan=plan,
+            optimizer=adam,
+            constraints=Constraints(sharding="optimizer") if sharded else None,
+        ) as pipe:
             mean = ExponentialAverage(DECAY)
             pipe.notify(mean)
             if step:

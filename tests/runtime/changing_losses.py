@@ -195,7 +195,7 @@ def pipeline(case: Case, model: nn.Module, plan: Plan, **options: Any) -> Pipeli
     case.change(0)
     example = batches(1)[0]
     graph = capture_model(model, example, loss=None if case.in_model else case.loss)
-    return Pipeline(graph, plan, example, optimizer=sgd, **options)
+    return Pipeline(graph, example, plan=plan, optimizer=sgd, **options)
 
 
 def plan_of(devices: Sequence[Sequence[int]], schedule: str = "1f1b", layers: int = 6) -> Plan:

@@ -110,7 +110,7 @@ def trained(
     graph = capture_model(seeded(layers), example, loss=functional.cross_entropy)
     plan, columns = plan_of(devices, len(graph.layer_names)), columns_in(directory)
     losses: list[float] = []
-    with Pipeline(graph, plan, example, optimizer=adam) as pipe:
+    with Pipeline(graph, example, plan=plan, optimizer=adam) as pipe:
         read = partial(pipe.needs.read, columns) if parts else partial(all_columns, columns)
         loader = loader_of(read, workers)
         if resume is not None and not stop_after:

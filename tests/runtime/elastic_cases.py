@@ -73,7 +73,7 @@ def end_by(asking: str, directory: Path) -> tuple[object, int]:
         elif pipe.rank == 1 and pipe.steps == 3:
             pipe.stop()
 
-    with Pipeline(chain, stages_on(2, 3), batch) as pipe:
+    with Pipeline(chain, batch, plan=stages_on(2, 3)) as pipe:
         pipe.notify(save_at_sigterm(directory), ask)
         try:
             while not pipe.stopping:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from penstock import BadInput, Pipeline, Plan, Stage, capture_model
+from penstock import BadInput, Constraints, Pipeline, Plan, Stage, capture_model
 from penstock.machine import FreeMemory
 from penstock.runtime import full_model
 
@@ -223,7 +223,7 @@ def in_loop(form: Form, *, inside: bool = True) -> float:
     """The difference from one process where the form is within full_model(), or not."""
     model, wanted = teacher_and_student(), teacher_and_student()
     truth, losses = plain(wanted, form, whole_loss), list[float]()
-    with Pipeline(model, TWO, batches()[0], optimizer=momentum, **OPTIONS) as pipe:
+    with Pipeline(model, batches()[0], plan=TWO, optimizer=momentum, **OPTIONS) as pipe:
         for batch in batches():
             losses.append(pipe.step(batch).loss)
             with pipe.full_model() if inside else nullcontext(), torch.no_grad():
@@ -235,7 +235,7 @@ def outside(form: Form) -> tuple[str, str]:
     """What the form raises outside of it, and how the pipeline's next step ends."""
     model, said, after = teacher_and_student(), "nothing", "nothing"
     try:
-        with Pipeline(model, TWO, batches()[0], optimizer=momentum, **OPTIONS) as pipe:
+        with Pipeline(model, batches()[0], plan=TWO, optimizer=momentum, **OPTIONS) as pipe:
             pipe.step(batches()[0])
             try:
                 with torch.no_grad():
@@ -304,7 +304,7 @@ HALVES = Plan((Stage(range(2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 2, 
 PLANS: dict[str, tuple[Plan, dict[str, Any], dict[str, Any]]] = {
     "two stages": (HALVES, {}, {}),
     "replicas": (one(), {}, {}),
-    "divided state": (one(), {}, {"shard_optimizer": True}),
+    "divided state": (one(), {}, {"constraints": Constraints(sharding="optimizer")}),
     "divided parameters": (one("parameters"), {}, {}),
     "tensor group": (one(groups=((0, 1),)), {"tensor_parallel": TABLE}, {}),
     "asynchronous": (FLUSHED, {}, {}),
@@ -323,7 +323,7 @@ def under(name: str, form: Form, how: str) -> float:
     model, wanted = normed(), normed()
     graph = capture_model(model, batches()[0], loss=functional.cross_entropy, **capture)
     truth, losses = plain(wanted, form, cross), list[float]()
-    with Pipeline(graph, plan, batches()[0], optimizer=momentum, **OPTIONS, **options) as pipe:
+    with Pipeline(graph, batches()[0], plan=plan, optimizer=momentum, **OPTIONS, **options) as pipe:
         for batch in batches():
             losses.append(pipe.step(batch).loss)
             around = nullcontext() if how == "alone" else pipe.full_model(rank0_only=how == "first")
@@ -352,7 +352,7 @@ def faults() -> dict[str, Any]:
         except Exception as error:
             said[name] = f"{type(error).__name__}: {error}"
 
-    with Pipeline(model, TWO, batches()[0], optimizer=momentum, **OPTIONS) as pipe:
+    with Pipeline(model, batches()[0], plan=TWO, optimizer=momentum, **OPTIONS) as pipe:
         rank = pipe.rank
 
         def on_rank_1_alone() -> None:
@@ -399,7 +399,7 @@ def loaded_by() -> dict[str, str]:
     for name, loading in {"both": (0, 1), "rank 0": (0,), "none": ()}.items():
         for part in ("", "teacher"):
             model = teacher_and_student()
-            with Pipeline(model, TWO, batches()[0], optimizer=momentum, **OPTIONS) as pipe:
+            with Pipeline(model, batches()[0], plan=TWO, optimizer=momentum, **OPTIONS) as pipe:
                 pipe.step(batches()[0])
                 own = model.get_submodule(part)
                 kept = copy.deepcopy(own.state_dict())

@@ -41,7 +41,7 @@ def run_kinds(plan: Plan, kinds: Sequence[int], transport: Any, directory: str) 
     graph = capture_model(own, batch_of(0), loss=loss_of, other_examples=[batch_of(1)])
     metrics, safety = {"error": error_of}, Safety(transport=transport)
     with Pipeline(
-        graph, plan, batch_of(0), optimizer=decaying, metrics=metrics, safety=safety
+        graph, batch_of(0), plan=plan, optimizer=decaying, metrics=metrics, safety=safety
     ) as pipe:
         pipe.print_with(said.append)
         for step, kind in enumerate(kinds):
@@ -75,7 +75,7 @@ def resumed(
 ) -> Iterator[str]:
     """What differs after a run that went on from the checkpoint."""
     graph = capture_model(captions(), batch_of(0), loss=loss_of, other_examples=[batch_of(1)])
-    with Pipeline(graph, plan, batch_of(0), optimizer=decaying) as pipe:
+    with Pipeline(graph, batch_of(0), plan=plan, optimizer=decaying) as pipe:
         pipe.load(directory)
         for step, kind in [*enumerate(kinds)][pipe.steps :]:
             pipe.step(batch_of(kind, 6 - step % 2, step))
@@ -107,7 +107,7 @@ def run_refused() -> list[str]:
     plan = plan_of((0, 4), (1, 1), "1f1b")
     messages: list[str] = []
     graph = capture_model(own, batch_of(0), loss=loss_of, other_examples=[batch_of(1)])
-    with Pipeline(graph, plan, batch_of(0)) as pipe:
+    with Pipeline(graph, batch_of(0), plan=plan) as pipe:
         before = copy.deepcopy(own.state_dict())
         unknown = {**batch_of(0), "sound": torch.zeros(6, 3)}
         flat = {**batch_of(0), "picture": torch.zeros(6, 7, dtype=torch.float64)}

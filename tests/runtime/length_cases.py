@@ -130,8 +130,8 @@ def run_all(
         own.load_state_dict(start)
         with Pipeline(
             graph,
-            plan_of(replicas, schedule),
             batch_of(12, 6),
+            plan=plan_of(replicas, schedule),
             optimizer=sgd,
             safety=Safety(transport=transport),  # type: ignore[arg-type]
         ) as pipe:
@@ -223,7 +223,7 @@ def run_resumed(lengths: Sequence[int], directory: str) -> list[str]:
     batches = [batch_of(length, 6, step) for step, length in enumerate(lengths)]
     for resumed in (False, True):
         graph.model.load_state_dict(start)
-        with Pipeline(graph, plan_of((1, 1), "1f1b"), batch_of(12, 6), optimizer=sgd) as pipe:
+        with Pipeline(graph, batch_of(12, 6), plan=plan_of((1, 1), "1f1b"), optimizer=sgd) as pipe:
             if resumed:
                 pipe.load(directory)
             for batch in batches[half if resumed else 0 :]:
@@ -250,8 +250,8 @@ def run_without_flush(schedule: str) -> list[str]:
     graph = capture_model(own, batch_of(12, 6), loss=loss_of, granularity="block", dynamic=DYNAMIC)
     with Pipeline(
         graph,
-        plan,
         batch_of(12, 6),
+        plan=plan,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     ) as pipe:
         for step, metrics in enumerate(pipe.stream(batches)):

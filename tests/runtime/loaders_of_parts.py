@@ -121,7 +121,7 @@ def losses(directory: Path) -> tuple[dict[str, list[float]], dict[str, int]]:
         graph = capture_model(seeded(Skipping), rows_of(0, 4), loss=loss_of, granularity="operator")
         stages = cut(len(graph.layer_names), (0,), (1,), (2,), slices=((4,),) * 3)
         plan = Plan(stages, 2, 4, "1f1b")
-        with Pipeline(graph, plan, rows_of(0, 8), optimizer=adam) as pipe:
+        with Pipeline(graph, rows_of(0, 8), plan=plan, optimizer=adam) as pipe:
             loader = loader_of(kind, directory, features, pipe)
             found[kind] = [pipe.step(batch).loss for _ in range(2) for batch in loader]
     return found, features.taken

@@ -277,7 +277,7 @@ def trained_by_ranks(names: Sequence[str]) -> dict[str, list[str]]:
         for schedule, replicas in (("1f1b", (2, 1)), ("zb-h1", (1, 1, 1)), ("1f1b", (1, 2))):
             wrong = found[f"{name}, {schedule}, {replicas}"] = []
             plan = plan_of(layers, replicas, schedule, micro_batches=3, rows=2)
-            with Pipeline(graph, plan, whole, timeout_s=60) as pipe:
+            with Pipeline(graph, whole, plan=plan, timeout_s=60) as pipe:
                 for batches in ((whole,), (half,), (whole, half)):
                     plain = Plain(kept)
                     rows = [len(next(iter(leaves(batch)))) for batch in batches]

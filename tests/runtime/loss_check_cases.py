@@ -51,7 +51,7 @@ def run_checked(plan: Plan) -> tuple[bool, str]:
     said: list[str] = []
     try:
         with Pipeline(
-            graph, plan, batches()[0], optimizer=lambda p: torch.optim.SGD(p, lr=0.1)
+            graph, batches()[0], plan=plan, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)
         ) as pipe:
             pipe.print_with(said.append)
             for step, batch in enumerate(batches()):

@@ -220,8 +220,8 @@ def wrong_in(case: Case) -> list[str]:
     wrong: list[str] = []
     with Pipeline(
         graph,
-        plan,
         batch_of(subject, sizes[0], precise),
+        plan=plan,
         optimizer=make_optimizer(case.optimizer, case.haste),
         safety=Safety(transport=case.transport),
         autocast=None if precise else torch.bfloat16,

@@ -158,7 +158,7 @@ def train(case: Case, *, parts: bool) -> dict[str, Any]:
         # Replicas of a tied weight would need a flush, and its holders groups of one size.
         model = seeded(lambda: untied(Skipping()))
         graph = capture_model(model, rows_of(0, 4), **capturing)
-    with Pipeline(graph, plan, rows_of(0, 4), optimizer=adam, **options) as pipe:
+    with Pipeline(graph, rows_of(0, 4), plan=plan, optimizer=adam, **options) as pipe:
 
         def given(number: int, samples: int) -> Any:
             batch = rows_of(number, samples)
@@ -213,7 +213,7 @@ def normalised() -> list[Any]:
         layers = len(graph.layer_names)
         stages = (Stage(range(2), (0, 1), (1, 1)), Stage(range(2, layers), (2,), (2,)))
         plan = Plan(stages, 4, 2, "1f1b")
-        with Pipeline(graph, plan, (example["x"], example["labels"]), optimizer=adam) as pipe:
+        with Pipeline(graph, (example["x"], example["labels"]), plan=plan, optimizer=adam) as pipe:
             losses: list[float] = []
             for number in range(3):
                 batch = rows_of(number, 7)
@@ -261,7 +261,7 @@ def of_lengths() -> dict[str, Any]:
         both: list[Any] = []
         for parts in (False, True):
             graph, plan, batch_of, lengths = make()
-            with Pipeline(graph, plan, batch_of(lengths[0], 6), optimizer=adam) as pipe:
+            with Pipeline(graph, batch_of(lengths[0], 6), plan=plan, optimizer=adam) as pipe:
                 losses: list[float] = []
                 for number, length in enumerate(lengths):
                     given = batch_of(length, 6, number)
@@ -301,7 +301,7 @@ def refusals() -> dict[str, Any]:
     join()
     graph = capture_model(seeded(Skipping), rows_of(0, 4), loss=loss_of, granularity="operator")
     stages = cut(len(graph.layer_names), (0, 1), (2,), slices=((1, 3), (4,)))
-    with Pipeline(graph, Plan(stages, 3, 4, "1f1b"), rows_of(0, 4), optimizer=adam) as pipe:
+    with Pipeline(graph, rows_of(0, 4), plan=Plan(stages, 3, 4, "1f1b"), optimizer=adam) as pipe:
         batch, rank = rows_of(1, 12), pipe.rank
         own = part_of(pipe, 1, batch)
         before = [p.detach().clone() for p in pipe.parameters()]
@@ -331,7 +331,9 @@ def refusals() -> dict[str, Any]:
         found["kept"] = all(torch.equal(one, two) for one, two in pairs)
         losses = [pipe.step(own).loss, pipe.step(batch).loss]
         steps = pipe.steps
-    with Pipeline(graph, Plan(stages, 3, 4, "1f1b"), rows_of(0, 4), verify="first-step") as pipe:
+    with Pipeline(
+        graph, rows_of(0, 4), plan=Plan(stages, 3, 4, "1f1b"), verify="first-step"
+    ) as pipe:
         pipe.step(own)
         found["first step"] = str(pipe.verified)
         found["after"] = (losses, steps, pipe.step(own).loss)
@@ -352,7 +354,7 @@ def whole_beside_part() -> str:
     graph = capture_model(seeded(Skipping), rows_of(0, 4), loss=loss_of, granularity="operator")
     stages = cut(len(graph.layer_names), (0,), (1,), (2,), slices=((4,),) * 3)
     options: Any = {"timeout_s": 10, "verify": "off"}
-    with Pipeline(graph, Plan(stages, 3, 4, "1f1b"), rows_of(0, 4), **options) as pipe:
+    with Pipeline(graph, rows_of(0, 4), plan=Plan(stages, 3, 4, "1f1b"), **options) as pipe:
         batch = rows_of(1, 12)
         return message_of(pipe, batch if pipe.rank == 1 else part_of(pipe, 1, batch))
 
@@ -365,7 +367,7 @@ def late_refusal(schedule: str) -> str:
     )
     stages = cut(len(graph.layer_names), (0,), (1,), (2,), slices=((4,),) * 3)
     plan = Plan(stages, 3, 4, schedule)
-    with Pipeline(graph, plan, rows_of(0, 4), optimizer=adam, timeout_s=30) as pipe:
+    with Pipeline(graph, rows_of(0, 4), plan=plan, optimizer=adam, timeout_s=30) as pipe:
 
         def parts() -> Any:
             for number in range(4):
@@ -400,7 +402,7 @@ def several_rows() -> tuple[list[float], list[float], Any]:
     for parts in (False, True):
         graph = capture_model(seeded(Patches), (patches, labels), loss=functional.cross_entropy)
         plan = Plan(stages, 2, 4, "1f1b")
-        with Pipeline(graph, plan, (patches, labels), optimizer=adam) as pipe:
+        with Pipeline(graph, (patches, labels), plan=plan, optimizer=adam) as pipe:
             rows = pipe.needs.pick(0, range(8))
             given: Any = (patches, labels)
             if parts:

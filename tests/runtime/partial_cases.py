@@ -26,7 +26,7 @@ from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Update
+from penstock.runtime.settings import Constraints, Update
 from penstock.simulate.stage_memory import stage_memory
 
 VOCABULARY, WORDS, ROWS = 31, 6, 6
@@ -128,7 +128,7 @@ def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]
     model, loss, batches = case
     graph = capture_model(model, batches[0], loss=loss)
     plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
-    with Pipeline(graph, plan, batches[0], optimizer=adam, timeout_s=60) as pipe:
+    with Pipeline(graph, batches[0], plan=plan, optimizer=adam, timeout_s=60) as pipe:
         ours = [pipe.step(batch).loss for batch in batches]
         timeline = pipe.timeline()
         engine = pipe._engine
@@ -217,7 +217,7 @@ def thawing(schedule: str, replicas: Sequence[int], *, meta: bool = False) -> di
     plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
     rest: Any = {"optimizer": adam, "learning_rate_schedule": falling}
     update = Update(weights=weights)
-    with Pipeline(graph, plan, batches[0], timeout_s=60, update=update, **rest) as pipe:
+    with Pipeline(graph, batches[0], plan=plan, timeout_s=60, update=update, **rest) as pipe:
         kinds: list[set[str]] = []
         for step, batch in enumerate(batches):
             thaw(model, step)
@@ -241,14 +241,14 @@ def as_if_loaded(folder: Path) -> float:
         model, loss, batches = frozen_body()
         graph = capture_model(model, batches[0], loss=loss)
         plan = plan_of(len(graph.layer_names), (1, 1, 1), "spectrain", micro_batches=3, rows=2)
-        pipe = Pipeline(graph, plan, batches[0], optimizer=adam, timeout_s=60)
+        pipe = Pipeline(graph, batches[0], plan=plan, optimizer=adam, timeout_s=60)
         for metrics in pipe.stream(batches):
             assert metrics.loss > 0
         if made_anew:
             pipe.save(folder)
             pipe.close(gather=True)
             thaw(model, 2)
-            pipe = Pipeline(model, plan, batches[0], loss=loss, optimizer=adam, timeout_s=60)
+            pipe = Pipeline(model, batches[0], plan=plan, loss=loss, optimizer=adam, timeout_s=60)
             pipe.load(folder)
         else:
             thaw(model, 2)
@@ -267,8 +267,12 @@ def refusals() -> list[str]:
         graph = capture_model(model, batches[0], loss=loss)
         replicas = (1, 2) if sharded else (1, 1, 1)
         plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=3, rows=2)
-        options = {"optimizer": adam, "shard_optimizer": sharded, "timeout_s": 60}
-        with Pipeline(graph, plan, batches[0], **options) as pipe:
+        options = {
+            "optimizer": adam,
+            "constraints": Constraints(sharding="optimizer") if sharded else None,
+            "timeout_s": 60,
+        }
+        with Pipeline(graph, batches[0], plan=plan, **options) as pipe:
             try:
                 for number, _ in enumerate(pipe.stream(batches)):
                     if not number:
@@ -294,7 +298,7 @@ def unlike() -> list[str]:
         schedule = "gpipe" if odd and case == "plan" else "1f1b"
         plan = plan_of(len(graph.layer_names), (1, 1, 1), schedule, micro_batches=3, rows=2)
         try:
-            Pipeline(graph, plan, batches[0], optimizer=adam, timeout_s=60)
+            Pipeline(graph, batches[0], plan=plan, optimizer=adam, timeout_s=60)
         except BadInput as problem:
             found.append(str(problem))
     return found

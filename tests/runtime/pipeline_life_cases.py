@@ -27,7 +27,7 @@ from penstock.runtime.evaluation.inference import RankOutputs
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import connection_is_lost, has_timed_out, join_world
-from penstock.runtime.settings import Safety
+from penstock.runtime.settings import Constraints, Safety
 from penstock.runtime.stages.tensor_shards import copy_values
 from penstock.runtime.transport.shared_memory import segments
 
@@ -58,7 +58,7 @@ def model(seed: int = 0, norm: bool = False) -> Chain:
 
 def pipeline(transport: Any, *, seed: int = 0, **options: Any) -> Pipeline:
     given = {"optimizer": SGD, "timeout_s": 30, "safety": Safety(transport=transport), **options}
-    return Pipeline(model(seed), plan_of(4, (1, 1)), BATCH, **given)
+    return Pipeline(model(seed), BATCH, plan=plan_of(4, (1, 1)), **given)
 
 
 def outcome(act: Callable[[], object]) -> str:
@@ -114,7 +114,11 @@ def threads_ended() -> dict[str, tuple[int, int, str]]:
         "shared memory": (model(), plan_of(4, two), {}),
         "messages": (model(), plan_of(4, two), messages),
         "norm": (model(norm=True), plan_of(4, replicas), messages),
-        "shards of state": (model(), plan_of(4, replicas), {"shard_optimizer": True}),
+        "shards of state": (
+            model(),
+            plan_of(4, replicas),
+            {"constraints": Constraints(sharding="optimizer")},
+        ),
         "no flush": (model(), plan_of(4, replicas, "pipedream"), {}),
         "tensor groups": (divided, groups, {}),
     }
@@ -122,7 +126,7 @@ def threads_ended() -> dict[str, tuple[int, int, str]]:
     closed: list[Pipeline] = []
     for name, (module, plan, options) in cases.items():
         before = threads_of_gloo()
-        with Pipeline(module, plan, BATCH, optimizer=SGD, timeout_s=30, **options) as pipe:
+        with Pipeline(module, BATCH, plan=plan, optimizer=SGD, timeout_s=30, **options) as pipe:
             pipe.step(BATCH)
             opened = threads_of_gloo()
         closed.append(pipe)
@@ -246,16 +250,16 @@ def one_model_twice() -> list[str]:
     own = model(1)
     said, plan = list[str](), plan_of(4, (1, 1))
     with pipeline("shared-memory", seed=1):
-        first = Pipeline(own, plan, BATCH, optimizer=SGD)
+        first = Pipeline(own, BATCH, plan=plan, optimizer=SGD)
         first.step(BATCH)
         around = nn.Sequential(own.get_submodule("0"), *(Layer() for _ in range(2)))
         for shares in (own, around):
             loss = None if shares is own else functional.mse_loss
             given = {"loss": loss, "optimizer": SGD}
-            said.append(outcome(partial(Pipeline, shares, plan, BATCH, **given)))
+            said.append(outcome(partial(Pipeline, shares, BATCH, plan=plan, **given)))
         loss = first.step(BATCH).loss
         first.close(gather=True)
-        with Pipeline(own, plan, BATCH, optimizer=SGD) as after:
+        with Pipeline(own, BATCH, plan=plan, optimizer=SGD) as after:
             said.append("fell" if after.step(BATCH).loss < loss else "did not fall")
     return said
 
@@ -386,7 +390,7 @@ def judged(act: Callable[[], object]) -> tuple[bool, bool]:
 def groups_of(norm: bool) -> int:
     """How many groups a pipeline with a replicated stage makes."""
     plan = plan_of(4, (2,))
-    with Pipeline(model(norm=norm), plan, BATCH, optimizer=SGD, timeout_s=30) as pipe:
+    with Pipeline(model(norm=norm), BATCH, plan=plan, optimizer=SGD, timeout_s=30) as pipe:
         pipe.step(BATCH)
         return len(pipe._world.groups)
 
@@ -401,7 +405,7 @@ def made_again() -> tuple[str, bool, list[float]]:
     objects = list(map(id, own.parameters()))
     for number, gather in enumerate((True, False, False)):
         try:
-            with Pipeline(own, plans[number % 2], BATCH, **given) as pipe:
+            with Pipeline(own, BATCH, plan=plans[number % 2], **given) as pipe:
                 losses += [pipe.step(BATCH).loss for _ in range(2)]
                 pipe.close(gather=gather)
                 if number == 1:  # both ranks have held all of it
@@ -410,10 +414,10 @@ def made_again() -> tuple[str, bool, list[float]]:
             refused = str(error)
     whole = all(type(p) is nn.Parameter and p.isfinite().all() for p in own.parameters())
     same = whole and list(map(id, own.parameters())) == objects
-    with Pipeline(own, plans[0], BATCH, **given) as pipe:
+    with Pipeline(own, BATCH, plan=plans[0], **given) as pipe:
         pipe.step(BATCH)
     try:
-        Pipeline(own, plans[1], BATCH, **given)
+        Pipeline(own, BATCH, plan=plans[1], **given)
     except PenstockError as error:
         refused = str(error)
     return refused, same, losses
@@ -451,7 +455,7 @@ def all_stages_in_one_process() -> str:
     plan = Plan((Stage(range(1), (0,), (4,)), Stage(range(1, 3), (1,), (4,))), 3, 4, "gpipe")
     try:
         Pipeline(
-            model, plan, BATCH, loss=functional.mse_loss, safety=Safety(transport="in-process")
+            model, BATCH, plan=plan, loss=functional.mse_loss, safety=Safety(transport="in-process")
         )
     except BadInput as problem:
         return str(problem)

@@ -107,11 +107,11 @@ def compared_ranges() -> dict[str, str]:
         net, loss, data = Net(between), Weighted(), batches()
         graph = capture_model(net, data[0], loss=loss)
         plan = plan_of(len(graph.layer_names), (1, 1), micro_batches=2, rows=ROWS // 2)
-        with Pipeline(graph, plan, data[0]) as pipe:  # for what the ranks begin with
+        with Pipeline(graph, data[0], plan=plan) as pipe:  # for what the ranks begin with
             pipe.close(gather=True)
         truth, true_loss = copy.deepcopy(net), copy.deepcopy(loss)
         options: Any = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}
-        with Pipeline(graph, plan, data[0], **options) as pipe:
+        with Pipeline(graph, data[0], plan=plan, **options) as pipe:
             losses = [pipe.step(batch).loss for batch in data]
             weights, checked = pipe.model_state_dict(), pipe.verified
         own = trained(truth, true_loss, data, ROWS // 2)
@@ -130,6 +130,6 @@ def masked() -> tuple[str, float]:
     net, data = Net(Masked), batches()
     graph = capture_model(net, data[0], loss=functional.cross_entropy)
     plan = plan_of(len(graph.layer_names), (1, 1), micro_batches=2, rows=ROWS // 2)
-    with Pipeline(graph, plan, data[0]) as pipe:
+    with Pipeline(graph, data[0], plan=plan) as pipe:
         pipe.step(data[0])
         return str(pipe.verified), float(np.random.random())

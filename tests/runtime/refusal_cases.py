@@ -178,7 +178,7 @@ def trained(
         rows = 8 // micro_batches
         stages = [Stage(range(cuts[r], cuts[r + 1]), (r,), (rows,)) for r in range(ranks)]
         plan = Plan(tuple(stages), micro_batches, rows, "1f1b")
-        with Pipeline(graph, plan, data[0], optimizer=make) as pipeline:
+        with Pipeline(graph, data[0], plan=plan, optimizer=make) as pipeline:
             found: list[float] = []
             for step, batch in enumerate(data):
                 before(step)

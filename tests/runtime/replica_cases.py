@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
+from penstock.runtime.settings import Constraints, Safety
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ def steps_until_noticed(case: FlipCase) -> tuple[int, str]:
     )
     with Pipeline(
         model,
-        plan,
         batch_of(0),
+        plan=plan,
         optimizer=lambda p: AdamW(p, lr=0.01),
-        shard_optimizer=case.sharded,
+        constraints=Constraints(sharding="optimizer") if case.sharded else None,
         safety=Safety(compare_replicas_every=case.every),
         timeout_s=60,
     ) as pipe:

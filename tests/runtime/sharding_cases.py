@@ -37,7 +37,7 @@ from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.choices import REFUSED
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
+from penstock.runtime.settings import Constraints, Safety
 from penstock.runtime.stages.parameter_shards import Unit
 
 TOLERANCE = 1e-10
@@ -153,8 +153,8 @@ def trained(
     settings: Any = {"clip_norm": CLIP, "timeout_s": 60, "verify": "off", **options}
     with Pipeline(
         graph,
-        choose(plan),
         subject.batch(full),
+        plan=choose(plan),
         optimizer=make,
         safety=Safety(compare_replicas_every=1),
         **settings,
@@ -192,7 +192,7 @@ def verified(choose: Choose, name: str, *, single: bool = False, **options: Any)
         subject = replace(subject, batch=lambda rows: in_float32(make(rows)))
         graph = capture_model(subject.model.float(), subject.batch(3), loss=subject.loss)
     plan = choose(plan_of(len(graph.layer_names), (2, 2)))
-    with Pipeline(graph, plan, subject.batch(12), optimizer=adam, **options) as pipe:
+    with Pipeline(graph, subject.batch(12), plan=plan, optimizer=adam, **options) as pipe:
         pipe.step(subject.batch(12))
         found = [pipe.verified, pipe.verify(subject.batch(7))]
     return [str(each) for each in found if each is None or not each.equal]
@@ -202,7 +202,7 @@ def thawed(choose: Choose) -> list[str]:
     """A change of what is trained: what differs then, or its refusal."""
     subject, graph = captured("mlp")
     plan = choose(plan_of(len(graph.layer_names), (2, 2)))
-    with Pipeline(graph, plan, subject.batch(12), optimizer=adam) as pipe:
+    with Pipeline(graph, subject.batch(12), plan=plan, optimizer=adam) as pipe:
         pipe.step(subject.batch(12))
         for name, parameter in subject.model.named_parameters():
             if name.endswith("bias"):
@@ -294,7 +294,7 @@ def with_checkpoints(choose: Choose) -> list[str]:
         graph = capture_model(Checkpointed(reentrant=reentrant).double(), normal(3, 6, 1))
         stage = Stage(range(len(graph.layer_names)), (0, 1, 2, 3), (1, 1, 1, 1))
         plan = choose(Plan((stage,), 3, 4, "gpipe"))
-        with Pipeline(graph, plan, normal(12, 6, 1)) as pipe:
+        with Pipeline(graph, normal(12, 6, 1), plan=plan) as pipe:
             pipe.step(normal(12, 6, 1))
             if pipe.verified is None or not pipe.verified.equal:
                 found.append(f"{reentrant}: {pipe.verified}")
@@ -340,7 +340,7 @@ def gathered(choose: Choose) -> tuple[dict[str, int], float]:
 
         return act
 
-    with Pipeline(graph, plan, subject.batch(12), optimizer=adam, verify="off") as pipe:
+    with Pipeline(graph, subject.batch(12), plan=plan, optimizer=adam, verify="off") as pipe:
         held = sum(p.numel() for _, p in pipe.named_parameters())
         pipe.step(subject.batch(12))  # the order of the units is known after it
         for kind in plain:
@@ -364,7 +364,7 @@ def every_run() -> tuple[dict[str, list[str]], list[tuple[dict[str, int], float]
             found[f"{name}: {', '.join(choices)}"] = act(choosing(*choices))
     alone = choosing("parameters")
     found["llama on one stage"] = trained(alone, "llama", "gpipe", (4,))
-    found["mixed"] = trained(each_another, "untied", shard_optimizer=True)
+    found["mixed"] = trained(each_another, "untied", constraints=Constraints(sharding="optimizer"))
     found["checkpoints"] = with_checkpoints(alone)
     found["refused"] = thawed(alone)
     return found, [gathered(alone), gathered(choosing("parameters", "blocks"))]

@@ -99,7 +99,7 @@ def trained(name: str, *, parts: bool) -> dict[str, Any]:
     example = batch_of(0, 4)
     graph = capture_model(seeded(Placed), example)
     stages = cut(len(graph.layer_names), *devices, slices=slices)
-    with Pipeline(graph, Plan(stages, 2, 3, "1f1b"), example, optimizer=adam) as pipe:
+    with Pipeline(graph, example, plan=Plan(stages, 2, 3, "1f1b"), optimizer=adam) as pipe:
         take = (lambda *own: part_of(pipe, *own)) if parts else batch_of
         losses = [pipe.step(*(take(*own) for own in step)).loss for step in STEPS]
         refused = ""

@@ -15,7 +15,7 @@ from torch import nn
 
 from penstock.plan.plan import Plan
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
+from penstock.runtime.settings import Constraints, Safety
 
 STEPS = 3
 
@@ -101,10 +101,10 @@ def trained(run: Run) -> Trained:
     batch = matrix_cases.batch_of(subject, plan.global_batch, not case.autocast)
     with Pipeline(
         graph,
-        plan,
         batch,
+        plan=plan,
         optimizer=matrix_cases.make_optimizer(case.optimizer),
-        shard_optimizer=run.shard_optimizer,
+        constraints=Constraints(sharding="optimizer") if run.shard_optimizer else None,
         clip_norm=run.clip_norm,
         autocast=torch.bfloat16 if case.autocast else None,
         safety=Safety(transport="process-groups"),

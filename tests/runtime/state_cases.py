@@ -269,7 +269,7 @@ def piped(
         cut = (range(layers // 2), range(layers // 2, layers))
         stages = tuple(Stage(own, (rank,), (rows,)) for rank, own in enumerate(cut))
         plan = Plan(stages, micro_batches, rows, "1f1b")
-        with Pipeline(graph, plan, data[0], optimizer=sgd, safety=safety) as pipe:
+        with Pipeline(graph, data[0], plan=plan, optimizer=sgd, safety=safety) as pipe:
             if losses:
                 pipe.load(folder)
             for batch in part:

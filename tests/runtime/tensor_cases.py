@@ -182,7 +182,7 @@ def differences(plan: Plan, transport: Any = "auto") -> list[str]:
     safety = Safety(compare_replicas_every=1, transport=transport)
     wrong: list[str] = []
     with Pipeline(
-        captured_gpt(ours), plan, batch_of(0), verify="first-step", safety=safety, **SETTINGS
+        captured_gpt(ours), batch_of(0), plan=plan, verify="first-step", safety=safety, **SETTINGS
     ) as pipe:
         for number in range(3):
             rows = 7 if number == 1 else 12
@@ -215,7 +215,7 @@ def unequal_with_settings(plan: Plan, autocast: torch.dtype | None) -> list[str]
     options = {**SETTINGS, "metrics": {"mean": mean_output}, "verify": "first-step"}
     rounding = SINGLE_PRECISION if autocast is None else 0.01
     batch, wrong = list(batch_of(0)), list[str]()
-    with Pipeline(graph, plan, tuple(batch), autocast=autocast, **options) as pipe:
+    with Pipeline(graph, tuple(batch), plan=plan, autocast=autocast, **options) as pipe:
         for number in range(3):
             batch = [leaf[:, : SEQUENCE - number] for leaf in batch_of(number)]
             optimizer.zero_grad()
@@ -277,7 +277,7 @@ def llama_differences() -> list[str]:
     layers = len(capture_model(copy.deepcopy(ours), batch).layer_names)
     stages = Stage(range(3), (0,), (4,)), Stage(range(3, layers), (1,), (4,))
     plan = Plan(stages, 3, 4, "1f1b", tensor_groups=((0,), (1, 2)))
-    with Pipeline(ours, plan, batch, timeout_s=60) as pipe:
+    with Pipeline(ours, batch, plan=plan, timeout_s=60) as pipe:
         found = pipe.step(batch).loss
         wrong = wrong_tensors(pipe, whole, "gradient", SINGLE_PRECISION)
         shards = pipe._engine.shards
@@ -332,7 +332,7 @@ def unusual_differences(checkpoints: bool) -> list[str]:
     stages = (Stage(range(len(graph.layer_names)), (0,), (4,)),)
     plan = Plan(stages, 2, 4, "gpipe", tensor_groups=((0, 1),))
     own = dict(model.named_parameters())
-    with Pipeline(graph, plan, batch, timeout_s=60) as pipe:
+    with Pipeline(graph, batch, plan=plan, timeout_s=60) as pipe:
         found = pipe.step(batch).loss
         wrong = wrong_tensors(pipe, whole, "gradient")
         named = [*pipe.named_parameters(), *model.named_parameters()]
@@ -355,12 +355,12 @@ def continued(directory: str, before: Plan, after: Plan) -> list[str]:
     """What differs when training goes on under another plan; and in all that reads weights."""
     join()
     one, wrong = OneDevice(), list[str]()
-    with Pipeline(captured_gpt(small_gpt()), before, batch_of(0), **SETTINGS) as pipe:
+    with Pipeline(captured_gpt(small_gpt()), batch_of(0), plan=before, **SETTINGS) as pipe:
         for number in range(2):
             one.step(number)
             pipe.step(batch_of(number))
         pipe.save(directory)
-    with Pipeline(captured_gpt(small_gpt(5)), after, batch_of(0), **SETTINGS) as pipe:
+    with Pipeline(captured_gpt(small_gpt(5)), batch_of(0), plan=after, **SETTINGS) as pipe:
         pipe.load(directory)
         kept = {n: copy.deepcopy(value) for n, value in pipe.state_dict().items()}
         for number in (2, 3):
@@ -415,7 +415,7 @@ def refusals(plan: Plan, settings: Sequence[dict[str, Any]]) -> list[str]:
             model = small_gpt(**{n: v for n, v in options.items() if n in MODEL})
             graph = captured_gpt(model, **{n: v for n, v in options.items() if n in GRAPH})
             own = {n: v for n, v in options.items() if n not in MODEL + GRAPH}
-            Pipeline(graph, plan, batch_of(0), **{**SETTINGS, **own}).close()
+            Pipeline(graph, batch_of(0), plan=plan, **{**SETTINGS, **own}).close()
         except PenstockError as refusal:
             found.append(f"{type(refusal).__name__}: {refusal}")
         else:
@@ -439,7 +439,7 @@ def keeps_a_group_that_was_left() -> bool:
 def with_a_failure(plan: Plan) -> str:
     """How a run ends in which one rank of a tensor group raises an error within a step."""
     join()
-    with Pipeline(captured_gpt(small_gpt()), plan, batch_of(0), **SETTINGS) as pipe:
+    with Pipeline(captured_gpt(small_gpt()), batch_of(0), plan=plan, **SETTINGS) as pipe:
         pipe.step(batch_of(0))
         if dist.get_rank() == 1:
             weight = dict(pipe.named_parameters())["blocks.0.down.weight"]

@@ -112,12 +112,14 @@ def test_what_is_refused_is_refused_with_its_reason(choice: str, feature: str) -
             check_conflicts(uses_of(plan) | {feature: feature})
         elif feature == "tied stages":
             stages = Stage(range(1), (0, 1), (1, 1)), Stage(range(1, 3), (2,), (2,))
-            Pipeline(TiedChain(), choosing(choice)(Plan(stages, 2, 2, "1f1b")), torch.ones(4, 4))
+            Pipeline(
+                TiedChain(), torch.ones(4, 4), plan=choosing(choice)(Plan(stages, 2, 2, "1f1b"))
+            )
         else:
             options = {"optimizer": lambda p: SGD(p, lr=0.1), **SETTINGS.get(feature, {})}
             model, batch = nn.Sequential(nn.Linear(4, 4)), (torch.zeros(4, 4), torch.zeros(4, 4))
             graph = capture_model(model, batch, loss=nn.MSELoss(), compile=feature == "compile")
-            Pipeline(graph, plan, batch, **options)
+            Pipeline(graph, batch, plan=plan, **options)
     assert REFUSED[choice, feature] in str(refused.value)
 
 

@@ -20,14 +20,17 @@ from penstock.runtime.conflicts import (
     uses_of_training,
 )
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Update
+from penstock.runtime.settings import Constraints, Update
 
 PLAN = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "pipedream")
 
 ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
     "no optimizer": ({"optimizer": None}, "needs an optimizer"),
     "loss scaling": ({"autocast": torch.float16}, "autocast=torch.float16 does not work with"),
-    "sharded": ({"shard_optimizer": True}, "needs one update of all stages"),
+    "sharded": (
+        {"constraints": Constraints(sharding="optimizer")},
+        "needs one update of all stages",
+    ),
     "skipping": ({"update": Update(on_non_finite="skip")}, "a step cannot be left out afterwards"),
 }
 
@@ -76,7 +79,7 @@ def test_what_needs_a_flush_is_refused_before_anything_is_built(case: str) -> No
     options, message = ASYNCHRONOUS[case]
     settings = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), **options}
     with pytest.raises(BadInput, match=r"schedule 'pipedream' \(it has no flush\)") as refused:
-        Pipeline(nn.Sequential(nn.Linear(4, 4)), PLAN, torch.zeros(4, 4), **settings)
+        Pipeline(nn.Sequential(nn.Linear(4, 4)), torch.zeros(4, 4), plan=PLAN, **settings)
     assert message in str(refused.value)
 
 
@@ -133,7 +136,7 @@ def test_a_factory_is_given_names_if_it_asks_for_them() -> None:
 
     plan = Plan((Stage(range(2), (0,), (4,)), Stage(range(2, 3), (0,), (4,))), 2, 4, "interleaved")
     loss = nn.functional.cross_entropy
-    with Pipeline(ours, plan, batch, loss=loss, optimizer=by_name) as pipe:
+    with Pipeline(ours, batch, plan=plan, loss=loss, optimizer=by_name) as pipe:
         for _ in range(3):
             pipe.step(batch)
         pipe.close(gather=True)

@@ -149,7 +149,7 @@ def outcome(program: Program) -> str:
         stages = tuple(Stage(own, (device,), (rows,)) for device, own in enumerate(cuts))
         plan = Plan(stages, program.micro_batches, rows, program.schedule)
         safety = Safety(transport="in-process")
-        with Pipeline(graph, plan, example, optimizer=sgd, safety=safety) as pipe:
+        with Pipeline(graph, example, plan=plan, optimizer=sgd, safety=safety) as pipe:
             pipe.print_with(lambda line: None)
             for NOW.step in range(STEPS):
                 found = pipe.step((x[NOW.step], y[NOW.step])).loss

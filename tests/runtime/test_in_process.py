@@ -53,7 +53,7 @@ def batches(count: int, samples: int = 4 * ROWS) -> list[tuple[torch.Tensor, tor
 
 def pipeline(plan: Plan, **options: Any) -> Pipeline:
     options = {"safety": Safety(transport="in-process"), **options}
-    return Pipeline(model(), plan, batches(1)[0], optimizer=partial(AdamW, lr=0.01), **options)
+    return Pipeline(model(), batches(1)[0], plan=plan, optimizer=partial(AdamW, lr=0.01), **options)
 
 
 @pytest.mark.parametrize("schedule", FAMILIES)
@@ -77,7 +77,9 @@ def test_a_loop_may_set_gradients_to_none_between_steps(schedule: str) -> None:
         own, found = model(), []
         make = partial(AdamW, lr=0.01)
         safety = Safety(transport="in-process")
-        with Pipeline(own, plan_for(schedule), batches(1)[0], optimizer=make, safety=safety) as p:
+        with Pipeline(
+            own, batches(1)[0], plan=plan_for(schedule), optimizer=make, safety=safety
+        ) as p:
             for batch in batches(4):
                 found.append(p.step(batch).loss)
                 if zeroed:

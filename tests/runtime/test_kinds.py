@@ -71,7 +71,7 @@ def test_one_process_holds_all_stages_of_both_kinds(cut: int) -> None:
         model, batch_of(0), loss=loss_of, dynamic=dynamic, other_examples=[batch_of(1)]
     )
     with Pipeline(
-        graph, plan, batch_of(0), optimizer=decaying, safety=Safety(check_every=2)
+        graph, batch_of(0), plan=plan, optimizer=decaying, safety=Safety(check_every=2)
     ) as pipe:
         for step, kind in enumerate(KINDS):
             for own in (model, reference):
@@ -89,7 +89,7 @@ def test_verify_compares_the_calls_of_the_kind_of_its_batch() -> None:
     plan = Plan((Stage(range(8), (0,), (2,)),), 3, 2, "1f1b")
     examples = [batch_of(1)]
     graph = capture_model(model, batch_of(0), loss=loss_of, other_examples=examples)
-    with Pipeline(graph, plan, batch_of(0), verify="off") as pipe:
+    with Pipeline(graph, batch_of(0), plan=plan, verify="off") as pipe:
         for kind in (1, 0):
             pipe.step(batch_of(kind))
 
@@ -119,14 +119,14 @@ def test_what_does_not_fit_is_refused_in_one_line(examples: Any, message: str) -
     with pytest.raises(BadInput) as refused:
         graph = capture_model(captions(), batch_of(0), loss=loss_of, other_examples=examples)
         plan = replace(PLAN, schedule="pipedream")
-        Pipeline(graph, plan, batch_of(0), optimizer=decaying)
+        Pipeline(graph, batch_of(0), plan=plan, optimizer=decaying)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_part_of_a_batch_is_refused_as_it_shows_no_kind() -> None:
     graph = capture_model(captions(), batch_of(0), loss=loss_of, other_examples=[batch_of(1)])
-    with Pipeline(graph, PLAN, batch_of(0)) as pipe:
+    with Pipeline(graph, batch_of(0), plan=PLAN) as pipe:
         with pytest.raises(BadInput, match="a model with other_examples needs whole batches"):
             pipe.step(BatchPart(0, 6, {**batch_of(1)}))
         with pytest.raises(BadInput, match="a model with other_examples needs whole batches"):

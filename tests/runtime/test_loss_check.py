@@ -90,7 +90,7 @@ def trained(
     )
     safety = Safety(transport="in-process", check_loss=options.get("check_loss", True))
     make = lambda p: torch.optim.SGD(p, lr=0.1)  # noqa: E731
-    with Pipeline(graph, plan, batch, optimizer=make, safety=safety) as pipe:
+    with Pipeline(graph, batch, plan=plan, optimizer=make, safety=safety) as pipe:
         pipe.print_with(said.append)
         for step, one in enumerate(batches()):
             now["step"] = step

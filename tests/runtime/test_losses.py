@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from penstock.capture.capture import capture_model
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Length
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
@@ -62,8 +63,10 @@ def test_loss_and_gradients_of_slices_are_those_of_the_users_own_module(name: st
     assert not wrong
 
 
-def in_process(*args: Any, **options: Any) -> Pipeline:
-    return Pipeline(*args, safety=Safety(transport="in-process"), verify="off", **options)
+def in_process(graph: LayerGraph, plan: Plan, batch: Any, **options: Any) -> Pipeline:
+    return Pipeline(
+        graph, batch, plan=plan, safety=Safety(transport="in-process"), verify="off", **options
+    )
 
 
 def held(graph, name: str) -> torch.Tensor:

@@ -106,7 +106,9 @@ def trained(loss: Loss, inside: bool, micro_batches: int, schedule: str) -> str:
     optimizer, expected = make(truth[1].parameters()), list[float]()
     safety = Safety(transport="in-process", check_loss=False)
     # The first step's check would see some of it, and it cannot run where the loss keeps a number.
-    with Pipeline(graph, plan, batches()[0], optimizer=make, safety=safety, verify="off") as pipe:
+    with Pipeline(
+        graph, batches()[0], plan=plan, optimizer=make, safety=safety, verify="off"
+    ) as pipe:
         found = [pipe.step(batch).loss for batch in batches()[:6]]
     for x, y in batches()[:6]:
         optimizer.zero_grad()
@@ -166,7 +168,7 @@ def test_several_batches_of_one_step_are_refused() -> None:
     graph = capture_model(Inside(balanced), batches()[0])
     plan = Plan((Stage(range(len(graph.layer_names)), (0,), (ROWS,)),), 1, ROWS, "gpipe")
     with (
-        Pipeline(graph, plan, batches()[0], verify="off") as pipe,
+        Pipeline(graph, batches()[0], plan=plan, verify="off") as pipe,
         pytest.raises(BadInput, match="the loss needs all samples of a step at once"),
     ):
         pipe.step(*batches()[:2])

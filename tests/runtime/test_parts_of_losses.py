@@ -70,7 +70,9 @@ def pipeline(model: nn.Module, metrics: Any) -> Pipeline:
     graph = capture_model(model, batch(0))
     layers = len(graph.layer_names)
     plan = Plan((Stage(range(1), (0,), (2,)), Stage(range(1, layers), (1,), (2,))), 4, 2, "1f1b")
-    return Pipeline(graph, plan, batch(0), metrics=metrics, safety=Safety(transport="in-process"))
+    return Pipeline(
+        graph, batch(0), plan=plan, metrics=metrics, safety=Safety(transport="in-process")
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])

@@ -32,7 +32,7 @@ def test_numbers_of_numpy_are_told_and_left_in_step() -> None:
 def in_process(model: nn.Module, batch: Any, loss: Any, **options: Any) -> Pipeline:
     graph = capture_model(model, batch, loss=loss)
     plan = plan_of(len(graph.layer_names), (1, 1), micro_batches=2, rows=ROWS // 2)
-    return Pipeline(graph, plan, batch, safety=Safety(transport="in-process"), **options)
+    return Pipeline(graph, batch, plan=plan, safety=Safety(transport="in-process"), **options)
 
 
 def test_replicas_would_observe_other_ranges() -> None:

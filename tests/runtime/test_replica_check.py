@@ -67,4 +67,4 @@ def test_copies_are_compared_under_other_schedules_and_settings() -> None:
 
 def test_a_negative_number_of_steps_is_refused() -> None:
     with pytest.raises(BadInput, match="compare_replicas_every is -1; it must be"):
-        Pipeline(torch.nn.Linear(1, 1), None, None, safety=Safety(compare_replicas_every=-1))  # type: ignore[arg-type]
+        Pipeline(torch.nn.Linear(1, 1), None, plan=None, safety=Safety(compare_replicas_every=-1))  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def test_numbers_of_the_step_are_those_that_the_state_gives_now() -> None:
     loss, data = Balanced(), batches()
     graph = capture_model(model, data[0], loss=loss)
     plan = Plan((Stage(range(len(graph.layer_names)), (0,), (ROWS,)),), 1, ROWS, "1f1b")
-    with Pipeline(graph, plan, data[0], safety=Safety(transport="in-process")) as pipe:
+    with Pipeline(graph, data[0], plan=plan, safety=Safety(transport="in-process")) as pipe:
         found = [pipe.step(batch).loss for batch in data]
     own = Balanced()
     wanted = [own(model(x), y).item() for x, y in data]

@@ -24,6 +24,7 @@ from runtime.tensor_cases import (
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.runtime.processes.launch import launch_workers
+from penstock.runtime.settings import Constraints
 
 LAYERS = 15
 """Of the small GPT at the granularity of modules."""
@@ -126,7 +127,10 @@ def test_a_failure_of_one_rank_of_a_group_ends_all() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "sharded": ({"shard_optimizer": True}, "shard_optimizer=True does not work with the tensor"),
+    "sharded": (
+        {"constraints": Constraints(sharding="optimizer")},
+        'sharding="optimizer" does not work with the tensor',
+    ),
     "compiled": ({"compile": True}, "compile=True does not work with the tensor groups of a plan"),
     "no table": ({"tensor_parallel": None}, "model SmallGPT does not say how its layers are div"),
     "no layer": ({"tensor_parallel": {"blocks.*.x": "colwise"}}, "names 'blocks.*.x', and the"),
@@ -157,4 +161,4 @@ def test_schedules_that_groups_cannot_run_are_refused(schedule: str) -> None:
     stages = Stage(range(8), (0,), (4,)), Stage(range(8, LAYERS), (1,), (4,))
     plan = Plan(stages, 4, 4, schedule, tensor_groups=((0, 1), (2,)))
     with pytest.raises(BadInput, match=f"schedule '{schedule}' .* does not work with the tensor"):
-        Pipeline(captured_gpt(small_gpt()), plan, batch_of(0))
+        Pipeline(captured_gpt(small_gpt()), batch_of(0), plan=plan)

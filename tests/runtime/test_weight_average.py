@@ -17,7 +17,12 @@ PLAN = Plan((Stage(range(2), (0,), (4,)),), 1, 4, "1f1b")
 
 def pipeline(model: nn.Module, **options: object) -> Pipeline:
     return Pipeline(
-        model, PLAN, BATCH, loss=mse_loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.5), **options
+        model,
+        BATCH,
+        plan=PLAN,
+        loss=mse_loss,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
+        **options,
     )
 
 
@@ -34,7 +39,7 @@ def test_weights_of_16_bits_have_an_average_of_32() -> None:
     batch = BATCH[0].bfloat16(), BATCH[1].bfloat16()
     average, wanted = ExponentialAverage(0.9), None
     with Pipeline(
-        model, PLAN, batch, loss=mse_loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.5)
+        model, batch, plan=PLAN, loss=mse_loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.5)
     ) as pipe:
         pipe.notify(average)
         for _ in range(4):

@@ -49,7 +49,7 @@ def in_process(graph: LayerGraph, schedule: str = "gpipe", **options: Any) -> Pi
     plan = plans(len(graph.layer_names), 2)["two stages"]
     plan = type(plan)(plan.stages, plan.micro_batches, plan.micro_batch_size, schedule)
     safety = Safety(transport="in-process")
-    return Pipeline(graph, plan, batch_of(), safety=safety, **options)
+    return Pipeline(graph, batch_of(), plan=plan, safety=safety, **options)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_float16_scales_the_loss_of_the_whole_batch() -> None:
     safety = Safety(transport="in-process")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     options["optimizer"] = lambda p: torch.optim.SGD(p, lr=1.0)  # pyright: ignore
-    with Pipeline(graph, plan, batch, safety=safety, **options) as pipe:
+    with Pipeline(graph, batch, plan=plan, safety=safety, **options) as pipe:
         step = pipe.step(batch)
         assert not step.skipped
         assert step.loss == pytest.approx(float(expected.detach()), rel=2e-3)

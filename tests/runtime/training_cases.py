@@ -44,7 +44,7 @@ def one_after_another(count: int) -> list[float]:
     for _ in range(count):
         torch.manual_seed(0)
         model = Chain([nn.Linear(3, 3), nn.Linear(3, 3)], nn.functional.mse_loss)
-        with Pipeline(model, plan_of(3, (1, 1)), (x, target), optimizer=adam) as pipe:
+        with Pipeline(model, (x, target), plan=plan_of(3, (1, 1)), optimizer=adam) as pipe:
             found.append(pipe.step((x, target)).loss)
         assert not dist.is_initialized()
     return found
@@ -61,8 +61,8 @@ def train_tied(steps: int) -> list[str]:
     wrong: list[str] = []
     with Pipeline(
         graph,
-        plan_of(len(graph.layer_names), (1, 2, 1)),
         batch,
+        plan=plan_of(len(graph.layer_names), (1, 2, 1)),
         optimizer=adam,
         learning_rate_schedule=warm_up,
         clip_norm=CLIP_NORM,
@@ -97,7 +97,9 @@ def bad_batches() -> list[str]:
     subject, graph = captured("mlp")
     batch = subject.batch(BATCH)
     messages: list[str] = []
-    with Pipeline(graph, plan_of(len(graph.layer_names), (1, 1)), batch, optimizer=adam) as pipe:
+    with Pipeline(
+        graph, batch, plan=plan_of(len(graph.layer_names), (1, 1)), optimizer=adam
+    ) as pipe:
         weights = [p.detach().clone() for p in pipe.parameters()]
         for wrong in (
             (batch[0] * float("nan"), batch[1]),
@@ -133,7 +135,7 @@ def fail_at_rank_one(deed: str, transport: str, replicas: Sequence[int]) -> tupl
     chain = Chain(layers, loss=nn.MSELoss())
     batch = (torch.randn(BATCH, 4), torch.randn(BATCH, 4))
     plan = plan_of(len(replicas) + 1, replicas)
-    pipe = Pipeline(chain, plan, batch, timeout_s=3.0, safety=Safety(transport=transport))
+    pipe = Pipeline(chain, batch, plan=plan, timeout_s=3.0, safety=Safety(transport=transport))
     pipe.step(batch)
     if deed == "die between steps":
         processes = pipe._world.all_gather(os.getpid())

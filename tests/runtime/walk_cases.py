@@ -33,8 +33,8 @@ def two_stages(
     plan = Plan(tuple(Stage(cut, (n,), (2,)) for n, cut in enumerate(cuts)), 2, 2, schedule)
     pipe = Pipeline(
         graph,
-        plan,
         batch,
+        plan=plan,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         verify="off",
         safety=penstock.Safety(transport=transport),

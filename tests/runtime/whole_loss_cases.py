@@ -131,7 +131,7 @@ def compared(ranks: int) -> dict[str, list[str]]:
         every = plans(len(graph.layer_names), ranks)
         for kind, plan in every.items() if name == "contrast" else list(every.items())[:3]:
             metrics = {"norm": picture_norm}
-            with Pipeline(graph, plan, batch_of(), metrics=metrics, timeout_s=60) as pipe:
+            with Pipeline(graph, batch_of(), plan=plan, metrics=metrics, timeout_s=60) as pipe:
                 pipe.print_with(lambda line: None)
                 wrong = found[f"{name}, {kind}"] = list[str]()
                 for rows in (ROWS, ROWS - 5, 2):
@@ -193,7 +193,7 @@ def compared_lengths() -> dict[str, list[str]]:
             layers = len(graph.layer_names)
             plan = plan_of(layers, replicas, "gpipe", micro_batches=3, rows=4)
             wrong = found[f"{loss.__name__}, {replicas}"] = list[str]()
-            with Pipeline(graph, plan, first, timeout_s=60) as pipe:
+            with Pipeline(graph, first, plan=plan, timeout_s=60) as pipe:
                 pipe.print_with(lambda line: None)
                 for rows, length in ((ROWS, 6), (ROWS, 4), (7, 5)):
                     batch = words_of(rows, length)

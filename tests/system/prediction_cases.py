@@ -54,7 +54,7 @@ def costs_and_steps() -> tuple[list[tuple[ModelProfile, float]], float]:
         return profile, median(sums_s)
 
     with Pipeline(
-        graph, plan, batch, optimizer=lambda of: torch.optim.SGD(of, lr=0.01), verify="off"
+        graph, batch, plan=plan, optimizer=lambda of: torch.optim.SGD(of, lr=0.01), verify="off"
     ) as pipeline:
         pipeline.step(batch)
         before = costs()

@@ -17,13 +17,13 @@ from penstock.plan.plan import Plan, Stage
 
 
 def test_the_default_job_starts_to_learn_on_four_workers(tmp_path: Path) -> None:
-    job = replace(find_job("gpt-text"), steps=12, evaluate_every=0, checkpoint_every=0)
+    job = replace(find_job("gpt-text"), steps=6, evaluate_every=0, checkpoint_every=0)
     result = train_job(job, TrainRequest(workers=4, out=tmp_path / "run", shown=False))
     rows = map(json.loads, (result.run_directory / "metrics.jsonl").read_text().splitlines())
     losses = [row["loss"] for row in rows]
     assert losses[0] == pytest.approx(5.55, abs=0.15)
-    assert losses[-1] < 4.6
-    assert result.checkpoint.name == "step-00000012"
+    assert losses[-1] < 5.2
+    assert result.checkpoint.name == "step-00000006"
 
 
 @pytest.mark.slow

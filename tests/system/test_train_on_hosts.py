@@ -112,7 +112,8 @@ def test_hosts_train_as_one_device_does(name: str, hosts: int, ranks: int, tmp_p
 
 
 @needs_namespaces
-@pytest.mark.parametrize("name", ["line", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["line", "gpt2"])
 def test_a_run_moves_from_one_host_to_three(name: str, tmp_path: Path) -> None:
     run, job = tmp_path / "run", job_of(name, tmp_path, steps=6)
     train_here([str(job), "--workers", "4", "--steps", "3", "-o", str(run)])

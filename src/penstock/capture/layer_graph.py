@@ -35,8 +35,9 @@ from penstock.capture.stage_program import (
     StageProgram,
     TensorSpec,
 )
-from penstock.errors import BadInput
+from penstock.errors import BadInput, shortened
 from penstock.torch_internals import Norm, own_buffers, pytree
+from penstock.words import counted
 
 Record: TypeAlias = Callable[..., Recorded]
 """Records a program on the leaves of an example, as `record_program` does."""
@@ -91,6 +92,20 @@ class LayerGraph:
         parts = LossParts() if recorded.taken else recorded.parts
         recorded = replace(recorded, whole_from=None, parts=parts)
         return cls(program, recorded, Cut(recorded, program), state, one_slice=recorded.taken)
+
+    def __repr__(self) -> str:
+        """The layers with the tensors that they send, in at most ten lines."""
+        sent = {number: list[str]() for number in range(-1, len(self.layer_names))}
+        for spec, maker, _ in self.crossings:
+            sent[maker].append(f"{spec.shape} {str(spec.dtype).removeprefix('torch.')}")
+        lines = [
+            shortened(f"{number:>5}  {name} -> {', '.join(sent[number])}".removesuffix(" -> "), 100)
+            for number, name in enumerate(self.layer_names)
+        ]
+        if len(lines) > 9:
+            lines[4:-4] = [f"       ... {len(lines) - 8} more"]
+        layers, batch = counted(len(self.layer_names), "layer"), counted(self.batch_size, "sample")
+        return "\n".join((f"LayerGraph of {self.name}: {layers}, for {batch}", *lines))
 
     @property
     def kinds(self) -> tuple["LayerGraph", ...]:

@@ -214,6 +214,11 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
     Raises:
         BadInput: the file cannot be written.
     """
+    write_text(path, cluster_text(cluster))
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """``cluster`` as TOML, in SI numbers."""
     messages = "in order" if cluster.messages_in_order else "as ready"
     blocks = [
         table("", {"name": cluster.name, "messages": messages, "sum_step": cluster.sum_step_s})
@@ -225,7 +230,7 @@ def write_cluster(cluster: Cluster, path: str | Path) -> None:
             values["memory"] = device.memory_bytes + device.reserved_bytes
             blocks.append(table("[[hosts.devices]]", values | {"count": len(list(equal))}))
     blocks += (table("[[links]]", values_of(link, LinkEntry)) for link in cluster.links)
-    write_text(path, "\n".join(blocks))
+    return "\n".join(blocks)
 
 
 def table(head: str, entries: dict[str, str | float]) -> str:

@@ -138,7 +138,7 @@ def print_error(error: BaseException) -> int:
     prefix = "penstock: " if code == INTERRUPTED else "penstock: error: "
     longest = getattr(error, "longest", LONGEST_LINE)
     text = shortened(printable(message), longest - len(prefix))
-    say(f"{prefix}{text}")
+    print(f"{prefix}{text}", file=sys.stderr, flush=True)
     return code
 
 

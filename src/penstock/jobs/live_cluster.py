@@ -12,10 +12,10 @@ import torch
 
 from penstock.cluster.cluster import Cluster, Link
 from penstock.device import is_gpu
-from penstock.jobs.profile_job import measured_pairs
 from penstock.measure.clock import warm_up, work_s
 from penstock.measure.links import MeasuredLink, cluster_alone, cluster_of
 from penstock.measure.workers import usual_kind, with_speeds
+from penstock.plan_here import measured_pairs
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.processes.world import join_world
 from penstock.words import rate_text

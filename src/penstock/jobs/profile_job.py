@@ -9,14 +9,11 @@ model runs forward and backward on groups, as the runtime does it, and on single
 size of groups one factor says how many times as long as computed it takes.
 """
 
-import json
-import os
 import traceback
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate, starmap
+from itertools import starmap
 from statistics import median
 
 import torch
@@ -25,44 +22,34 @@ from torch import nn
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch
-from penstock.capture.stand_ins import is_on_meta, with_values
+from penstock.capture.stand_ins import is_on_meta
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import local_cluster
-from penstock.device import check_gpu_is_here, check_room
+from penstock.device import check_gpu_is_here
 from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
 from penstock.jobs import SEVERAL_GPUS
 from penstock.jobs.data_lengths import data_lengths, mean_profile
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.machine import usable_cores, usable_memory_bytes
-from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
-from penstock.measure.links import (
-    Carrier,
-    MeasuredLink,
-    Member,
-    cluster_alone,
-    cluster_of,
-    measure_pairs,
-)
 from penstock.measure.roofline import estimate_profile
-from penstock.measure.same_work import parameters_of
 from penstock.measure.tensor_parallel import with_tensor_parallel
-from penstock.measure.workers import profile_and_speeds
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
+from penstock.plan_here import (
+    costs_of_ranks,
+    measured_profile,
+    measured_step,
+    sizes_to_measure,
+    tokens_per_sample,
+)
 from penstock.planning.tensor_groups import profile_on
-from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.profile.model_profile import GroupFactor, ModelProfile
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.world import World
 from penstock.runtime.settings import Safety, Update
 from penstock.runtime.weights.pretrained import sources_of
-
-REPEATS = 5
-
-STEPPED_BYTES = 64_000_000
-"""Parameters of this size do not fit in a cache, so an optimizer reads them from memory."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +143,7 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
                 graph,
                 batch,
                 estimate_for,
-                batch_sizes=sizes_to_measure(job),
+                batch_sizes=sizes_to_measure(job.micro_batch_choices()),
                 autocast=job.autocast_dtype(),
                 compiled=job.compile,
             )
@@ -183,40 +170,23 @@ def with_tensor_costs(
 
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
     """The profile that this process measures, alone or beside other processes."""
-    graph = build_and_capture(job)
-    least = 2 * max(parameters for parameters, _ in parameters_of(graph)[0])
-    check_room(torch.device(device), least, "to measure the model's largest layer")
-    step_s = step_s_per_byte(job, graph, torch.device(device), shares_cores)
+    graph, own = build_and_capture(job), torch.device(device)
+    step_s = measured_step(graph, optimizer_factory(job.optimizer), own, shares_cores=shares_cores)
 
     def measured(batch: Batch) -> ModelProfile:
         with types_compared(job, graph, batch):
-            found = measure_profile(
+            found = measured_profile(
                 graph,
                 batch,
-                batch_sizes=sizes_to_measure(job),
-                repeats=REPEATS,
-                device=device,
-                autocast=job.autocast_dtype(),
+                own,
+                sizes=sizes_to_measure(job.micro_batch_choices()),
                 step_s_per_byte=step_s,
+                autocast=job.autocast_dtype(),
                 shares_cores=shares_cores,
             )
-        found = replace(found, tokens_per_sample=tokens_per_sample(graph.batch_leaves(batch)))
         return with_tensor_costs(found, job, graph, batch)
 
     return profile_by(job, measured)
-
-
-def tokens_per_sample(leaves: Sequence[torch.Tensor]) -> float:
-    """The whole numbers that a sample has in the first input of several; 0 where none has any.
-
-    The first dimension of the first input is the samples'. Images have no whole numbers, and
-    classes are one for each sample.
-    """
-    for leaf in leaves:
-        whole = not leaf.dtype.is_floating_point and leaf.dtype != torch.bool
-        if whole and leaf.dim() == 2 and len(leaf) == len(leaves[0]):
-            return float(leaf.shape[1])
-    return 0.0
 
 
 @contextmanager
@@ -257,69 +227,15 @@ def profile_by(job: Job, profile_of: Callable[[Batch], ModelProfile]) -> ModelPr
     return replace(mixed, source=f"{mixed.source}; {lengths}")
 
 
-def step_s_per_byte(job: Job, graph: LayerGraph, device: torch.device, shares_cores: bool) -> float:
-    """Seconds of a step per byte of parameters.
-
-    Some layers are measured, not the whole model: a step takes six times the bytes of parameters.
-    """
-    module = graph.stage(stepped_layers(parameters_of(graph)[0])).module
-    own_make = optimizer_factory(job.optimizer)
-
-    def make(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        return own_make(("", parameter) for parameter in parameters)
-
-    with with_values([module], device):
-        return measure_step_s_per_byte(module, make, shares_cores=shares_cores)
-
-
-def stepped_layers(parameters: Sequence[tuple[int, int]]) -> range:
-    """The run of layers with the fewest bytes that exceeds all caches; all layers if none does."""
-    ends = list(accumulate((own for own, _ in parameters), initial=0))
-    runs = [range(lo, bisect_left(ends, ends[lo] + STEPPED_BYTES)) for lo in range(len(parameters))]
-    large = [run for run in runs if run.stop < len(ends)]
-    every = range(len(parameters))
-    return min(large, key=lambda run: ends[run.stop] - ends[run.start], default=every)
-
-
-def sizes_to_measure(job: Job) -> tuple[int, ...]:
-    """Batch sizes from half of the smallest micro-batch to the largest micro-batch."""
-    choices = job.micro_batch_choices()
-    largest, smallest = max(choices), max(1, min(choices) // 2)
-    return tuple(sorted({smallest, max(1, largest // 4), max(1, largest // 2), largest}))
-
-
-def measured_pairs(world: World) -> tuple[list[Member], dict[tuple[int, int], MeasuredLink]]:
-    """The ranks of a world and the links between them, by what will carry their messages.
-
-    Messages of ranks that share a GPU go through the host's memory, and others of GPUs by NCCL.
-    """
-    if world.backend == "gloo":
-        return measure_pairs(world.device, Carrier(torch.device("cpu")))
-    group = world.new_group(range(world.size))
-    assert group is not None
-    found = measure_pairs(world.device, Carrier(world.device, group))
-    world.abandon(group)
-    return found
-
-
 def cost_job(world: World, job: Job, device: str) -> CostedJob | None:
-    """Profile and cluster of the ranks of ``world``; all must call this, and only rank 0 has them.
+    """Profile and cluster of the ranks of ``world``, as `costs_of_ranks`."""
 
-    All ranks measure at the same time, because they also train at the same time: links first, then
-    layers.
-    """
-    if world.size == 1:
-        return CostedJob(measure_job(job, device), cluster_alone(world.device))
-    cluster = cluster_of(*measured_pairs(world))
-    world.barrier()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-    profile = measure_job(job, device, shares_cores=device == "cpu" and here > usable_cores())
-    profile = with_measured_groups(profile, job, cluster, device)
-    told = world.all_gather(json.dumps(profile_to_json(profile)))
-    if world.rank:
-        return None
-    profiles = [profile_from_json(json.loads(found), "a rank's profile") for found in told]
-    return CostedJob(*profile_and_speeds(profiles, cluster))
+    def measured(cluster: Cluster, shares_cores: bool) -> ModelProfile:
+        profile = measure_job(job, device, shares_cores=shares_cores)
+        return with_measured_groups(profile, job, cluster, device) if world.size > 1 else profile
+
+    costs = costs_of_ranks(world, measured)
+    return CostedJob(*costs) if costs else None
 
 
 def with_measured_groups(
@@ -405,8 +321,8 @@ def excess(
     computed = profile_on(profile, cluster, [groups] * len(profile.layers))
     with Pipeline(
         graph,
-        plan,
         job.example_batch(),
+        plan=plan,
         verify="off",
         device=device,
         update=Update(seed=job.seed),

@@ -81,7 +81,7 @@ from penstock.runtime.processes.world import World, check_environment, join_worl
 from penstock.runtime.trackers import check_trackers
 from penstock.simulate.by_length import LengthPrediction
 from penstock.simulate.simulation import Prediction
-from penstock.waiting import notice_if_long, say
+from penstock.waiting import notice_if_long, print_bare_lines, say
 from penstock.words import counted, seconds_text
 
 T = TypeVar("T")
@@ -177,6 +177,7 @@ def run_rank(
         SaidByAnotherRank: rank 0 has failed at what it alone does.
         SystemExit: SIGTERM has ended the run.
     """
+    print_bare_lines()
     termination = Termination()
     assert request.out is not None
     shown = request.shown and not world.rank

@@ -11,7 +11,6 @@ from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -29,12 +28,12 @@ from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import PAUSE, StepMetrics, evaluation_row
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.settings import Constraints, Safety, Update
 from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.drift import Drift, DriftWatch
 from penstock.timeline.timeline import Timeline
-from penstock.waiting import notice_if_long
+from penstock.waiting import notice_if_long, say
 from penstock.words import counted
 
 MOST_TO_ONE_CHECKPOINT = 3
@@ -174,8 +173,8 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
     graph = build_and_capture(job)
     pipe = Pipeline(
         graph,
-        plan,
         job.example_batch(),
+        plan=plan,
         optimizer=optimizer_factory(job.optimizer),
         learning_rate_schedule=learning_rate_schedule(
             job.optimizer, job.steps, updates_per_batch(plan) or 1
@@ -183,7 +182,7 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
         clip_norm=job.clip_norm or None,
         autocast=job.autocast_dtype(),
         device=device,
-        shard_optimizer=job.shard_optimizer,
+        constraints=Constraints(sharding="optimizer") if job.shard_optimizer else None,
         metrics=job.metrics,
         timeout_s=timeout_s,
         verify=job.verify,
@@ -559,12 +558,12 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """A line every few steps, for logs; without a ``stream`` nothing."""
+    """A line every few steps, for logs, or nothing."""
 
-    def __init__(self, start: int, steps: int, stream: TextIO | None) -> None:
+    def __init__(self, start: int, steps: int, *, shown: bool) -> None:
         self._every = max(1, (steps - start) // PLAIN_LINES)
         self._steps = steps
-        self._stream = stream
+        self._shown = shown
 
     def step(self, step: int, metrics: StepMetrics) -> None:
         """Print every few steps, and always the last step."""
@@ -575,8 +574,8 @@ class PlainDisplay:
             )
 
     def note(self, text: str) -> None:
-        if self._stream is not None:
-            print(text, file=self._stream, flush=True)
+        if self._shown:
+            say(text)
 
     def close(self) -> None:
         """Nothing to restore."""
@@ -586,7 +585,7 @@ def display_for(start: int, steps: int, *, shown: bool) -> LiveDisplay | PlainDi
     """The display that suits standard error; none unless ``shown``."""
     if shown and sys.stderr.isatty():
         return LiveDisplay(start, steps)
-    return PlainDisplay(start, steps, sys.stderr if shown else None)
+    return PlainDisplay(start, steps, shown=shown)
 
 
 def show_cursor() -> None:

@@ -22,7 +22,6 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.lengths import Dynamic
 from penstock.capture.record.outside_state import kept_random_state
 from penstock.errors import BadInput
-from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
@@ -48,7 +47,7 @@ OF_THE_PIPELINE = "pipeline"
 """The folder of a checkpoint with what an exact resume needs."""
 
 REFUSED = {
-    "deepspeed": "divide the optimizer with pipeline={'shard_optimizer': True}",
+    "deepspeed": "divide the optimizer by Constraints(sharding='optimizer') in pipeline={...}",
     "fsdp": "let the plan divide the model",
     "parallelism_config": "let the plan divide the model",
     "torch_compile": "compile stages with capture={'compile': True}",
@@ -146,15 +145,16 @@ def as_one_process(state: Any) -> Any:
 class PipelineTrainer(Trainer):
     """A `transformers.Trainer` whose steps a pipeline takes; every rank of torchrun has the same.
 
-        trainer = PipelineTrainer(model, args, train_dataset=data, plan="plan.json")
+        trainer = PipelineTrainer(model, args, train_dataset=data)
         trainer.train()
         trainer.end()
 
-    ``plan`` is a plan, its file, or a function that makes it of the graph, an example batch and the
-    number of ranks. ``pipeline`` are further arguments of `Pipeline`, ``capture`` further ones of
-    `capture_model`. Others are the trainer's. A batch has ``per_device_train_batch_size`` samples
-    for each rank, which need not be a multiple for the plan. The loss is what `compute_loss` gives,
-    also where a subclass overrides it. `pipe` is the pipeline, from `train` until `end`.
+    ``plan`` is as of `Pipeline`: without it one is found for these ranks. It may also be a function
+    that makes it of the graph, an example batch and the number of ranks. ``pipeline`` are further
+    arguments of `Pipeline`, ``capture`` further ones of `capture_model`. Others are the trainer's.
+    A batch has ``per_device_train_batch_size`` samples for each rank, which need not be a multiple
+    for the plan. The loss is what `compute_loss` gives, also where a subclass overrides it. `pipe`
+    is the pipeline, from `train` until `end`.
 
     Raises:
         BadInput: an argument that cannot be followed, which is named.
@@ -163,7 +163,7 @@ class PipelineTrainer(Trainer):
     def __init__(
         self,
         *arguments: Any,
-        plan: Plan | Path | str | Callable[[LayerGraph, Any, int], Plan],
+        plan: Plan | Path | str | Callable[[LayerGraph, Any, int], Plan] | None = None,
         pipeline: Mapping[str, Any] | None = None,
         capture: Mapping[str, Any] | None = None,
         **others: Any,
@@ -238,8 +238,8 @@ class PipelineTrainer(Trainer):
         )
         self.pipe = Pipeline(
             graph,
-            self._planned(graph, batch),
             batch,
+            plan=plan(graph, batch, self._ranks) if callable(plan := self._plan) else plan,
             optimizer=optimizer,
             learning_rate_schedule=schedule,
             clip_norm=self.args.max_grad_norm or None,
@@ -254,13 +254,6 @@ class PipelineTrainer(Trainer):
         handler.model, handler.optimizer = model, self.optimizer
         handler.lr_scheduler, handler.train_dataloader = self.lr_scheduler, train_dataloader
         return self.model_wrapped, train_dataloader
-
-    def _planned(self, graph: LayerGraph, batch: Any) -> Plan:
-        if isinstance(self._plan, Plan):
-            return self._plan
-        if callable(self._plan):
-            return self._plan(graph, batch, self._ranks)
-        return read_plan(self._plan)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         return super().get_decay_parameter_names(cast(Any, self.model))

@@ -119,11 +119,12 @@ def captured_step(module: Any, batch: Batch) -> LayerGraph:
 
 
 class PipelineStrategy(DDPStrategy):
-    """``Trainer(strategy=PipelineStrategy(plan, batch), devices=...)`` trains by a plan.
+    """``Trainer(strategy=PipelineStrategy(batch), devices=...)`` trains by a plan.
 
     ``batch`` is an example of the loader's batches; a batch is the global one, which each rank
-    reads whole. The plan is of the layers of `captured_step`. Other arguments are those of
-    `Pipeline`, such as ``shard_optimizer``. Learning-rate schedules, callbacks, loggers and
+    reads whole. ``plan`` is as of `Pipeline`, of the layers of `captured_step`; without it one is
+    found. Other arguments are those of
+    `Pipeline`, such as ``clip_norm``. Learning-rate schedules, callbacks, loggers and
     ``validation_step`` are Lightning's own; in validation ``self(...)`` is computed by all ranks.
     A checkpoint has the whole weights in Lightning's file, and the rest in a folder beside it.
 
@@ -131,7 +132,9 @@ class PipelineStrategy(DDPStrategy):
         BadInput: when `fit` begins, for what a pipeline cannot do.
     """
 
-    def __init__(self, plan: Plan, batch: Batch, **options: Any) -> None:
+    def __init__(
+        self, batch: Batch, *, plan: Plan | Path | str | None = None, **options: Any
+    ) -> None:
         super().__init__()
         self.plan, self.batch, self.options = plan, batch, options
         self.pending: list[Any] = []
@@ -159,8 +162,8 @@ class PipelineStrategy(DDPStrategy):
         graph = capture_model(self.step, self.batch)
         self.pipe = Pipeline(
             graph,
-            self.plan,
             self.batch,
+            plan=self.plan,
             optimizer=partial(self.own_optimizer, trainer),
             clip_norm=trainer.gradient_clip_val or None,
             metrics=self.step.seen.metrics,

@@ -37,6 +37,9 @@ RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 BlockChoice: TypeAlias = Literal["no", "allowed", "always"]
 """Whether stages recompute by block: none, where it makes a plan faster or possible, all."""
 
+AskedRecompute: TypeAlias = Literal["auto", "stage", "on", "blocks", "off"]
+"""What people ask for of recompute; `penstock.planning.planning_problem` explains it."""
+
 ShardingChoice: TypeAlias = Literal["auto", "off", "optimizer", "parameters"]
 """What the devices of stages divide: where it makes a plan faster or possible anything, nothing,
 the optimizer's state in all stages, or the parameters too (`penstock.plan.sharding`)."""

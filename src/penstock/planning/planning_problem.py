@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeVar
 
 from penstock.cluster.cluster import Cluster
 from penstock.errors import BadInput
@@ -13,6 +13,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import (
     AS_FAST,
     MEMORY_RESERVE,
+    AskedRecompute,
     BlockChoice,
     PlanningProblem,
     RecomputeChoice,
@@ -30,9 +31,6 @@ Value = TypeVar("Value")
 AUTO, ANY, WHOLE = "auto", "any", "whole-backwards"
 """Names that may stand for schedules: those that a planner chooses among by itself, all synchronous
 ones, and those that the runtime carries out and that never split a backward."""
-
-AskedRecompute: TypeAlias = Literal["auto", "stage", "on", "blocks", "off"]
-"""What people ask for of recompute; `planning_problem` explains it."""
 
 RECOMPUTE: dict[AskedRecompute, tuple[RecomputeChoice, BlockChoice]] = {
     "auto": ("auto", "allowed"),

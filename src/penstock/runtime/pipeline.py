@@ -15,16 +15,24 @@ from penstock.capture.batch_part import BatchPart, Leaf
 from penstock.capture.capture import with_path
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch, Loss
+from penstock.document import shown
 from penstock.errors import BadInput
 from penstock.plan.in_one_process import in_one_process
+from penstock.plan.in_words import plan_words
+from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan
 from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.batch_reading import BatchReading
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
-from penstock.runtime.checkpoints.checkpoint import CheckpointTarget, CheckpointWriter
+from penstock.runtime.checkpoints.checkpoint import (
+    CheckpointTarget,
+    CheckpointWriter,
+    read_state,
+)
 from penstock.runtime.checkpoints.loader_state import StatefulLoader
 from penstock.runtime.checkpoints.pipeline_state import (
+    chosen_checkpoint,
     load_state,
     restore_own,
     saved_state,
@@ -45,8 +53,10 @@ from penstock.runtime.gradients.loss_scaling import check_parameter_types
 from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import END, LossPathChanged, StepMetrics
 from penstock.runtime.processes.heartbeat import LIMIT_S, doing
+from penstock.runtime.processes.refusals import print_refusals_once
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.settings import (
+    Constraints,
     MakeOptimizer,
     MakeSchedule,
     Options,
@@ -74,6 +84,7 @@ from penstock.runtime.verify.verify import VerifyResult, verify
 from penstock.runtime.weight_average import ExponentialAverage
 from penstock.runtime.weights.pretrained import Weights
 from penstock.timeline.timeline import Timeline
+from penstock.waiting import say
 
 if TYPE_CHECKING:
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
@@ -94,11 +105,16 @@ OPEN: "WeakSet[Pipeline]" = WeakSet()
 class Pipeline:
     """A model in training, cut into stages and replicated according to a plan.
 
+    Without ``plan`` (or with "auto") all ranks measure the model's layers and the links between
+    them, and rank 0 finds the plan that trains fastest and prints it; what was found is kept for
+    the next start. ``constraints`` say what such a plan must keep to. A plan may also be given, or
+    the path of its file.
+
     Every rank creates the same `Pipeline` and gives it the same batches, or what it reads of them
     (`BatchPart`). Each computes its rows of its stages. The gradient is that of the mean loss over
     the whole batch, as on one device.
 
-        pipe = Pipeline(model, plan, batch, loss=loss, optimizer=lambda p: AdamW(p, lr=1e-3))
+        pipe = Pipeline(model, batch, loss=loss, optimizer=lambda p: AdamW(p, lr=1e-3))
         for batch in loader:
             metrics = pipe.step(batch)
         pipe.close()
@@ -106,8 +122,9 @@ class Pipeline:
     ``model`` is a module, whose `capture_model` then takes ``batch`` and ``loss``, or a graph that
     `capture_model` has made: it also says which dimensions of batches vary, and how stages are
     run. ``batch`` is an example of the loader's batches; later ones may differ in the number of
-    samples. Without ``optimizer`` a step computes gradients and does not change weights; with
-    ``shard_optimizer`` its state is divided among the ranks that hold the same parameters.
+    samples. Without ``optimizer`` a step computes gradients and does not change weights. With
+    ``Constraints(sharding="optimizer")``, which also goes with a given plan, its state is divided
+    among the ranks that hold the same parameters.
     ``metrics`` are functions of the model's output and the target, computed in steps and
     evaluations. ``autocast`` is ``torch.bfloat16``, ``torch.float16`` or none. ``device`` is this
     rank's (default: a GPU of its own if there are enough, or else the CPU). A rank waits for
@@ -138,14 +155,14 @@ class Pipeline:
     def __init__(
         self,
         model: nn.Module | LayerGraph,
-        plan: Plan,
         batch: Batch,
         *,
+        plan: Plan | Path | str | None = None,
+        constraints: Constraints | None = None,
         loss: Loss | None = None,
         optimizer: MakeOptimizer | None = None,
         learning_rate_schedule: MakeSchedule | None = None,
         clip_norm: float | None = None,
-        shard_optimizer: bool = False,
         metrics: Mapping[str, Metric] | None = None,
         autocast: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -154,11 +171,12 @@ class Pipeline:
         update: Update = Update(),  # noqa: B008 (frozen)
         safety: Safety = Safety(),  # noqa: B008
     ) -> None:
+        print_refusals_once()
         options = self._options = Options(
             optimizer=optimizer,
             learning_rate_schedule=learning_rate_schedule,
             clip_norm=clip_norm,
-            shard_optimizer=shard_optimizer,
+            shard_optimizer=constraints is not None and constraints.sharding == "optimizer",
             metrics=dict(metrics or {}),
             autocast=autocast,
             device=device,
@@ -167,18 +185,27 @@ class Pipeline:
             update=update,
             safety=safety,
         )
-        uses = options.uses | uses_of(plan)
-        check_conflicts(uses)
+        check_conflicts(options.uses | (uses_of(plan) if isinstance(plan, Plan) else {}))
         graph = graph_of(model, batch, loss)
-        self._uses = uses | uses_of_graph(graph, plan)
-        check_conflicts(self._uses)
-        self._graph = graph.with_outputs() if metrics else graph
-        self._plan, self._batch = plan, batch
-        self._run = in_one_process(plan) if safety.transport == "in-process" else plan
+        self._constraints = (constraints or Constraints()) if plan in (None, "auto") else None
+        self._graph, self._batch = graph.with_outputs() if metrics else graph, batch
+        self._follow(plan_of(plan, constraints, graph, batch, options))
         self._callbacks: list[Callback] = []
         self._is_gathered = False
         self._any_path = False
         self._connect(update.weights)
+        ranks, used = self._world.size, len(self._plan.ranks)
+        if used < ranks and self._constraints is None and self.rank == 0:
+            say(
+                f"the plan uses {used} of {ranks} ranks, and the others wait; start {used} with "
+                f"torchrun --nproc-per-node {used}, or leave plan=... out"
+            )
+
+    def _follow(self, plan: Plan) -> None:
+        self._uses = self._options.uses | uses_of(plan) | uses_of_graph(self._graph, plan)
+        check_conflicts(self._uses)
+        alone = self._options.safety.transport == "in-process"
+        self._plan, self._run = plan, in_one_process(plan) if alone else plan
 
     def _connect(self, weights: Weights | Path | str | None) -> None:
         """Connect the ranks for what is trained now, and make all that depends on it."""
@@ -246,6 +273,11 @@ class Pipeline:
     def plan(self) -> Plan:
         """The plan of this pipeline."""
         return self._plan
+
+    @property
+    def _found_for(self) -> list[Any]:
+        """The ranks and constraints for which the plan was found; empty if it was given."""
+        return [self._world.size, self._constraints.text] if self._constraints else []
 
     @property
     def verified(self) -> VerifyResult | None:
@@ -606,7 +638,11 @@ class Pipeline:
         self._drain()
         self._check_own_weights("save or load a checkpoint")
         engine, training = self._engine, self._training
-        state = saved_state(engine, training, extra, loader)
+        state = {
+            **saved_state(engine, training, extra, loader),
+            "plan": plan_to_json(self._plan),
+            "found_for": self._found_for,
+        }
         target = CheckpointTarget(Path(directory), training.steps, state, keep)
         self._checkpoints.save(target, saved_tensors(engine, training), wait=wait)
         self._tell(Saved(self.steps, target.folder.final))
@@ -618,14 +654,33 @@ class Pipeline:
         ``loader`` continues at the saved position. Returns the number of steps taken before. All
         ranks must call this.
 
+        A plan that was found here gives way, before the first step, to the checkpoint's, if that
+        was found for the same number of ranks and the same constraints.
+
         Raises:
             BadInput: there is no undamaged checkpoint, it is of another model, or has no loader.
         """
         self._drain()
         self._check_own_weights("save or load a checkpoint")
         self._checkpoints.wait()
-        load_state(self._engine, self._training, Path(directory), loader)
+        path = chosen_checkpoint(self._engine, Path(directory))
+        state = self._world.all_succeed(partial(read_state, path))
+        if not self.steps and self._found_for and self._found_for == state.get("found_for"):
+            self._keep_plan(plan_from_json(state["plan"], str(path)))
+        load_state(self._engine, self._training, (path, state), loader)
         return self.steps
+
+    def _keep_plan(self, plan: Plan) -> None:
+        """Go on by the plan of a checkpoint, whose state is loaded next."""
+        ends = [each.stages[-1].layers.stop for each in (plan, self._plan)]
+        measured = self._constraints is not None and self._constraints.remeasure
+        if measured or plan == self._plan or ends[0] != ends[1]:
+            return
+        averages = self._training.averages
+        self._connect_anew(lambda: self._follow(plan), goes_on=False)
+        self._training.averages = averages
+        if self.rank == 0:
+            say(f"the plan of the checkpoint is kept: {plan_words(plan, 'rank')}")
 
     def close(self, *, gather: bool = False) -> None:
         """Disconnect from the other ranks; the last pipeline destroys what pipelines created.
@@ -674,8 +729,8 @@ class Pipeline:
         check_conflicts(self._uses | {"thawed": thawed})
         self._connect_anew(self._graph.follow_flags)
 
-    def _connect_anew(self, change: Callable[[], object]) -> None:
-        """Connect the ranks anew after a ``change``; the state of the training goes on."""
+    def _connect_anew(self, change: Callable[[], object], *, goes_on: bool = True) -> None:
+        """Connect the ranks anew after a ``change``; the training ``goes_on`` from its state."""
         self._checkpoints.wait()
         engine, training, verified = self._engine, self._training, self._verified
         engine.buckets.close()
@@ -684,7 +739,8 @@ class Pipeline:
         change()
         self._connect(None)  # before the old connections end, with which processes would leave
         engine.close()
-        self._training.go_on_from(training)
+        if goes_on:
+            self._training.go_on_from(training)
         self._verified.go_on_from(verified)
 
     def _on_its_path(self, act: Callable[..., Done], batches: Sequence[Batch]) -> Done:
@@ -794,6 +850,37 @@ def meetings_of(engine: Engine, update: Update) -> "Meetings | None":
     from penstock.runtime.steps.meeting import Meetings
 
     return Meetings(engine, update)
+
+
+def plan_of(
+    plan: Plan | Path | str | None,
+    constraints: Constraints | None,
+    graph: LayerGraph,
+    batch: Batch,
+    options: Options,
+) -> Plan:
+    """The plan that was given, that of a file, or one that is found for these ranks.
+
+    Raises:
+        BadInput: constraints besides a plan, or neither a plan nor a file.
+    """
+    if plan is None or plan == "auto":
+        # Imported here: a pipeline with a plan needs neither measurements nor planners.
+        from penstock.plan_here import plan_here
+
+        return plan_here(graph, batch, options, constraints or Constraints())
+    if constraints not in (None, Constraints(sharding="optimizer")):
+        raise BadInput(
+            'constraints are for a plan that is found here, but for sharding="optimizer" alone, '
+            "and plan=... was given too; leave one of them out"
+        )
+    if isinstance(plan, Path | str):
+        return read_plan(plan)
+    if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInput(
+            f"plan is {shown(plan)}; give a Plan, the path of a plan file, or 'auto' to find one"
+        )
+    return plan
 
 
 def way_to_train(engine: Engine, training: Training, update: Update) -> Steps:

@@ -4,8 +4,9 @@
 it reads one `Options`.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.errors import BadInput
+from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, ShardingChoice
 from penstock.runtime.conflicts import uses_of_settings
 from penstock.runtime.gradients.loss_scaling import LossScaling, loss_scaling_for
 from penstock.runtime.processes.heartbeat import LIMIT_S
@@ -152,6 +154,34 @@ class Safety:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What a plan that `Pipeline` finds keeps to: an argument of it, as of `penstock plan`.
+
+    ``schedule`` is one name, or several with commas between them. ``micro_batch_size`` and
+    ``max_stages`` 0 leave these free. ``recompute`` is "auto", "stage", "on", "blocks" or "off";
+    ``sharding`` what ranks of a stage divide: "off", "optimizer" (as ZeRO-1), "parameters" (as
+    FSDP) or "auto". ``memory_reserve`` is the share of each device's memory that stays free.
+    ``pins`` fix parts of the plan, such as "stages: 4" or "lm_head: alone". With ``remeasure``
+    layers and links are measured again, whatever an earlier start has found.
+    """
+
+    planner: str = "search"
+    schedule: str = "auto"
+    micro_batch_size: int = 0
+    max_stages: int = 0
+    recompute: AskedRecompute = "auto"
+    sharding: ShardingChoice = "off"
+    memory_reserve: float = MEMORY_RESERVE
+    pins: tuple[str, ...] = ()
+    remeasure: bool = False
+
+    @property
+    def text(self) -> str:
+        """All that a plan depends on, as JSON."""
+        return json.dumps(asdict(replace(self, remeasure=False)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The arguments of `Pipeline` that are not about the model, its plan or its batches.
 
@@ -172,6 +202,13 @@ class Options:
 
     def __post_init__(self) -> None:
         check_choice("verify", self.verify, get_args(Verification))
+        if isinstance(self.optimizer, Optimizer):
+            kind = type(self.optimizer).__name__
+            name = f"torch.optim.{kind}" if hasattr(torch.optim, kind) else kind
+            raise BadInput(
+                f"optimizer is an {kind} of parameters that ranks do not all hold; give a function "
+                f"that makes one of each rank's own: optimizer=lambda p: {name}(p, ...)"
+            )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise BadInput(
                 f"clip_norm is {self.clip_norm}; it must be > 0, or None for no clipping"
@@ -189,10 +226,11 @@ class Options:
     @property
     def uses(self) -> dict[str, str]:
         """What these options use, for `check_conflicts`."""
-        names = ("autocast", "shard_optimizer", "optimizer")
+        names = ("autocast", "optimizer")
         of_update = ("on_non_finite", "meet_every")
         of_safety = ("verify_every", "transport")
-        return uses_of_settings(
+        divided = {"optimizer": 'sharding="optimizer"'} if self.shard_optimizer else {}
+        return divided | uses_of_settings(
             {name: getattr(self, name) for name in names}
             | {name: getattr(self.update, name) for name in of_update}
             | {name: getattr(self.safety, name) for name in of_safety}

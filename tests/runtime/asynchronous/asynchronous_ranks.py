@@ -39,8 +39,8 @@ def pipeline(plan: Plan, optimizer: str, **options: Any) -> Pipeline:
     settings = OPTIMIZERS[optimizer]
     return Pipeline(
         chain(first_weights(len(plan.stages))),
-        plan,
         batches_of(1, plan.micro_batches)[0],
+        plan=plan,
         optimizer=make_optimizer(settings),
         learning_rate_schedule=make_schedule(settings),
         timeout_s=60,

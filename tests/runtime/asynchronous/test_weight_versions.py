@@ -46,7 +46,7 @@ def in_process(
     plan = replace(plan_of_stages(stages, method, micro_batches), costs=costs)
     model = model or chain(first_weights(stages))
     options = {"safety": Safety(transport="in-process"), "verify": "off", **options}
-    return Pipeline(model, plan, (inputs, targets), **options)
+    return Pipeline(model, (inputs, targets), plan=plan, **options)
 
 
 def histories(player: Pipeline) -> list[list[np.ndarray]]:

@@ -78,8 +78,8 @@ def train_net(
     losses: list[float] = []
     with Pipeline(
         graph,
-        net_plan(len(graph.layer_names)),
         classes(8),
+        plan=net_plan(len(graph.layer_names)),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
         learning_rate_schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
             optimizer, 24

@@ -27,8 +27,8 @@ def pipeline() -> Pipeline:
     layers = range(len(graph.layer_names))
     return Pipeline(
         graph,
-        Plan((Stage(layers, (0,), (4,)),), 1, 4, "1f1b"),
         (X, Y),
+        plan=Plan((Stage(layers, (0,), (4,)),), 1, 4, "1f1b"),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
     )
 

@@ -33,7 +33,7 @@ def predictions(name: str, replicas: Sequence[int], schedule: str, **options: An
     plan = plan_of(len(graph.layer_names), replicas, schedule)
     wrong: list[str] = []
     whole = copy.deepcopy(subject.model)
-    with Pipeline(graph, plan, batch, timeout_s=60, **options) as pipe:
+    with Pipeline(graph, batch, plan=plan, timeout_s=60, **options) as pipe:
         pipe.step(batch)
         whole.load_state_dict(whole_weights(pipe), strict=False)
         whole.eval()
@@ -138,8 +138,8 @@ def metrics_of_plans() -> dict[str, list[str]]:
         wrong: list[str] = []
         with Pipeline(
             graph,
-            plan,
             classes(BATCH),
+            plan=plan,
             metrics=METRICS,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
             timeout_s=60,
@@ -200,7 +200,7 @@ def follow_events(directory: Path) -> dict[str, Any]:
 
     plan = plan_of(len(graph.layer_names), (1, 1, 1))
     modules: dict[str, str] = {}
-    with Pipeline(graph, plan, batch, timeout_s=60) as pipe:
+    with Pipeline(graph, batch, plan=plan, timeout_s=60) as pipe:
         pipe.notify(note)
         for _ in range(3):
             pipe.step(batch)

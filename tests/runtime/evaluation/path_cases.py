@@ -152,7 +152,7 @@ def of_case(case: Case) -> list[str]:
     options: dict[str, Any] = {"metrics": {"accuracy": accuracy}} if case.loss else {}
     plan = plan_of(len(graph.layer_names), (1, 1))
     make = lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)  # noqa: E731
-    with Pipeline(graph, plan, held, optimizer=make, timeout_s=60, **options) as pipe:
+    with Pipeline(graph, held, plan=plan, optimizer=make, timeout_s=60, **options) as pipe:
         for batch in (None, *data):
             if batch is not None:
                 found = pipe.step(batch).loss
@@ -223,7 +223,7 @@ def failures_in_turn() -> list[str]:
     model, data = Fails().double(), batches(2)
     graph, found = capture_model(model, data[0], loss=loss), list[str]()
     plan = plan_of(len(graph.layer_names), (1, 1))
-    with Pipeline(graph, plan, data[0], metrics={"one": metric}, timeout_s=60) as pipe:
+    with Pipeline(graph, data[0], plan=plan, metrics={"one": metric}, timeout_s=60) as pipe:
         first = pipe.step(data[0]).loss
         for place in ("forward", "loss", "metric"):
             failing = place

@@ -61,7 +61,7 @@ def pipeline_alone(**options: object) -> Pipeline:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3))
     batch = (torch.randn(4, 4), torch.randint(3, (4,)))
     plan = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "gpipe")
-    return Pipeline(model, plan, batch, loss=torch.nn.functional.cross_entropy, **options)  # type: ignore[arg-type]
+    return Pipeline(model, batch, plan=plan, loss=torch.nn.functional.cross_entropy, **options)  # type: ignore[arg-type]
 
 
 def test_a_metric_that_is_no_number_is_refused_by_name() -> None:
@@ -89,7 +89,11 @@ def test_stages_leave_the_scripts_random_numbers_alone() -> None:
     losses: list[list[float]] = []
     for seed in (0, 0, 1):
         with Pipeline(
-            model, plan, batch, loss=torch.nn.functional.cross_entropy, update=Update(seed=seed)
+            model,
+            batch,
+            plan=plan,
+            loss=torch.nn.functional.cross_entropy,
+            update=Update(seed=seed),
         ) as pipe:
             torch.manual_seed(5)
             expected = torch.rand(3)
@@ -117,6 +121,6 @@ def test_a_prediction_needs_no_target_where_the_loss_broadcasts_it(loss: Any) ->
     batch = x, torch.rand(8, 3)
     expected = model(x)
     plan = plan_of(len(capture_model(model, batch, loss=loss).layer_names), (1,))
-    with Pipeline(model, plan, batch, loss=loss, optimizer=torch.optim.SGD) as pipe:
+    with Pipeline(model, batch, plan=plan, loss=loss, optimizer=torch.optim.SGD) as pipe:
         for given in (x, (x,), batch):
             assert torch.equal(pipe.predict(given), expected)

@@ -35,7 +35,7 @@ def test_a_batch_that_is_refused_in_evaluation_leaves_the_model_in_training_mode
     graph = capture_model(model, batch, loss=nn.functional.mse_loss)
     plan = Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "1f1b")
     optimizer, safety = partial(torch.optim.SGD, lr=0.1), Safety(transport="in-process")
-    with Pipeline(graph, plan, batch, optimizer=optimizer, safety=safety) as pipe:
+    with Pipeline(graph, batch, plan=plan, optimizer=optimizer, safety=safety) as pipe:
         pipe.step(batch)
         with pytest.raises(BadInput, match="batch is 1 entries"):
             pipe.evaluate(batch[:1])

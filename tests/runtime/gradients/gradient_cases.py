@@ -26,6 +26,7 @@ from penstock.capture.capture import capture_model
 from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.plan import Plan
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Constraints
 
 BATCH = MICRO_BATCHES * ROWS
 CLIP_NORM = 0.05
@@ -69,12 +70,12 @@ def trained(case: str, steps: int, *, shard: bool) -> dict[str, Any]:
     subject, graph, plan = planned(name, schedule, replicas)
     with Pipeline(
         graph,
-        plan,
         subject.batch(plan.global_batch),
+        plan=plan,
         optimizer=OPTIMIZERS[optimizer],
         learning_rate_schedule=warm_up,
         clip_norm=None if case in UNCLIPPED else CLIP_NORM,
-        shard_optimizer=shard,
+        constraints=Constraints(sharding="optimizer") if shard else None,
     ) as pipe:
         norms = [
             pipe.step(subject.batch(plan.global_batch - step % 2)).gradient_norm
@@ -122,11 +123,11 @@ def sharded_losses(
     found: list[float] = []
     with Pipeline(
         graph,
-        plan,
         subject.batch(BATCH),
+        plan=plan,
         optimizer=OPTIMIZERS["adamw, fused"],
         learning_rate_schedule=warm_up,
-        shard_optimizer=shard,
+        constraints=Constraints(sharding="optimizer") if shard else None,
     ) as pipe:
         start = pipe.load(directory) if save_at < 0 else 0
         for step in range(start, steps):
@@ -178,7 +179,13 @@ def accumulated_in(
     subject, graph, plan = planned(name, schedule, replicas)
     batch = subject.batch(31)
     sizes = (range(12), range(12, 24), range(24, 31))
-    with Pipeline(graph, plan, subject.batch(4), shard_optimizer=shard, clip_norm=1e-3) as pipe:
+    with Pipeline(
+        graph,
+        subject.batch(4),
+        plan=plan,
+        constraints=Constraints(sharding="optimizer") if shard else None,
+        clip_norm=1e-3,
+    ) as pipe:
         engine = pipe._engine
         cut = [
             range(rows.start + own.start, rows.start + own.stop)
@@ -229,12 +236,12 @@ def overflow_on_one_rank(steps: int, overflowing: Sequence[int]) -> dict[str, An
     now: list[int] = []
     with Pipeline(
         graph,
-        plan,
         batch,
+        plan=plan,
         optimizer=OPTIMIZERS["adamw, fused"],
         learning_rate_schedule=warm_up,
         autocast=torch.float16,
-        shard_optimizer=True,
+        constraints=Constraints(sharding="optimizer"),
     ) as pipe:
         if dist.get_rank() == 2:
             parameter = list(pipe.parameters())[-1]

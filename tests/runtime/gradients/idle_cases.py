@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
+from penstock.runtime.settings import Constraints, Safety
 
 WIDTH, ROWS, STEPS, LAYERS = 6, 4, 8, 8
 
@@ -197,11 +197,11 @@ def problems_of(case: str) -> Iterator[str]:
     connect = partial(
         Pipeline,
         graph,
-        plan,
         example,
+        plan=plan,
         optimizer=OPTIMIZERS[make],
         clip_norm=settings.get("clip_norm"),
-        shard_optimizer=settings.get("shard_optimizer", False),
+        constraints=Constraints(sharding="optimizer") if "shard_optimizer" in settings else None,
         verify="first-step" if "verify_every" in settings else "off",
         safety=Safety(
             verify_every=settings.get("verify_every", 0),
@@ -270,7 +270,7 @@ def problems_without_a_flush(schedule: str) -> Iterator[str]:
     example = batch_of(plan.global_batch, 0)
     graph = capture_model(model, example, loss=nn.MSELoss())
     expected: list[list[bool]] = []
-    with Pipeline(graph, plan, example, optimizer=optimizer, verify="off") as pipe:
+    with Pipeline(graph, example, plan=plan, optimizer=optimizer, verify="off") as pipe:
         for step in range(STEPS):
             for each in (model, whole):
                 each.set_up(step)

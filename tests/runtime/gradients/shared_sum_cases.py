@@ -141,7 +141,7 @@ def bits_of_replicas(transport: Any) -> list[list[int]]:
     subject, graph = captured(case.model, True)
     plan = case.plan(len(graph.layer_names))
     batch = batch_of(subject, plan.global_batch, True)
-    with Pipeline(graph, plan, batch, safety=Safety(transport=transport)) as pipe:
+    with Pipeline(graph, batch, plan=plan, safety=Safety(transport=transport)) as pipe:
         pipe.step(batch)
         grads = [p.grad for p in pipe.parameters() if p.grad is not None]
         return [g.reshape(-1).view(torch.int64).tolist() for g in grads]

@@ -54,7 +54,7 @@ def test_a_stage_may_leave_out_its_own_expert() -> None:
     batches = [routed(experts) for experts in (3, 2, 3, 2)]
     plan, safety = Plan(CUT, 2, 3, "1f1b"), Safety(transport="in-process")
     with Pipeline(
-        capture_model(model, batches[0]), plan, batches[0], optimizer=decayed, safety=safety
+        capture_model(model, batches[0]), batches[0], plan=plan, optimizer=decayed, safety=safety
     ) as pipe:
         for batch in batches:
             found = pipe.step(batch).loss
@@ -73,7 +73,7 @@ def test_an_expert_whose_result_is_sent_must_run() -> None:
     batch = routed(3)
     plan, safety = Plan(CUT, 2, 3, "1f1b"), Safety(transport="in-process")
     with Pipeline(
-        capture_model(Routed(), batch), plan, batch, optimizer=decayed, safety=safety
+        capture_model(Routed(), batch), batch, plan=plan, optimizer=decayed, safety=safety
     ) as pipe:
         pipe.step(batch)
         with pytest.raises(BadInput, match=r"'index_add' at .* was not made.*in one stage"):

@@ -38,8 +38,8 @@ def pipeline(
 ) -> Pipeline:
     return Pipeline(
         model,
-        PLAN,
         batch,
+        plan=PLAN,
         optimizer=lambda parameters: SGD(parameters, lr=0.1),
         autocast=torch.float16,
         update=Update(loss_scaling=scaling),
@@ -57,8 +57,8 @@ def test_scale_skipped_steps_and_weights_are_those_of_torchs_scaler() -> None:
     scaling = LossScaling(initial=2.0**20, growth_interval=3)
     with Pipeline(
         model,
-        PLAN,
         batch,
+        plan=PLAN,
         optimizer=lambda parameters: SGD(parameters, lr=1e-3),
         autocast=torch.float16,
         update=Update(loss_scaling=scaling),
@@ -92,7 +92,7 @@ def gradients(size: float, autocast: torch.dtype | None, initial: float) -> list
     model, batch = model_and_batch(size)
     scaling = LossScaling(initial=initial) if autocast is not None else None
     update = Update(loss_scaling=scaling)
-    with Pipeline(model, PLAN, batch, autocast=autocast, verify="off", update=update) as pipe:
+    with Pipeline(model, batch, plan=PLAN, autocast=autocast, verify="off", update=update) as pipe:
         pipe.step(batch)
         return [p.grad / size for p in pipe.parameters() if p.grad is not None]
 
@@ -188,10 +188,14 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
 def test_float16_is_refused_where_it_cannot_work() -> None:
     model, batch = model_and_batch()
     with pytest.raises(BadInput, match=r"autocast is torch\.float64; use torch\.bfloat16, torch"):
-        Pipeline(model, PLAN, batch, autocast=torch.float64)
+        Pipeline(model, batch, plan=PLAN, autocast=torch.float64)
     with pytest.raises(BadInput, match=r"autocast is torch\.bfloat16: only float16 needs it"):
         Pipeline(
-            model, PLAN, batch, autocast=torch.bfloat16, update=Update(loss_scaling=LossScaling())
+            model,
+            batch,
+            plan=PLAN,
+            autocast=torch.bfloat16,
+            update=Update(loss_scaling=LossScaling()),
         )
     half = tuple(leaf.half() for leaf in batch)
     with pytest.raises(BadInput, match=r"parameter '0\.0\.weight' is float16, as are 5 more"):

@@ -32,7 +32,7 @@ def losses(model: nn.Module) -> list[float]:
     stages = Stage(range(1), (0,), (2,)), Stage(range(1, layers), (1,), (2,))
     plan = Plan(stages, 2, 2, "1f1b")
     safety = Safety(transport="in-process")
-    with Pipeline(graph, plan, batch, optimizer=sgd, safety=safety, verify="off") as pipe:
+    with Pipeline(graph, batch, plan=plan, optimizer=sgd, safety=safety, verify="off") as pipe:
         return [pipe.step(batch).loss for _ in range(2)]
 
 

@@ -17,7 +17,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Update
+from penstock.runtime.settings import Constraints, Update
 
 WIDTH, ROWS, STEPS, LAYERS, RATE = 16, 4, 3, 4, 0.125
 
@@ -140,11 +140,11 @@ def problems_of(case: str) -> list[str]:
     batches = [batch_of(plan.global_batch, n) for n in range(settings.get("batches", 1))]
     with Pipeline(
         capture_model(model, batches[0], loss=nn.MSELoss(), compile="compile" in settings),
-        plan,
         batches[0],
+        plan=plan,
         optimizer=optimizer,
         clip_norm=settings.get("clip_norm"),
-        shard_optimizer=case == "divided state",
+        constraints=Constraints(sharding="optimizer") if case == "divided state" else None,
         update=Update(
             gradient_dtype=torch.float32,
             meet_every=settings.get("meet_every", 0),

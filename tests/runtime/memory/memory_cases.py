@@ -87,7 +87,7 @@ def predicted_and_measured(
 ) -> tuple[float, MeasuredMemory, float]:
     """This rank's peak as simulated from its model's counted bytes, and as measured."""
     prediction = predict(graph, plan, example, state)
-    with Pipeline(graph, plan, example, optimizer=optimizer, timeout_s=100) as pipe:
+    with Pipeline(graph, example, plan=plan, optimizer=optimizer, timeout_s=100) as pipe:
         for _ in range(2):  # in both, losses are compared, for which outputs are kept
             pipe.step(example)
         with pipe.measuring_memory() as memory:
@@ -161,7 +161,7 @@ def by_block_and_kept(name: str) -> tuple[float, float, float, float]:
     plans = (with_recompute(kept, False, by_block=True), kept)
     for plan in plans:
         model.load_state_dict(first)
-        with Pipeline(graph, plan, example, optimizer=torch.optim.AdamW) as pipe:
+        with Pipeline(graph, example, plan=plan, optimizer=torch.optim.AdamW) as pipe:
             pipe.step(example)
             before = pipe.step(example).loss
             with pipe.measuring_memory() as memory:
@@ -220,7 +220,11 @@ def growth(
         # Batches of another size have another cut of their own, made once.
         batches = [batch(rows), batch(rows - 1), batch(rows)]
         with Pipeline(
-            graph, plan, batches[0], optimizer=torch.optim.AdamW, safety=Safety(transport=transport)
+            graph,
+            batches[0],
+            plan=plan,
+            optimizer=torch.optim.AdamW,
+            safety=Safety(transport=transport),
         ) as pipe:
             for step in range(warm_up + steps):
                 if step == warm_up:
@@ -240,7 +244,7 @@ def peaks_by_micro_batches(counts: Sequence[int]) -> dict[int, tuple[float, floa
         plan = plan_of(len(graph.layer_names), (1, 1), "1f1b", micro_batches=count, rows=ROWS)
         example = batch(plan.global_batch)
         with Pipeline(
-            graph, plan, example, safety=Safety(transport="process-groups"), timeout_s=100
+            graph, example, plan=plan, safety=Safety(transport="process-groups"), timeout_s=100
         ) as pipe:
             peaks: list[float] = []
             for act in (pipe.step, pipe.evaluate):

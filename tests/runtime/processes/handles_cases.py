@@ -64,8 +64,8 @@ def after_steps_and_after_closing(transport: str) -> dict[str, Any]:
         for _ in range(PIPELINES):
             with Pipeline(
                 graph,
-                plan,
                 batch_of(subject, plan.global_batch, True),
+                plan=plan,
                 optimizer=make_optimizer("sgd"),
                 safety=Safety(transport=transport),
                 timeout_s=60,

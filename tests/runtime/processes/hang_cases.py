@@ -70,7 +70,7 @@ def hang(
     stages = tuple(Stage(range(n, n + 1 + (n == RANKS - 1)), (n,), (2,)) for n in range(RANKS))
     plan = Plan(stages, 4, 2, "1f1b")
     with Pipeline(
-        chain, plan, batch, timeout_s=timeout_s, safety=Safety(transport=transport)
+        chain, batch, plan=plan, timeout_s=timeout_s, safety=Safety(transport=transport)
     ) as pipe:
         pipe.step(batch)
         if where == "step" and culprit:

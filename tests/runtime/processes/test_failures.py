@@ -68,11 +68,13 @@ def test_no_plan_runs_on_too_few_workers() -> None:
     plan = Plan((Stage(range(1), (0,), (2,)), Stage(range(1, 3), (1,), (2,))), 2, 2, "1f1b")
     chain = Chain([nn.Linear(2, 2), nn.Linear(2, 2)], loss=nn.MSELoss())
     batch = (torch.zeros(4, 2), torch.zeros(4, 2))
-    with pytest.raises(BadInput, match=r"uses 2 devices but 1 workers run.*nproc-per-node 2"):
-        Pipeline(chain, plan, batch)
+    with pytest.raises(BadInput, match=r"uses 2 devices but one worker runs.*nproc-per-node 2"):
+        Pipeline(chain, batch, plan=plan)
     shorter = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "1f1b")
-    with pytest.raises(BadInput, match="covers 2 layers, the model Chain has 3; plan again"):
-        Pipeline(chain, shorter, batch)
+    with pytest.raises(
+        BadInput, match=r"covers 2 layers, the model Chain has 3 \(.+, loss\); plan again"
+    ):
+        Pipeline(chain, batch, plan=shorter)
 
 
 def test_a_process_that_is_alone_waits_without_a_store_to_look_into() -> None:

@@ -297,7 +297,8 @@ def train(steps, workers):
     last = (workers - 1,)
     plan = Plan((Stage(range(1), (0,), (4,)), Stage(range(1, 3), last, (4,))), 2, 4, "1f1b")
     one = Plan((Stage(range(3), (0,), (4,)),), 2, 4, "1f1b")
-    with penstock.Pipeline(net, plan if workers > 1 else one, batch, loss=nn.functional.mse_loss,
+    plan, loss = plan if workers > 1 else one, nn.functional.mse_loss
+    with penstock.Pipeline(net, batch, plan=plan, loss=loss,
                            optimizer=lambda p: torch.optim.SGD(p, lr=0.1)) as pipe:
         return Losses(pipe.step(batch).loss for _ in range(steps))
 

@@ -34,7 +34,7 @@ def trained(plan: Plan, steps: int, *, traced: bool) -> dict[str, Any]:
     else:
         graph = capture_model(model, batch)
     torch.manual_seed(1)
-    with Pipeline(graph, plan, batch, optimizer=lambda p: torch.optim.SGD(p, 0.1)) as pipe:
+    with Pipeline(graph, batch, plan=plan, optimizer=lambda p: torch.optim.SGD(p, 0.1)) as pipe:
         losses = [pipe.step(batch).loss for _ in range(steps)]
         tensors = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
     return {"losses": losses, "random": torch.rand(3), **tensors}

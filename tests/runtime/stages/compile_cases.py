@@ -83,8 +83,8 @@ def trained(
     torch.manual_seed(1)
     with Pipeline(
         graph,
-        plan,
         batches[0],
+        plan=plan,
         optimizer=lambda p: torch.optim.SGD(p, 0.1),
         autocast=autocast,
     ) as pipe:
@@ -116,8 +116,8 @@ def trained_at_lengths(lengths: Sequence[int], *, compile: bool) -> dict[str, An
     graph = capture_model(model, batches[0], loss=nn.MSELoss(), dynamic=dynamic, compile=compile)
     with Pipeline(
         graph,
-        Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "gpipe"),
         batches[0],
+        plan=Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "gpipe"),
         optimizer=lambda p: torch.optim.SGD(p, 0.1),
     ) as pipe:
         losses = [pipe.step(batch).loss for batch in batches]

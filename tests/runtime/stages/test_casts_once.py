@@ -78,8 +78,8 @@ def steps(form: str) -> tuple[list[torch.Tensor], int, int]:
 
     with Pipeline(
         own,
-        plan,
         batch(),
+        plan=plan,
         optimizer=partial(AdamW, lr=0.01),
         autocast=torch.bfloat16,
         safety=Safety(transport="in-process"),

@@ -91,7 +91,7 @@ def stepped(model: nn.Module, *, compile: bool) -> tuple[list[float], int]:
     batch = normal(ROWS, WIDTH, 1), normal(ROWS, WIDTH, 2)
     graph = capture_model(model, batch, loss=nn.MSELoss(), compile=compile)
     plan = Plan((Stage(range(len(graph.layer_names)), (0,), (4,)),), 3, 4, "gpipe")
-    with Pipeline(graph, plan, batch, optimizer=sgd, verify="off") as pipe:
+    with Pipeline(graph, batch, plan=plan, optimizer=sgd, verify="off") as pipe:
         return [pipe.step(batch).loss for _ in range(3)], pipe.compiled_graphs
 
 
@@ -102,7 +102,7 @@ def test_hooks_that_the_user_adds_later_run() -> None:
     plan = Plan((Stage(range(3), (0,), (4,)),), 3, 4, "gpipe")
     called = list[str]()
     graph = capture_model(model, batch, loss=nn.MSELoss(), compile=True)
-    with Pipeline(graph, plan, batch, verify="off") as pipe:
+    with Pipeline(graph, batch, plan=plan, verify="off") as pipe:
         pipe.step(batch)
         for name in ("0.inner.up", "0"):
             module = model.get_submodule(name)

@@ -99,8 +99,8 @@ def test_by_block_autocast_and_clipped_steps_are_those_of_a_run_that_keeps_every
         model.load_state_dict(first)
         with Pipeline(
             graph,
-            plan,
             batch,
+            plan=plan,
             optimizer=lambda p: torch.optim.SGD(p, 0.5),
             clip_norm=0.1,
             autocast=torch.bfloat16,

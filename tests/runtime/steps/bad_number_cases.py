@@ -109,8 +109,8 @@ def pipeline(case: BadCase) -> Pipeline:
         model = Chain(list(model), loss=functional.mse_loss)
     return Pipeline(
         model,
-        plan,
         batch_of(0),
+        plan=plan,
         optimizer=lambda p: SGD(p, lr=0.01, momentum=0.9),
         autocast=case.autocast,
         update=Update(on_non_finite=case.policy),  # type: ignore[arg-type]

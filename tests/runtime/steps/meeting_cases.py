@@ -78,8 +78,8 @@ def pipeline_of(
 ) -> Pipeline:
     given = {"update": case.update, "clip_norm": case.clip_norm, "timeout_s": 60, **more}
     given.setdefault("safety", Safety(transport=case.transport, compare_replicas_every=3))
-    chosen = model or model_of(), plan or case.plan
-    return Pipeline(*chosen, case.batch(0), optimizer=case.optimizer, **given)
+    given["plan"] = plan or case.plan
+    return Pipeline(model or model_of(), case.batch(0), optimizer=case.optimizer, **given)
 
 
 ON_DEVICES = {
@@ -256,7 +256,7 @@ def loaded_by_one(folder: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     case = MeetingCase(4, 3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with Pipeline(model_of(), plan, case.batch(0), optimizer=case.optimizer) as pipe:
+        with Pipeline(model_of(), case.batch(0), plan=plan, optimizer=case.optimizer) as pipe:
             assert pipe.load(folder) == case.steps
             return weights_of(pipe), [str(each.message) for each in caught]
 

@@ -27,7 +27,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.sharding import with_sharding
 from penstock.plan.side_by_side import pipelines_in
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.settings import Constraints, Safety, Update
 
 LIMIT = 1e-12
 
@@ -177,7 +177,10 @@ def test_stages_that_are_no_replicas_of_each_other() -> None:
 def test_what_does_not_go_together_is_refused_before_ranks_meet() -> None:
     case = CASES[3]
     for given, words in (
-        ({"shard_optimizer": True}, "shard_optimizer=True does not work with meet_every=1"),
+        (
+            {"constraints": Constraints(sharding="optimizer")},
+            'sharding="optimizer" does not work with meet_every=1',
+        ),
         ({"safety": Safety(verify_every=5)}, "verify_every=5 does not work with meet_every=1"),
         ({"safety": Safety(transport="in-process")}, "replicas of a stage are one there"),
         ({"autocast": torch.float16}, "pipelines would have scales of their own; use bfloat16"),

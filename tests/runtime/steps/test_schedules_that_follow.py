@@ -37,8 +37,8 @@ def pipeline(schedule: Any = plateau, plan: Plan = PLAN, **update: Any) -> Pipel
     graph = capture_model(model(), BATCHES[0], loss=cross_entropy)
     return Pipeline(
         graph,
-        plan,
         BATCHES[0],
+        plan=plan,
         optimizer=sgd,
         learning_rate_schedule=schedule,
         update=Update(**update),

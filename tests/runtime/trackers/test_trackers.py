@@ -108,8 +108,8 @@ def test_a_loop_of_ones_own_shows_steps_and_combined_evaluations(
     plan = Plan((Stage(range(3), (0,), (4,)),), 2, 4, "1f1b")
     with Pipeline(
         nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)),
-        plan,
         batch,
+        plan=plan,
         loss=nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         metrics={"error": lambda output, target: (output - target).abs().mean()},

@@ -67,7 +67,9 @@ def verified(
     graph = capture_model(model, (x, y), loss=functional.cross_entropy)
     hooking(graph, hook, *names)
     stage = Stage(range(len(graph.layer_names)), (0,), (ROWS // 2,))
-    with Pipeline(graph, Plan((stage,), 2, ROWS // 2, "1f1b"), (x, y), autocast=autocast) as pipe:
+    with Pipeline(
+        graph, (x, y), plan=Plan((stage,), 2, ROWS // 2, "1f1b"), autocast=autocast
+    ) as pipe:
         return pipe.verify((x, y))
 
 

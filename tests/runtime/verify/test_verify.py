@@ -69,7 +69,7 @@ class Summed(nn.Module):
 @pytest.mark.parametrize("divided", [False, True])
 def test_sums_of_micro_batches_that_mix_samples_are_added(divided: bool) -> None:
     graph = capture_model(Summed(divided).double(), batch())
-    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
         result = pipe.verify(batch())
     assert "micro-batch by micro-batch" in result.reference
     assert result.equal, str(result)
@@ -101,7 +101,7 @@ def test_code_that_goes_through_the_samples_is_compared_with_the_module(times: f
     subject, graph = captured("pictures")
     if times != 1.0:
         hooking(graph, lambda module, given, made: times * made, "blocks.0")
-    with Pipeline(graph, one_rank(graph), subject.batch(8)) as pipe:
+    with Pipeline(graph, subject.batch(8), plan=one_rank(graph)) as pipe:
         result = pipe.verify(subject.batch(8))
     assert result.equal == (times == 1.0), str(result)
     assert str(result).startswith(WHOLE) == result.equal
@@ -254,7 +254,7 @@ def test_nothing_is_changed_afterwards() -> None:
     torch.manual_seed(0)
     model = Careless().double()
     graph = capture_model(model, batch(), loss=functional.cross_entropy)
-    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
         pipe.step(batch())
         model.eval()
         attributes = (model.seen, model.noted)
@@ -323,7 +323,7 @@ def test_a_chain_is_compared_with_itself() -> None:
     recurrent = nn.Sequential(nn.LSTM(8, 3, num_layers=2, dropout=0.5, batch_first=True), Last())
     layers = [nn.Linear(4, 8), nn.Unflatten(1, (1, 8)), recurrent, nn.Flatten(), nn.Linear(3, 3)]
     chain = Chain(layers, functional.cross_entropy).double()
-    with Pipeline(chain, one_rank(capture_model(chain, batch())), batch()) as pipe:
+    with Pipeline(chain, batch(), plan=one_rank(capture_model(chain, batch()))) as pipe:
         result = pipe.verify(batch())
         assert result.equal, str(result)
 
@@ -339,7 +339,7 @@ def test_a_model_on_the_meta_device_is_compared_with_the_values_of_the_ranks() -
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     graph = capture_model(model, batch(), loss=functional.cross_entropy)
     plan = one_rank(graph)
-    with Pipeline(model, plan, batch(), loss=functional.cross_entropy) as pipe:
+    with Pipeline(model, batch(), plan=plan, loss=functional.cross_entropy) as pipe:
         result = pipe.verify(batch())
     assert result.equal, str(result)
     assert result.reference_loss > 0
@@ -370,7 +370,7 @@ def test_a_mixture_of_experts_with_router_loss_and_ignored_targets_is_equal() ->
     labels[0, 2:], labels[4:], labels[7, 3] = -100, -100, 5
     words = {"input_ids": ids, "labels": labels}
     graph = capture_model(model, words)
-    with Pipeline(graph, one_rank(graph), words) as pipe:
+    with Pipeline(graph, words, plan=one_rank(graph)) as pipe:
         result = pipe.verify(words)
     assert result.equal, str(result)
     assert result.reference.startswith("your module, micro-batch by micro-batch, because it mixes")
@@ -400,7 +400,7 @@ class InPlace(nn.Module):
 def test_what_is_added_to_a_mean_in_place_is_no_part_of_it(divided: bool) -> None:
     torch.manual_seed(0)
     graph = capture_model(InPlace(divided).double(), batch())
-    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
         result = pipe.verify(batch())
     assert "micro-batch by micro-batch" in result.reference
     assert result.equal, str(result)
@@ -410,7 +410,7 @@ def test_a_micro_batch_whose_mean_has_no_terms_is_not_compared() -> None:
     torch.manual_seed(0)
     graph = capture_model(InPlace(divided=False).double(), batch())
     inputs, targets = batch()[0], torch.tensor([0, 1, 2, 0, -100, -100, -100, -100])
-    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
         result = pipe.verify((inputs, targets))
     assert "gives a loss of nan, as a mean over no targets does" in str(result)
 
@@ -418,6 +418,6 @@ def test_a_micro_batch_whose_mean_has_no_terms_is_not_compared() -> None:
 def test_a_micro_batch_without_targets_counts_for_nothing_where_the_loss_is_one_mean() -> None:
     graph = capture_model(net(nn.BatchNorm1d(8)), batch(), loss=functional.cross_entropy)
     inputs, targets = batch()[0], torch.tensor([0, 1, 2, 0, -100, -100, -100, -100])
-    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
         result = pipe.verify((inputs, targets))
     assert result.equal, str(result)

@@ -45,7 +45,7 @@ def trained(model: nn.Module, verify: str, steps: int = 2, batches: int = 1) -> 
     """Losses and weights after some steps, and the verification."""
     graph = capture_model(model, batch(), loss=functional.cross_entropy)
     options: dict[str, Any] = {"optimizer": descend, "clip_norm": 0.1, "verify": verify}
-    with Pipeline(graph, one_rank(graph), batch(), **options) as pipe:
+    with Pipeline(graph, batch(), plan=one_rank(graph), **options) as pipe:
         losses = [pipe.step(*[batch()] * batches).loss for _ in range(steps)]
         return losses, [p.detach().clone() for p in model.parameters()], pipe.verified
 
@@ -78,7 +78,7 @@ def test_by_default_the_first_step_is_compared_and_a_line_says_how(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     graph = capture_model(net(), batch(), loss=functional.cross_entropy)
-    with Pipeline(graph, one_rank(graph), batch(), optimizer=descend) as pipe:
+    with Pipeline(graph, batch(), plan=one_rank(graph), optimizer=descend) as pipe:
         for _ in range(2):
             pipe.step(batch())
         assert capsys.readouterr().err == f"step 1: {pipe.verified}\n"
@@ -89,7 +89,7 @@ def test_what_mixes_samples_is_told_once(capsys: pytest.CaptureFixture[str]) -> 
     for micro_batches, step in [(2, Pipeline.step), (2, Pipeline.step), (1, Pipeline.step)]:
         graph = capture_model(net(nn.BatchNorm1d(8)), batch(), loss=functional.cross_entropy)
         with Pipeline(
-            graph, one_rank(graph, micro_batches), batch(), safety=Safety(verify_every=2)
+            graph, batch(), plan=one_rank(graph, micro_batches), safety=Safety(verify_every=2)
         ) as pipe:
             for _ in range(2):
                 step(pipe, batch())
@@ -122,7 +122,7 @@ def test_a_count_of_calls_is_told_where_it_counts_micro_batches(
     graph = capture_model(
         net(Counting(of_samples, warms_up=False)), batch(), loss=functional.cross_entropy
     )
-    with Pipeline(graph, one_rank(graph, micro_batches), batch()) as pipe:
+    with Pipeline(graph, batch(), plan=one_rank(graph, micro_batches)) as pipe:
         for _ in range(2):
             pipe.step(batch())
     told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
@@ -136,7 +136,7 @@ def test_a_count_of_calls_is_told_where_it_counts_micro_batches(
 def test_a_count_of_calls_that_decides_is_refused() -> None:
     model = net(Counting(of_samples=False, warms_up=True))
     graph = capture_model(model, batch(), loss=functional.cross_entropy)
-    with Pipeline(graph, one_rank(graph, 2), batch()) as pipe, pytest.raises(RunFailed):
+    with Pipeline(graph, batch(), plan=one_rank(graph, 2)) as pipe, pytest.raises(RunFailed):
         pipe.step(batch())
 
 
@@ -152,7 +152,7 @@ def test_later_steps_are_compared_every_so_often(schedule: str, streams: bool) -
         "verify": "off",
         "safety": Safety(verify_every=3),
     }
-    with Pipeline(graph, Plan(stages, 2, 4, schedule), batch(), **options) as pipe:
+    with Pipeline(graph, batch(), plan=Plan(stages, 2, 4, schedule), **options) as pipe:
         seen = list[Any]()
 
         def batches(count: int) -> Any:
@@ -182,7 +182,9 @@ def test_a_wrong_first_step_ends_before_anything_is_trained() -> None:
     graph = capture_model(model, batch(), loss=functional.cross_entropy)
     with_flipped_sign(graph)
     before = [p.detach().clone() for p in model.parameters()]
-    with Pipeline(graph, one_rank(graph), batch(), optimizer=descend, verify="first-step") as pipe:
+    with Pipeline(
+        graph, batch(), plan=one_rank(graph), optimizer=descend, verify="first-step"
+    ) as pipe:
         with pytest.raises(RunFailed) as failure:
             pipe.step(batch())
         assert pipe.steps == 0
@@ -272,7 +274,9 @@ def test_room_counts_for_what_comes_after_the_module_too(monkeypatch: pytest.Mon
     graph = capture_model(model, inputs, loss=functional.cross_entropy)
     # The module takes 50.1 kB, of which 6.5 kB are activations; the comparison takes 87.2 kB.
     monkeypatch.setattr(verify, "free_memory", lambda _: FreeMemory(60e3, "RLIMIT_DATA"))
-    with Pipeline(graph, one_rank(graph), inputs, optimizer=descend, verify="first-step") as pipe:
+    with Pipeline(
+        graph, inputs, plan=one_rank(graph), optimizer=descend, verify="first-step"
+    ) as pipe:
         pipe.step(inputs)
         assert "(gradients 43.6 kB, gradients of the pipeline 43.6 kB)" in str(pipe.verified)
 
@@ -294,7 +298,7 @@ def test_batches_of_different_lengths_in_one_step_are_trained_without_being_comp
     dynamic: Any = {0: {1: Length("length", max=5)}}
     graph = capture_model(Words(), long, dynamic=dynamic)
     plan = Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "1f1b")
-    with Pipeline(graph, plan, long, optimizer=descend, verify="first-step") as pipe:
+    with Pipeline(graph, long, plan=plan, optimizer=descend, verify="first-step") as pipe:
         pipe.step(long, short)
         assert str(pipe.verified) == (
             "not compared: tensor 0 of the step's 2 batches has samples of shapes (5,) and (3,), "
@@ -308,7 +312,7 @@ def test_a_loaded_training_is_not_compared_again(tmp_path: Path, runs: list[int]
     graph = capture_model(net(), batch(), loss=functional.cross_entropy)
     for resumed in (False, True):
         with Pipeline(
-            graph, one_rank(graph), batch(), optimizer=descend, verify="first-step"
+            graph, batch(), plan=one_rank(graph), optimizer=descend, verify="first-step"
         ) as pipe:
             if resumed:
                 pipe.load(tmp_path)
@@ -322,7 +326,7 @@ def test_a_schedule_without_a_flush_is_compared_beforehand(runs: list[int]) -> N
     graph = capture_model(model, batch(), loss=functional.cross_entropy)
     layers = len(graph.layer_names)
     plan = Plan((Stage(range(layers), (0,), (4,)),), 2, 4, "pipedream")
-    with Pipeline(graph, plan, batch(), optimizer=descend, verify="first-step") as pipe:
+    with Pipeline(graph, batch(), plan=plan, optimizer=descend, verify="first-step") as pipe:
         losses = [metrics.loss for metrics in pipe.stream([batch()] * 3)]
         assert pipe.verified is not None and pipe.verified.equal, str(pipe.verified)
     assert len(losses) == 3
@@ -356,7 +360,7 @@ def test_calls_are_compared_with_the_example_again_every_so_often(how: str) -> N
         "verify": "off",
         "safety": Safety(check_every=4),
     }
-    with Pipeline(graph, one_rank(graph), example, **options) as pipe:
+    with Pipeline(graph, example, plan=one_rank(graph), **options) as pipe:
         pipe.step(example)
         model.swapped = True
         for _ in range(2):
@@ -388,7 +392,7 @@ def test_no_tf32_is_used_in_a_step_that_is_compared() -> None:
     note: Any = lambda *_: seen.append(torch.backends.cudnn.conv.fp32_precision)  # noqa: E731
     model[0].register_forward_hook(note)
     plan = Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "1f1b")
-    with Pipeline(graph, plan, example, optimizer=descend) as pipe:
+    with Pipeline(graph, example, plan=plan, optimizer=descend) as pipe:
         pipe.step(example)
         assert pipe.verified is not None and pipe.verified.equal
         # Two micro-batches, and the whole batch.

@@ -69,7 +69,7 @@ def verified(
         tamper(graph)
     if after_capture is not None:
         after_capture(model)
-    with Pipeline(graph, one_rank(graph), batch()) as pipe:
+    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
         return pipe.verify(batch())
 
 
@@ -215,7 +215,7 @@ def wrong_on_three_ranks() -> dict[str, str]:
         else:
             kind, graph = captured(subject)
             example = kind.batch(12)
-        with Pipeline(graph, plan_of(len(graph.layer_names), replicas), example) as pipe:
+        with Pipeline(graph, example, plan=plan_of(len(graph.layer_names), replicas)) as pipe:
             if scale != 1.0 and rank == 1:
                 for _, parameter in pipe.named_parameters():
                     parameter.register_hook(lambda gradient: gradient * scale)
@@ -226,7 +226,7 @@ def wrong_on_three_ranks() -> dict[str, str]:
         example = kind.batch(12)
         plan = plan_of(len(graph.layer_names), (2, 1), recompute=True)
         options: dict[str, Any] = {"optimizer": lambda p: SGD(p, lr=0.1), "verify": verify}
-        with Pipeline(graph, plan, example, **options) as pipe:
+        with Pipeline(graph, example, plan=plan, **options) as pipe:
             if scale != 1.0 and rank == 1:
                 for _, parameter in pipe.named_parameters():
                     parameter.register_hook(lambda gradient: gradient * scale)

@@ -91,8 +91,8 @@ def train_within(directory: Path, blocks: int, more_bytes: float) -> Trained:
     before = data_bytes()
     with Pipeline(
         graph,
-        plan,
         batch(),
+        plan=plan,
         update=Update(weights=directory / "first"),
         optimizer=optimizer,
         verify="first-step",

@@ -85,7 +85,7 @@ def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
 def one_stage(model: nn.Module, batch: Any, **options: Any) -> Pipeline:
     graph = capture_model(model, batch)
     layers = range(len(graph.layer_names))
-    return Pipeline(graph, Plan((Stage(layers, (0,), (4,)),), 1, 4, "1f1b"), batch, **options)
+    return Pipeline(graph, batch, plan=Plan((Stage(layers, (0,), (4,)),), 1, 4, "1f1b"), **options)
 
 
 def same_values(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
@@ -297,15 +297,15 @@ def test_a_module_of_ones_own_is_written_and_read(tmp_path: Path) -> None:
     options = {"loss": nn.functional.mse_loss}
     graph = capture_model(Twice(), batch, **options)
     plan = Plan((Stage(range(len(graph.layer_names)), (0,), (4,)),), 1, 4, "1f1b")
-    with Pipeline(graph, plan, batch) as pipe:
+    with Pipeline(graph, batch, plan=plan) as pipe:
         pipe.save_pretrained(tmp_path / "new" / "weights")
         expected = pipe.model_state_dict()
     stored = load_file(tmp_path / "new" / "weights" / "model.safetensors")
     assert sorted(stored) == ["first.bias", "first.weight", "kept", "second.bias"]
     with Pipeline(
         capture_model(Twice(), batch, **options),
-        plan,
         batch,
+        plan=plan,
         update=Update(weights=tmp_path / "new" / "weights"),
     ) as pipe:
         assert same_values(pipe.model_state_dict(), expected)

@@ -50,8 +50,8 @@ def read_train_and_save(directory: Path) -> dict[str, Any]:
     for name, replicas in {"replicas": (2, 1), "stages": (1, 1, 1)}.items():
         with Pipeline(
             graph,
-            plan_of(len(graph.layer_names), replicas),
             batch(),
+            plan=plan_of(len(graph.layer_names), replicas),
             update=Update(weights=directory / "first"),
             optimizer=lambda p: torch.optim.SGD(p, lr=RATE),
         ) as pipe:
@@ -81,13 +81,15 @@ def train_and_save_adapters(directory: Path) -> str:
     model = adapted(["norm"])
     graph = capture_model(model, batch())
     plan = plan_of(len(graph.layer_names), (2, 1))
-    with Pipeline(graph, plan, batch(), optimizer=lambda p: torch.optim.SGD(p, lr=RATE)) as pipe:
+    with Pipeline(
+        graph, batch(), plan=plan, optimizer=lambda p: torch.optim.SGD(p, lr=RATE)
+    ) as pipe:
         for _ in range(STEPS):
             pipe.step(batch())
         pipe.save_adapters(directory / "adapter")
     other = adapted()
     other.get_parameter("base_model.model.model.layers.0.mlp.up_proj.weight").requires_grad_()
-    with Pipeline(capture_model(other, batch()), plan, batch()) as pipe:
+    with Pipeline(capture_model(other, batch()), batch(), plan=plan) as pipe:
         try:
             pipe.save_adapters(directory / "other")
         except BadInput as refusal:
@@ -103,7 +105,7 @@ def initial_values() -> dict[str, dict[str, torch.Tensor]]:
     plans = {replicas: plan_of(layers, replicas) for replicas in ((3,), (1, 2), (1, 1, 1))}
     values: dict[str, dict[str, torch.Tensor]] = {}
     for replicas, plan in plans.items():
-        with Pipeline(graph, plan, batch(), update=Update(seed=5)) as pipe:
+        with Pipeline(graph, batch(), plan=plan, update=Update(seed=5)) as pipe:
             values[str(replicas)] = pipe.model_state_dict()
     return values
 
@@ -130,7 +132,7 @@ def refusals(directory: Path) -> list[str]:
     said: list[str] = []
     for weights in (None, directory / "nowhere"):
         try:
-            Pipeline(graph, plan, rows, update=Update(weights=weights), timeout_s=20)
+            Pipeline(graph, rows, plan=plan, update=Update(weights=weights), timeout_s=20)
         except BadInput as refusal:
             said.append(str(refusal))
     return said
@@ -164,7 +166,7 @@ def save_with_loss(directory: Path) -> dict[str, torch.Tensor]:
         graph = capture_model(scored_model(seed), given, loss=Scored(seed))
         plan = plan_of(len(graph.layer_names), (1, 1))
         options: Any = {"optimizer": lambda p: torch.optim.SGD(p, lr=RATE)}
-        with Pipeline(graph, plan, given, update=Update(weights=weights), **options) as pipe:
+        with Pipeline(graph, given, plan=plan, update=Update(weights=weights), **options) as pipe:
             if weights is None:
                 pipe.step(given)
                 pipe.save_pretrained(directory)

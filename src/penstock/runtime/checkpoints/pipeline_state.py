@@ -15,7 +15,6 @@ from penstock.runtime.checkpoints.checkpoint import (
     damage_of,
     first_mismatch,
     is_checkpoint,
-    read_state,
     stored_tensors,
 )
 from penstock.runtime.checkpoints.extra_state import extra_tensors, restore_extra
@@ -43,7 +42,7 @@ def state_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]
 
 
 def restore(
-    engine: Engine, training: Training, tensors: dict[str, torch.Tensor], state: dict[str, Any]
+    engine: Engine, training: Training, tensors: dict[str, torch.Tensor], state: Mapping[str, Any]
 ) -> None:
     """Restore all but the model's tensors; also random generators, if the checkpoint has them."""
     training.restore(tensors, state)
@@ -141,12 +140,13 @@ def saved_state(
 
 @doing("loads a checkpoint")
 def load_state(
-    engine: Engine, training: Training, directory: Path, loader: StatefulLoader | None
+    engine: Engine,
+    training: Training,
+    checkpoint: tuple[Path, Mapping[str, Any]],
+    loader: StatefulLoader | None,
 ) -> None:
-    """Continue from a checkpoint; see `Pipeline.load`."""
-    world = engine.world
-    path = chosen_checkpoint(engine, directory)
-    state = world.all_succeed(partial(read_state, path))
+    """Continue from a checkpoint with this state; see `Pipeline.load`."""
+    world, (path, state) = engine.world, checkpoint
     stored = world.all_succeed(partial(stored_tensors, path, state))
     stored = as_found_by(engine, stored, state)
     tensors = wanted_tensors(engine, training, stored)

@@ -16,7 +16,7 @@ from penstock.capture.materialise import check_values, materialise, named_tensor
 from penstock.capture.stage.call import StageCall
 from penstock.capture.stage_program import Batch, Loss, StageProgram
 from penstock.capture.user_lines import line_with_source
-from penstock.errors import BadInput
+from penstock.errors import BadInput, shortened
 from penstock.plan.choices import choices_of
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.micro_batches import check_runnable
@@ -51,7 +51,8 @@ def check_layers(plan: Plan, graph: LayerGraph) -> None:
     if layers != len(graph.layer_names):
         raise BadInput(
             f"the plan covers {layers} layers, the model {graph.name} has "
-            f"{len(graph.layer_names)}; plan again for this model and granularity"
+            f"{len(graph.layer_names)} ({shortened(', '.join(graph.layer_names), 200)}); plan "
+            f"again for this model and granularity"
         )
 
 
@@ -92,9 +93,10 @@ def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
         used = len(plan.ranks)
         what = "ranks" if plan.tensor_groups else "devices"
         counted = f"{used} {what}" if used == needed else f"{what} up to number {needed - 1}"
+        run = "one worker runs" if world.size == 1 else f"{world.size} workers run"
         raise BadInput(
-            f"the plan uses {counted} but {world.size} workers run; start with torchrun "
-            f"--nproc-per-node {needed} or plan again"
+            f"the plan uses {counted} but {run}; start with torchrun --nproc-per-node {needed} or "
+            f"plan again"
         )
     check_counts(plan, graph)
     for kind in graph.kinds:

@@ -79,7 +79,7 @@ def made_of(make: MakeOptimizer, parameters: Sequence[tuple[str, nn.Parameter]])
             raise BadInput(
                 f"optimizer {type(made).__name__} takes the gradient of '{name}' from the backward "
                 f"by a hook, before those of all micro-batches and replicas are summed; use one "
-                f"that reads .grad in step(), such as AdamW (shard_optimizer=True divides its "
+                f'that reads .grad in step(), such as AdamW (sharding="optimizer" divides its '
                 f"state)"
             )
     return made

@@ -1,0 +1,403 @@
+"""Finds a plan for the ranks of a script: what `Pipeline` does where none is given.
+
+    every rank    measures the links between ranks, then its layers while the others do
+    rank 0        plans, and prints the plan beside the best one of the other kind
+    every rank    gets the plan
+
+What was measured and planned is kept in a file, by all that it depends on: a second start reads it.
+"""
+
+import hashlib
+import json
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import accumulate
+from math import inf
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.stage_program import Batch
+from penstock.capture.stand_ins import with_values
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.toml_file import cluster_from_toml, cluster_text
+from penstock.device import check_room, kind_of
+from penstock.document import parse_json, read_text, write_text
+from penstock.errors import BadInput, Infeasible
+from penstock.machine import usable_cores
+from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
+from penstock.measure.links import (
+    Carrier,
+    MeasuredLink,
+    Member,
+    cluster_alone,
+    cluster_of,
+    measure_pairs,
+)
+from penstock.measure.same_work import parameters_of
+from penstock.measure.workers import profile_and_speeds
+from penstock.plan.in_words import parallel_words, plan_words
+from penstock.plan.json_file import plan_from_json, plan_to_json
+from penstock.plan.plan import Plan
+from penstock.plan.problem import (
+    PREDICTION_ERROR,
+    SHARED_CORES_ERROR,
+    PlanningProblem,
+    micro_batch_sizes_of,
+)
+from penstock.planning.answers import find_plan
+from penstock.planning.planning_problem import planning_problem
+from penstock.profile.json_file import profile_from_json, profile_to_json
+from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.processes.heartbeat import doing
+from penstock.runtime.processes.world import World, join_world
+from penstock.runtime.settings import Constraints, MakeOptimizer, Options
+from penstock.runtime.steps.training import made_of
+from penstock.simulate.score import make_score
+from penstock.torch_internals import BatchNorm
+from penstock.waiting import say
+from penstock.words import counted, seconds_text
+
+REPEATS = 5
+
+STEPPED_BYTES = 64_000_000
+"""Parameters of this size do not fit in a cache, so an optimizer reads them from memory."""
+
+ADAM = 2.0
+"""The state, for each byte of parameters, of an optimizer that cannot be made of one parameter."""
+
+Costs: TypeAlias = tuple[ModelProfile, Cluster]
+
+
+@doing("finds a plan", acts=True)
+def plan_here(graph: LayerGraph, batch: Batch, options: Options, constraints: Constraints) -> Plan:
+    """The plan of the running ranks for such batches; all ranks must call this.
+
+    Raises:
+        BadInput: the batch or a constraint cannot be.
+        Infeasible: nothing fits in memory.
+        RunFailed: a rank failed.
+    """
+    world = join_world(options.device, options.timeout_s)
+    try:
+        kept = KeptPlans(world, graph, batch, options)
+        told = world.broadcast(kept.plan_text(constraints) if world.rank == 0 else "")
+        if not told:
+            known = None if constraints.remeasure else kept.costs
+            if world.broadcast(known is None):
+                known = measured_here(world, graph, batch, options)
+            planned = world.all_succeed(
+                lambda: kept.planned(known, constraints) if known else "", BadInput, Infeasible
+            )
+            told = world.broadcast(planned)
+    finally:
+        world.leave()
+    found = json.loads(told)
+    if world.rank == 0:
+        say(found["words"])
+    return plan_from_json(found["plan"], "rank 0's plan")
+
+
+class KeptPlans:
+    """What was measured and planned for ``key``, in a file of this user; rank 0 alone reads it.
+
+    ``kept`` is what is in the file: the key, profile and cluster, and plans by their constraints.
+    """
+
+    def __init__(self, world: World, graph: LayerGraph, batch: Batch, options: Options) -> None:
+        self._samples, self._sizes = graph.batch_size, micro_batches_for(graph)
+        state, made = state_of(options.optimizer, graph)
+        self._state_bytes = state
+        kinds = world.all_gather(kind_of(world.device))
+        leaves = graph.batch_leaves(batch)
+        loss: Any = graph.program.loss
+        self.key = {
+            "versions": f"penstock {version('penstock')}, torch {torch.__version__}",
+            "ranks": f"{kinds} on {world.hosts}, {usable_cores()} cores",
+            "optimizer": f"{made}, {state:g} bytes of state",
+            "settings": f"{options.autocast}, compiled {graph.compiles}",
+            "loss": getattr(loss, "__qualname__", str(loss)),
+            "batch": str([(tuple(leaf.shape), leaf.dtype) for leaf in leaves]),
+            "layers": str(graph.layer_names),
+            "sent": digest(str([(spec, ends) for spec, *ends in graph.crossings])),
+            "tensors": digest(
+                str([(n, tuple(t.shape), t.dtype) for n, t in graph.model.state_dict().items()])
+            ),
+        }
+        self.path = cache_folder() / f"{digest(str(self.key))}.json"
+        self.kept: dict[str, Any] = {}
+        if world.rank == 0:
+            with suppress(BadInput):
+                found: Any = parse_json(read_text(self.path, "kept plan"), self.path, "kept plan")
+                self.kept = found if found["key"] == self.key else {}
+
+    def plan_text(self, constraints: Constraints) -> str:
+        """The plan that was found under the same constraints, as JSON; empty if there is none."""
+        found = self.kept.get("plans", {}).get(constraints.text)
+        return json.dumps(found) if found and not constraints.remeasure else ""
+
+    @property
+    def costs(self) -> Costs | None:
+        """What was measured before."""
+        if not self.kept:
+            return None
+        profile = profile_from_json(self.kept["profile"], str(self.path))
+        return profile, cluster_from_toml(self.kept["cluster"], self.path)
+
+    def planned(self, costs: Costs, constraints: Constraints) -> str:
+        """A new plan as JSON, with a line about it, which is kept."""
+        profile, cluster = costs
+        asked = {name: getattr(constraints, name) for name in ASKED}
+        problem = planning_problem(
+            profile,
+            cluster,
+            self._samples,
+            optimizer_bytes_per_parameter_byte=self._state_bytes,
+            as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
+            **asked,
+        )
+        if not constraints.micro_batch_size and not problem.pins:
+            problem = replace(problem, micro_batch_sizes=self._sizes)
+        plan, words = found_plan(problem, constraints.planner)
+        found = {"plan": plan_to_json(plan), "words": words}
+        if self.kept.get("cluster") != cluster_text(cluster):
+            self.kept = {"profile": profile_to_json(profile), "cluster": cluster_text(cluster)}
+        self.kept["key"] = self.key
+        self.kept.setdefault("plans", {})[constraints.text] = found
+        with suppress(BadInput, OSError):  # a home that cannot be written to
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, json.dumps(self.kept))
+        return json.dumps(found)
+
+
+ASKED = (
+    "planner",
+    "schedule",
+    "micro_batch_size",
+    "max_stages",
+    "recompute",
+    "sharding",
+    "memory_reserve",
+    "pins",
+)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """Where plans are kept: ``PENSTOCK_CACHE``, or the user's own folder for such files."""
+    if own := os.environ.get("PENSTOCK_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def found_plan(problem: PlanningProblem, planner: str) -> tuple[Plan, str]:
+    """The plan of a problem, and a line: what it takes, and the best plan of the other kind."""
+    score, seen = make_score(problem), dict[bool, tuple[float, Plan]]()
+
+    def noted(plan: Plan) -> float:
+        seconds = score(plan)
+        is_pipeline = len(plan.device_groups) > 1
+        if seconds < seen.get(is_pipeline, (inf,))[0]:
+            seen[is_pipeline] = seconds, plan
+        return seconds
+
+    plan = find_plan(problem, planner, noted)
+    words = [f"plan: {plan_words(plan, 'rank')}", f"predicted {seconds_text(score(plan))} a step"]
+    other_s, other = seen.get(len(plan.device_groups) == 1, (inf, plan))
+    if other_s < inf:
+        told = ", ".join(parallel_words(other, "rank"))
+        words.append(f"{told} would take {seconds_text(other_s)}")
+    idle = len(problem.cluster.devices) - len(plan.devices)
+    if idle:
+        words.append(f"{counted(idle, 'rank')} would not make it faster and will wait")
+    return plan, "; ".join(words)
+
+
+def measured_here(world: World, graph: LayerGraph, batch: Batch, options: Options) -> Costs | None:
+    """Profile and cluster of the ranks of ``world``, measured with the model itself."""
+
+    def measured(_: Cluster, shares_cores: bool) -> ModelProfile:
+        device, sizes = world.device, sizes_to_measure(micro_batches_for(graph))
+        return measured_profile(
+            graph,
+            batch,
+            device,
+            sizes=sizes,
+            step_s_per_byte=measured_step(
+                graph, options.optimizer, device, shares_cores=shares_cores
+            ),
+            autocast=options.autocast,
+            shares_cores=shares_cores,
+        )
+
+    if world.rank == 0:
+        say(f"measuring the layers of {graph.name} and the links between ranks, to find a plan")
+    home = next((p.device for p in graph.model.parameters()), world.device)
+    try:
+        return costs_of_ranks(world, measured)
+    finally:
+        if home.type == "cpu" and world.device.type != "cpu":
+            graph.own_module().to(home)
+
+
+def costs_of_ranks(world: World, measured: Callable[[Cluster, bool], ModelProfile]) -> Costs | None:
+    """Profile and cluster of the ranks of ``world``; all must call this, and only rank 0 has them.
+
+    All ranks measure at the same time, because they also train at the same time: links first, then
+    layers, by ``measured``. That is told the cluster, and whether ranks share cores.
+    """
+    if world.size == 1:
+        cluster = cluster_alone(world.device)
+        return measured(cluster, False), cluster
+    cluster = cluster_of(*measured_pairs(world))
+    world.barrier()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    shares_cores = world.device.type == "cpu" and here > usable_cores()
+    own = world.all_succeed(lambda: measured(cluster, shares_cores))
+    told = world.all_gather(json.dumps(profile_to_json(own)))
+    if world.rank:
+        return None
+    profiles = [profile_from_json(json.loads(found), "a rank's profile") for found in told]
+    return profile_and_speeds(profiles, cluster)
+
+
+def measured_pairs(world: World) -> tuple[list[Member], dict[tuple[int, int], MeasuredLink]]:
+    """The ranks of a world and the links between them, by what will carry their messages.
+
+    Messages of ranks that share a GPU go through the host's memory, and others of GPUs by NCCL.
+    """
+    if world.backend == "gloo":
+        return measure_pairs(world.device, Carrier(torch.device("cpu")))
+    group = world.new_group(range(world.size))
+    assert group is not None
+    found = measure_pairs(world.device, Carrier(world.device, group))
+    world.abandon(group)
+    return found
+
+
+def measured_profile(
+    graph: LayerGraph,
+    batch: Batch,
+    device: torch.device,
+    *,
+    sizes: Sequence[int],
+    step_s_per_byte: float,
+    autocast: torch.dtype | None,
+    shares_cores: bool,
+) -> ModelProfile:
+    """The profile that this rank measures, alone or beside others, for these micro-batches."""
+    found = measure_profile(
+        graph,
+        batch,
+        batch_sizes=sizes,
+        repeats=REPEATS,
+        device=device,
+        autocast=autocast,
+        step_s_per_byte=step_s_per_byte,
+        shares_cores=shares_cores,
+    )
+    return replace(found, tokens_per_sample=tokens_per_sample(graph.batch_leaves(batch)))
+
+
+def measured_step(
+    graph: LayerGraph, optimizer: MakeOptimizer | None, device: torch.device, *, shares_cores: bool
+) -> float:
+    """Seconds of an optimizer's step for each byte of parameters.
+
+    Raises:
+        BadInput: the device has no room for the model's largest layer.
+    """
+    parameters = parameters_of(graph)[0]
+    least = 2 * max(own for own, _ in parameters)
+    check_room(device, least, "to measure the model's largest layer")
+    if optimizer is None:
+        return 0.0
+    module = graph.stage(stepped_layers(parameters)).module
+    names = {parameter: name for name, parameter in graph.program.named_parameters()}
+
+    def make(those: Sequence[nn.Parameter]) -> Optimizer:
+        return made_of(optimizer, [(names.get(parameter, ""), parameter) for parameter in those])
+
+    with with_values([module], device):
+        return measure_step_s_per_byte(module, make, shares_cores=shares_cores)
+
+
+def stepped_layers(parameters: Sequence[tuple[int, int]]) -> range:
+    """The run of layers with the fewest bytes that exceeds all caches; all layers if none does.
+
+    Some layers are stepped, not the whole model: a step takes six times the bytes of parameters.
+    """
+    ends = list(accumulate((own for own, _ in parameters), initial=0))
+    runs = [range(lo, bisect_left(ends, ends[lo] + STEPPED_BYTES)) for lo in range(len(parameters))]
+    large = [run for run in runs if run.stop < len(ends)]
+    every = range(len(parameters))
+    return min(large, key=lambda run: ends[run.stop] - ends[run.start], default=every)
+
+
+def micro_batches_for(graph: LayerGraph) -> tuple[int, ...]:
+    """Sizes of micro-batches to choose among: batch norm needs two samples."""
+    sizes = micro_batch_sizes_of(graph.batch_size)
+    if any(isinstance(module, BatchNorm) for module in graph.model.modules()):
+        return tuple(size for size in sizes if size > 1) or sizes
+    return sizes
+
+
+def sizes_to_measure(choices: Sequence[int]) -> tuple[int, ...]:
+    """Batch sizes from half of the smallest micro-batch to the largest of these micro-batches.
+
+    2 is not halved, since it may be the least that there can be.
+    """
+    largest, smallest = max(choices), max(1, min(choices) // 2, min(2, *choices))
+    return tuple(sorted({smallest, max(1, largest // 4), max(1, largest // 2), largest}))
+
+
+def tokens_per_sample(leaves: Sequence[torch.Tensor]) -> float:
+    """The whole numbers that a sample has in the first input of several; 0 where none has any.
+
+    The first dimension of the first input is the samples'. Images have no whole numbers, and
+    classes are one for each sample.
+    """
+    for leaf in leaves:
+        whole = not leaf.dtype.is_floating_point and leaf.dtype != torch.bool
+        if whole and leaf.dim() == 2 and len(leaf) == len(leaves[0]):
+            return float(leaf.shape[1])
+    return 0.0
+
+
+def state_of(make: MakeOptimizer | None, graph: LayerGraph) -> tuple[float, str]:
+    """The bytes that an optimizer keeps for each byte of parameters, and its kind in words.
+
+    It steps the smallest trained matrix, which is restored.
+    """
+    if make is None:
+        return 0.0, "none"
+    named = graph.program.named_parameters()
+    trained = [(n, p) for n, p in named if p.requires_grad and p.dim() > 1]
+    name, like = min(trained, key=lambda own: own[1].numel(), default=("", torch.ones(2, 2)))
+    is_own = isinstance(like, nn.Parameter) and not like.is_meta
+    parameter: Any = like if is_own else nn.Parameter(torch.ones(like.shape, dtype=like.dtype))
+    value, gradient = parameter.detach().clone(), parameter.grad
+    parameter.grad = torch.zeros_like(parameter)
+    try:
+        made = made_of(make, [(name, parameter)])
+        made.step()
+        state: Mapping[str, Any] = made.state[parameter]
+    except Exception:  # one that needs more than a parameter; it is made again for training
+        return ADAM, "unknown"
+    finally:
+        with torch.no_grad():
+            parameter.copy_(value)
+        parameter.grad = gradient
+    kept = [v.nbytes for v in state.values() if isinstance(v, torch.Tensor) and v.dim()]
+    return sum(kept) / parameter.nbytes, type(made).__name__
