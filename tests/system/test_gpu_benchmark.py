@@ -32,6 +32,7 @@ def red(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["outcome"] in ("wrong", "failed")]
 
 
+@pytest.mark.slow
 def test_no_row_fails_and_what_only_a_device_can_judge_is_listed(tmp_path: Path) -> None:
     code, rows, printed = run(tmp_path)
     assert (code, red(rows)) == (0, [])
