@@ -1,10 +1,19 @@
 """Ctrl-C while a command imports what it needs."""
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from penstock.command_line.job_commands import loading
+
+
+@pytest.fixture(autouse=True)
+def not_ignored() -> Iterator[None]:
+    """Shells start what runs in the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_counts_though_an_import_takes_it_for_its_own_failure() -> None:
