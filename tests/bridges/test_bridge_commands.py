@@ -1,6 +1,7 @@
 """`penstock export` and `penstock import`: their output, and one line for each thing refused."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -356,3 +357,53 @@ def test_actions_of_torchs_runtime_with_messages_are_read(penstock: Penstock, pl
     values = imported(penstock, layout, "torch", "--micro-batch", 2, "--json").values
     assert values["schedule"] in ("1f1b", "early-backward", "wavefront")
     assert values["micro_batches"] == 2
+
+
+def device_map(*cuts: int) -> dict[str, object]:
+    """The layers' modules on one device after another, as Accelerate divides them."""
+    modules = ["wte", *(f"h.{i}" for i in range(6)), "head"]
+    bounds = [0, *cuts, len(modules)]
+    devices = [n for n, (lo, hi) in enumerate(pairwise(bounds)) for _ in range(lo, hi)]
+    return dict(zip(modules, devices, strict=True))
+
+
+def test_a_device_map_is_one_micro_batch_and_a_pipeline_of_its_stages_is_faster(
+    penstock: Penstock, place: Path
+) -> None:
+    path = written(place, device_map(4))
+    options = ("--batch", 16, "--cluster", "dapple-c")
+    values = imported(penstock, path, "device-map", *options, "--json").values
+    assert [stage["layers"] for stage in values["stages"]] == [[0, 7], [7, 15]]
+    assert (values["micro_batches"], values["micro_batch_size"]) == (1, 16)
+    told = imported(penstock, path, "device-map", *options).errors
+    (line,) = (line for line in told.splitlines() if line.startswith("one device works at a time"))
+    many, schedule, gain = re.findall(r"with (\d+) micro-.* under (\S+) .*, (\S+) times", line)[0]
+    sizes = ("--micro-batch", 16 // int(many), "--schedule", schedule)
+    faster = imported(penstock, path, "device-map", *options, *sizes, "--json").values
+    ratio = values["iteration_s"] / faster["iteration_s"]
+    assert ratio == pytest.approx(float(gain), rel=0.05) and 1.2 < ratio < 2
+
+
+def test_a_tied_head_may_be_on_the_device_of_its_embedding(penstock: Penstock, place: Path) -> None:
+    tied = {**device_map(4), "head": "cuda:0", "h.5.mlp": 0}
+    values = imported(penstock, written(place, tied), "device-map", "--batch", 16, "--json").values
+    assert [(s["layers"], s["devices"]) for s in values["stages"]] == [
+        ([0, 7], [0]),
+        ([7, 12], [1]),
+        ([12, 15], [0]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({}, "is no table of modules"),
+        ({"h": 0}, "no device for layer 'wte'"),
+        ({"": 0, "h.3": "cpu"}, "'h.3' on 'cpu'; a stage keeps its weights on its device"),
+        ({"": True}, "give the number of one"),
+    ],
+)
+def test_device_maps_that_are_no_pipeline_are_refused(
+    penstock: Penstock, place: Path, document: dict[str, object], told: str
+) -> None:
+    refused(imported(penstock, written(place, document), "device-map", "--batch", 16), told)

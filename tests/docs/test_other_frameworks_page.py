@@ -33,8 +33,9 @@ def test_the_commands_run_and_find_what_the_table_says(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = ROW.findall(TEXT)
-    assert [row[0] for row in rows] == ["1f1b", "1f1b", "zb-h1"]
-    for (schedule, milliseconds, bubble), name in zip(rows, ("even", "plan", "zb"), strict=True):
+    assert [row[0] for row in rows] == ["1f1b", "1f1b", "zb-h1", "gpipe"]
+    names = ("even", "plan", "zb", "naive")
+    for (schedule, milliseconds, bubble), name in zip(rows, names, strict=True):
         found = json.loads((tmp_path / f"{name}.predicted.json").read_text(encoding="utf-8"))
         assert found["schedule"] == schedule
         assert round(1e3 * found["iteration_s"]) == int(milliseconds)
@@ -50,4 +51,4 @@ def test_the_commands_run_and_find_what_the_table_says(tmp_path: Path) -> None:
 def test_the_page_names_every_framework() -> None:
     from penstock.bridges.formats import FORMATS
 
-    assert {f"`{name}`" for name in FORMATS} <= set(re.findall(r"`\w+`", TEXT))
+    assert {f"`{name}`" for name in FORMATS} <= set(re.findall(r"`[\w-]+`", TEXT))

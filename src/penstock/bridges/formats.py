@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from penstock.bridges import deepspeed, megatron, torch_pipelining, torchtitan
+from penstock.bridges import deepspeed, device_map, megatron, torch_pipelining, torchtitan
 from penstock.bridges.layout import AskedLayout, PipelineLayout, layout_of_plan
 from penstock.bridges.modules import (
     NamedPlan,
@@ -30,13 +30,13 @@ Reader: TypeAlias = Callable[[Path, ModelProfile, AskedLayout], PipelineLayout]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a framework's layouts are written, and how they are read if a round trip is known.
+    """How a framework's layouts are written, and how they are read, as far as they are.
 
     Frameworks on ``torch_pipelines`` send between neighbours only, and read the order of work.
     """
 
     title: str
-    write: Writer
+    write: Writer | None = None
     read: Reader | None = None
     torch_pipelines: bool = False
 
@@ -53,6 +53,7 @@ FORMATS: dict[str, Format] = {
         megatron.TARGET, megatron.megatron_arguments, megatron.read_megatron_arguments
     ),
     "deepspeed": Format(deepspeed.TARGET, deepspeed.deepspeed_parts),
+    "device-map": Format(device_map.TARGET, read=device_map.read_device_map),
 }
 
 
@@ -79,6 +80,7 @@ def export_layout(
     ``joined`` names modules without a layer in the profile, each with the module that it follows.
     """
     form = format_named(to)
+    assert form.write is not None
     layout, chain = layout_of_plan(plan, form.title), module_chain(profile)
     if form.torch_pipelines:
         check_neighbours(layout, chain, profile, form.title)
@@ -104,7 +106,7 @@ def read_layout(of: str, path: Path, profile: ModelProfile, asked: AskedLayout) 
 
 def format_named(name: str, reads: bool = False) -> Format:
     """The format of a framework whose layouts are written, or also read."""
-    known = [framework for framework, form in FORMATS.items() if form.read or not reads]
+    known = [name for name, form in FORMATS.items() if (form.read if reads else form.write)]
     if name not in known:
         raise BadInput(
             f"layouts of '{name}' are not {'read' if reads else 'written'}; "

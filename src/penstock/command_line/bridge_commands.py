@@ -1,6 +1,7 @@
 """``penstock export`` and ``penstock import``: plans to and from other frameworks' layouts."""
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -174,6 +175,8 @@ def import_layout(
     plan = plan_of_layout(read, asked)
     if cluster:
         show_simulated(terminal, plan, costs, inputs, out)
+        if source == "device-map" and plan.micro_batches == 1:
+            terminal.note(gain_words(plan, costs, inputs))
     else:
         if out:
             write_plan(plan, out)
@@ -202,6 +205,27 @@ def show_simulated(
     show_planned(terminal, planned, costs, machines, planned.to_json(0.0))
     if planned.prediction.too_full:
         terminal.note(too_full_words(planned.prediction.too_full))
+
+
+def gain_words(plan: "Plan", costs: "ModelProfile", inputs: "PlanInputs") -> str:
+    """What the stages of a device map would gain if they worked on micro-batches at a time."""
+    from penstock.planning.planning_problem import problem_of_plan
+    from penstock.planning.what_if import in_micro_batches
+    from penstock.simulate.score import make_score
+    from penstock.words import counted, seconds_text
+
+    problem = problem_of_plan(plan, costs, inputs.read_cluster())
+    score = make_score(problem)
+    best = in_micro_batches(problem, plan, score)
+    whole_s, best_s = score(plan), score(best)
+    if best_s >= whole_s:
+        return "one device works at a time, and smaller micro-batches would not make it faster"
+    many = counted(best.micro_batches, "micro-batch")
+    gain = f", {whole_s / best_s:.2g} times as fast" if whole_s < inf else " and fit"
+    return (
+        f"one device works at a time; the same stages with {many} under {best.schedule} would take "
+        f"{seconds_text(best_s)}{gain}; penstock plan looks for better ones"
+    )
 
 
 def show_read(terminal: Terminal, plan: "Plan", stages: "Table") -> None:

@@ -8,7 +8,7 @@ from penstock.cluster.tensor_groups import Groups
 from penstock.document import Json
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem
+from penstock.plan.problem import PlanningProblem, Score, micro_batch_sizes_of
 from penstock.plan.schedule_costs import priced
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.explanation import Explanation, explain_plan
@@ -89,6 +89,17 @@ def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
         for stage, (whole, by_block) in zip(cut.stages, ways, strict=True)
     )
     return replace(cut, stages=stages)
+
+
+def in_micro_batches(problem: PlanningProblem, plan: Plan, score: Score) -> Plan:
+    """The fastest plan with the stages of ``plan``, each on one device, and any micro-batches."""
+    plans: list[Plan] = []
+    for size in micro_batch_sizes_of(plan.global_batch):
+        stages = tuple(replace(stage, slices=(size,)) for stage in plan.stages)
+        for schedule in (plan.schedule,) if plan.placement else ("gpipe", "1f1b"):
+            cut = Plan(stages, plan.global_batch // size, size, schedule)
+            plans.append(priced(problem, cut))
+    return min(plans, key=score)
 
 
 @dataclass(frozen=True)
