@@ -36,7 +36,7 @@ from penstock.errors import (
     exit_code_of,
 )
 from penstock.jobs.data_lengths import mean_s, measured_lengths
-from penstock.jobs.job import Job
+from penstock.jobs.job import GivenGroups, Job
 from penstock.jobs.plan_job import (
     check_layers,
     check_plan_fits,
@@ -289,7 +289,7 @@ def check_tries(request: TrainRequest) -> None:
 def with_groups_of(plan: Plan, job: Job) -> Job:
     """The job with the sizes of the tensor groups of ``plan``, so that their costs are measured."""
     sizes = tuple(sorted({len(group) for group in plan.tensor_groups} - {1}))
-    return replace(job, tensor_parallel=replace(job.tensor_parallel, ranks=sizes, given=True))
+    return replace(job, tensor_parallel=GivenGroups(sizes, job.tensor_parallel.layers))
 
 
 def check_group_sizes(job: Job, workers: int) -> None:
