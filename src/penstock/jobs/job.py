@@ -322,25 +322,20 @@ def named_function(key: str) -> PlainValidator:
 def as_function(key: str, value: object) -> object:
     """A function, or that which a text names; raises ValueError for anything else.
 
-    As a metric, a text without a colon is the place of a part of the loss.
+    As a metric, a text without a colon is the place of a part of the loss. A loss may be a list of
+    weighted functions.
     """
-    if key == "metrics" and isinstance(value, str) and ":" not in value:
-        return value
     if isinstance(value, str):
-        return function_at(value, key)
-    if not (
+        if key == "metrics" and ":" not in value:
+            return value
+        value = member_at(value)
+        if not (key == "loss" and isinstance(value, list)):
+            check_call(value, key)
+    elif not (
         value is None or callable(value) or (key == "loss" and isinstance(value, list | tuple))
     ):
         raise ValueError(MALFORMED)
     return value
-
-
-def function_at(place: str, key: str) -> Any:
-    """The function at ``module:function``; a loss may be a list of weighted functions."""
-    function = member_at(place)
-    if not (key == "loss" and isinstance(function, list)):
-        check_call(function, key)
-    return function
 
 
 def check_call(function: Any, kind: str) -> None:
