@@ -8,7 +8,7 @@ import stand_in_gpu
 
 from penstock.examples.digits import job
 from penstock.jobs.rank_program import run_local_rank
-from penstock.jobs.train_request import History, TrainRequest
+from penstock.jobs.train_request import TrainRequest, TrainResult
 from penstock.measure import links
 from penstock.runtime.transport.process_groups import GroupTransport
 from penstock.runtime.transport.shared_memory.staged import StagedTransport
@@ -28,7 +28,7 @@ def trained(gpus: int, plan: Path, out: Path) -> tuple[float, set[str]]:
     links.GPU_SIZES_BYTES = SMALL_MESSAGES
     small = replace(job(), steps=STEPS, evaluate_every=STEPS, checkpoint_every=STEPS)
     request = TrainRequest(2, plan, device="cuda", out=out, shown=False)
-    result = run_local_rank(small, request, History(), 0)
+    result = run_local_rank(small, request, TrainResult(), 0)
     return getattr(result, "loss", float("nan")), opened
 
 

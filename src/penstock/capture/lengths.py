@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from penstock.document import Table
 from penstock.errors import BadInput
 
 
 @dataclass(frozen=True)
-class Length:
+class Length(Table):
     """A size that varies from batch to batch, with a name of the user's choice.
 
     Batches outside ``min`` to ``max`` are refused. ``max`` also limits the size of messages.

@@ -176,7 +176,7 @@ def show_run(result: "TrainResult", terminal: Terminal) -> None:
     values = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in asdict(result).items()
-        if key != "run_directory"
+        if key not in ("run_directory", "paused")
     }
     error = result.predicted_s / result.measured_s - 1
     left_out = ", ".join(map(str, result.left_out_steps))

@@ -3,11 +3,11 @@
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, field, fields
+from dataclasses import field
 from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import torch
 from pydantic import (
@@ -17,7 +17,6 @@ from pydantic import (
     Field,
     PlainValidator,
     TypeAdapter,
-    create_model,
 )
 from pydantic.dataclasses import dataclass
 from torch import nn
@@ -30,7 +29,7 @@ from penstock.capture.batch_part import LeafKey
 from penstock.capture.layer_graph import SplitTable
 from penstock.capture.lengths import Dimensions, Dynamic, Length
 from penstock.capture.stage_program import Batch, Loss
-from penstock.document import Entry, in_one_line
+from penstock.document import Table, in_one_line
 from penstock.errors import BadInput
 from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
@@ -152,8 +151,8 @@ def refusing(kind: type[T]) -> type[T]:
 
 
 @refusing
-@dataclass(frozen=True, config=CHECKED)
-class OptimizerSettings:
+@dataclass(frozen=True)
+class OptimizerSettings(Table):
     """Which optimizer to use, and how its learning rate changes over the steps.
 
     The rate rises linearly to ``learning_rate`` over ``warm_up_steps``. Then ``"cosine"`` lowers it
@@ -244,18 +243,16 @@ class OptimizerSettings:
 
 
 @refusing
-@dataclass(frozen=True, config=CHECKED)
-class TensorSettings:
+@dataclass(frozen=True)
+class TensorSettings(Table):
     """Which tensor groups a plan may have, and which layers they divide.
 
     ``ranks`` are the sizes of groups that a planner may choose, beside single ranks. ``layers`` is
-    the table of `Pipeline` (None: the model's own ``base_model_tp_plan``). ``given``: the sizes are
-    those of a given plan, so the whole model need not be divisible.
+    the table of `Pipeline` (None: the model's own ``base_model_tp_plan``).
     """
 
     ranks: Annotated[tuple[GroupSize, ...], Field(strict=False)] = ()
     layers: SplitTable | None = None
-    given: bool = False
 
     @property
     def is_asked(self) -> bool:
@@ -263,38 +260,8 @@ class TensorSettings:
         return bool(self.ranks) or self.layers is not None
 
 
-def table_of(kind: type, *without: str) -> type[Entry]:
-    """The table of a job file whose keys are the fields of a dataclass, but for some."""
-    keys: dict[str, Any] = {}
-    hints = get_type_hints(kind, include_extras=True)
-    for each in fields(kind):
-        if each.name in without:
-            continue
-        needed = each.default is MISSING and each.default_factory is MISSING
-        hint = hints[each.name]
-        is_tuple = get_origin(hint) is tuple
-        hint = Annotated[hint, Field(strict=False)] if is_tuple else hint  # TOML has lists
-        keys[each.name] = (hint, ... if needed else None)
-    return create_model(kind.__name__, __base__=Entry, **keys)
-
-
-def settings(
-    kind: type, shape: Callable[[object], object] = lambda value: value, *without: str
-) -> BeforeValidator:
-    """The field of a job that is a dataclass, of which a file has a table.
-
-    ``shape`` makes a table of a shorter form. The fields ``without`` are no keys of the table.
-    """
-    table = table_of(kind, *without)
-
-    def read(value: object) -> object:
-        if value is None or isinstance(value, kind):
-            return value
-        found = table.model_validate(shape(value))
-        given = {key: getattr(found, key) for key in found.model_fields_set}
-        return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})
-
-    return BeforeValidator(read)
+class GivenGroups(TensorSettings):
+    """The groups of a given plan, so the whole model need not be divisible."""
 
 
 def as_optimizer(value: object) -> object:
@@ -306,6 +273,8 @@ def as_optimizer(value: object) -> object:
 
 def as_groups(value: object) -> object:
     """The ``[tensor_parallel]`` table; a number or a list are its sizes of groups."""
+    if isinstance(value, TensorSettings):
+        return value
     table: Any = value if isinstance(value, dict) else {"ranks": value}
     sizes = table.get("ranks")
     return {**table, "ranks": [sizes]} if isinstance(sizes, int) else table
@@ -331,7 +300,7 @@ def as_length(value: object) -> object:
 
 
 LENGTHS = TypeAdapter[Any](
-    Mapping[Any, Mapping[int, Annotated[Any, settings(Length, as_length)]]], config=CHECKED
+    Mapping[Any, Mapping[int, Annotated[Length, BeforeValidator(as_length)]]], config=CHECKED
 )
 
 
@@ -353,25 +322,20 @@ def named_function(key: str) -> PlainValidator:
 def as_function(key: str, value: object) -> object:
     """A function, or that which a text names; raises ValueError for anything else.
 
-    As a metric, a text without a colon is the place of a part of the loss.
+    As a metric, a text without a colon is the place of a part of the loss. A loss may be a list of
+    weighted functions.
     """
-    if key == "metrics" and isinstance(value, str) and ":" not in value:
-        return value
     if isinstance(value, str):
-        return function_at(value, key)
-    if not (
+        if key == "metrics" and ":" not in value:
+            return value
+        value = member_at(value)
+        if not (key == "loss" and isinstance(value, list)):
+            check_call(value, key)
+    elif not (
         value is None or callable(value) or (key == "loss" and isinstance(value, list | tuple))
     ):
         raise ValueError(MALFORMED)
     return value
-
-
-def function_at(place: str, key: str) -> Any:
-    """The function at ``module:function``; a loss may be a list of weighted functions."""
-    function = member_at(place)
-    if not (key == "loss" and isinstance(function, list)):
-        check_call(function, key)
-    return function
 
 
 def check_call(function: Any, kind: str) -> None:
@@ -450,9 +414,7 @@ class Job:
     micro_batch_sizes: Counts = ()
     steps: Count = 100
     seed: Interval = 0
-    optimizer: Annotated[OptimizerSettings, settings(OptimizerSettings, as_optimizer)] = (
-        OptimizerSettings()
-    )
+    optimizer: Annotated[OptimizerSettings, BeforeValidator(as_optimizer)] = OptimizerSettings()
     clip_norm: Amount = 1.0
     evaluate_every: Interval = 50
     evaluation_batches: Count = 2
@@ -462,7 +424,7 @@ class Job:
     accumulate: Count = 1
     shard_optimizer: bool = False
     compile: bool = False
-    loss_scaling: Annotated[LossScaling, settings(LossScaling)] = LossScaling()
+    loss_scaling: LossScaling = LossScaling()
     gradient_dtype: Literal["", "float32"] = ""
     metrics: Mapping[str, Annotated[Metric, named_function("metrics")]] = field(
         default_factory=dict[str, Metric]
@@ -479,11 +441,9 @@ class Job:
     average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     on_non_finite: Literal["stop", "skip", "roll-back"] = "stop"
     batch_limit_s: Amount = 600.0
-    weights: Annotated[Weights | None, settings(Weights, as_weights)] = None
+    weights: Annotated[Weights | None, BeforeValidator(as_weights)] = None
     save_weights: Annotated[Path | None, Field(strict=False)] = None
-    tensor_parallel: Annotated[TensorSettings, settings(TensorSettings, as_groups, "given")] = (
-        TensorSettings()
-    )
+    tensor_parallel: Annotated[TensorSettings, BeforeValidator(as_groups)] = TensorSettings()
     dynamic: Annotated[Dynamic | Literal["auto"], PlainValidator(as_dynamic)] = field(
         default_factory=dict[str | int | tuple[str | int, ...], Dimensions]
     )

@@ -30,7 +30,7 @@ from penstock.device import check_gpu_is_here
 from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
 from penstock.jobs import SEVERAL_GPUS
 from penstock.jobs.data_lengths import data_lengths, mean_profile
-from penstock.jobs.job import Job
+from penstock.jobs.job import GivenGroups, Job
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.roofline import estimate_profile
@@ -254,7 +254,7 @@ def with_measured_groups(
     try:
         factors = measured_factors(job, graph, profile, cluster, device)
     except BadInput:
-        if job.tensor_parallel.given:
+        if isinstance(job.tensor_parallel, GivenGroups):
             return profile
         raise
     return replace(

@@ -36,7 +36,7 @@ from penstock.errors import (
     exit_code_of,
 )
 from penstock.jobs.data_lengths import mean_s, measured_lengths
-from penstock.jobs.job import Job
+from penstock.jobs.job import GivenGroups, Job
 from penstock.jobs.plan_job import (
     check_layers,
     check_plan_fits,
@@ -52,11 +52,10 @@ from penstock.jobs.profile_job import (
     has_tensor_costs,
 )
 from penstock.jobs.run_directory import RunDirectory, latest_run, new_run
-from penstock.jobs.train_request import History, Log, TrainRequest, TrainResult
+from penstock.jobs.train_request import Log, TrainRequest, TrainResult
 from penstock.jobs.training_loop import (
     WARM_UP_STEPS,
     PartReport,
-    Pauses,
     RunPart,
     Termination,
     show_cursor,
@@ -119,8 +118,8 @@ class PlannedPart:
 
 
 def run_local_rank(
-    job: Job, request: TrainRequest, history: History, pause_after: int
-) -> TrainResult | History | None:
+    job: Job, request: TrainRequest, history: TrainResult, pause_after: int
+) -> TrainResult | None:
     """`run_rank` in a process that `train_job` has started."""
     world = join_world(request.device, LIMIT_S)
     return run_rank(world, job, request, history, pause_after)
@@ -158,14 +157,12 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
         asked = first or replace(asked, out=Path(place))
         said = last_checkpoint_said(RunDirectory(Path(place)), told, goes_on=False)
         with ExitStack() if world.rank else said:
-            result = run_rank(world, job, asked, History(), 0)
-        assert not isinstance(result, History)  # nothing pauses such a run
-        return result
+            return run_rank(world, job, asked, TrainResult(), 0)
 
 
 def run_rank(
-    world: World, job: Job, request: TrainRequest, history: History, pause_after: int
-) -> TrainResult | History | None:
+    world: World, job: Job, request: TrainRequest, history: TrainResult, pause_after: int
+) -> TrainResult | None:
     """Train ``job`` as one of the ranks of ``world``; every rank must call this.
 
     ``request`` names the run directory. ``history`` is what has happened before. With
@@ -197,18 +194,22 @@ def run_rank(
 
 
 def run_parts(
-    run: JobRun, termination: Termination, given: Plan | None, history: History, pause_after: int
-) -> TrainResult | History | None:
+    run: JobRun,
+    termination: Termination,
+    given: Plan | None,
+    history: TrainResult,
+    pause_after: int,
+) -> TrainResult | None:
     """Measure, then plan and train until the run ends or pauses; see `run_rank`.
 
     ``given`` is the plan of the first part.
     """
-    world, pauses = run.world, Pauses(pause_after)
+    world = run.world
     costs = costs_of(run)
     if run.request.tries > 1 and not run.request.resume:
         given, history = tried(run, costs, history)
     planned = by_first(world, partial(planned_part, run, costs, given, history))
-    part = part_of(run, planned, pauses)
+    part = replace(part_of(run, planned), before=history, pause_after=pause_after)
     if not history.steps:
         check_rooms(world, part.plan, planned)
     report = train_part(part, termination, run.say)
@@ -217,18 +218,13 @@ def run_parts(
         if found.reserved_bytes:
             run.say(f"memory of rank {rank}: {found}")
     peaks = [found.peak_bytes for found in memory]
-    if any(world.all_gather(termination.asked)) and report.steps < run.job.steps:
-        run.say(f"stopped by SIGTERM after step {report.steps}")
+    result = report.result
+    if any(world.all_gather(termination.asked)) and result.steps < run.job.steps:
+        run.say(f"stopped by SIGTERM after step {result.steps}")
         raise SystemExit(128 + signal.SIGTERM)
-    history = replace(
-        history,
-        steps=report.steps,
-        verified=history.verified or report.verified,
-        left_out=tuple(sorted({*history.left_out, *report.left_out})),
-    )
-    if report.paused:
-        return history
-    return finish(run, planned, report, peaks, history) if planned else None
+    if result.paused:
+        return result
+    return finish(run, planned, report, peaks) if planned else None
 
 
 def by_first(world: World, act: Callable[[], T]) -> T | None:
@@ -290,7 +286,7 @@ def check_tries(request: TrainRequest) -> None:
 def with_groups_of(plan: Plan, job: Job) -> Job:
     """The job with the sizes of the tensor groups of ``plan``, so that their costs are measured."""
     sizes = tuple(sorted({len(group) for group in plan.tensor_groups} - {1}))
-    return replace(job, tensor_parallel=replace(job.tensor_parallel, ranks=sizes, given=True))
+    return replace(job, tensor_parallel=GivenGroups(sizes, job.tensor_parallel.layers))
 
 
 def check_group_sizes(job: Job, workers: int) -> None:
@@ -421,7 +417,7 @@ def known_costs(run: JobRun, layout: Sequence[int]) -> CostedJob | None:
 
 
 def planned_part(
-    run: JobRun, costs: CostedJob | None, given: Plan | None, history: History
+    run: JobRun, costs: CostedJob | None, given: Plan | None, history: TrainResult
 ) -> PlannedPart:
     """Plan the next part of the run where that is not done yet, and predict its steps."""
     assert costs is not None
@@ -442,20 +438,22 @@ def planned_part(
     return PlannedPart(plan, prediction, by_length, resume_from)
 
 
-def plan_for(run: JobRun, costs: CostedJob, history: History) -> Plan:
+def plan_for(run: JobRun, costs: CostedJob, history: TrainResult) -> Plan:
     """The plan that the resumed run has kept for so many ranks with these costs, or a new one."""
     if not run.request.resume:
         run.directory.forget_plans()
     kept = run.directory.kept_plan(run.world.size)
     if kept is not None and kept.global_batch == run.job.batch_size:
         return kept
-    if run.request.resume and not history.lost:
+    if run.request.resume and not history.lost_workers:
         run.say("the run gets a new plan, because its hosts, its workers or the batch size changed")
-    limit = AFTER_A_LOSS if history.lost else None
+    limit = AFTER_A_LOSS if history.lost_workers else None
     return new_plan(run.job, run.request, costs.profile, costs.cluster, limit)
 
 
-def tried(run: JobRun, costs: CostedJob | None, history: History) -> tuple[Plan | None, History]:
+def tried(
+    run: JobRun, costs: CostedJob | None, history: TrainResult
+) -> tuple[Plan | None, TrainResult]:
     """The quickest plan, which only rank 0 has, after a short trial of each that is near the best.
 
     Where all fail the run goes on with the first, and ends with its error.
@@ -507,7 +505,7 @@ def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
     return None
 
 
-def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart:
+def part_of(run: JobRun, planned: PlannedPart | None) -> RunPart:
     """The part that rank 0 has planned, on every rank; all must call this."""
     job, told = run.job, dict[str, Any]()
     if planned:
@@ -532,7 +530,6 @@ def part_of(run: JobRun, planned: PlannedPart | None, pauses: Pauses) -> RunPart
         device=run.request.device,
         shown=run.request.shown,
         timeout_s=max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * told["step_s"]),
-        pauses=pauses,
     )
 
 
@@ -548,71 +545,58 @@ def check_rooms(world: World, plan: Plan, planned: PlannedPart | None) -> None:
 
 
 def finish(
-    run: JobRun, planned: PlannedPart, report: PartReport, peaks: Sequence[float], history: History
+    run: JobRun, planned: PlannedPart, report: PartReport, peaks: Sequence[float]
 ) -> TrainResult:
     """Write the measured timeline, the summary and the report."""
-    job, directory, plan = run.job, run.directory, planned.plan
+    job, directory, plan, trained = run.job, run.directory, planned.plan, report.result
     rows = read_rows(directory.metrics, damaged=False)
     lengths = measured_lengths(planned.by_length, rows, report.start + WARM_UP_STEPS)
-    measured_s = mean_s(lengths) or report.measured_s
-    samples_per_s = report.samples_per_s * report.measured_s / measured_s
+    measured_s = mean_s(lengths) or trained.measured_s
     directory.write_measured(report.timeline)
-    summary: dict[str, Any] = {
+    result = replace(
+        trained,
+        samples_per_s=trained.samples_per_s * trained.measured_s / measured_s,
+        predicted_s=planned.prediction.iteration_s,
+        measured_s=measured_s,
+        plan=directory.path / "plan.json",
+        checkpoint=latest_checkpoint(directory.checkpoints),
+        run_directory=directory.path,
+        weights=job.save_weights,
+        by_length=lengths,
+    )
+    if report.data_ended:
+        run.say(
+            f"the data of job '{job.name}' ended after {result.steps} of {job.steps} steps, and "
+            f"the training with them; give data for all steps, or set steps = {result.steps}"
+        )
+    if result.drift:
+        again = f"--resume --out {directory.path} --plan PLAN"
+        run.say(f"{result.drift[0]}; measure and plan again, and continue with {again}")
+    here, load = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size)), os.getloadavg()[0]
+    busy = busy_beside(here, usable_cores(), load)
+    if busy:
+        run.say(busy)
+    numbers = asdict(result)
+    always = ("steps", "loss", "samples_per_s", "predicted_s", "measured_s")
+    where_any = {
+        "busy": busy,
+        "data_ended_after": result.steps if report.data_ended else 0,
+        **{key: list(numbers[key]) for key in ("tried", "drift", "left_out_steps", "by_length")},
+    }
+    summary = {
         "name": directory.path.name,
         "job": job.name,
         "planner": plan.planner,
         "schedule": plan.schedule,
         "workers": run.world.size,
-        "predicted_s": planned.prediction.iteration_s,
-        "measured_s": measured_s,
         "predicted_peak_memory_bytes": list(planned.prediction.peak_memory_bytes),
         "measured_peak_memory_bytes": [peaks[rank] for rank in plan.ranks],
-        "steps": report.steps,
-        "loss": report.loss,
-        "samples_per_s": samples_per_s,
+        "circumstances": asdict(replace(run.circumstances, load_during=load)),
+        **{key: numbers[key] for key in always},
+        **{key: value for key, value in where_any.items() if value},
     }
-    if report.data_ended:
-        summary["data_ended_after"] = report.steps
-        run.say(
-            f"the data of job '{job.name}' ended after {report.steps} of {job.steps} steps, and "
-            f"the training with them; give data for all steps, or set steps = {report.steps}"
-        )
-    drift = tuple(map(str, report.drifts))
-    if drift:
-        again = f"--resume --out {directory.path} --plan PLAN"
-        run.say(f"{drift[0]}; measure and plan again, and continue with {again}")
-    here, load = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size)), os.getloadavg()[0]
-    summary["circumstances"] = asdict(replace(run.circumstances, load_during=load))
-    busy = busy_beside(here, usable_cores(), load)
-    if busy:
-        run.say(busy)
-    where_any = {
-        "busy": busy,
-        "tried": [asdict(found) for found in history.tried],
-        "drift": list(drift),
-        "left_out_steps": list(history.left_out),
-        "by_length": [asdict(found) for found in lengths],
-    }
-    summary |= {key: value for key, value in where_any.items() if value}
     directory.write_summary(summary)
-    return TrainResult(
-        steps=report.steps,
-        loss=report.loss,
-        samples_per_s=samples_per_s,
-        predicted_s=planned.prediction.iteration_s,
-        measured_s=measured_s,
-        verified=history.verified,
-        plan=directory.path / "plan.json",
-        checkpoint=latest_checkpoint(directory.checkpoints),
-        report=write_report(directory.path),
-        run_directory=directory.path,
-        weights=job.save_weights,
-        by_length=lengths,
-        left_out_steps=history.left_out,
-        drift=drift,
-        tried=history.tried,
-        lost_workers=history.lost,
-    )
+    return replace(result, report=write_report(directory.path))
 
 
 @contextmanager

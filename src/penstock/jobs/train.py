@@ -22,7 +22,7 @@ from penstock.jobs.rank_program import (
     say,
 )
 from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.train_request import History, TrainRequest, TrainResult
+from penstock.jobs.train_request import TrainRequest, TrainResult
 from penstock.jobs.training_loop import pipeline_of
 from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.plan.json_file import read_plan
@@ -58,7 +58,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
     check_tries(request)
     request = part = checked_request(job, request, told)
     assert request.out is not None
-    directory, history = RunDirectory(request.out), History()
+    directory, history = RunDirectory(request.out), TrainResult()
     with directory.held():
         pass  # rank 0 will hold it; no start disturbs another run's
     back_with: Path | None = None
@@ -83,7 +83,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
             # down each time.
             again = back_with is not None and back_with == latest_checkpoint(directory.checkpoints)
             patience = 2 * patience if again else 1
-            history = replace(history, lost=history.lost + 1)
+            history = replace(history, lost_workers=history.lost_workers + 1)
             part = replace(
                 part,
                 workers=part.workers - 1,
@@ -97,7 +97,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
             if not missing:
                 raise
             raise RunFailed(f"{part.workers} worker(s) cannot go on alone: {none}") from none
-        if not isinstance(ended, History):
+        if not ended.paused:
             return ended
         history, back_with = ended, latest_checkpoint(directory.checkpoints)
         told(f"step {ended.steps}: the places of {missing} lost worker(s) are taken again")

@@ -1,5 +1,6 @@
 """What a user asks of a training run, and what comes of it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,40 +41,28 @@ class TrainRequest:
 
 
 @dataclass(frozen=True)
-class History:
-    """What has happened to a run in its earlier parts.
+class TrainResult:
+    """What comes of a run, or of its parts so far: the keys of ``penstock train --json``.
 
-    ``lost`` counts workers. ``steps`` were taken, except ``left_out``.
+    If batches have different lengths, ``predicted_s`` and ``measured_s`` are means over them. Both
+    are those of the last part of the run, if its workers or its plan changed. A run that is
+    ``paused`` has steps left, and no files of a result yet.
     """
 
     steps: int = 0
-    lost: int = 0
+    loss: float = math.nan
+    samples_per_s: float = 0.0
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
     verified: str = ""
-    left_out: tuple[int, ...] = ()
-    tried: tuple[TriedPlan, ...] = ()
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """The result of a run; its fields are the keys of ``penstock train --json``.
-
-    If batches have different lengths, ``predicted_s`` and ``measured_s`` are means over them. Both
-    are those of the last part of the run, if its workers or its plan changed.
-    """
-
-    steps: int
-    loss: float
-    samples_per_s: float
-    predicted_s: float
-    measured_s: float
-    verified: str
-    plan: Path
-    checkpoint: Path
-    report: Path
-    run_directory: Path
+    plan: Path = Path()
+    checkpoint: Path = Path()
+    report: Path = Path()
+    run_directory: Path = Path()
     weights: Path | None = None
     by_length: tuple[MeasuredLength, ...] = ()
     left_out_steps: tuple[int, ...] = ()
     drift: tuple[str, ...] = ()
     tried: tuple[TriedPlan, ...] = ()
     lost_workers: int = 0
+    paused: bool = False

@@ -20,6 +20,7 @@ from penstock.jobs.job import Job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
 from penstock.jobs.run_directory import Records, RunDirectory
+from penstock.jobs.train_request import TrainResult
 from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_needs import BatchNeeds
@@ -31,7 +32,7 @@ from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.settings import Constraints, Safety, Update
 from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
-from penstock.timeline.drift import Drift, DriftWatch
+from penstock.timeline.drift import DriftWatch
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long, say
 from penstock.words import counted
@@ -80,22 +81,15 @@ LONGEST_UNSAMPLED = 100
 """Of so many steps at least one is looked at in full."""
 
 
-@dataclass(frozen=True)
-class Pauses:
-    """When the ranks stop at a scheduled checkpoint, so that the run continues in another way.
+def pauses_at(step: int, start: int, every: int, pause_after: int) -> bool:
+    """Whether ranks pause after a step, so that the run continues in another way.
 
-    ``checkpoints``: at the checkpoint of this number, counted from the start of the part (0: at
-    none).
+    They do so at the checkpoint number ``pause_after``, counted from ``start`` (0: at none), if
+    one is written ``every`` so many steps.
     """
-
-    checkpoints: int = 0
-
-    def stop_at(self, step: int, start: int, every: int) -> bool:
-        """Whether to stop at a step, if checkpoints are written ``every`` so many."""
-        if not every or step % every:
-            return False
-        number = step // every - start // every
-        return self.checkpoints > 0 and number >= self.checkpoints
+    if not (pause_after and every) or step % every:
+        return False
+    return step // every - start // every >= pause_after
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,8 @@ class RunPart:
     """A part of a run: from a checkpoint to a later one, all ranks follow one plan.
 
     ``resume_from`` is the checkpoint's directory. ``planned`` is the simulated iteration, which
-    only rank 0 has. ``pauses`` says where the part ends before the run does.
+    only rank 0 has. ``before`` is what came of earlier parts. The part ends before the run does at
+    the checkpoint number ``pause_after``.
     """
 
     job: Job
@@ -114,32 +109,23 @@ class RunPart:
     device: str = "cpu"
     shown: bool = True
     timeout_s: float = LIMIT_S
-    pauses: Pauses = Pauses()
+    before: TrainResult = field(default_factory=TrainResult)
+    pause_after: int = 0
 
 
 @dataclass(frozen=True)
 class PartReport:
-    """What a rank knows of a part that has ended; ``timeline`` is of a step of about median time.
+    """What a rank knows of a part that has ended, besides the result of the run so far.
 
-    ``start`` is the number of steps taken before. ``verified`` says how the first step compared
-    with the user's module, if it was compared. ``left_out`` are the steps that were not taken
-    because loss or gradients were not finite. ``drifts`` were slower than planned at the end.
-    ``paused``: there are steps left, see `Pauses`. ``data_ended``: the data had no batch for a step
-    that was left.
+    ``timeline`` is of a step of about median time. ``start`` is the number of steps taken before
+    the part. ``data_ended``: the data had no batch for a step that was left.
     """
 
-    steps: int
-    loss: float
-    measured_s: float
-    samples_per_s: float
+    result: TrainResult
     timeline: Timeline
     memory: MeasuredMemory
-    verified: str
-    start: int = 0
-    left_out: tuple[int, ...] = ()
-    drifts: tuple[Drift, ...] = ()
-    paused: bool = False
-    data_ended: bool = False
+    start: int
+    data_ended: bool
 
 
 @dataclass
@@ -255,8 +241,8 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
             if job.checkpoint_every and step % job.checkpoint_every == 0:
                 # On the CPU, saving in the background would copy all state, which is not planned.
                 pipe.save(directory.checkpoints, wait=part.device == "cpu")
-            stops = part.pauses.stop_at(step + 1, start, job.checkpoint_every)
-            if stops and first and step + 1 < job.steps:
+            pauses = pauses_at(step + 1, start, job.checkpoint_every, part.pause_after)
+            if pauses and first and step + 1 < job.steps:
                 pipe.stop(PAUSE)
             if pipe.stopping == PAUSE:
                 break
@@ -270,20 +256,20 @@ def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
         if not measured.timelines:
             measured.timelines.append((measured.seconds[-1], pipe.timeline()))
     typical_s, timeline = measured.typical()
-    return PartReport(
+    before = part.before
+    result = replace(
+        before,
         steps=step,
         loss=loss,
         measured_s=typical_s,
         samples_per_s=samples / typical_s,
-        timeline=timeline,
-        verified=str(pipe.verified or ""),
-        start=start,
-        left_out=tuple(sorted(back.left_out)),
-        drifts=watch.drifts,
+        verified=before.verified or str(pipe.verified or ""),
+        left_out_steps=tuple(sorted({*before.left_out_steps, *back.left_out})),
+        drift=tuple(map(str, watch.drifts)),
         paused=paused,
-        data_ended=step < job.steps and not pipe.stopping,
-        memory=(memory or [MeasuredMemory()])[-1],
     )
+    peak = (memory or [MeasuredMemory()])[-1]
+    return PartReport(result, timeline, peak, start, step < job.steps and not pipe.stopping)
 
 
 def save_at_the_end(pipe: Pipeline, part: RunPart, step: int, with_weights: bool) -> None:

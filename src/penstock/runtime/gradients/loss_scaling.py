@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from penstock.capture.stage_program import StageProgram
+from penstock.document import Table
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.processes.world import World
 
 
 @dataclass(frozen=True, slots=True)
-class LossScaling:
+class LossScaling(Table):
     """How the scale of the loss changes.
 
     It starts at ``initial``, is multiplied by ``growth`` after ``growth_interval`` steps without an

@@ -24,6 +24,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import named_tensors, put_tensor
 from penstock.capture.record.absent import Absent
 from penstock.capture.stage.stage_tensors import StageModule
+from penstock.document import Table
 from penstock.errors import BadInput
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
 
@@ -37,7 +38,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Table):
     """A directory of initial weights, as written by Hugging Face's ``save_pretrained``.
 
     ``new`` are patterns (``"classifier.*"``) of tensors of the model that may be missing in the
