@@ -43,7 +43,8 @@ def test_planning_alone_installs_no_torch_and_the_tests_all_of_training() -> Non
     extras = project["optional-dependencies"]
     assert not [name for name in project["dependencies"] if name.startswith("torch")]
     assert "torch>=2.11" in extras["train"]
-    assert "penstock[train,plot]" in extras["test"] and "penstock[train]" in extras["examples"]
+    assert "penstock[train,plot,hf,lightning]" in extras["test"]
+    assert all("penstock[train]" in extras[name] for name in ("examples", "hf", "lightning"))
     assert "'.[train]'" in set_up_commands()[0]
 
 

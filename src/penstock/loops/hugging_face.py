@@ -34,7 +34,7 @@ try:
 except ImportError as missing:
     raise ImportError(
         f"penstock.loops.hugging_face needs Hugging Face's trainer ({missing}); install it with "
-        f"pip install transformers accelerate"
+        f"pip install 'penstock[hf]'"
     ) from missing
 
 ModelCall = Callable[..., Any]

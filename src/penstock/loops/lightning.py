@@ -25,7 +25,9 @@ try:
     from lightning.pytorch.utilities.model_helpers import is_overridden
     from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 except ModuleNotFoundError as missing:
-    raise BadInput("penstock.loops.lightning needs Lightning: 'pip install lightning'") from missing
+    raise BadInput(
+        "penstock.loops.lightning needs Lightning: pip install 'penstock[lightning]'"
+    ) from missing
 
 AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 WITHIN_A_STEP = (
