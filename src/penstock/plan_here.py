@@ -13,7 +13,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import accumulate
 from math import inf
@@ -155,7 +155,8 @@ class KeptPlans:
     def planned(self, costs: Costs, constraints: Constraints) -> str:
         """A new plan as JSON, with a line about it, which is kept."""
         profile, cluster = costs
-        asked = {name: getattr(constraints, name) for name in ASKED}
+        asked = asdict(constraints)
+        del asked["remeasure"]
         problem = planning_problem(
             profile,
             cluster,
@@ -176,18 +177,6 @@ class KeptPlans:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.path, json.dumps(self.kept))
         return json.dumps(found)
-
-
-ASKED = (
-    "planner",
-    "schedule",
-    "micro_batch_size",
-    "max_stages",
-    "recompute",
-    "sharding",
-    "memory_reserve",
-    "pins",
-)
 
 
 def digest(text: str) -> str:

@@ -49,7 +49,7 @@ def read_device_map(path: Path, profile: ModelProfile, asked: AskedLayout) -> Pi
 def number_of(place: object, name: str, path: Path) -> int:
     """The number of a device."""
     match = DEVICE.fullmatch(str(place))
-    if match is None or isinstance(place, bool):
+    if match is None:
         raise BadInput(
             f"{path} has '{name}' on {shown(place)}; a stage keeps its weights on its device, so "
             f'give the number of one, such as 0 or "cuda:0"'
