@@ -14,6 +14,9 @@ from penstock.schedule.shape import PlacementStyle, StageCost, placement_of_styl
 SYNCHRONOUS = tuple(name for name in FAMILIES if FAMILIES[name].flushes)
 MIRRORED = tuple(name for name in SYNCHRONOUS if FAMILIES[name].placement == "mirrored")
 
+ONE_OF_EACH_KIND = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "chimera", "dualpipe-v")
+"""Schedules for tests that are too slow for all; their slow tests have all."""
+
 REPLICATIONS: dict[int, tuple[tuple[int, ...], ...]] = {
     1: ((1,), (3,), (2,), (4,)),
     2: ((1, 1), (2, 1), (1, 3), (2, 2), (1, 2), (3, 1)),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from runtime.matrix_plans import Case, representative
+from runtime.matrix_plans import ONE_OF_EACH_KIND, Case, representative
 from runtime.stand_in_training_cases import Run, Trained, train
 
 from penstock.errors import RunFailed
@@ -34,9 +34,6 @@ RUNS = {
     "SpecTrain, clipped": Run(Case("spectrain", (1, 1), 4, **OPTIONS), clip_norm=0.5),
     "a gradient of None": Run(Case("1f1b", (1, 1, 1), 4, model="detached", **OPTIONS)),
 }
-
-SOME = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "chimera", "dualpipe-v")
-"""One schedule of each kind; the slow tests have all."""
 
 MORE_RUNS = {
     "Llama, zb-h1": Run(Case("zb-h1", (1, 1), 4, model="llama", **OPTIONS)),
@@ -95,7 +92,7 @@ def largest(schedule: str) -> Run:
 @pytest.fixture(scope="module")
 def matrix() -> dict[Run, list[tuple[Trained, Trained]]]:
     """A run under each of some schedules, on four ranks."""
-    return made([largest(schedule) for schedule in SOME], 4)
+    return made([largest(schedule) for schedule in ONE_OF_EACH_KIND], 4)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +100,7 @@ def runs() -> dict[Run, list[tuple[Trained, Trained]]]:
     return by_ranks([*RUNS.values()])
 
 
-@pytest.mark.parametrize("schedule", SOME)
+@pytest.mark.parametrize("schedule", ONE_OF_EACH_KIND)
 def test_schedules(schedule: str, matrix: dict[Run, list[tuple[Trained, Trained]]]) -> None:
     run = largest(schedule)
     assert_equal(run, matrix[run])

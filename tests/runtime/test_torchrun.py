@@ -1,19 +1,16 @@
 """Schedules under the real torchrun: two, four and eight ranks, both transports, two hosts."""
 
 import json
-import os
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from started_scripts import ENVIRONMENT, TORCHRUN, under_torchrun
 
 SCRIPT = Path(__file__).with_name("torchrun_schedules.py")
-TORCHRUN = Path(sys.executable).with_name("torchrun")
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -27,12 +24,7 @@ def answer(output: str, errors: str) -> dict[str, Any]:
 
 def started(ranks: int, *transports: str) -> dict[str, Any]:
     """What the script finds on ``ranks`` ranks of this host."""
-    command = [str(TORCHRUN), "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT)]
-    done = subprocess.run(
-        [*command, *transports], env=ENVIRONMENT, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr
-    return answer(done.stdout, done.stderr)
+    return answer(under_torchrun(SCRIPT, *transports, ranks=ranks), "")
 
 
 def assert_as_one_process(found: dict[str, Any], ranks: int, least: int) -> None:
