@@ -29,7 +29,9 @@ def test_accumulation_plateaus_early_stops_and_values_of_epochs_are_those_of_one
 
 
 def test_what_a_step_has_no_place_for_is_refused() -> None:
-    from loops.lightning_refusals import REFUSED, check_supported, trainer_of
+    from loops.lightning_refusals import REFUSED, trainer_of
+
+    from penstock.loops.lightning import check_supported
 
     for module, options, words in REFUSED:
         with pytest.raises(BadInput, match=words):
@@ -37,7 +39,10 @@ def test_what_a_step_has_no_place_for_is_refused() -> None:
 
 
 def test_only_fit_is_of_a_pipeline() -> None:
-    from loops.lightning_refusals import LightningModule, check_supported, trainer_of
+    from lightning import LightningModule
+    from loops.lightning_refusals import trainer_of
+
+    from penstock.loops.lightning import check_supported
 
     with pytest.raises(BadInput, match="only fits"):
         check_supported(trainer_of(LightningModule(), "test"))
