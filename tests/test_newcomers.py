@@ -79,8 +79,7 @@ from penstock.cluster.toml_file import find_cluster
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.search import PLANNERS
-from penstock.search.families import rescheduled
+from penstock.search.search import PLANNERS, rescheduled
 from penstock.simulate.simulation import simulate_plan
 
 profile, cluster = find_profile("vgg-19"), find_cluster("dapple-a")

@@ -18,8 +18,7 @@ from penstock.planning.planning_problem import AUTO, planning_problem, schedules
 from penstock.planning.rivals import rivals_of
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.families import rescheduled
-from penstock.search.search import PLANNERS, STARTING_PLANNERS
+from penstock.search.search import PLANNERS, STARTING_PLANNERS, rescheduled
 from penstock.simulate.score import make_score
 
 EXPLAINED_GAP = 0.05

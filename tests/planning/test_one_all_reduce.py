@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from point_loads import load_of
 
 from penstock.bounds.lower_bound import plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
@@ -23,7 +24,7 @@ from penstock.planning.assessment import assess_plan, baselines_of
 from penstock.planning.explanation import explain_plan
 from penstock.planning.spp_bound import spp_bound_s
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.walks import KINDS, layout_of, load_question, search_costs
+from penstock.search.points import search_costs
 from penstock.simulate.score import make_score
 
 DEVICES = (0, 1, 2, 3)
@@ -46,7 +47,7 @@ def seconds(sum_step_s: float = 0.0) -> dict[str, float]:
     asked = problem(sum_step_s)
     score, stage, chain = make_score(asked), PLAN.stages[0], whole_chain(asked)
     costs = chain.costs([DEVICES], [stage.slices])
-    walks, layout = search_costs(asked), layout_of(asked, PLAN)
+    walks = search_costs(asked)
     baselines = baselines_of(asked, score)
     planned = assess_plan(PLAN, asked, baselines)
     summed = explain_plan(planned, asked).all_reduce
@@ -60,7 +61,7 @@ def seconds(sum_step_s: float = 0.0) -> dict[str, float]:
         "estimate": estimate_s(asked, PLAN),
         "core, planners": costs.after_s(0, 0, 4),
         "core, walks": native.stage_cost(walks, DEVICES, 0, 4, 4, 2).after_s,
-        "load": native.load_s(walks, layout, 4, load_question(asked, KINDS[0])),
+        "load": load_of(asked, PLAN),
         "bound of a plan": plan_bound_s(asked, PLAN),
         "SPP's bound": spp_bound_s(asked, PLAN),
         "explanation": summed.seconds,

@@ -11,23 +11,20 @@ from bound_strategies import bound_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
+from point_loads import load_of, question, straight
 
 from penstock.bounds.lower_bound import plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.collectives import all_reduce_s
 from penstock.core import native
+from penstock.core.native import Found, Point, WalkPlan, random_walk
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.walks import (
-    KINDS,
-    LoadKind,
-    evenly_loaded_plans,
-    layout_of,
-    load_question,
-    search_costs,
-    walked,
-)
+from penstock.schedule.shape import PlacementStyle
+from penstock.search.arms import arms_of
+from penstock.search.points import plan_of, search_costs
+from penstock.search.search import KINDS
 from penstock.simulate.score import make_score
 
 MEGABYTE = 1_000_000
@@ -49,14 +46,6 @@ def plan_on(*devices: int, micro_batches: int = 16) -> Plan:
     each = 4 // len(devices)
     stages = [Stage(range(i * each, (i + 1) * each), (d,), (1,)) for i, d in enumerate(devices)]
     return Plan(tuple(stages), micro_batches, 1, "1f1b")
-
-
-def load_of(
-    asked: PlanningProblem, plan: Plan, power: float = 0.0, *, steady: bool = False
-) -> float:
-    question = load_question(asked, LoadKind(power, steady))
-    layout, size = layout_of(asked, plan), plan.micro_batch_size
-    return native.load_s(search_costs(asked), layout, size, question)
 
 
 def test_a_device_that_computes_all_the_time_is_the_load():
@@ -172,15 +161,48 @@ def test_a_stage_that_fits_nowhere_has_no_load():
     assert load_of(replace(asked, cluster=Cluster("small", (host,))), plan_on(0, 1)) == np.inf
 
 
+def walked(asked: PlanningProblem, start: Plan, seed: int, steps: int = 300) -> list[Found]:
+    """Return what a walk from a plan finds."""
+    rules, point = straight(asked, start)
+    walk = WalkPlan(
+        question(asked, *KINDS[seed % 4][:1], steady=KINDS[seed % 4][1]), 0.05, steps, seed
+    )
+    return random_walk(search_costs(asked), rules, point, walk)
+
+
 @settings(max_examples=40, deadline=None)
-@given(asked=st.one_of(problems(), bound_problems()), kind=st.sampled_from(KINDS))
+@given(asked=st.one_of(problems(), bound_problems()), seed=st.integers(0, 3))
 def test_a_walk_costs_only_what_changes_and_its_loads_are_those_of_whole_plans(
-    asked: PlanningProblem, kind: LoadKind
+    asked: PlanningProblem, seed: int
 ) -> None:
-    start, question = start_of(asked), load_question(asked, kind)
-    for found in walked(asked, start, kind, 300, 0):
-        seconds = native.load_s(search_costs(asked), found.layout, found.size, question)
-        assert seconds == found.seconds
+    start = start_of(asked)
+    rules, _ = straight(asked, start)
+    kind = question(asked, KINDS[seed][0], steady=KINDS[seed][1])
+    for found in walked(asked, start, seed):
+        assert native.load_s(search_costs(asked), rules, found.point, kind) == found.seconds
+
+
+@pytest.mark.parametrize(("style", "rounds"), [("looped", 2), ("folded", 2), ("folded", 4)])
+def test_walks_serve_placements_with_several_stages_on_a_group(
+    style: PlacementStyle, rounds: int
+) -> None:
+    """No load is above the quick simulation of the same point by much: it is a kind of bound."""
+    asked = problem(0.25 * MEGABYTE)
+    asked = replace(asked, profile=replace(asked.profile, layers=asked.profile.layers * 4))
+    schedules = {"looped": "interleaved", "folded": "hanayo"}
+    (arm,) = [
+        arm
+        for arm in arms_of(asked, (schedules[style],))
+        if (arm.style, arm.rounds) == (style, rounds)
+    ]
+    point = Point(list(range(6)), [0, 1, 2], [], [0, 0], [0, 0], size=0, depth=7)
+    arm.play.even_cuts(point)
+    walk = WalkPlan(question(asked), 0.05, 2000, 1)
+    found = random_walk(search_costs(asked), arm.rules, point, walk)
+    assert found
+    for one in found:
+        assert len(one.point.cuts) - 1 == one.point.groups * rounds
+        assert one.seconds <= arm.play.seconds(one.point, np.inf) * 1.05
 
 
 def start_of(asked: PlanningProblem) -> Plan:
@@ -188,6 +210,13 @@ def start_of(asked: PlanningProblem) -> Plan:
     size = asked.micro_batch_sizes[0]
     stage = Stage(range(len(asked.profile.layers)), (0,), (size,))
     return Plan((stage,), asked.global_batch // size, size, asked.schedules[0])
+
+
+def walked_plans(asked: PlanningProblem, start: Plan) -> list[Plan]:
+    """Return the plans of walks of every kind, under the first schedule."""
+    rules, _ = straight(asked, start)
+    found = [one for seed in range(4) for one in walked(asked, start, seed, 20_000)]
+    return [plan_of(asked, rules, one.point, asked.schedules[0], ()) for one in found]
 
 
 def test_walks_find_the_chain_of_fast_links():
@@ -199,7 +228,7 @@ def test_walks_find_the_chain_of_fast_links():
     )
     asked = replace(problem(3.0 * MEGABYTE, fast), micro_batch_sizes=(1,))
     start = plan_on(0, 1, 2, 3)
-    plans = evenly_loaded_plans(asked, start, 0)
+    plans = walked_plans(asked, start)
     score = make_score(asked)
     best = min(plans, key=score)
     assert [stage.devices[0] for stage in best.stages] in (list(chain), list(chain[::-1]))
@@ -213,7 +242,7 @@ def test_where_nothing_takes_time_walks_end_too() -> None:
     asked = problem(0.0)
     free = LayerCost("free", Affine(), Affine(), Affine(), 0)
     asked = replace(asked, profile=ModelProfile("free", (free,) * 4, ()))
-    plans = evenly_loaded_plans(asked, plan_on(0, 1), 0)
+    plans = walked_plans(asked, plan_on(0, 1))
     assert min(map(make_score(asked), plans)) == 0
 
 
@@ -221,20 +250,18 @@ INTERRUPTED = """
 import _thread, signal, threading
 from penstock.cluster.toml_file import find_cluster
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.data_parallel import data_parallel
 from penstock.profile.find import find_profile
-from penstock.search.walks import evenly_loaded_plans
+from penstock.search.search import search_steps
 from penstock.simulate.score import make_score
 
 # A shell's background jobs ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 problem = PlanningProblem(find_profile("vgg-16"), find_cluster("dapple-b"), 64, (8,))
-start = data_parallel(problem, make_score(problem))
-evenly_loaded_plans(problem, start, 0)  # what it imports is there
+list(search_steps(problem, make_score(problem), 0.01))  # what it imports is there
 threading.Timer(0.05, _thread.interrupt_main).start()
 try:
     while True:
-        evenly_loaded_plans(problem, start, 0)
+        list(search_steps(problem, make_score(problem)))
 except KeyboardInterrupt:
     print("interrupted")
 """

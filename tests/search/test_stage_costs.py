@@ -19,7 +19,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.sharding import with_sharding
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.search.walks import search_costs
+from penstock.search.points import search_costs
 from penstock.simulate.simulation import simulate_plan
 
 ROUNDING = 1e-9

@@ -24,6 +24,9 @@ def plan(
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Stop searching after S seconds (0: no limit).")
     ] = 0.0,
+    effort: Annotated[
+        float, Option(min=0.01, metavar="N", help="Search N times as long as by default.")
+    ] = 1.0,
     explain: Annotated[
         bool, Option("--explain", help="Say which resource limits the plan.")
     ] = False,
@@ -47,7 +50,7 @@ def plan(
     terminal.note(other_kinds_words(costs, problem.cluster))
     sizes = sizes_of(tensor_parallel)
     with planning_progress(terminal) as progress:
-        found = found_and_assessed(problem, planner, sizes, time_limit, explain, progress)
+        found = found_and_assessed(problem, planner, sizes, (time_limit, effort), explain, progress)
     assessed, planned, own, planning_s = found
     if out:
         write_planned(planned, out, asked.inputs, planning_s)
@@ -62,13 +65,14 @@ def found_and_assessed(
     problem: "PlanningProblem",
     planner: str,
     sizes: tuple[int, ...],
-    time_limit_s: float,
+    effort: tuple[float, float],
     explain: bool,
     progress: PlanningProgress,
 ) -> tuple["PlannedPipeline", "PlannedPipeline", "PlanningProblem", float]:
     """The planner's plan, assessed without its tensor groups, and with them.
 
-    Then the problem of these groups, and the seconds that planning took.
+    ``effort`` is the time limit in seconds, 0 for none, and by what the budget is multiplied. Then
+    the problem of these groups, and the seconds that planning took.
     """
     from penstock.bounds.lower_bound import lower_bound
     from penstock.planning.answers import TimeLimit, find_plan
@@ -76,12 +80,21 @@ def found_and_assessed(
     from penstock.planning.tensor_groups import on_groups, without_groups
     from penstock.simulate.score import make_score
 
+    time_limit_s, times = effort
     start_s, score = perf_counter(), make_score(problem)
     progress.bound_s = (bound := lower_bound(problem)).seconds
     # The bound takes a part of the time, but leaves the planners half of it.
     left_s = max(time_limit_s / 2, start_s + time_limit_s - perf_counter())
     limit = TimeLimit(left_s, perf_counter) if time_limit_s else None
-    found = find_plan(problem, planner, score, sizes=sizes, limit=limit, on_step=progress.show_step)
+    found = find_plan(
+        problem,
+        planner,
+        score,
+        sizes=sizes,
+        limit=limit,
+        effort=times,
+        on_step=progress.show_step,
+    )
     found, own = on_groups(found, problem)
     planning_s = perf_counter() - start_s
     bound = bound if own is problem else lower_bound(own)

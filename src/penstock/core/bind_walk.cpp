@@ -1,6 +1,6 @@
 // What Python sees of costs, loads and walks; `native.pyi` describes it.
 #include "bind.hpp"
-#include "walk.hpp"
+#include "quick_play.hpp"
 
 namespace penstock {
 namespace {
@@ -39,12 +39,12 @@ void make_links(Links* self, const Pairs& bytes_per_s, const Pairs& both_ways_by
                    uses_port.data(), static_cast<int>(latency_s.shape(0)), sum_step_s};
 }
 
-void make_costs(SearchCosts* self, const RunCosts& runs, const Pairs& layers,
+void make_costs(SearchCosts* self, const RunCosts& runs, const Pairs& weight, const Pairs& layers,
                 double step_s_per_byte, const Array<std::int64_t, 2>& edges,
                 const Pairs& edge_bytes, std::vector<Machine> devices,
                 std::vector<HostRules> hosts, const Links& links) {
-  new (self) SearchCosts{runs, {}, {}, step_s_per_byte, {}, std::move(devices), std::move(hosts),
-                         links};
+  new (self) SearchCosts{runs, affine(weight), {}, {}, step_s_per_byte, {}, std::move(devices),
+                         std::move(hosts), links};
   for (std::size_t k = 0; k < layers.shape(1); ++k) {
     self->parameter_bytes.push_back(layers(0, k));
     self->workspace.push_back({layers(1, k), layers(2, k)});
@@ -56,23 +56,32 @@ void make_costs(SearchCosts* self, const RunCosts& runs, const Pairs& layers,
   }
 }
 
-void make_question(LoadQuestion* self, int batch, int recompute, double power, bool steady) {
-  new (self) LoadQuestion{batch, static_cast<RecomputeMode>(recompute), {static_cast<int>(power), steady}};
+void make_question(LoadQuestion* self, int recompute, double power, bool steady) {
+  new (self) LoadQuestion{static_cast<RecomputeMode>(recompute), {static_cast<int>(power), steady}};
 }
 
-double load_s(const SearchCosts& costs, const Layout& layout, int size, LoadQuestion asked) {
-  return PlanLoad(costs, asked).seconds(layout, size);
+void make_rules(PointRules* self, int style, int rounds, bool split, int batch,
+                std::vector<int> sizes, std::pair<int, int> groups, std::pair<int, int> depths,
+                std::pair<std::vector<int>, std::vector<int>> savings, std::vector<int> cut) {
+  new (self) PointRules{static_cast<Style>(style), rounds,        split,         batch,
+                        std::move(sizes),          groups.first,  groups.second, depths.first,
+                        depths.second,             savings.first, savings.second, std::move(cut)};
+}
+
+double load_s(const SearchCosts& costs, const PointRules& rules, const Point& point,
+              LoadQuestion asked) {
+  return PlanLoad(costs, rules, asked).seconds(point);
 }
 
 StageCost stage_cost(const SearchCosts& costs, const std::vector<int>& devices, int lo, int hi,
                      int size, int micro_batches) {
   std::vector<int> rows(devices.size());
-  return StageCosts(costs).of(devices, rows, {lo, hi}, size, micro_batches);
+  return StageCosts(costs, false).of(devices, rows, {lo, hi}, size, micro_batches);
 }
 
 std::vector<int> rows_of(const SearchCosts& costs, const std::vector<int>& devices, int size) {
   std::vector<int> rows(devices.size());
-  StageCosts(costs).split_rows(devices, rows, size);
+  StageCosts(costs, false).split_rows(devices, rows, size);
   return rows;
 }
 
@@ -92,8 +101,8 @@ void bind_costs(nb::module_& module) {
            "uses_port"_a, "sum_step_s"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            nb::keep_alive<1, 5>());
   nb::class_<SearchCosts>(module, "SearchCosts")
-      .def("__init__", make_costs, "runs"_a, "layers"_a, "step_s_per_byte"_a, "edges"_a,
-           "edge_bytes"_a, "devices"_a, "hosts"_a, "links"_a, nb::keep_alive<1, 9>());
+      .def("__init__", make_costs, "runs"_a, "weight"_a, "layers"_a, "step_s_per_byte"_a,
+           "edges"_a, "edge_bytes"_a, "devices"_a, "hosts"_a, "links"_a, nb::keep_alive<1, 10>());
   nb::class_<StageCost>(module, "StageCost")
       .def_ro("forward_s", &StageCost::forward_s)
       .def_ro("backward_s", &StageCost::backward_s)
@@ -106,28 +115,60 @@ void bind_costs(nb::module_& module) {
 
 void bind_walk(nb::module_& module) {
   bind_costs(module);
-  nb::class_<Layout>(module, "Layout")
-      .def(nb::init<std::vector<int>, std::vector<int>, std::vector<int>, int>(), "order"_a,
-           "cuts"_a, "starts"_a, "stages"_a)
-      .def_ro("order", &Layout::order)
-      .def_ro("cuts", &Layout::cuts)
-      .def_ro("starts", &Layout::starts)
-      .def_ro("stages", &Layout::stages);
+  nb::class_<Point>(module, "Point")
+      .def(nb::init<std::vector<int>, std::vector<int>, std::vector<int>, std::vector<int>,
+                    std::vector<int>, std::vector<int>, int, int>(),
+           "order"_a, "starts"_a, "cuts"_a, "recompute"_a, "sharding"_a,
+           "limits"_a = std::vector<int>(), "size"_a = 0, "depth"_a = 0)
+      .def(nb::init<const Point&>(), "other"_a)
+      .def_ro("order", &Point::order)
+      .def_ro("starts", &Point::starts)
+      .def_ro("cuts", &Point::cuts)
+      .def_ro("recompute", &Point::recompute)
+      .def_ro("sharding", &Point::sharding)
+      .def_rw("limits", &Point::limits)
+      .def_ro("size", &Point::size)
+      .def_rw("depth", &Point::depth)
+      .def_prop_ro("groups", &Point::groups)
+      .def("__eq__", [](const Point& self, const Point& other) { return self == other; });
+  nb::class_<PointRules>(module, "PointRules")
+      .def("__init__", make_rules, "style"_a, "rounds"_a, "split"_a, "batch"_a, "sizes"_a,
+           "groups"_a, "depths"_a, "savings"_a, "cut"_a)
+      .def_prop_ro("style", [](const PointRules& self) { return static_cast<int>(self.style); })
+      .def_ro("rounds", &PointRules::rounds)
+      .def_ro("split", &PointRules::split)
+      .def_ro("sizes", &PointRules::sizes)
+      .def_ro("least_groups", &PointRules::least_groups)
+      .def_ro("most_groups", &PointRules::most_groups)
+      .def_ro("recomputes", &PointRules::recomputes)
+      .def_ro("shardings", &PointRules::shardings)
+      .def("allows", &PointRules::allows, "point"_a);
   nb::class_<LoadQuestion>(module, "LoadQuestion")
-      .def("__init__", make_question, "batch"_a, "recompute"_a, "power"_a, "steady"_a);
+      .def("__init__", make_question, "recompute"_a, "power"_a, "steady"_a);
   nb::class_<WalkPlan>(module, "WalkPlan")
-      .def(nb::init<std::vector<int>, int, LoadQuestion, double, int, std::uint32_t>(), "sizes"_a,
-           "first"_a, "asked"_a, "heat"_a, "steps"_a, "seed"_a);
+      .def(nb::init<LoadQuestion, double, int, std::uint32_t>(), "asked"_a, "heat"_a, "steps"_a,
+           "seed"_a);
   nb::class_<Found>(module, "Found")
       .def_ro("seconds", &Found::seconds)
-      .def_ro("size", &Found::size)
-      .def_ro("layout", &Found::layout);
+      .def_ro("point", &Found::point)
+      .def_ro("depths", &Found::depths);
+  nb::class_<QuickPlay>(module, "QuickPlay")
+      .def(nb::init<std::vector<const SearchCosts*>, PointRules>(), "costs"_a, "rules"_a,
+           nb::keep_alive<1, 2>())
+      .def_ro("rules", &QuickPlay::rules)
+      .def_ro("spent", &QuickPlay::spent)
+      .def_prop_ro("depths", &QuickPlay::depths)
+      .def_rw("simulates_all", &QuickPlay::simulates_all)
+      .def("seconds", &QuickPlay::seconds, "point"_a, "limit_s"_a)
+      .def("even_cuts", &QuickPlay::even_cuts, "point"_a)
+      .def("best_variant", &QuickPlay::best_variant, "point"_a, "limit_s"_a)
+      .def("neighbours", &QuickPlay::neighbours, "point"_a, "limit_s"_a, "most"_a);
   module.def("gathered_pass_s", gathered_pass_s, "gathers_s"_a, "computes_s"_a, "scatters"_a);
   module.def("stage_cost", stage_cost, "costs"_a, "devices"_a, "lo"_a, "hi"_a, "size"_a,
              "micro_batches"_a);
   module.def("rows_of", rows_of, "costs"_a, "devices"_a, "size"_a);
-  module.def("load_s", load_s, "costs"_a, "layout"_a, "size"_a, "asked"_a);
-  module.def("random_walk", random_walk, "costs"_a, "start"_a, "walk"_a,
+  module.def("load_s", load_s, "costs"_a, "rules"_a, "point"_a, "asked"_a);
+  module.def("random_walk", random_walk, "costs"_a, "rules"_a, "start"_a, "walk"_a,
              nb::call_guard<nb::gil_scoped_release>());
 }
 

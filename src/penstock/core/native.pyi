@@ -1,6 +1,7 @@
 """The compiled core: C++ in the files beside this one, bound in `bind.cpp`."""
 
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -167,11 +168,12 @@ class Links:
     ) -> None: ...
 
 class SearchCosts:
-    """A profile on a cluster (`penstock.search.walks.search_costs`)."""
+    """A profile on a cluster (`penstock.search.points.search_costs`)."""
 
     def __init__(
         self,
         runs: RunCosts,
+        weight: npt.NDArray[np.float64],
         layers: npt.NDArray[np.float64],
         step_s_per_byte: float,
         edges: npt.NDArray[np.int64],
@@ -180,7 +182,8 @@ class SearchCosts:
         hosts: Sequence[HostRules],
         links: Links,
     ) -> None:
-        """``layers`` has a row of the parameter bytes of each layer, and two of its workspace."""
+        """``weight`` has the seconds of weight gradients up to each cut, in two parts; ``layers`` a
+        row of the parameter bytes of each layer, and two of its workspace."""
 
 class StageCost:
     """Seconds of a stage for a micro-batch on its slowest replica, and its memory."""
@@ -194,51 +197,105 @@ class StageCost:
     leaner: int
     """The same with recompute."""
 
-class Layout:
-    """The layers and devices of stages, as cuts of the layers and of an order of devices.
+class Point:
+    """Devices, layers and micro-batches of a plan, and how its groups save memory (`point.hpp`).
 
-    cuts    0        c1            c2      layers       layers c1..c2-1 are stage 1
-    starts  0        p1            p2                   on devices order[p1] .. order[p2 - 1]
+    ``starts`` and ``cuts`` are places in ``order`` and layers where groups and stages begin.
+    ``recompute`` of a group is 0 for none, 1 for whole stages, 2 by block; ``sharding`` a place in
+    `penstock.plan.plan.SHARDINGS`. ``size`` and ``depth`` are indices.
     """
 
+    @overload
     def __init__(
-        self, order: Sequence[int], cuts: Sequence[int], starts: Sequence[int], stages: int
-    ) -> None:
-        """``cuts`` and ``starts`` have one entry more than the most stages that there may be."""
+        self,
+        order: Sequence[int],
+        starts: Sequence[int],
+        cuts: Sequence[int],
+        recompute: Sequence[int],
+        sharding: Sequence[int],
+        limits: Sequence[int] = (),
+        size: int = 0,
+        depth: int = 0,
+    ) -> None: ...
+    @overload
+    def __init__(self, other: Point) -> None: ...
     order: list[int]
-    cuts: list[int]
     starts: list[int]
-    stages: int
+    cuts: list[int]
+    recompute: list[int]
+    sharding: list[int]
+    limits: list[int]
+    """Micro-batches in flight of each stage; empty: by ``depth``."""
+    size: int
+    depth: int
+    groups: int
 
-class LoadQuestion:
-    """What the load of a plan is asked for (`plan_load.hpp`)."""
-
-    def __init__(self, batch: int, recompute: int, power: float, steady: bool) -> None:
-        """``batch``: samples of an iteration; recompute 0 never, 1 where it is faster, 2 always."""
-
-class WalkPlan:
-    """A random walk of ``steps`` plans.
-
-    ``sizes`` are those of micro-batches, and ``first`` is the index of the start's. At first, plans
-    that are slower by about the share ``heat`` are accepted.
-    """
+class PointRules:
+    """What the points of an arm have in common, and what they may choose among."""
 
     def __init__(
         self,
+        style: int,
+        rounds: int,
+        split: bool,
+        batch: int,
         sizes: Sequence[int],
-        first: int,
-        asked: LoadQuestion,
-        heat: float,
-        steps: int,
-        seed: int,
-    ) -> None: ...
+        groups: tuple[int, int],
+        depths: tuple[int, int],
+        savings: tuple[Sequence[int], Sequence[int]],
+        cut: Sequence[int],
+    ) -> None:
+        """``groups`` and ``depths``: the least and the most. ``savings``: choices of recompute and
+        sharding. ``cut``: of each cut, whether it is forbidden (0), allowed (1) or required (2)."""
+    style: int
+    rounds: int
+    split: bool
+    sizes: list[int]
+    least_groups: int
+    most_groups: int
+    recomputes: list[int]
+    shardings: list[int]
+    def allows(self, point: Point) -> bool:
+        """Return whether the number of groups and all cuts are allowed."""
+
+class LoadQuestion:
+    """What the load of a point is asked for (`plan_load.hpp`)."""
+
+    def __init__(self, recompute: int, power: float, steady: bool) -> None:
+        """``recompute``: 0 never, 1 where it is faster, 2 always."""
+
+class WalkPlan:
+    """A random walk of ``steps`` points; at first, slower ones by about ``heat`` are accepted."""
+
+    def __init__(self, asked: LoadQuestion, heat: float, steps: int, seed: int) -> None: ...
 
 class Found:
-    """The best plan with one size of micro-batches and one number of stages."""
+    """A point with its seconds, and micro-batches in flight of its stages where it was played."""
 
     seconds: float
-    size: int
-    layout: Layout
+    point: Point
+    depths: list[int]
+
+class QuickPlay:
+    """The quick simulation of points (`quick_play.hpp`)."""
+
+    def __init__(self, costs: Sequence[SearchCosts | None], rules: PointRules) -> None:
+        """``costs`` are those of each sharding, without and with recompute by block."""
+    rules: PointRules
+    spent: int
+    """Simulated actions so far."""
+    depths: list[int]
+    """Micro-batches in flight of each stage of the last point."""
+    simulates_all: bool
+    """Whether all micro-batches are simulated, however many."""
+    def seconds(self, point: Point, limit_s: float) -> float:
+        """Return seconds of a point, or a bound above ``limit_s``; infinite if it does not fit."""
+    def even_cuts(self, point: Point) -> None:
+        """Cut the layers so that stages take about equally long."""
+    def best_variant(self, point: Point, limit_s: float) -> Found:
+        """Return the quickest of a point with every recompute, sharding and depth."""
+    def neighbours(self, point: Point, limit_s: float, most: int) -> list[Found]:
+        """Return the quickest points one move away, at most ``most``, below ``limit_s``."""
 
 def gathered_pass_s(
     gathers_s: Sequence[float], computes_s: Sequence[float], scatters: bool
@@ -257,13 +314,13 @@ def stage_cost(
 def rows_of(costs: SearchCosts, devices: Sequence[int], size: int) -> list[int]:
     """Rows of each replica in proportion to speed."""
 
-def load_s(costs: SearchCosts, layout: Layout, size: int, asked: LoadQuestion) -> float:
-    """Seconds of a plan if work never waited for a busy resource; infinite if it does not fit."""
+def load_s(costs: SearchCosts, rules: PointRules, point: Point, asked: LoadQuestion) -> float:
+    """Return seconds if work never waited for a busy resource; infinite if it does not fit."""
 
-def random_walk(costs: SearchCosts, start: Layout, walk: WalkPlan) -> list[Found]:
-    """The best plans on a random walk by simulated annealing, without Python's lock.
+def random_walk(costs: SearchCosts, rules: PointRules, start: Point, walk: WalkPlan) -> list[Found]:
+    """Return the best points on a random walk by simulated annealing, without Python's lock.
 
-    They are sorted by size of micro-batches and number of stages.
+    There is one for each size of micro-batches and number of groups, the best first.
     """
 
 class ChipMemory:

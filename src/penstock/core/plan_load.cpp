@@ -16,32 +16,33 @@ double raised(double value, int power) {
 
 }  // namespace
 
-double PlanLoad::seconds(const Layout& layout, int size) {
-  now_.size = size;
-  now_.order = layout.order;
-  now_.rows.resize(layout.order.size());
-  now_.ports.resize(layout.order.size());
+double PlanLoad::seconds(const Point& point) {
+  const int size = now_.size = rules_.sizes[point.size], groups = point.groups();
+  now_.order = point.order;
+  now_.rows.resize(point.order.size());
+  now_.ports.resize(point.order.size());
   now_.stages.clear();
-  for (int s = 0; s < layout.stages; ++s) {
-    const int first = layout.starts[s], last = layout.starts[s + 1];
+  for (int s = 0; s < point.stages(); ++s) {
+    const int group = rules_.group_of(s, groups);
+    const int first = point.starts[group], last = point.starts[group + 1];
     if (last - first > size) {
       now_.stages.clear();
       return kInfinity;
     }
-    now_.stages.push_back({first, last, {layout.cuts[s], layout.cuts[s + 1]}});
+    now_.stages.push_back({group, first, last, {point.cuts[s], point.cuts[s + 1]}});
   }
   cost_stages();
-  carry_tensors();
+  carry_tensors(point.cuts);
   const bool steady = asked_.kind.steady;
   std::vector<Stage>& stages = now_.stages;
-  for (int s = layout.stages - 2; s >= 0; --s) {
+  for (int s = point.stages() - 2; s >= 0; --s) {
     const StageCost& next = stages[s + 1].cost;
     const double trip_s = next.forward_s + next.backward_s + stages[s].down_s + stages[s].up_s;
     stages[s].below_s = stages[s + 1].below_s + trip_s;
   }
   Way way;
   loads_.clear();
-  for (int s = 0; s < layout.stages; ++s) add_stage_loads(s, way);
+  for (int s = 0; s < point.stages(); ++s) add_stage_loads(s, way);
   add_port_loads(way.late_s);
   return norm_s() + (steady ? stages[0].below_s + way.late_s : 0);
 }
@@ -81,7 +82,7 @@ bool PlanLoad::copy_from_kept(int number) {
 /// An all-reduce uses the ports of hosts where some pair of its devices has no link of its own.
 void PlanLoad::set_ports(const Stage& stage) {
   std::fill(&now_.ports[stage.first], &now_.ports[stage.first] + (stage.last - stage.first), 0);
-  if (stage.cost.reduced_s == 0 || costs_.hosts.size() == 1) return;
+  if (costs_.hosts.size() == 1) return;
   const std::vector<int>& order = now_.order;
   const auto host_of = [&](int place) { return costs_.devices[order[place]].host; };
   for (int k = stage.first; k < stage.last; ++k) {
@@ -96,39 +97,30 @@ void PlanLoad::set_ports(const Stage& stage) {
 }
 
 /// Add the tensors of a micro-batch to engines and ports.
-void PlanLoad::carry_tensors() {
-  std::vector<Stage>& stages = now_.stages;
+void PlanLoad::carry_tensors(const std::vector<int>& cuts) {
   engines_.assign(now_.order.size(), {});
   ports_.assign(costs_.hosts.size(), {});
-  stage_of_layer_.resize(stages.back().run.hi);
-  for (int s = 0; s < static_cast<int>(stages.size()); ++s)
-    std::fill(&stage_of_layer_[stages[s].run.lo],
-              &stage_of_layer_[stages[s].run.lo] + (stages[s].run.hi - stages[s].run.lo), s);
-  int last_tensor = -1, last_stage = -1;
-  for (const Tensor& tensor : costs_.tensors) {
-    const int s = stage_of_layer_[tensor.producer], t = stage_of_layer_[tensor.consumer];
-    if (s == t || (tensor.number == last_tensor && t == last_stage)) continue;
-    last_tensor = tensor.number;
-    last_stage = t;
-    const double down_s = carry(tensor.bytes, stages[s], stages[t]);
-    const double up_s = carry(tensor.gradient_bytes, stages[t], stages[s]);
+  for_sent_tensors(costs_, cuts, stage_of_layer_, [&](int s, int t, const Tensor& tensor) {
+    Stage &from = now_.stages[s], &to = now_.stages[t];
+    const double down_s = carry(tensor.bytes, from, to);
+    const double up_s = carry(tensor.gradient_bytes, to, from);
     if (t == s + 1) {
-      stages[s].down_s += down_s;
-      stages[s].up_s += up_s;
+      from.down_s += down_s;
+      from.up_s += up_s;
     }
-  }
+  });
 }
 
 /// Add one tensor between two stages to the engines and ports; returns its longest message.
 double PlanLoad::carry(Affine bytes, const Stage& from, const Stage& to) {
   double longest_s = 0;
-  if (bytes.fixed == 0 && bytes.each == 0) return longest_s;
-  int i = from.first, j = to.first, left_i = now_.rows[i], left_j = now_.rows[j];
-  while (i < from.last && j < to.last) {
-    const int rows = std::min(left_i, left_j), source = now_.order[i], target = now_.order[j];
+  if (from.group == to.group || (bytes.fixed == 0 && bytes.each == 0)) return longest_s;
+  const Places senders = {from.first, from.last}, receivers = {to.first, to.last};
+  for_shared_rows(now_.rows, senders, receivers, [&](int i, int j, int shared) {
+    const int source = now_.order[i], target = now_.order[j];
     const std::size_t link = costs_.links.of(source, target);
     const double seconds =
-        costs_.links.latency_s[link] + bytes.at(rows) / costs_.links.bytes_per_s[link];
+        costs_.links.latency_s[link] + bytes.at(shared) / costs_.links.bytes_per_s[link];
     engines_[i].sent_s += seconds;
     engines_[j].received_s += seconds;
     if (costs_.links.uses_port[link]) {
@@ -136,16 +128,13 @@ double PlanLoad::carry(Affine bytes, const Stage& from, const Stage& to) {
       ports_[costs_.devices[target].host].received_s += seconds;
     }
     longest_s = std::max(longest_s, seconds);
-    left_i -= rows;
-    left_j -= rows;
-    if (left_i == 0 && ++i < from.last) left_i = now_.rows[i];
-    if (left_j == 0 && ++j < to.last) left_j = now_.rows[j];
-  }
+  });
   return longest_s;
 }
 
 /// Least seconds from the first forward to the last backward within memory (Little's law).
 double PlanLoad::busy_s(const Stage& stage) const {
+  if (!rules_.has_one_stage_each()) return busy_with_several_s(stage.group);
   const StageCost& cost = stage.cost;
   const double whole_s = cost.forward_s + cost.backward_s;
   double least_s = kInfinity;
@@ -159,7 +148,34 @@ double PlanLoad::busy_s(const Stage& stage) const {
   return least_s;
 }
 
-/// Add the loads of a stage: computing, receiving, sending; go on to the next stage.
+/// The same of a group that holds several stages, which share its memory.
+double PlanLoad::busy_with_several_s(int group) const {
+  double work_s = 0, again_s = 0, held = 0, workspace = 0, saved = 0, inputs = 0;
+  double memory = kInfinity, kept_s = 0, read_s = 0;
+  for (const Stage& stage : now_.stages) {
+    if (stage.group != group) continue;
+    const StageCost& cost = stage.cost;
+    const double whole_s = cost.forward_s + cost.backward_s, way_s = whole_s + stage.below_s;
+    work_s += whole_s;
+    again_s += whole_s + cost.forward_s;
+    held += cost.held;
+    workspace = std::max(workspace, cost.workspace);
+    saved += cost.saved;
+    inputs += cost.inputs;
+    memory = std::min(memory, cost.memory);
+    kept_s += cost.saved * way_s;  // bytes for so many seconds
+    read_s += cost.inputs * way_s;
+  }
+  const double room = memory - held - workspace;
+  double least_s = kInfinity;
+  if (asked_.recompute != RecomputeMode::always && room >= saved)
+    least_s = micro_batches() * std::max(work_s, saved > 0 ? kept_s / room : 0);
+  if (asked_.recompute != RecomputeMode::never && room >= inputs + saved)
+    least_s = std::min(least_s, micro_batches() * std::max(again_s, inputs > 0 ? read_s / (room - saved) : 0));
+  return least_s;
+}
+
+/// Add the loads of a group with its first stage: computing, receiving, sending; then the next.
 void PlanLoad::add_stage_loads(int number, Way& way) {
   const Stage& stage = now_.stages[number];
   const StageCost& cost = stage.cost;
@@ -189,9 +205,11 @@ void PlanLoad::add_stage_loads(int number, Way& way) {
     const double from_s = std::min(arrival_s, way.first_s + cost.forward_s);
     receiving_s = std::max(receiving_s, from_s + both + std::min(received_s, sent_s));
   }
-  loads_.push_back(way.first_s + busy_s(stage) + left_s);
-  loads_.push_back(receiving_s);
-  loads_.push_back(way.first_s + cost.forward_s + sent + sent_s);
+  if (number < static_cast<int>(now_.stages.size()) / rules_.rounds) {
+    loads_.push_back(way.first_s + busy_s(stage) + left_s);
+    loads_.push_back(receiving_s);
+    loads_.push_back(way.first_s + cost.forward_s + sent + sent_s);
+  }
   way.late_s = steady ? std::max(way.late_s, cost.after_s - 2 * way.drain_s) : 0;
   way.first_s += cost.forward_s + stage.down_s;
   way.after_s = cost.backward_s + std::max(cost.after_s, way.after_s) + stage.up_s;

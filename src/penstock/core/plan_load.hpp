@@ -12,20 +12,10 @@
 
 #include <vector>
 
+#include "point.hpp"
 #include "stage_costs.hpp"
 
 namespace penstock {
-
-/// The layers and devices of stages, as cuts of the layers and of an order of devices.
-///
-///     cuts    0        c1            c2      layers       layers c1..c2-1 are stage 1
-///     starts  0        p1            p2                   on devices order[p1] .. order[p2 - 1]
-///
-/// `cuts` and `starts` have one entry more than the most stages that there may be.
-struct Layout {
-  std::vector<int> order, cuts, starts;
-  int stages;
-};
 
 /// Whether the load is the steady one; and its power, a whole number.
 ///
@@ -39,9 +29,8 @@ struct LoadKind {
 
 enum class RecomputeMode { never, where_faster, always };
 
-/// What a load is asked for: samples of an iteration, recompute, kind.
+/// What a load is asked for.
 struct LoadQuestion {
-  int batch;
   RecomputeMode recompute;
   LoadKind kind;
 };
@@ -50,22 +39,22 @@ struct LoadQuestion {
 /// kept last are not costed again.
 class PlanLoad {
  public:
-  PlanLoad(const SearchCosts& costs, LoadQuestion asked)
-      : costs_(costs), asked_(asked), stage_costs_(costs) {}
+  PlanLoad(const SearchCosts& costs, const PointRules& rules, LoadQuestion asked)
+      : costs_(costs), rules_(rules), asked_(asked), stage_costs_(costs, rules.split) {}
 
-  /// Seconds of the most loaded resource, or a norm of all, with `size` samples in a micro-batch.
+  /// Seconds of the most loaded resource of a point, or a norm of all.
   ///
   /// A steady load also has the way of one micro-batch, and what is left of the latest all-reduce.
   /// Passing a micro-batch back takes twice as long then, because messages wait for one another.
   /// The load is infinite where a stage does not fit or has more replicas than rows.
-  double seconds(const Layout& layout, int size);
+  double seconds(const Point& point);
 
   /// Later plans are compared with the one whose load was computed last.
   void keep() { std::swap(kept_, now_); }
 
  private:
   struct Stage {
-    int first, last;  // places in the order of devices
+    int group, first, last;  // places in the order of devices
     Run run;
     StageCost cost = {};
     double down_s = 0, up_s = 0;  // messages to the next stage, and back
@@ -95,18 +84,20 @@ class PlanLoad {
 
   static constexpr int kSends = 1, kReceives = 2;
 
-  int micro_batches() const { return asked_.batch / now_.size; }
+  int micro_batches() const { return rules_.batch / now_.size; }
   void cost_stages();
   bool copy_from_kept(int number);
   void set_ports(const Stage& stage);
-  void carry_tensors();
+  void carry_tensors(const std::vector<int>& cuts);
   double carry(Affine bytes, const Stage& from, const Stage& to);
   double busy_s(const Stage& stage) const;
+  double busy_with_several_s(int group) const;
   void add_stage_loads(int number, Way& way);
   void add_port_loads(double late_s);
   double norm_s() const;
 
   const SearchCosts& costs_;
+  const PointRules& rules_;
   const LoadQuestion asked_;
   StageCosts stage_costs_;
   Plan now_, kept_;

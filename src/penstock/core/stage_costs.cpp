@@ -5,6 +5,8 @@
 
 namespace penstock {
 
+constexpr double kRounding = 1e-9;
+
 StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run run, int size,
                          int micro_batches) {
   const RunCosts& runs = costs_.runs;
@@ -13,12 +15,26 @@ StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run 
   StageCost cost{.forward_s = runs.forward_s(group_, run),
                  .backward_s = runs.backward_s(group_, run),
                  .after_s = runs.step_s(group_, run)};
+  cost.weight_s = std::min(cost.backward_s, slowest_s(costs_.weight, run));
   if (devices.size() > 1 && !runs.gathers) {
-    cost.after_s += after_backward_s(run, cost.backward_s);
     cost.reduced_s = buckets_s(runs.parameter_bytes[run]);
+    add_buckets(cost, run);
   }
   set_depths(cost, devices, rows, run, micro_batches);
   return cost;
+}
+
+/// Seconds of a run on the replica that is slowest in it; `sums` are up to each cut.
+double StageCosts::slowest_s(const std::vector<Affine>& sums, Run run) const {
+  const Affine each = sums[run.hi] - sums[run.lo];
+  double most_s = 0, rows = 0, speed = 0;
+  for (const ReplicaKind& kind : group_.kinds) {
+    if (kind.rows == rows && kind.speed == speed) continue;  // mostly all are alike
+    rows = kind.rows;
+    speed = kind.speed;
+    most_s = std::max(most_s, each.at(rows) * (group_.crowding / speed));
+  }
+  return most_s;
 }
 
 void StageCosts::set_group(std::span<const int> devices, std::span<const int> rows) {
@@ -87,9 +103,10 @@ void StageCosts::set_depths(StageCost& cost, std::span<const int> devices,
                             std::span<const int> rows, Run run, int micro_batches) const {
   const RunCosts& runs = costs_.runs;
   const auto at_most = [](int depth, double most) {
-    return most < depth ? static_cast<int>(most) : depth;
+    return most < depth ? std::max(0, static_cast<int>(most)) : depth;
   };
   cost.kept = cost.leaner = micro_batches;
+  cost.held = runs.held(run, group_.replicas);
   double workspace = 0;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     if (i == 0 || rows[i] != rows[i - 1]) {
@@ -99,12 +116,13 @@ void StageCosts::set_depths(StageCost& cost, std::span<const int> devices,
     }
     const double saved = (runs.saved[run.hi] - runs.saved[run.lo]).at(rows[i]);
     const double inputs = runs.input_bytes[run].at(rows[i]);
+    cost.memory = std::min(cost.memory, costs_.devices[devices[i]].memory_bytes);
+    cost.workspace = std::max(cost.workspace, workspace);
+    cost.saved = std::max(cost.saved, saved);
+    cost.inputs = std::max(cost.inputs, inputs);
     const double room =
-        costs_.devices[devices[i]].memory_bytes - runs.held(run, group_.replicas) - workspace;
-    if (room < saved) {
-      cost.kept = cost.leaner = 0;
-      return;
-    }
+        costs_.devices[devices[i]].memory_bytes - cost.held - workspace;
+    if (room < saved) cost.kept = cost.leaner = 0;
     if (saved > 0) cost.kept = at_most(cost.kept, room / saved);
     if (inputs > 0) {
       const double most = (room - std::max(saved - inputs, 0.0)) / inputs;
@@ -166,25 +184,16 @@ double StageCosts::buckets_s(double bytes) const {
   return count > 0 ? count * group_.all_reduce_s(bytes / count) : 0;
 }
 
-/// Seconds from the end of a stage's last backward to the end of its buckets.
+/// Add the seconds from the end of a stage's last backward to the end of its buckets. They are
+/// complete during that backward, or its part for the weights.
 ///
 /// A bucket waits for the replica that is slowest in the layers down to it. Parameters that layers
 /// share are complete at the end of the backward.
-double StageCosts::after_backward_s(Run run, double backward_s) const {
+void StageCosts::add_buckets(StageCost& cost, Run run) const {
   const RunCosts& runs = costs_.runs;
   const double bucket_bytes = runs.rules.bucket_bytes;
-  const auto slowest_s = [&](int from) {
-    const Affine each = runs.backward[run.hi] - runs.backward[from];
-    double most_s = 0, rows = 0, speed = 0;
-    for (const ReplicaKind& kind : group_.kinds) {
-      if (kind.rows == rows && kind.speed == speed) continue;  // mostly all are alike
-      rows = kind.rows;
-      speed = kind.speed;
-      most_s = std::max(most_s, each.at(rows) * (group_.crowding / speed));
-    }
-    return most_s;
-  };
-  double waiting = 0, shared = runs.parameter_bytes[run], free_s = -backward_s;
+  const double pass_s = split_ ? cost.weight_s : cost.backward_s;
+  double waiting = 0, shared = runs.parameter_bytes[run], free_s = -pass_s;
   int lowest = run.lo;
   for (int layer = run.hi - 1; layer >= run.lo; --layer) {
     if (costs_.parameter_bytes[layer] > 0) {
@@ -194,14 +203,23 @@ double StageCosts::after_backward_s(Run run, double backward_s) const {
     }
     if (waiting >= bucket_bytes || (layer == run.lo && waiting > 0)) {
       const int at = waiting >= bucket_bytes ? layer : lowest;
-      const double norms_s = runs.norms_s(group_, {at, run.hi}, false) * group_.crowding;
-      const double done_s = slowest_s(at) - backward_s + norms_s;
-      free_s = std::max(free_s, done_s) + buckets_s(waiting);
+      const double norms_s =
+          split_ ? 0 : runs.norms_s(group_, {at, run.hi}, false) * group_.crowding;
+      const double done_s =
+          slowest_s(split_ ? costs_.weight : runs.backward, {at, run.hi}) - pass_s + norms_s;
+      const double start_s = std::max(free_s, done_s);
+      free_s = start_s + buckets_s(waiting);
+      if (start_s < -kRounding * pass_s) {
+        const double each_s = buckets_s(waiting) / std::ceil(waiting / bucket_bytes);
+        cost.early_s = -start_s;
+        cost.blocked_s = std::min(free_s, start_s + each_s * std::ceil(-start_s / each_s));
+        cost.blocked_s = std::max(0.0, cost.blocked_s);
+      }
       waiting = 0;
     }
   }
   if (std::ceil(shared / bucket_bytes) > 0) free_s = std::max(free_s, 0.0) + buckets_s(shared);
-  return std::max(0.0, free_s);
+  cost.after_s += std::max(0.0, free_s);
 }
 
 }  // namespace penstock

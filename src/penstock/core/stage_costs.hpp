@@ -2,6 +2,7 @@
 // memory, and when gradients are summed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -38,6 +39,7 @@ struct Links {
 /// A profile on a cluster. Tensors are sorted by number and consumer.
 struct SearchCosts {
   RunCosts runs;
+  std::vector<Affine> weight;           // the gradients of weights, a part of backwards
   std::vector<Affine> workspace;        // of each layer
   std::vector<double> parameter_bytes;  // of each layer alone
   double step_s_per_byte;
@@ -47,18 +49,65 @@ struct SearchCosts {
   Links links;
 };
 
+/// Call `each(s, t, tensor)` for every tensor that stage s sends a later stage t: once, however many
+/// of its layers read it. `stage_of_layer` is overwritten.
+template <class Each>
+void for_sent_tensors(const SearchCosts& costs, const std::vector<int>& cuts,
+                      std::vector<int>& stage_of_layer, Each each) {
+  stage_of_layer.resize(cuts.back());
+  for (int s = 0; s + 1 < static_cast<int>(cuts.size()); ++s)
+    std::fill(stage_of_layer.begin() + cuts[s], stage_of_layer.begin() + cuts[s + 1], s);
+  int last_tensor = -1, last_stage = -1;
+  for (const Tensor& tensor : costs.tensors) {
+    const int s = stage_of_layer[tensor.producer], t = stage_of_layer[tensor.consumer];
+    if (s == t || (tensor.number == last_tensor && t == last_stage)) continue;
+    last_tensor = tensor.number;
+    last_stage = t;
+    each(s, t, tensor);
+  }
+}
+
+/// Places of a group in an order of devices: first .. last - 1.
+struct Places {
+  int first, last;
+};
+
+/// Call `each(i, j, shared)` for all places i and j that have rows of a micro-batch in common.
+template <class Each>
+void for_shared_rows(const std::vector<int>& rows, Places from, Places to, Each each) {
+  int i = from.first, j = to.first, left_i = rows[i], left_j = rows[j];
+  while (i < from.last && j < to.last) {
+    const int shared = std::min(left_i, left_j);
+    each(i, j, shared);
+    left_i -= shared;
+    left_j -= shared;
+    if (left_i == 0 && ++i < from.last) left_i = rows[i];
+    if (left_j == 0 && ++j < to.last) left_j = rows[j];
+  }
+}
+
 /// Seconds of a stage for a micro-batch, and of its all-reduce; its memory.
+///
+/// Bytes are those of the replica with the most rows, and `memory` is the least of any.
 struct StageCost {
   double forward_s = 0, backward_s = 0;  // of the slowest replica
+  double weight_s = 0;                   // the weights' part of the backward
   double after_s = 0;    // after the last backward: the rest of the all-reduce, the step
   double reduced_s = 0;  // in which the all-reduce occupies engines
+  // The last bucket that is complete before the last backward ends: how long before, and how long
+  // after that it occupies engines.
+  double early_s = 0, blocked_s = 0;
+  double held = 0, workspace = 0;  // all the time, and while it computes
+  double saved = 0, inputs = 0;    // of each micro-batch, without recompute and with it
+  double memory = kInfinity;
   int kept = 0, leaner = 0;  // most in flight that fit without recompute, and with it; 0 for none
 };
 
 /// Computes the costs of stages, one after the other.
 class StageCosts {
  public:
-  explicit StageCosts(const SearchCosts& costs) : costs_(costs) {}
+  /// `split` backwards have the gradients of weights at their end.
+  StageCosts(const SearchCosts& costs, bool split) : costs_(costs), split_(split) {}
 
   /// The cost of layers on some devices; fills in the rows of each.
   StageCost of(std::span<const int> devices, std::span<int> rows, Run run, int size,
@@ -74,9 +123,11 @@ class StageCosts {
   void set_group(std::span<const int> devices, std::span<const int> rows);
   void set_reduce_costs(std::span<const int> devices);
   double buckets_s(double bytes) const;
-  double after_backward_s(Run run, double backward_s) const;
+  void add_buckets(StageCost& cost, Run run) const;
+  double slowest_s(const std::vector<Affine>& sums, Run run) const;
 
   const SearchCosts& costs_;
+  const bool split_;
   Group group_{};
   std::vector<int> devices_in_order_, first_of_hosts_;
   std::vector<double> rest_;

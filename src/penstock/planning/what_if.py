@@ -1,13 +1,16 @@
 """Simulate a plan as it is, or with other micro-batches or another schedule."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.tensor_groups import Groups
 from penstock.document import Json
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score, micro_batch_sizes_of
 from penstock.plan.schedule_costs import priced
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
@@ -16,8 +19,7 @@ from penstock.planning.planning_problem import member_named, problem_of_plan
 from penstock.planning.tensor_groups import on_groups
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import placement_of_style
-from penstock.search.families import recut
+from penstock.schedule.shape import PlacementStyle, placement_of_style
 from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Timeline
@@ -100,6 +102,48 @@ def in_micro_batches(problem: PlanningProblem, plan: Plan, score: Score) -> Plan
             cut = Plan(stages, plan.global_batch // size, size, schedule)
             plans.append(priced(problem, cut))
     return min(plans, key=score)
+
+
+def recut(problem: PlanningProblem, plan: Plan, style: PlacementStyle, rounds: int) -> Plan:
+    """Return the same sets of devices, each with ``rounds`` stages of about equal time."""
+    groups = plan.device_groups
+    placement = placement_of_style(style, len(groups), rounds)
+    slices = {stage.devices: stage.slices for stage in plan.stages}
+    speeds = [
+        plan.micro_batch_size
+        * min(
+            problem.cluster.devices[device].speed / rows
+            for device, rows in zip(devices, slices[devices], strict=True)
+        )
+        for devices in groups
+    ]
+    seconds = [
+        layer.forward_s.at(plan.micro_batch_size) + layer.backward_s.at(plan.micro_batch_size)
+        for layer in problem.profile.layers
+    ]
+    cuts = even_cuts(seconds, [speeds[group] for group in placement])
+    stages = tuple(
+        Stage(range(lo, hi), groups[group], slices[groups[group]])
+        for (lo, hi), group in zip(pairwise(cuts), placement, strict=True)
+    )
+    return replace(plan, stages=stages, in_flight_limit=(), costs=(), memory_bytes=())
+
+
+def even_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int]:
+    """Cuts between runs of layers whose shares of the work are nearest to the shares of the speeds.
+
+    >>> even_cuts([1, 1, 1, 1, 1, 1], speeds=[1, 2])
+    [0, 2, 6]
+    """
+    sums = list(accumulate(seconds, initial=0.0))
+    shares = list(accumulate(speeds))
+    cuts = [0]
+    for index, share in enumerate(shares[:-1], start=1):
+        wanted = sums[-1] * share / shares[-1]
+        above = bisect_right(sums, wanted)
+        cut = min((above - 1, above), key=lambda i: abs(sums[min(i, len(sums) - 1)] - wanted))
+        cuts.append(min(max(cut, cuts[-1] + 1), len(seconds) - (len(speeds) - index)))
+    return [*cuts, len(seconds)]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A schedule family: a function that makes orders, and the properties that other packages need."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.schedule.schedule import ScheduleFunction
@@ -25,9 +25,8 @@ class Family:
     - ``depth`` is given for families that planners can choose stages for: one stage a device, whole
       backwards, this many micro-batches in flight.
     - ``in_flight`` is given where the order is that of `early_backward` with this function.
-    - ``stand_ins`` are given for families that search long and take any placement. The keys are
-      the placements to try. The values name a family whose orders replace the searched ones while
-      a planner still moves stages.
+    - ``is_searched``: orders are searched for, given the costs and memory of the pipeline, for any
+      placement.
     """
 
     make: ScheduleFunction
@@ -38,14 +37,9 @@ class Family:
     forwards_first: bool = False
     depth: DepthFunction | None = None
     in_flight: InFlight | None = None
-    stand_ins: Mapping[PlacementStyle, str] = field(default_factory=dict[PlacementStyle, str])
+    is_searched: bool = False
 
     @property
     def is_planned(self) -> bool:
         """Whether planners choose stages for it (see ``depth``)."""
         return self.depth is not None
-
-    @property
-    def is_searched(self) -> bool:
-        """Whether its orders are searched for, given the costs and memory of the pipeline."""
-        return bool(self.stand_ins)

@@ -13,7 +13,7 @@ from math import ceil, inf
 
 from penstock.cluster.cluster import Cluster
 from penstock.plan.ordering import order_of
-from penstock.plan.plan import Plan
+from penstock.plan.plan import SHARDINGS, Plan
 from penstock.plan.problem import PlanningProblem, Score, score_of
 from penstock.plan.schedule_costs import least_room, stages_of_groups, with_costs
 from penstock.schedule.clock import memory_peaks_bytes
@@ -71,14 +71,14 @@ def about_as_fast(simulated: Mapping[Plan, float], as_fast: float) -> dict[Plan,
 
 
 def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
-    """Devices, how scattered they are, stages, halves, layers that recompute, stages that divide.
+    """Devices, how scattered they are, stages, halves, layers that recompute, what stages divide.
 
     The fewer the better.
     """
     recomputed = sum(
         len(stage.layers) for stage in plan.stages if stage.recompute or stage.by_block
     )
-    divided = sum(bool(stage.sharding) for stage in plan.stages)
+    divided = sum(SHARDINGS.index(stage.sharding) for stage in plan.stages)
     scattered, halves = scatter(problem.cluster, plan), FAMILIES[plan.schedule].splits
     return len(plan.devices), *scattered, len(plan.stages), halves, recomputed, divided
 

@@ -1,336 +1,436 @@
-"""The default planner: improves on the plans of the others, as the simulator judges."""
+"""The default planner: arms share a budget of simulated actions, and each pull improves one arm.
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain, islice
+Load, bound, quick simulation, exact simulation: each judges fewer plans than the one before, and
+more exactly. `docs/how-it-works/planning.md` explains it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, islice, pairwise, product
 from math import inf
 
-from numpy.random import default_rng
-
 from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
-from penstock.errors import Infeasible
+from penstock.core.native import Found, LoadQuestion, Point, WalkPlan, random_walk
 from penstock.plan.fitted_plan import plan_fits
 from penstock.plan.infeasible import infeasible
-from penstock.plan.plan import Plan
-from penstock.plan.problem import AS_FAST, Planner, PlanningProblem, Score
+from penstock.plan.plan import Plan, in_order, with_cut
+from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.plan.schedule_costs import priced
 from penstock.planners.registry import STARTING_PLANNERS
-from penstock.schedule.registry import FAMILIES
+from penstock.planners.variants import cheap_plans, every_plan_of
+from penstock.search.arms import POOL, Arm, ArmPoint, arms_of
 from penstock.search.every_plan import every_placement, every_variant
-from penstock.search.families import (
-    adapted_to,
-    family_steps,
-    placed_so,
-    plain_families,
-    skeletons,
-    skeletons_of_plans,
-)
-from penstock.search.judge import (
-    LEADING,
-    MAKING_A_PLAN,
-    NEAR,
-    Judge,
-    SearchStep,
-    actions_of,
-    judge_of,
-)
-from penstock.search.neighbours import climb, other_micro_batches
+from penstock.search.judge import Judge, SearchStep, actions_of
+from penstock.search.points import costs_with, plan_of, point_of
 from penstock.search.preference import preferred
-from penstock.search.walks import annealed, evenly_loaded_plans, simulate_walked
 
-ACTIONS_FOR_MOVES, ACTIONS_FOR_MORE_MOVES = 1_500_000, 500_000
-"""Simulated actions spent on moves from the best plan with whole backwards, about a second; and on
-those from each other one that leads."""
+BUDGET = 3_000_000
+"""Simulated actions of a search: about so many microseconds of CPU."""
 
-PROVEN = 5e-4
-"""A gap up to which a plan counts as good enough: the bound itself is no more precise."""
+WALK_STEPS, HEAT = 25_000, 0.02
+"""Points of a load walk on at most 16 devices; the share by which slower ones are accepted."""
 
-ROUNDS_OF_LOADS = ((0.02, False), (0.02, False), (0.25, True))
-"""Rounds of random walks to evenly loaded plans, up to one that finds nothing: the gap from which
-each is made, and whether it may start at a plan with split backwards. On 20 rows of the benchmark
-and 24 random problems, further rounds after such a one found nothing in the mean."""
+KINDS = ((0.0, False), (30.0, False), (30.0, True), (15.0, True))
+"""The loads that walks of a pull compare: a power, and whether it is steady (`plan_load.hpp`)."""
 
-ALMOST = 1.05
-"""How many times as long as the best plan one may take whose neighbours are tried at the end. Like
-the next two it was chosen once, on four random problems on which the search was behind itself or a
-planner; other values were not compared."""
+RANKED = 24
+"""Points of a walk that are simulated quickly."""
 
-ACTIONS_AT_THE_END, ACTIONS_FOR_A_WALK = 2_000_000, 400_000
-"""Simulated actions spent on these neighbours, at most two seconds; and on each walk from one.
-With 3 million a chain of equal blocks took a sixth longer, and nothing was faster."""
+EXACT = 4
+"""Points of a pull that are simulated exactly, before the climb."""
 
-ALONE, MOST_ALONE = 0.1, 2
-"""A gap to the bound from which the search is made once more under one schedule; and under how many
-schedules. Of 60 random problems it was behind itself on 4, with gaps of 30 % or more; in most it
-would find nothing. Without the planners' plans and the loads of step 2 it was up to 3.5 % behind on
-four of five problems."""
+TOLERANCE = 0.01
+"""The share by which neighbours may be slower, quickly simulated, that are simulated exactly."""
 
-TIGHTER = (0.75, 0.5)
-"""Shares of the memory for which a new order of the best plan is tried."""
+POLISHED, POLISH = 0.02, 0.1
+"""How far an arm's best plan may be from the best of all for its cuts to be moved by the exact
+simulation, and the share of the budget for that."""
 
-SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
-"""Devices and placements up to which a problem counts as small: then all plans are simulated, those
-with the least bound first, as long as `ACTIONS_FOR_ALL` last."""
+EVEN = 24
+"""Even points of an arm that are simulated quickly."""
+
+FAR, NEAR = 1.2, 1.05
+"""How many times as long as the best plan an arm's even points may take for it to be pulled at all;
+and an arm's best plan, for the quarter of the budget that goes to such arms in turn."""
+
+PROVEN, IDLE = 0.005, 8
+"""The gap to the bound, and the pulls without an improvement, after which the search stops."""
 
 ACTIONS_FOR_ALL = 3_000_000
-"""Simulated actions for all plans of a small problem, about three seconds."""
+"""Simulated actions for all plans of a small problem."""
+
+SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
+"""Devices and placements up to which all plans are simulated, those with the least bound first."""
+
+QUICK, WALKED, MAKING_A_PLAN = 0.04, 0.04, 500
+"""The cost, in simulated actions, of one in the quick simulation; of a stage or of ten layers in a
+step of a walk, which costs ten more; and of making a plan."""
 
 
-def search_from(starts: Mapping[str, Planner]) -> Planner:
-    """The planner that runs `search_steps` to the end."""
+@dataclass
+class ArmSearch:
+    """A search with its arms and what is left of its budget."""
 
-    def search(problem: PlanningProblem, score: Score) -> Plan:
-        *_, last = search_steps(problem, score, starts)
-        if last.plan is None:
-            raise infeasible(problem, "search")
-        return replace(last.plan, planner="search")
+    problem: PlanningProblem
+    judge: Judge
+    arms: list[Arm]
+    budget: float
+    left: float = 0.0
+    number: int = 0
+    idle: int = 0
 
-    return search
+    def charge(self, arm: Arm) -> None:
+        """Take the quick actions of an arm since the last time from the budget."""
+        self.left -= QUICK * (arm.play.spent - arm.charged)
+        arm.charged = arm.play.spent
+
+    def pull(self, arm: Arm) -> None:
+        """Walk from a point of the arm, simulate the best exactly, climb from the best plan."""
+        before_s = arm.best_s
+        is_fresh = not arm.pulls
+        self.judge_pool(arm)
+        for found in self.walked(arm):
+            for twin in self.arms:
+                if twin is arm or twin.is_twin_of(arm):
+                    twin.add(found)
+        self.judge_pool(arm)
+        if arm.best_s <= NEAR * self.judge.best_s:
+            self.climb(arm)
+        is_near = arm.best_s <= (1 + POLISHED) * self.judge.best_s
+        if arm.best_s == before_s and is_near and arm.best_plan not in arm.polished:
+            self.polish(arm)
+        arm.pulls += 1
+        arm.stale = 0 if arm.best_s < before_s * (1 - 1e-4) else arm.stale + 1
+        self.idle = 0 if arm.stale == 0 else self.idle + (not is_fresh)
+        if arm.best and arm.best_s < before_s:
+            for other in self.arms:
+                if other is not arm:
+                    self.share(other, arm, arm.best.point)
+
+    def walked(self, arm: Arm) -> list[Found]:
+        """Return points of little load on walks, each in its quickest variant."""
+        seed, rules = arm.seed(), arm.rules
+        starts = [one.point for one in arm.pool]
+        if not starts:
+            return []
+        devices = len(self.problem.cluster.devices)
+        steps = int(WALK_STEPS * (16 / max(16, devices)) ** 0.75)
+        points: list[Point] = []
+        # Two kinds in turn; on the first pull of an arm where walks gain little, one.
+        kinds = KINDS[arm.pulls % 2 :: 2] if arm.pulls or arm.is_straight else KINDS[:1]
+        for number, (power, steady) in enumerate(kinds, start=seed):
+            # The best every other time.
+            start = starts[0 if number % 2 == 0 else number % len(starts)]
+            by_block = 2 in start.recompute
+            costs = costs_with(self.problem, max(start.sharding), by_block)
+            # Never, where it is faster, always; costs by block have recompute in their backwards.
+            recompute = 0 if by_block or 1 not in rules.recomputes else 2 - (0 in rules.recomputes)
+            asked = LoadQuestion(recompute, power, steady and not rules.split)
+            found = random_walk(costs, rules, start, WalkPlan(asked, HEAT, steps, number))
+            stages = start.groups * rules.rounds
+            self.left -= WALKED * steps * (10 + stages + len(self.problem.profile.layers) / 10)
+            points += [at_depth(one.point) for one in found[:RANKED]]
+        limit_s = FAR * self.judge.best_s
+        points.sort(key=lambda point: arm.play.seconds(point, limit_s))
+        best = [arm.play.best_variant(point, limit_s) for point in points[: POOL // 2]]
+        self.charge(arm)
+        return best
+
+    def share(self, taker: Arm, giver: Arm, point: Point) -> None:
+        """Give a point to another arm: as it is, or its groups with even cuts."""
+        if not taker.rules.least_groups <= point.groups <= taker.rules.most_groups:
+            return
+        other = at_depth(point)
+        if (taker.style, taker.rounds) != (giver.style, giver.rounds):
+            taker.play.even_cuts(other)
+        if not taker.rules.allows(other):
+            return
+        found = taker.play.best_variant(other, FAR * self.judge.best_s)
+        taker.add(found)
+        self.charge(taker)
+        is_near = giver.best_s <= (1 + POLISHED) * self.judge.best_s
+        if is_near and (taker.style, taker.rounds) == (giver.style, giver.rounds):
+            kept = ArmPoint(found.seconds, found.point, tuple(found.depths))
+            self.simulate(taker, kept, taker.schedules)
+
+    def judge_pool(self, arm: Arm) -> None:
+        """Simulate the quickest points of the pool exactly that are not yet, so it is in order."""
+        for _ in range(1 if arm.is_searched else EXACT):
+            one = next((kept for kept in arm.pool[:3] if not kept.is_exact), None)
+            if one is None or arm.estimate_s(one) > NEAR * self.judge.best_s or self.left < 0:
+                break
+            arm.pool.remove(one)
+            self.simulate(arm, one)
+
+    def simulate(self, arm: Arm, one: ArmPoint, names: tuple[str, ...] = ()) -> float:
+        """Simulate a point under the schedule that led, or at first under all; its seconds."""
+        best_s = inf
+        for name in names or ((arm.lead,) if arm.lead else arm.schedules):
+            plan = plan_of(self.problem, arm.rules, one.point, name, one.depths)
+            seconds = self.exact_s(plan)
+            best_s = min(best_s, seconds)
+            if seconds < arm.best_s:
+                arm.best = replace(one, seconds=seconds, is_exact=True)
+                arm.best_plan, arm.lead = plan, name
+        if not one.is_exact and one.seconds > 0 and best_s < inf:
+            arm.ratios.append(best_s / one.seconds)
+        arm.put(replace(one, seconds=best_s, is_exact=True))
+        if best_s == inf and one.point.recompute == [0] * one.point.groups:
+            self.save(arm, one.point)
+        return best_s
+
+    def save(self, arm: Arm, point: Point) -> None:
+        """Add the point with everything recomputed: its order does not fit in memory otherwise."""
+        for recompute in arm.rules.recomputes[1:]:
+            other = Point(
+                point.order, point.starts, point.cuts, [recompute] * point.groups,
+                point.sharding, size=point.size, depth=point.depth,
+            )  # fmt: skip
+            seconds = arm.play.seconds(other, inf)
+            if seconds < inf:
+                arm.put(ArmPoint(seconds, other, tuple(arm.play.depths)))
+
+    def exact_s(self, plan: Plan) -> float:
+        """Simulate a plan exactly, for its actions."""
+        if plan not in self.judge.seconds:
+            self.left -= actions_of(plan)
+        return self.judge.simulate(plan)
+
+    def climb(self, arm: Arm, *, keep_groups: bool = False) -> None:
+        """Move on from the arm's best point to a neighbour as long as one is faster.
+
+        Neighbours are ranked by the quick simulation, and the first few are simulated exactly. With
+        ``keep_groups`` only those with the same sets of devices are.
+        """
+        while arm.best and arm.best_plan not in arm.climbed and self.left > 0:
+            arm.climbed.add(arm.best_plan)
+            here, quick_s = arm.best, arm.play.seconds(arm.best.point, inf)
+            found = arm.play.neighbours(here.point, quick_s * (1 + TOLERANCE), EXACT)
+            self.charge(arm)
+            if keep_groups:
+                found = [one for one in found if groups_of(one.point) == groups_of(here.point)]
+            for one in found[: 2 if arm.is_searched else EXACT]:
+                plan_s = self.simulate(arm, ArmPoint(one.seconds, one.point, tuple(one.depths)))
+                if plan_s < here.seconds or self.left < 0:
+                    break
+
+    def polish(self, arm: Arm) -> None:
+        """Move cuts of the arm's best plan by the exact simulation, as long as that is faster.
+
+        The plan keeps its order, which takes long to make. At last it gets one for its own costs.
+        """
+        plan, seconds, least = arm.best_plan, arm.best_s, self.left - POLISH * self.budget
+        improves = plan is not None
+        while plan and improves:
+            improves = False
+            for s, step in product(range(1, len(plan.stages)), (1, -1, 2, -2)):
+                before, after = plan.stages[s - 1].layers, plan.stages[s].layers
+                if not before.start < after.start + step < after.stop or self.left < least:
+                    continue
+                other = with_cut(plan, s, after.start + step)
+                self.left -= actions_of(in_order(other, "1f1b"))
+                other_s = self.judge.simulate(other)
+                if other_s < seconds:
+                    plan, seconds, improves = other, other_s, True
+        if plan and seconds < arm.best_s:
+            best = priced(self.problem, plan)
+            self.exact_s(best)
+            self.start_from(best)
+        arm.polished.add(arm.best_plan)
+
+    def first_plans(self) -> Iterator[SearchStep]:
+        """Simulate the quickest even points of all arms; where none fits, what planners find."""
+        made: list[Arm] = []
+        best_s = inf
+        for arm in self.arms:
+            # Generators of the same orders have the same even points.
+            twin = next((other for other in made if other.is_twin_of(arm)), arm)
+            if twin is arm:
+                for found in even_points(self.problem, arm, inf if arm.is_straight else best_s):
+                    arm.add(found)
+                    best_s = min(best_s, found.seconds)
+                self.charge(arm)
+            arm.pool = list(twin.pool)
+            made.append(arm)
+        yield self.judge.step("even points")
+        for arm in sorted(self.arms, key=lambda arm: arm.promise_s):
+            if arm.pool and arm.pool[0].seconds < FAR * self.judge.best_s:
+                self.simulate(arm, arm.pool[0])
+                yield self.judge.step(arm.title)
+        if self.problem.pins or self.judge.best_s == inf:
+            for plan in every_plan_of(self.problem, self.judge.score):
+                self.start_from(plan)
+            yield self.judge.step("planners")
+
+    def start_from(self, plan: Plan) -> None:
+        """Simulate a plan, and add it to the arms that have its placement."""
+        self.exact_s(plan)
+        for arm in self.arms:
+            point = point_of(self.problem, arm.rules, plan)
+            if point is not None:
+                seconds = arm.play.seconds(point, inf)
+                if seconds < inf:
+                    self.simulate(arm, ArmPoint(seconds, point, tuple(arm.play.depths)))
+
+    def pulls(self, bound_s: float, idle: float) -> Iterator[SearchStep]:
+        """Pull arms until the budget is spent, the bound is near or nothing has improved."""
+        while self.left > 0 and self.idle < idle and gap(self.judge.best_s, bound_s) > PROVEN:
+            arm = self.next_arm()
+            if arm is None:
+                return
+            self.pull(arm)
+            self.number += 1
+            yield self.judge.step(arm.title)
+
+    def ask_planners(self) -> Iterator[SearchStep]:
+        """Ask the cheap planners; climb from a plan that is better."""
+        for plan in cheap_plans(self.problem, self.judge.score):
+            before_s = self.judge.best_s
+            if self.exact_s(plan) < before_s:
+                self.left = max(self.left, self.budget / 10)
+                self.start_from(plan)
+                for arm in self.arms:
+                    if arm.best_s < before_s:
+                        self.climb(arm)
+            yield self.judge.step("planners")
+
+    def next_arm(self) -> Arm | None:
+        """Return the arm to pull: each once, then the most promising, or a near one in turn."""
+        best_s = self.judge.best_s
+        pulled = [arm for arm in self.arms if arm.pulls]
+        # Walks gain most where every group has one stage.
+        tried = [arm for arm in self.arms if arm.pulls or any(map(arm.is_twin_of, pulled))]
+        fresh = [arm for arm in self.arms if arm not in tried and arm.pool]
+        fresh = [arm for arm in fresh if arm.is_straight or arm.promise_s < FAR * best_s]
+        if fresh:
+            return min(fresh, key=lambda arm: (not arm.is_straight, arm.promise_s))
+        near = [arm for arm in tried if arm.first_s <= NEAR * best_s]
+        if near and self.number % 4 == 3:
+            return min(near, key=lambda arm: (arm.pulls, arm.best_s))
+        return min(tried, key=lambda arm: arm.promise_s, default=None)
+
+
+def groups_of(point: Point) -> set[frozenset[int]]:
+    """Return the sets of devices of a point."""
+    return {frozenset(point.order[a:b]) for a, b in pairwise(point.starts)}
+
+
+def at_depth(point: Point) -> Point:
+    """Return a copy without limits of its own."""
+    other = Point(point)
+    other.limits = []
+    return other
+
+
+def even_points(problem: PlanningProblem, arm: Arm, best_s: float) -> list[Found]:
+    """Return the quickest points on equal groups of devices for each number of groups.
+
+    Those that take far longer than ``best_s`` are left out.
+    """
+    devices, order = len(problem.cluster.devices), list(range(len(problem.cluster.devices)))
+    rules, play = arm.rules, arm.play
+    bounds: list[tuple[float, tuple[int, int], Point]] = []
+    for groups in range(rules.least_groups, rules.most_groups + 1):
+        for width in {devices // groups, 1}:
+            starts = [g * width for g in range(groups + 1)]
+            for index, size in enumerate(rules.sizes):
+                if width > size:
+                    continue
+                none = [rules.recomputes[0]] * groups, [rules.shardings[0]] * groups
+                point = Point(order, starts, [], *none, size=index, depth=arm.depth)
+                play.even_cuts(point)
+                if not rules.allows(point):
+                    continue
+                bound_s = play.seconds(point, 0.0)
+                if bound_s == inf:
+                    leaner = play.best_variant(point, inf)
+                    bound_s, point = leaner.seconds, leaner.point
+                if bound_s < inf:
+                    bounds.append((bound_s, (groups, width), point))
+    quick: dict[tuple[int, int], tuple[float, Point]] = {}
+    left = EVEN
+    for bound_s, kind, point in sorted(bounds, key=lambda one: one[0]):
+        least_s = min(FAR * best_s, quick[kind][0] if kind in quick else inf)
+        if bound_s < least_s and left > 0:
+            left -= 1
+            seconds = play.seconds(point, least_s)
+            if seconds < least_s:
+                quick[kind] = seconds, point
+                best_s = min(best_s, seconds)
+    best = sorted(quick.values(), key=lambda one: one[0])[: POOL // 2]
+    return [play.best_variant(point, 2 * best_s) for _, point in best]
 
 
 def search_steps(
-    problem: PlanningProblem, score: Score, starts: Mapping[str, Planner]
+    problem: PlanningProblem, score: Score, effort: float = 1.0
 ) -> Iterator[SearchStep]:
-    """Ever better plans, each with what is being tried; the last step has the best of all.
+    """Yield ever better plans, each with what is being tried; the last step has the one to choose.
 
-    1. Plans under the schedules that planners do not know (`family_steps`), on equal groups of
-       devices.
-    2. The plans of ``starts``, the other planners. So the answer is never worse than theirs under
-       the same score. Then further plans with one stage a device
-       (`straight_steps`), unless their proven bound is not below the best time.
-    3. The devices and layers of the best plans of 2, under the schedules of 1.
-    4. Moves, other schedules and other cuts of the best plans of each schedule and each placement
-       (`improve_leaders`).
-    5. Every order that is searched for, of the best plan (`simulate_other_orders`).
-    6. All of this once more, for the best schedule alone (`search_alone`).
-    7. Of all plans that are about as fast as the best, the one that people would choose, perhaps on
-       other devices of the same kinds (`preferred`).
+    1. Even points of all arms, and the quickest of each simulated exactly.
+    2. Pulls of the arms, until the budget times ``effort`` is spent, the gap to the bound is small,
+       or nothing has improved for a while.
+    3. The plans of cheap published planners, and of all if nothing fits yet.
+    4. On small problems every plan that its bound does not rule out.
+    5. Of all plans that are about as fast as the best, the one that people would choose.
 
     The last step has no plan where nothing fits.
     """
-    judge = judge_of(problem, score)
-    known = judge.problem.schedules
-    others = tuple(name for name in problem.schedules if name not in known)
-    plain = plain_families(others)
-    split = placed_so(plain, "straight", 1)[-1:]
-    if others:
-        yield from family_steps(judge, skeletons(judge.problem, plain))
-    yield judge.step("lower bound")
-    bound_s = lower_bound_s(judge.problem)
-    planned = yield from planner_steps(judge, starts)
-    if known[0] not in problem.schedules or bound_s * (1 + PROVEN) < judge.best_s:
-        yield from straight_steps(judge, split, bound_s)
-    if others:
-        plans = [*judge.leading(known), *judge.leading(split), *planned]
-        further = skeletons_of_plans(judge.problem, plain, list(dict.fromkeys(plans)))
-        yield from family_steps(judge, further)
-    yield from improve_leaders(judge, planned)
-    simulate_other_orders(judge)
-    yield from search_alone(judge, problem, starts, planned)
-    allowed = dict(judge.fastest(problem.schedules))
+    judge = Judge(problem, score)
+    search = ArmSearch(problem, judge, arms_of(problem, problem.schedules), BUDGET * effort)
+    search.left = search.budget
+    yield from search.first_plans()
+    bound_s = lower_bound_s(problem)
+    yield from search.pulls(bound_s, IDLE * effort)
+    yield judge.step("planners")
+    yield from search.ask_planners()
+    if gap(judge.best_s, bound_s) > 5e-4:
+        yield from simulate_all(judge)
     answer = judge.step("done")
-    if allowed:
-        plan, seconds = preferred(problem, allowed, score)
+    if answer.plan is not None:
+        plan, seconds = preferred(problem, dict(judge.fastest()), score)
         answer = SearchStep("done", plan, seconds)
     yield answer
 
 
-def improve_leaders(judge: Judge, planned: Sequence[Plan]) -> Iterator[SearchStep]:
-    """Improve the best plans of each schedule and of each placement on groups of equal sizes.
-
-    As long as there is a new one: the plans of the planners and the fastest ones are tried under
-    every schedule that takes their stages; moves are tried, and other cuts by a random walk, once
-    for each placement. So the answer is seldom behind that for one of the schedules alone.
-    """
-    climbed, adapted, generator = set[Plan](), set[object](), default_rng(0)
-    actions = float(ACTIONS_AT_THE_END)
-    while actions > 0:
-        almost = [plan for plan, s in judge.fastest(judge.allowed) if s < ALMOST * judge.best_s]
-        plain = [plan for plan in almost if not FAMILIES[plan.schedule].is_searched]
-        for plan in [*planned, *with_own_stages(plain), *with_own_stages(almost)]:
-            for name in alike(judge.allowed, plan):
-                if (plan.stages, name) not in adapted:
-                    adapted.add((plan.stages, name))
-                    yield judge.step(f"schedule {name}")
-                    actions -= simulated_at(judge, plan, name)
-        first = dict[object, Plan]()
-        for plan in almost:
-            first.setdefault(plan.schedule, plan)
-            # Under an order that is searched for, only cuts move.
-            first.setdefault((*placed(plan), FAMILIES[plan.schedule].is_searched), plan)
-        left = [plan for plan in first.values() if plan not in climbed]
-        if not left:
-            return
-        # A schedule whose best plan has not moved yet comes before others once more.
-        tried = {plan.schedule for plan in climbed}
-        plan = min(left, key=lambda plan: plan.schedule in tried)
-        climbed.add(plan)
-        yield judge.step(f"moves under {plan.schedule}")
-        known = len(judge.seconds)
-        climb(judge, plan, judge.simulate(plan), min(actions, ACTIONS_FOR_MORE_MOVES))
-        actions -= actions_of(plan) * (len(judge.seconds) - known)
-        # A walk that may change depths spends most moves on them, and cuts are still to be moved.
-        place = (*placed(plan), FAMILIES[plan.schedule].is_planned)
-        if len(plan.stages) > 1 and place not in adapted:
-            adapted.add(place)
-            end = annealed(judge, plan, generator, ACTIONS_FOR_A_WALK)
-            actions -= ACTIONS_FOR_A_WALK
-            judge.simulate(priced(judge.problem, end))
-
-
-def placed(plan: Plan) -> tuple[object, ...]:
-    """The sizes of a plan's sets of devices, and which stages they hold."""
-    return *map(len, plan.device_groups), plan.placement
-
-
-def with_own_stages(plans: Sequence[Plan]) -> list[Plan]:
-    """The first plans that differ in their stages."""
-    found = dict[object, Plan]()
-    for plan in plans:
-        found.setdefault(plan.stages, plan)
-    return list(found.values())[:LEADING]
-
-
-def simulated_at(judge: Judge, plan: Plan, schedule: str) -> int:
-    """Try a plan under a schedule; the actions that were simulated."""
-    other = adapted_to(judge.problem, plan, schedule)
-    if other in judge.seconds or not judge.may_be_faster(other, judge.best_s):
-        return MAKING_A_PLAN
-    judge.simulate(other)
-    return actions_of(other)
-
-
-def alike(allowed: Sequence[str], plan: Plan) -> list[str]:
-    """The other schedules that a plan may have, with its placement."""
-    rounds = len(plan.stages) // len(plan.device_groups)
-    names = placed_so(allowed, FAMILIES[plan.schedule].placement, rounds)
-    searched = [name for name in allowed if FAMILIES[name].is_searched]
-    return [name for name in (*names, *searched) if name != plan.schedule]
-
-
-def simulate_other_orders(judge: Judge) -> None:
-    """If the best order was searched for, do so with other micro-batches, and with less memory.
-
-    The search for it is greedy, and sometimes finds a faster order then.
-    """
-    _, plan = judge.best_of(judge.allowed)
-    if plan is None or not FAMILIES[plan.schedule].is_searched:
-        return
-    for other in other_micro_batches(judge.problem, plan):
-        judge.simulate(adapted_to(judge.problem, other, plan.schedule))
-    for share in TIGHTER:
-        judge.simulate(
-            replace(plan, memory_bytes=tuple(share * room for room in plan.memory_bytes))
-        )
-
-
-def search_alone(
-    judge: Judge, problem: PlanningProblem, starts: Mapping[str, Planner], planned: Sequence[Plan]
-) -> Iterator[SearchStep]:
-    """Search once more under the best schedule alone, and the next if its plan is as fast.
-
-    Only if the gap to the bound is wide. All schedules share the simulated actions of a search, so
-    one alone gets more of them. Planners that would be asked the same again are not: ``planned``
-    are their plans.
-    """
-    best_s, known = judge.best_s, judge.problem.schedules
-    if len(judge.allowed) == 1 or not ALONE <= gap(best_s, lower_bound_s(judge.problem)) < inf:
-        return
-    as_fast = sorted(
-        (seconds, judge.allowed.index(name))
-        for name, (seconds, _) in judge.leaders.items()
-        if name in judge.allowed and seconds <= best_s * (1 + AS_FAST)
-    )
-    plans = {str(number): asked_before(plan) for number, plan in enumerate(planned)}
-    for name in [judge.allowed[place] for _, place in as_fast[:MOST_ALONE]]:
-        own = problem.under((name,))
-        same = judge_of(own, judge.score).problem.schedules == known
-        for step in search_steps(own, judge.score, plans if same else starts):
-            if step.plan is not None:
-                judge.simulate(step.plan)
-            yield judge.step(f"{name} alone: {step.doing}")
-
-
-def asked_before(plan: Plan) -> Planner:
-    return lambda problem, score: plan
-
-
-def planner_steps(
-    judge: Judge, starts: Mapping[str, Planner]
-) -> Generator[SearchStep, None, list[Plan]]:
-    found: list[Plan] = []
-    for name, planner in starts.items():
-        yield judge.step(f"planner {name}")
-        try:
-            found.append(planner(judge.problem, judge.score))
-        except Infeasible:
-            continue
-        judge.simulate(found[-1])
-    yield judge.step("planners")
-    return found
-
-
-def straight_steps(
-    judge: Judge, split: Sequence[str], bound_s: float
-) -> Generator[SearchStep, None, None]:
-    """Ever better plans with one stage a device.
-
-    1. Moves from the best plans with whole backwards, as long as one makes them better (`climb`).
-    2. If the gap to the bound is large enough, plans that load devices and links evenly
-       (`evenly_loaded_plans`), the fastest of them with the schedule, depth and recompute that suit
-       them best. The random walks of each round start at the best plan so far (`ROUNDS_OF_LOADS`),
-       and their plans are also tried under ``split``, schedules with split backwards.
-    3. On small problems every plan (`every_plan`), except those whose proven bound shows that they
-       cannot win. If `ACTIONS_FOR_ALL` last for them, the answer is optimal among plans with whole
-       backwards.
-
-    All end as soon as the best plan meets the bound.
-    """
-    known = judge.problem.schedules
-    yield from improve(judge, judge.whole[1], bound_s, ACTIONS_FOR_MOVES)
-    for plan in judge.leading(known)[1:]:
-        if judge.simulate(plan) < NEAR * judge.whole[0]:
-            yield from improve(judge, plan, bound_s, ACTIONS_FOR_MORE_MOVES)
-    for seed, (least_gap, may_split) in enumerate(ROUNDS_OF_LOADS):
-        before_s, start = judge.whole
-        if start is None or gap(before_s, bound_s) < least_gap:
-            break
-        yield judge.step("even loads")
-        fastest_s = judge.best_s
-        if may_split:
-            start, _ = next(judge.fastest([*known, *split]))
-        simulate_walked(judge, evenly_loaded_plans(judge.problem, start, seed), split)
-        now_s, plan = judge.whole
-        if now_s < before_s:
-            yield from improve(judge, plan, bound_s, ACTIONS_FOR_MOVES)
-        elif judge.best_s == fastest_s:
-            break
-    if gap(judge.whole[0], bound_s) > PROVEN:
-        yield from simulate_all(judge)
-    yield judge.step("moves")
-
-
-def improve(
-    judge: Judge, plan: Plan | None, bound_s: float, actions: float
-) -> Iterator[SearchStep]:
-    """Climb from a plan, unless the best one already meets the bound."""
-    if plan is not None and gap(judge.whole[0], bound_s) > PROVEN:
-        yield judge.step("moves")
-        climb(judge, plan, judge.simulate(plan), actions)
+def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Score) -> Plan | None:
+    """Return the best plan found under ``schedule`` on the sets of devices of ``plan``, if any."""
+    groups = set(plan.device_groups)
+    judge = Judge(problem.under((schedule,)), score)
+    search = ArmSearch(judge.problem, judge, arms_of(judge.problem, (schedule,)), BUDGET / 10)
+    search.left = search.budget
+    for arm in search.arms:
+        starts = [0, *accumulate(map(len, plan.device_groups))]
+        order = list(dict.fromkeys((*plan.devices, *range(len(problem.cluster.devices)))))
+        none = [arm.rules.recomputes[0]] * len(groups), [arm.rules.shardings[0]] * len(groups)
+        for index, size in enumerate(arm.rules.sizes):
+            near = size in (plan.micro_batch_size * k // 2 for k in (1, 2, 4))
+            if not near or max(map(len, groups)) > size or len(groups) > arm.rules.most_groups:
+                continue
+            point = Point(order, starts, [], *none, size=index, depth=arm.depth)
+            arm.play.even_cuts(point)
+            arm.add(arm.play.best_variant(point, inf))
+        search.start_from(in_order(plan, schedule))
+        search.judge_pool(arm)
+        search.climb(arm, keep_groups=True)
+    found = ((other, s) for other, s in judge.fastest() if set(other.device_groups) == groups)
+    best = next(found, None)
+    return replace(best[0], planner=plan.planner) if best else None
 
 
 def simulate_all(judge: Judge) -> Iterator[SearchStep]:
     """On a small problem simulate every plan that its bound does not rule out."""
-    problem = judge.problem
-    if len(problem.cluster.devices) > SMALL_CLUSTER:
+    known = [name for name in judge.problem.schedules if name in PlanningProblem.schedules]
+    if len(judge.problem.cluster.devices) > SMALL_CLUSTER or not known:
         return
+    problem = judge.problem.under(tuple(known))
     placements = list(islice(every_placement(problem), SMALL_PROBLEM + 1))
     if len(placements) > SMALL_PROBLEM:
         return
     yield judge.step("all plans")
     bounds, actions = [plan_bound_s(problem, plan) for plan in placements], ACTIONS_FOR_ALL
     for i in sorted(range(len(placements)), key=bounds.__getitem__):
-        if bounds[i] > judge.whole[0] or actions <= 0:
+        best_s, _ = judge.best_of(known)
+        if bounds[i] > best_s or actions <= 0:
             return
         variants = every_variant(problem, placements[i])
         first = next(variants)
@@ -339,11 +439,24 @@ def simulate_all(judge: Judge) -> Iterator[SearchStep]:
             for plan in chain([first], variants):
                 # A bound takes about as long as making a plan.
                 actions -= MAKING_A_PLAN
-                if judge.may_be_faster(plan, judge.whole[0]):
+                if plan_bound_s(problem, plan) < judge.best_of(known)[0]:
                     actions -= actions_of(plan)
                     judge.simulate(plan)
                 if actions <= 0:
                     break
 
 
-PLANNERS: dict[str, Planner] = {"search": search_from(STARTING_PLANNERS), **STARTING_PLANNERS}
+def search(problem: PlanningProblem, score: Score) -> Plan:
+    """Run `search_steps` to the end.
+
+    Raises:
+        Infeasible: nothing fits; the message says what would.
+    """
+    *_, last = search_steps(problem, score)
+    if last.plan is None:
+        raise infeasible(problem, "search")
+    return replace(last.plan, planner="search")
+
+
+PLANNERS: dict[str, Planner] = {"search": search, **STARTING_PLANNERS}
+"""All planners by name, the default one first."""

@@ -84,4 +84,4 @@ def fitting_schedules(names: tuple[str, ...], shape: PipelineShape) -> Iterator[
                 yield schedule
 
 
-ZERO_BUBBLE = Family(zero_bubble, splits=True, stand_ins={"straight": "zb-h1", "folded": "zb-v"})
+ZERO_BUBBLE = Family(zero_bubble, splits=True, is_searched=True)

@@ -58,4 +58,4 @@ def quickest_list(shape: PipelineShape) -> Schedule:
     )
 
 
-LIST = Family(list_schedule, stand_ins={"straight": "1f1b", "folded": "hanayo"})
+LIST = Family(list_schedule, is_searched=True)

@@ -1,0 +1,230 @@
+"""The costs of a problem for the core, and its candidate plans as points (`core/point.hpp`)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.cluster.link_matrices import link_matrices
+from penstock.core.native import (
+    HostRules,
+    Links,
+    Machine,
+    Point,
+    PointRules,
+    QuickPlay,
+    SearchCosts,
+)
+from penstock.plan.choices import choice_refusal
+from penstock.plan.cost import rows_by_speed
+from penstock.plan.cost_tables import runs_in_core
+from penstock.plan.ordering import blocks_refusal
+from penstock.plan.plan import SHARDINGS, Plan, Stage
+from penstock.plan.problem import PlanningProblem, recalled, remembered
+from penstock.plan.run_tables import Floats, Integers, run_tables, sums
+from penstock.plan.schedule_costs import priced
+from penstock.profile.model_profile import ModelProfile
+from penstock.schedule.shape import PlacementStyle, placement_of_style
+
+STYLES: tuple[PlacementStyle, ...] = ("straight", "looped", "folded", "mirrored")
+"""Placements, in the order of the core's numbers."""
+
+WAYS = ((False, False), (True, False), (False, True))
+"""Recompute of the whole stage, and by block, in the order of the core's numbers."""
+
+DEEPEST = 7
+"""The index of a depth without a limit, the last of the core's ``kDepths``."""
+
+MOST_MICRO_BATCHES = 1024
+"""Points with more micro-batches are left out where there are others: orders take long to make."""
+
+
+@remembered
+def search_costs(problem: PlanningProblem) -> SearchCosts:
+    """Return profile and cluster for the core, with the links between all pairs of devices.
+
+    A link is slower while both of its ends also send or receive the other way.
+    """
+    profile, cluster = problem.profile, problem.cluster
+    edges, edge_bytes = edge_table(profile)
+    links, layers = link_matrices(cluster), profile.layers
+    sizes = (
+        [layer.parameter_bytes for layer in layers],
+        [layer.workspace_bytes.fixed for layer in layers],
+        [layer.workspace_bytes.per_sample for layer in layers],
+    )
+    turns = np.array([cluster.hosts[host].half_duplex for host in cluster.host_index])
+    both_ways = links.bytes_per_s / (1 + (turns[:, None] | turns[None, :]))
+    return SearchCosts(
+        runs_in_core(run_tables(problem)),
+        np.ascontiguousarray(sums(profile, lambda layer: layer.backward_weight_s)),
+        np.array(sizes, dtype=np.float64),
+        profile.step_s_per_byte,
+        edges,
+        edge_bytes,
+        [
+            Machine(device.speed, device.memory_bytes, host, device.chip)
+            for device, host in zip(cluster.devices, cluster.host_index, strict=True)
+        ],
+        [
+            HostRules(host.full_speed_devices, host.half_duplex, host.separate_links)
+            for host in cluster.hosts
+        ],
+        Links(
+            links.bytes_per_s,
+            both_ways,
+            links.latency_s,
+            links.uses_port.astype(np.uint8),
+            cluster.sum_step_s,
+        ),
+    )
+
+
+def edge_table(profile: ModelProfile) -> tuple[Integers, Floats]:
+    """Return the edges, sorted by tensor and consumer: producer, consumer, number of the tensor.
+
+    Then their bytes: the two parts of the activation's, and of its gradient's.
+    """
+    number: dict[str, int] = {}
+    for edge in profile.edges:
+        number.setdefault(edge.tensor, len(number))
+    ordered = sorted(profile.edges, key=lambda edge: (number[edge.tensor], edge.consumer))
+    edges = np.zeros((3, len(ordered)), dtype=np.int64)
+    sizes = np.zeros((4, len(ordered)))
+    for i, edge in enumerate(ordered):
+        edges[:, i] = edge.producer, edge.consumer, number[edge.tensor]
+        sizes[:2, i] = edge.bytes.fixed, edge.bytes.per_sample
+        sizes[2:, i] = edge.gradient_bytes.fixed, edge.gradient_bytes.per_sample
+    return edges, sizes
+
+
+def costs_with(problem: PlanningProblem, sharding: int, by_block: bool) -> SearchCosts:
+    """Return the costs where all stages shard the same, and recompute by block or not."""
+
+    def find() -> SearchCosts:
+        profile = problem.profile.by_block if by_block else problem.profile
+        what = SHARDINGS[sharding] or "off"
+        return search_costs(replace(problem, profile=profile, sharding=what, pins=()))
+
+    return recalled(problem, costs_with, (sharding, by_block), find)
+
+
+def sizes_of(problem: PlanningProblem) -> list[int]:
+    """Return the sizes of micro-batches that points have, in order."""
+    sizes = sorted(problem.micro_batch_sizes)
+    few = [size for size in sizes if problem.global_batch // size <= MOST_MICRO_BATCHES]
+    return few or sizes[-1:]
+
+
+def rules_of(
+    problem: PlanningProblem,
+    names: Sequence[str],
+    style: PlacementStyle,
+    rounds: int,
+    split: bool,
+    depths: tuple[int, int] = (0, DEEPEST),
+) -> PointRules:
+    """Return what points may be whose orders are made by schedules of these names."""
+    layers, devices = len(problem.profile.layers), len(problem.cluster.devices)
+    most = min(layers // rounds, (problem.max_stages or layers) // rounds, devices)
+    counts = {pin.stages for pin in problem.pins if pin.stages}
+    # The number of stages that is pinned, if they are placed so; else none.
+    least, most = (1, most) if not counts else (max(counts) // rounds,) * 2
+    recomputes = [
+        number
+        for number, way in enumerate(WAYS)
+        if way in problem.recompute_ways and (number < 2 or not all(map(blocks_refusal, names)))
+    ]
+    shardings = [
+        SHARDINGS.index(sharding)
+        for sharding in problem.shardings
+        if not sharding or not all(choice_refusal(sharding, name) for name in names)
+    ]
+    return PointRules(
+        style=STYLES.index(style),
+        rounds=rounds,
+        split=split,
+        batch=problem.global_batch,
+        sizes=sizes_of(problem),
+        groups=(least, most),
+        depths=depths,
+        savings=(recomputes, shardings),
+        cut=cut_mask(problem),
+    )
+
+
+def cut_mask(problem: PlanningProblem) -> list[int]:
+    """Return for each cut whether pins forbid it (0), allow it (1) or ask for it (2)."""
+    layers = len(problem.profile.layers)
+    mask = [1] * (layers + 1)
+    for pin in problem.pins:
+        if not pin.layers:
+            continue
+        for inner in range(pin.layers.start + 1, pin.layers.stop):
+            mask[inner] = 0
+        for end in (pin.layers.start, pin.layers.stop) if pin.alone else ():
+            mask[end] = 2
+    mask[0] = mask[layers] = 1
+    return mask
+
+
+def quick_play(problem: PlanningProblem, rules: PointRules) -> QuickPlay:
+    """Return the quick simulation of a problem's points."""
+    blocks = 2 in rules.recomputes
+    costs = [
+        costs_with(problem, sharding, by_block)
+        if sharding in (0, *rules.shardings) and (blocks or not by_block)
+        else None
+        for sharding in range(len(SHARDINGS))
+        for by_block in (False, True)
+    ]
+    return QuickPlay(costs, rules)
+
+
+def plan_of(
+    problem: PlanningProblem, rules: PointRules, point: Point, name: str, depths: Sequence[int]
+) -> Plan:
+    """Return the plan of a point under a schedule; ``depths`` are those of the quick simulation."""
+    size = rules.sizes[point.size]
+    groups = [tuple(point.order[a:b]) for a, b in pairwise(point.starts)]
+    rows = [rows_by_speed(problem.cluster, devices, size) for devices in groups]
+    placement = placement_of_style(STYLES[rules.style], len(groups), rules.rounds)
+    stages: list[Stage] = []
+    for (lo, hi), g in zip(pairwise(point.cuts), placement, strict=True):
+        whole, by_block = WAYS[point.recompute[g]]
+        sharding = SHARDINGS[point.sharding[g]]
+        stage = Stage(
+            range(lo, hi), groups[g], rows[g], whole, by_block=by_block, sharding=sharding
+        )
+        stages.append(stage)
+    limits = tuple(depths) if name == "early-backward" else ()
+    made = Plan(tuple(stages), problem.global_batch // size, size, name, in_flight_limit=limits)
+    return priced(problem, made)
+
+
+def point_of(problem: PlanningProblem, rules: PointRules, plan: Plan) -> Point | None:
+    """Return a plan as a point; None where its stages are placed otherwise, or its sizes differ."""
+    groups, size = plan.device_groups, plan.micro_batch_size
+    rounds, left = divmod(len(plan.stages), len(groups))
+    style = STYLES[rules.style]
+    placed = plan.placement or tuple(range(len(groups)))
+    if left or rounds != rules.rounds or size not in rules.sizes:
+        return None
+    if placed != placement_of_style(style, len(groups), rounds):
+        return None
+    first = plan.stages[: len(groups)]
+    starts = [0]
+    for group in groups:
+        starts.append(starts[-1] + len(group))
+    point = Point(
+        order=list(dict.fromkeys((*plan.devices, *range(len(problem.cluster.devices))))),
+        starts=starts,
+        cuts=[0, *(stage.layers.stop for stage in plan.stages)],
+        recompute=[WAYS.index((stage.recompute, stage.by_block)) for stage in first],
+        sharding=[SHARDINGS.index(stage.sharding) for stage in first],
+        limits=list(plan.in_flight_limit),
+        size=rules.sizes.index(size),
+        depth=2,
+    )
+    return point
