@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 
 from penstock.plan.cost import RunCosts, run_costs, stage_seconds, state_bytes, transfer
 from penstock.plan.plan import Plan, Stage, in_order
@@ -37,36 +36,6 @@ def with_costs(problem: PlanningProblem, plan: Plan) -> Plan:
         for index, stage in enumerate(plan.stages)
     )
     return in_order(plan, plan.schedule, plan.in_flight_limit, costs, tuple(rooms))
-
-
-def load_s(plan: Plan) -> float:
-    """Seconds that no order of the work of ``plan`` beats; infinite where no micro-batch fits.
-
-    The plan has its costs (`with_costs`). A group computes all its stages for every micro-batch. It
-    starts when a first micro-batch has passed the stages before its first. Here a stage with
-    recompute recomputes every micro-batch. With never more than one in flight it would not, but
-    then it does not need recompute either.
-    """
-    groups = plan.device_groups
-    number = {devices: g for g, devices in enumerate(groups)}
-    busy = [0.0] * len(groups)
-    first = [inf] * len(groups)
-    kept = [0.0] * len(groups)
-    reached = 0.0
-    for stage, cost in zip(plan.stages, plan.costs, strict=True):
-        group = number[stage.devices]
-        busy[group] += cost.forward_s * (1 + stage.recompute) + cost.backward_s
-        first[group] = min(first[group], reached)
-        kept[group] += cost.saved_bytes
-        reached += cost.forward_s + cost.transfer_s
-    if plan.mirrored:
-        # The opposite group works on one of every two micro-batches.
-        busy = [(own + other) / 2 for own, other in zip(busy, reversed(busy), strict=True)]
-        first = [min(own, other) for own, other in zip(first, reversed(first), strict=True)]
-    rooms = plan.memory_bytes
-    if any(room < of_one for room, of_one in zip(rooms, kept, strict=True)):
-        return inf
-    return max(start + plan.micro_batches * each for start, each in zip(first, busy, strict=True))
 
 
 def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int) -> StageCost:

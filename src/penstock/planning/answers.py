@@ -80,8 +80,7 @@ def find_plan(
 
     try:
         if planner == "search":
-            told = on_step or (lambda step: None)
-            plan = searched_plan(problem, limited(), effort, is_over, told)
+            plan = searched_plan(problem, limited(), effort, is_over, on_step)
         else:
             if on_step:
                 on_step(SearchStep(f"planner {planner}", None, inf))
@@ -98,7 +97,7 @@ def searched_plan(
     score: Score,
     effort: float,
     is_over: Callable[[], bool],
-    on_step: Callable[[SearchStep], None],
+    on_step: Callable[[SearchStep], None] | None,
 ) -> Plan:
     """Return what `search` answers, or its best plan at the deadline."""
     # Both are refused here where no schedule goes with them.
@@ -109,7 +108,8 @@ def searched_plan(
     best = None
     for step in search_steps(problem, score, effort):
         best = step.plan
-        on_step(step)
+        if on_step:
+            on_step(step)
         if best is not None and is_over():
             break
     if best is None:
