@@ -80,7 +80,10 @@ class Arm:
     @property
     def title(self) -> str:
         """The arm in words."""
-        return f"{self.style} {self.rounds}, {self.schedules[0]}"
+        if self.is_straight:
+            return f"{self.schedules[0]}, one stage a device"
+        stages = f", {self.rounds} stages a device" if self.rounds > 1 else ""
+        return f"{self.schedules[0]}, {self.style}{stages}"
 
     @property
     def is_straight(self) -> bool:
