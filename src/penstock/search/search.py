@@ -409,7 +409,9 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
             point = Point(order, starts, [], *none, size=index, depth=arm.depth)
             arm.play.even_cuts(point)
             arm.add(arm.play.best_variant(point, inf))
-        search.start_from(in_order(plan, schedule))
+        same = in_order(plan, schedule)
+        if point_of(judge.problem, arm.rules, same):
+            search.start_from(same)
         search.judge_pool(arm)
         search.climb(arm, keep_groups=True)
     found = ((other, s) for other, s in judge.fastest() if set(other.device_groups) == groups)
