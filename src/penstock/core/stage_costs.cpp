@@ -15,7 +15,7 @@ StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run 
   StageCost cost{.forward_s = runs.forward_s(group_, run),
                  .backward_s = runs.backward_s(group_, run),
                  .after_s = runs.step_s(group_, run)};
-  cost.weight_s = std::min(cost.backward_s, slowest_s(costs_.weight, run));
+  if (split_) cost.weight_s = std::min(cost.backward_s, slowest_s(costs_.weight, run));
   if (devices.size() > 1 && !runs.gathers) {
     cost.reduced_s = buckets_s(runs.parameter_bytes[run]);
     add_buckets(cost, run);

@@ -91,7 +91,7 @@ void for_shared_rows(const std::vector<int>& rows, Places from, Places to, Each 
 /// Bytes are those of the replica with the most rows, and `memory` is the least of any.
 struct StageCost {
   double forward_s = 0, backward_s = 0;  // of the slowest replica
-  double weight_s = 0;                   // the weights' part of the backward
+  double weight_s = 0;                   // the weights' part of a split backward
   double after_s = 0;    // after the last backward: the rest of the all-reduce, the step
   double reduced_s = 0;  // in which the all-reduce occupies engines
   // The last bucket that is complete before the last backward ends: how long before, and how long

@@ -57,6 +57,11 @@ class ArmPoint:
     is_exact: bool = False
 
 
+def quick_point(found: Found) -> ArmPoint:
+    """Return what the quick simulation found."""
+    return ArmPoint(found.seconds, found.point, tuple(found.depths))
+
+
 @dataclass(eq=False)
 class Arm:
     """A placement with a rule of order, and the schedules that may make its orders."""
@@ -144,6 +149,21 @@ class Arm:
             return one.seconds
         return one.seconds * median(self.ratios)
 
+    def even_point(self, order: list[int], starts: list[int], size: int) -> Point:
+        """Return a point that saves no memory, whose stages take about equally long."""
+        groups = len(starts) - 1
+        recompute, sharding = (
+            [self.rules.recomputes[0]] * groups,
+            [self.rules.shardings[0]] * groups,
+        )
+        point = Point(order, starts, [], recompute, sharding, size=size, depth=self.depth)
+        self.play.even_cuts(point)
+        return point
+
+    def quick(self, point: Point) -> ArmPoint:
+        """Return a point with the seconds and depths of the quick simulation."""
+        return ArmPoint(self.play.seconds(point, inf), point, tuple(self.play.depths))
+
     def seed(self) -> int:
         """Return the seed of the next pull: the same whatever other arms there are."""
         kind = self.schedules[0] if self.is_searched else ""
@@ -152,7 +172,7 @@ class Arm:
     def add(self, found: Found) -> None:
         """Add a point to the pool, which keeps the best that differ in groups or size."""
         if found.seconds < inf:
-            self.put(ArmPoint(found.seconds, found.point, tuple(found.depths)))
+            self.put(quick_point(found))
 
     def put(self, one: ArmPoint) -> None:
         """Add a point with its seconds."""

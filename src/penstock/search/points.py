@@ -217,7 +217,7 @@ def point_of(problem: PlanningProblem, rules: PointRules, plan: Plan) -> Point |
     starts = [0]
     for group in groups:
         starts.append(starts[-1] + len(group))
-    point = Point(
+    return Point(
         order=list(dict.fromkeys((*plan.devices, *range(len(problem.cluster.devices))))),
         starts=starts,
         cuts=[0, *(stage.layers.stop for stage in plan.stages)],
@@ -227,4 +227,3 @@ def point_of(problem: PlanningProblem, rules: PointRules, plan: Plan) -> Point |
         size=rules.sizes.index(size),
         depth=2,
     )
-    return point

@@ -5,7 +5,7 @@ more exactly. `docs/how-it-works/planning.md` explains it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, islice, pairwise, product
 from math import inf
 
@@ -18,14 +18,14 @@ from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.plan.schedule_costs import priced
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.planners.variants import cheap_plans, every_plan_of
-from penstock.search.arms import POOL, Arm, ArmPoint, arms_of
+from penstock.search.arms import POOL, Arm, ArmPoint, arms_of, quick_point
 from penstock.search.every_plan import every_placement, every_variant
-from penstock.search.judge import Judge, SearchStep, actions_of
+from penstock.search.judge import MAKING_A_PLAN, Judge, SearchStep, actions_of
 from penstock.search.points import costs_with, plan_of, point_of
 from penstock.search.preference import preferred
 
 BUDGET = 3_000_000
-"""Simulated actions of a search: about so many microseconds of CPU."""
+"""Simulated actions of a search, each of some microseconds of CPU."""
 
 WALK_STEPS, HEAT = 25_000, 0.02
 """Points of a load walk on at most 16 devices; the share by which slower ones are accepted."""
@@ -62,9 +62,9 @@ ACTIONS_FOR_ALL = 3_000_000
 SMALL_CLUSTER, SMALL_PROBLEM = 4, 6000
 """Devices and placements up to which all plans are simulated, those with the least bound first."""
 
-QUICK, WALKED, MAKING_A_PLAN = 0.04, 0.04, 500
-"""The cost, in simulated actions, of one in the quick simulation; of a stage or of ten layers in a
-step of a walk, which costs ten more; and of making a plan."""
+QUICK, WALKED = 0.04, 0.04
+"""The cost, in simulated actions, of one in the quick simulation; and of a stage or of ten layers
+in a step of a walk, which costs ten more."""
 
 
 @dataclass
@@ -75,9 +75,12 @@ class ArmSearch:
     judge: Judge
     arms: list[Arm]
     budget: float
-    left: float = 0.0
+    left: float = field(init=False)
     number: int = 0
     idle: int = 0
+
+    def __post_init__(self) -> None:
+        self.left = self.budget
 
     def charge(self, arm: Arm) -> None:
         """Take the quick actions of an arm since the last time from the budget."""
@@ -150,8 +153,7 @@ class ArmSearch:
         self.charge(taker)
         is_near = giver.best_s <= (1 + POLISHED) * self.judge.best_s
         if is_near and (taker.style, taker.rounds) == (giver.style, giver.rounds):
-            kept = ArmPoint(found.seconds, found.point, tuple(found.depths))
-            self.simulate(taker, kept, taker.schedules)
+            self.simulate(taker, quick_point(found), taker.schedules)
 
     def judge_pool(self, arm: Arm) -> None:
         """Simulate the quickest points of the pool exactly that are not yet, so it is in order."""
@@ -186,9 +188,9 @@ class ArmSearch:
                 point.order, point.starts, point.cuts, [recompute] * point.groups,
                 point.sharding, size=point.size, depth=point.depth,
             )  # fmt: skip
-            seconds = arm.play.seconds(other, inf)
-            if seconds < inf:
-                arm.put(ArmPoint(seconds, other, tuple(arm.play.depths)))
+            one = arm.quick(other)
+            if one.seconds < inf:
+                arm.put(one)
 
     def exact_s(self, plan: Plan) -> float:
         """Simulate a plan exactly, for its actions."""
@@ -210,7 +212,7 @@ class ArmSearch:
             if keep_groups:
                 found = [one for one in found if groups_of(one.point) == groups_of(here.point)]
             for one in found[: 2 if arm.is_searched else EXACT]:
-                plan_s = self.simulate(arm, ArmPoint(one.seconds, one.point, tuple(one.depths)))
+                plan_s = self.simulate(arm, quick_point(one))
                 if plan_s < here.seconds or self.left < 0:
                     break
 
@@ -268,9 +270,9 @@ class ArmSearch:
         for arm in self.arms:
             point = point_of(self.problem, arm.rules, plan)
             if point is not None:
-                seconds = arm.play.seconds(point, inf)
-                if seconds < inf:
-                    self.simulate(arm, ArmPoint(seconds, point, tuple(arm.play.depths)))
+                one = arm.quick(point)
+                if one.seconds < inf:
+                    self.simulate(arm, one)
 
     def pulls(self, bound_s: float, idle: float) -> Iterator[SearchStep]:
         """Pull arms until the budget is spent, the bound is near or nothing has improved."""
@@ -298,9 +300,9 @@ class ArmSearch:
         """Return the arm to pull: each once, then the most promising, or a near one in turn."""
         best_s = self.judge.best_s
         pulled = [arm for arm in self.arms if arm.pulls]
-        # Walks gain most where every group has one stage.
         tried = [arm for arm in self.arms if arm.pulls or any(map(arm.is_twin_of, pulled))]
         fresh = [arm for arm in self.arms if arm not in tried and arm.pool]
+        # Walks gain most where every group has one stage.
         fresh = [arm for arm in fresh if arm.is_straight or arm.promise_s < FAR * best_s]
         if fresh:
             return min(fresh, key=lambda arm: (not arm.is_straight, arm.promise_s))
@@ -336,9 +338,7 @@ def even_points(problem: PlanningProblem, arm: Arm, best_s: float) -> list[Found
             for index, size in enumerate(rules.sizes):
                 if width > size:
                     continue
-                none = [rules.recomputes[0]] * groups, [rules.shardings[0]] * groups
-                point = Point(order, starts, [], *none, size=index, depth=arm.depth)
-                play.even_cuts(point)
+                point = arm.even_point(order, starts, index)
                 if not rules.allows(point):
                     continue
                 bound_s = play.seconds(point, 0.0)
@@ -377,7 +377,6 @@ def search_steps(
     """
     judge = Judge(problem, score)
     search = ArmSearch(problem, judge, arms_of(problem, problem.schedules), BUDGET * effort)
-    search.left = search.budget
     yield from search.first_plans()
     bound_s = lower_bound_s(problem)
     yield from search.pulls(bound_s, IDLE * effort)
@@ -397,18 +396,14 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
     groups = set(plan.device_groups)
     judge = Judge(problem.under((schedule,)), score)
     search = ArmSearch(judge.problem, judge, arms_of(judge.problem, (schedule,)), BUDGET / 10)
-    search.left = search.budget
     for arm in search.arms:
         starts = [0, *accumulate(map(len, plan.device_groups))]
         order = list(dict.fromkeys((*plan.devices, *range(len(problem.cluster.devices)))))
-        none = [arm.rules.recomputes[0]] * len(groups), [arm.rules.shardings[0]] * len(groups)
         for index, size in enumerate(arm.rules.sizes):
             near = size in (plan.micro_batch_size * k // 2 for k in (1, 2, 4))
             if not near or max(map(len, groups)) > size or len(groups) > arm.rules.most_groups:
                 continue
-            point = Point(order, starts, [], *none, size=index, depth=arm.depth)
-            arm.play.even_cuts(point)
-            arm.add(arm.play.best_variant(point, inf))
+            arm.add(arm.play.best_variant(arm.even_point(order, starts, index), inf))
         same = in_order(plan, schedule)
         if point_of(judge.problem, arm.rules, same):
             search.start_from(same)
