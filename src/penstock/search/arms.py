@@ -77,6 +77,7 @@ class Arm:
     lead: str = ""
     pulls: int = 0
     stale: int = 0
+    gain: float = 0.0
     charged: int = 0
     ratios: list[float] = field(default_factory=list[float])
     climbed: set[Plan | None] = field(default_factory=set["Plan | None"])
@@ -130,8 +131,8 @@ class Arm:
 
     @property
     def promise_s(self) -> float:
-        """What the next pull may find, if fewer pulls have found nothing since the last find."""
-        return self.first_s * (1 + STALE * self.stale)
+        """What the next pull may find: as much as the last, and less the more found nothing."""
+        return self.first_s * (1 + STALE * self.stale) * (1 - self.gain)
 
     @property
     def first_s(self) -> float:
@@ -187,7 +188,8 @@ class Arm:
 def arms_of(problem: PlanningProblem, schedules: Sequence[str]) -> list[Arm]:
     """Return an arm for each placement, fused or split backward and generator of orders.
 
-    The early-backward family is one generator: where it is allowed, other depths are its own.
+    The early-backward family is one generator: where it is allowed, other depths are its own. So is
+    each folded schedule: how long its orders take, beside other ones, depends much on the point.
     """
     worth = [name for name in schedules if name not in EQUIVALENT] or list(schedules)
     found: dict[tuple[PlacementStyle, int, bool, object], list[str]] = {}
@@ -198,7 +200,8 @@ def arms_of(problem: PlanningProblem, schedules: Sequence[str]) -> list[Arm]:
             for rounds in ROUNDS[style]:
                 if family.rounds not in (0, rounds) or rounds > layers:
                     continue
-                own = name if family.is_searched or not family.flushes else family.is_planned
+                shares = family.flushes and not (family.is_searched or style == "folded")
+                own = family.is_planned if shares else name
                 found.setdefault((style, rounds, family.splits, own), []).append(name)
     arms: list[Arm] = []
     for (style, rounds, split, _), names in found.items():

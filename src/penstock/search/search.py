@@ -53,8 +53,9 @@ FAR, NEAR = 1.2, 1.05
 """How many times as long as the best plan an arm's even points may take for it to be pulled at all;
 and an arm's best plan, for the quarter of the budget that goes to such arms in turn."""
 
-PROVEN, IDLE = 0.005, 8
-"""The gap to the bound, and the pulls without an improvement, after which the search stops."""
+PROVEN, IDLE = 0.005, 0.25
+"""The gap to the bound, and the share of the budget without an improvement, after which the search
+stops."""
 
 ACTIONS_FOR_ALL = 3_000_000
 """Simulated actions for all plans of a small problem."""
@@ -77,10 +78,10 @@ class ArmSearch:
     budget: float
     left: float = field(init=False)
     number: int = 0
-    idle: int = 0
+    idle_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.left = self.budget
+        self.left = self.idle_at = self.budget
 
     def charge(self, arm: Arm) -> None:
         """Take the quick actions of an arm since the last time from the budget."""
@@ -90,7 +91,6 @@ class ArmSearch:
     def pull(self, arm: Arm) -> None:
         """Walk from a point of the arm, simulate the best exactly, climb from the best plan."""
         before_s = arm.best_s
-        is_fresh = not arm.pulls
         self.judge_pool(arm)
         for found in self.walked(arm):
             for twin in self.arms:
@@ -103,8 +103,10 @@ class ArmSearch:
         if arm.best_s == before_s and is_near and arm.best_plan not in arm.polished:
             self.polish(arm)
         arm.pulls += 1
+        arm.gain = 1 - arm.best_s / before_s if before_s < inf else 0.0
         arm.stale = 0 if arm.best_s < before_s * (1 - 1e-4) else arm.stale + 1
-        self.idle = 0 if arm.stale == 0 else self.idle + (not is_fresh)
+        if arm.stale == 0:
+            self.idle_at = self.left
         if arm.best and arm.best_s < before_s:
             for other in self.arms:
                 if other is not arm:
@@ -120,7 +122,7 @@ class ArmSearch:
         steps = int(WALK_STEPS * (16 / max(16, devices)) ** 0.75)
         points: list[Point] = []
         # Two kinds in turn; on the first pull of an arm where walks gain little, one.
-        kinds = KINDS[arm.pulls % 2 :: 2] if arm.pulls or arm.is_straight else KINDS[:1]
+        kinds = KINDS[arm.pulls % 2 :: 2]
         for number, (power, steady) in enumerate(kinds, start=seed):
             # The best every other time.
             start = starts[0 if number % 2 == 0 else number % len(starts)]
@@ -133,7 +135,7 @@ class ArmSearch:
             stages = start.groups * rules.rounds
             self.left -= WALKED * steps * (10 + stages + len(self.problem.profile.layers) / 10)
             points += [at_depth(one.point) for one in found[:RANKED]]
-        limit_s = FAR * self.judge.best_s
+        limit_s = FAR * max(self.judge.best_s, arm.first_s)
         points.sort(key=lambda point: arm.play.seconds(point, limit_s))
         best = [arm.play.best_variant(point, limit_s) for point in points[: POOL // 2]]
         self.charge(arm)
@@ -161,7 +163,6 @@ class ArmSearch:
             one = next((kept for kept in arm.pool[:3] if not kept.is_exact), None)
             if one is None or arm.estimate_s(one) > NEAR * self.judge.best_s or self.left < 0:
                 break
-            arm.pool.remove(one)
             self.simulate(arm, one)
 
     def simulate(self, arm: Arm, one: ArmPoint, names: tuple[str, ...] = ()) -> float:
@@ -176,6 +177,7 @@ class ArmSearch:
                 arm.best_plan, arm.lead = plan, name
         if not one.is_exact and one.seconds > 0 and best_s < inf:
             arm.ratios.append(best_s / one.seconds)
+        arm.pool = [kept for kept in arm.pool if kept.point != one.point]
         arm.put(replace(one, seconds=best_s, is_exact=True))
         if best_s == inf and one.point.recompute == [0] * one.point.groups:
             self.save(arm, one.point)
@@ -248,7 +250,7 @@ class ArmSearch:
             # Generators of the same orders have the same even points.
             twin = next((other for other in made if other.is_twin_of(arm)), arm)
             if twin is arm:
-                for found in even_points(self.problem, arm, inf if arm.is_straight else best_s):
+                for found in even_points(self.problem, arm, inf):
                     arm.add(found)
                     best_s = min(best_s, found.seconds)
                 self.charge(arm)
@@ -274,11 +276,12 @@ class ArmSearch:
                 if one.seconds < inf:
                     self.simulate(arm, one)
 
-    def pulls(self, bound_s: float, idle: float) -> Iterator[SearchStep]:
+    def pulls(self, bound_s: float) -> Iterator[SearchStep]:
         """Pull arms until the budget is spent, the bound is near or nothing has improved."""
-        while self.left > 0 and self.idle < idle and gap(self.judge.best_s, bound_s) > PROVEN:
+        self.idle_at = self.left
+        while self.left > 0 and gap(self.judge.best_s, bound_s) > PROVEN:
             arm = self.next_arm()
-            if arm is None:
+            if arm is None or self.idle_at - self.left > IDLE * self.budget:
                 return
             self.pull(arm)
             self.number += 1
@@ -350,7 +353,7 @@ def even_points(problem: PlanningProblem, arm: Arm, best_s: float) -> list[Found
     quick: dict[tuple[int, int], tuple[float, Point]] = {}
     left = EVEN
     for bound_s, kind, point in sorted(bounds, key=lambda one: one[0]):
-        least_s = min(FAR * best_s, quick[kind][0] if kind in quick else inf)
+        least_s = quick[kind][0] if kind in quick else inf
         if bound_s < least_s and left > 0:
             left -= 1
             seconds = play.seconds(point, least_s)
@@ -379,7 +382,7 @@ def search_steps(
     search = ArmSearch(problem, judge, arms_of(problem, problem.schedules), BUDGET * effort)
     yield from search.first_plans()
     bound_s = lower_bound_s(problem)
-    yield from search.pulls(bound_s, IDLE * effort)
+    yield from search.pulls(bound_s)
     yield judge.step("planners")
     yield from search.ask_planners()
     if gap(judge.best_s, bound_s) > 5e-4:
