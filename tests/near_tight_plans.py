@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.schedule_costs import with_costs
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, RecomputeChoice
-from penstock.plan.schedule_costs import with_costs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PlacementStyle, placement_of_style

@@ -2,9 +2,10 @@
 
 from penstock.core import native
 from penstock.core.native import LoadQuestion, Point, PointRules
+from penstock.costs.tables import search_costs
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.search.points import point_of, rules_of, search_costs
+from penstock.search.points import point_of, rules_of
 
 
 def straight(problem: PlanningProblem, plan: Plan) -> tuple[PointRules, Point]:

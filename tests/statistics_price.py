@@ -1,7 +1,7 @@
 """What a micro-batch costs a stage's replicas, written from what they read and exchange."""
 
 from penstock.cluster.collectives import all_reduce_s
-from penstock.plan.cost import crowding
+from penstock.costs.tables import crowding
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
 

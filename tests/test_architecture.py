@@ -24,7 +24,7 @@ PURE = (
     "plan",
     "planners",
     "search",
-    "bounds",
+    "costs",
     "simulate",
     "planning",
     "report",
@@ -236,6 +236,44 @@ def named_functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.Asy
     }
     for function in functions_of(tree):
         yield f"{place_of(path)}: {owners.get(id(function), '')}{function.name}", function
+
+
+COSTS_OF_A_LAYER = {"forward_s", "backward_input_s", "backward_weight_s", "saved_bytes"}
+"""Costs that only some rooms read; schedules have stages with costs of the same names."""
+
+READ_OF_A_LAYER = {
+    "command_line/job_commands.py": "the sum of a new profile, as its summary",
+    "planners/bapipe/bapipe.py": "BaPipe balances layers by seconds of its own count",
+    "planners/pinned.py": "bytes of a layer, to number pinned stages before there is any stage",
+    "planning/tensor_groups.py": "makes the profile of one rank of a tensor group",
+    "report/tables.py": "the table of a profile",
+}
+"""Files that read the costs of layers all the same, and why."""
+
+READ_OF_OTHERS = {
+    "measure/layer_times.py": "passes that were measured, of which a profile is made",
+    "planners/dapple/dapple.py": "costs of stages, from the core",
+    "planning/explanation.py": "an explained step",
+    "planning/spp_bound.py": "messages between two replicas",
+    "simulate/stage_memory.py": "sums over layers, and a replica",
+    "simulate/stage_work.py": "sums over layers, and a replica",
+    "simulate/transfers.py": "messages between two replicas",
+    "simulate/workload.py": "messages between two replicas",
+}
+"""Files in which something else has a cost of the same name."""
+
+
+def test_the_costs_of_layers_are_read_in_the_rooms_of_costs() -> None:
+    rooms = ("core", "costs", "profile", "schedule")
+    readers = {
+        place_of(path)
+        for path in MODULES
+        if place_of(path).split("/")[0] not in rooms
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr in COSTS_OF_A_LAYER
+    }
+    print(*(f"{file}: {why}" for file, why in READ_OF_A_LAYER.items()), sep="\n")
+    assert readers == READ_OF_A_LAYER.keys() | READ_OF_OTHERS.keys()
 
 
 def test_every_module_says_what_it_is() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from decoder import Decoder, decoder_profile
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.sharding import with_sharding
 from penstock.measure.hardware import HARDWARE
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import MEMORY_RESERVE, PlanningProblem
-from penstock.plan.sharding import with_sharding
 from penstock.planning.tensor_groups import on_groups, without_groups
 from penstock.simulate.simulation import Prediction, simulate_plan
 

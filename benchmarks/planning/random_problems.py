@@ -13,8 +13,8 @@ from statistics import median
 from time import process_time
 from typing import Any
 
-from penstock.bounds.lower_bound import gap, lower_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.lower_bound import gap, lower_bound_s
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from near_tight_plans import near_tight
 from random_pipelines import random_pipeline
 
-from penstock.bounds.link_bound import CoreWork, hosts_of
-from penstock.bounds.lower_bound import (
+from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.costs.link_bound import CoreWork, hosts_of
+from penstock.costs.lower_bound import (
     ANY_ORDER,
     WHOLE_BACKWARDS,
     bound_of_size,
     gap,
     lower_bound,
 )
-from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.costs.schedule_costs import with_costs
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.schedule_costs import with_costs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.compiled import play

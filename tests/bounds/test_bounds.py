@@ -5,9 +5,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from penstock.bounds.link_bound import CoreWork, Hosts
-from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.link_bound import CoreWork, Hosts
+from penstock.costs.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile

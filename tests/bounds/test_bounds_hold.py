@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference.every_plan import every_plan_at_all
 from strategies import Case, cases
 
-from penstock.bounds.lower_bound import lower_bound, lower_bound_s, plan_bound_s
+from penstock.costs.lower_bound import lower_bound, lower_bound_s, plan_bound_s
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.action import Action, ActionKind

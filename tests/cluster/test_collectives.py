@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.collectives import all_reduce_s
-from penstock.plan.cost import split_concat_s
+from penstock.costs.stage_costs import split_concat_s
 from penstock.plan.row_split import row_overlaps
 
 DEVICE = Device("d", 1e9)

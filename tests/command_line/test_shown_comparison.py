@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock.bounds.lower_bound import LowerBound
 from penstock.cluster.cluster import Cluster
 from penstock.command_line.shown_comparison import (
     ComparedLine,
@@ -14,6 +13,7 @@ from penstock.command_line.shown_comparison import (
     line_text,
     parts,
 )
+from penstock.costs.lower_bound import LowerBound
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.planning.assessment import Baselines, PlannedPipeline

@@ -3,8 +3,9 @@
 import pytest
 
 from penstock.cluster.toml_file import CLUSTERS, local_cluster
+from penstock.costs.stage_costs import depth_function
+from penstock.costs.tables import crowding
 from penstock.errors import BadInput
-from penstock.plan.cost import crowding, depth_function
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES

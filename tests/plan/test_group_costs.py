@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from planning_strategies import problems
 
 from penstock.core.native import transfer_s
-from penstock.plan.cost import (
+from penstock.costs.stage_costs import (
     device_memory_bytes,
     rows_by_speed,
     stage_seconds,
     transfer,
 )
-from penstock.plan.cost_tables import whole_chain
+from penstock.costs.tables import whole_chain
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem, ShardingChoice
 

@@ -10,11 +10,11 @@ from planning_strategies import problems
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import find_cluster
+from penstock.costs.infeasible import infeasible
+from penstock.costs.leanest import LeanestSearch, leanest
+from penstock.costs.stage_costs import peak_memory_bytes
+from penstock.costs.tables import whole_chain
 from penstock.errors import Infeasible
-from penstock.plan.cost import peak_memory_bytes
-from penstock.plan.cost_tables import whole_chain
-from penstock.plan.infeasible import infeasible
-from penstock.plan.leanest import LeanestSearch, leanest
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates, table_of
 from penstock.planning.answers import find_plan

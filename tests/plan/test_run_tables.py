@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from planning_strategies import profiles
 
 from penstock.cluster.toml_file import local_cluster
+from penstock.costs.run_tables import at, run_tables, runs_at, workspace_table
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import at, run_tables, runs_at, workspace_table
 from penstock.profile.model_profile import ModelProfile
 
 

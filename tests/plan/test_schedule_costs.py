@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.schedule_costs import with_costs
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.schedule_costs import with_costs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.shape import StageCost
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from planning_strategies import problems
 
 from penstock.cluster.toml_file import find_cluster
-from penstock.plan.cost import estimate_s, peak_memory_bytes
+from penstock.costs.stage_costs import estimate_s, peak_memory_bytes
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.choice import Candidate

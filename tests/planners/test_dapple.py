@@ -10,8 +10,8 @@ from planning_strategies import problems
 from reference.plain_dapple import every_latency_s, plan_latency_s, slides_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.plan.cost import peak_memory_bytes
-from penstock.plan.cost_tables import whole_chain
+from penstock.costs.stage_costs import peak_memory_bytes
+from penstock.costs.tables import whole_chain
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dapple.dapple import dapple_candidates, search_of

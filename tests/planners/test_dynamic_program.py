@@ -10,12 +10,12 @@ from reference.every_plan import every_plan
 from reference.plain_dynamic_program import plain_best_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.sharding import with_sharding
+from penstock.costs.stage_costs import estimate_s, peak_memory_bytes
+from penstock.costs.tables import whole_chain
 from penstock.errors import Infeasible
-from penstock.plan.cost import estimate_s, peak_memory_bytes
-from penstock.plan.cost_tables import whole_chain
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.sharding import with_sharding
 from penstock.planners.choice import Candidate
 from penstock.planners.dynamic_program import candidates as table_candidates
 from penstock.planners.dynamic_program import dynamic_program, table_of

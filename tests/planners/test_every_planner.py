@@ -9,8 +9,8 @@ from planning_strategies import problems
 from reference.every_plan import every_plan, every_plan_at_all
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.leanest import device_orders
 from penstock.errors import Infeasible
-from penstock.plan.leanest import device_orders
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.search.search import PLANNERS

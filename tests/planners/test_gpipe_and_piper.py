@@ -11,13 +11,13 @@ from planning_strategies import problems
 from statistics_price import slowest_replica_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.plan.cost import (
+from penstock.costs.stage_costs import (
     crossing_bytes,
     device_memory_bytes,
     estimate_s,
     rows_by_speed,
 )
-from penstock.plan.cost_tables import ChainCosts, whole_chain
+from penstock.costs.tables import ChainCosts, whole_chain
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.coarse_chain import device_line

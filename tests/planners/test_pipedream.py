@@ -12,9 +12,9 @@ from planning_strategies import profiles
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.toml_file import find_cluster
+from penstock.costs.run_tables import run_tables
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import run_tables
 from penstock.planners.pipedream.pipedream import (
     DynamicProgram,
     Level,

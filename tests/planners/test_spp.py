@@ -15,13 +15,13 @@ from statistics_price import slowest_replica_s
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.toml_file import find_cluster
-from penstock.plan.cost import (
+from penstock.costs.stage_costs import (
     depths_of,
     peak_memory_bytes,
     stage_seconds,
     transfer,
 )
-from penstock.plan.cost_tables import whole_chain
+from penstock.costs.tables import whole_chain
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.coarse_chain import device_line, few_sizes, few_sizes_for_tables, likely_cuts

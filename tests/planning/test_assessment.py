@@ -4,10 +4,10 @@ from math import inf
 
 import pytest
 
-from penstock.bounds.lower_bound import lower_bound
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.lower_bound import lower_bound
+from penstock.costs.sharding import with_sharding
 from penstock.plan.plan import Plan, Stage, with_recompute
-from penstock.plan.sharding import with_sharding
 from penstock.planning.answers import find_plan
 from penstock.planning.assessment import Baselines, assess_plan, baselines_of
 from penstock.planning.planning_problem import planning_problem, problem_of_plan

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.bounds.lower_bound import LowerBound
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.lower_bound import LowerBound
 from penstock.plan.plan import Plan, Stage
 from penstock.planning.assessment import Baselines, assess_plan
 from penstock.planning.explanation import (

@@ -10,21 +10,20 @@ from math import inf
 import pytest
 from point_loads import load_of
 
-from penstock.bounds.lower_bound import plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.collectives import all_reduce_s, norm_sums_s
 from penstock.core import native
-from penstock.plan.cost import estimate_s, stage_seconds
-from penstock.plan.cost_tables import whole_chain
+from penstock.costs.lower_bound import plan_bound_s
+from penstock.costs.sharding import with_sharding
+from penstock.costs.stage_costs import estimate_s, stage_seconds
+from penstock.costs.tables import search_costs, whole_chain
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.sharding import with_sharding
 from penstock.planning.answers import find_plan
 from penstock.planning.assessment import assess_plan, baselines_of
 from penstock.planning.explanation import explain_plan
 from penstock.planning.spp_bound import spp_bound_s
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.points import search_costs
 from penstock.simulate.score import make_score
 
 DEVICES = (0, 1, 2, 3)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from penstock.cluster.toml_file import find_cluster
+from penstock.costs.stage_costs import device_memory_bytes
 from penstock.errors import BadInput
-from penstock.plan.cost import device_memory_bytes
 from penstock.plan.plan import Stage
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile import built_in

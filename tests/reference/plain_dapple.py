@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from penstock.plan.cost import depths_of, rows_by_speed, stage_seconds, transfer
-from penstock.plan.fitted_plan import Assignment, fitted_plan
+from penstock.costs.fit import Assignment, fitted_plan
+from penstock.costs.stage_costs import depths_of, rows_by_speed, stage_seconds, transfer
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dapple.placement import POLICIES, Counts, servers_of
@@ -62,7 +62,7 @@ def assignment(
 
 
 def plan_latency_s(problem: PlanningProblem, plan: Plan) -> float:
-    """`slides_s` of a plan, with the costs of `penstock.plan.cost`; memory is not looked at."""
+    """`slides_s` of a plan, with the costs of `stage_costs`; memory is not looked at."""
     depths = depths_of(plan)
     forward: list[float] = []
     backward: list[float] = []

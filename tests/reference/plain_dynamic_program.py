@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 from math import inf
 
-from penstock.plan.cost import (
+from penstock.costs.stage_costs import (
     depth_function,
     device_memory_bytes,
     rows_by_speed,

@@ -11,8 +11,8 @@ from math import inf
 from reference.plain_dapple import plan_latency_s
 from reproduction.published import TABLE
 
-from penstock.plan.cost import crossing_bytes, rows_by_speed
-from penstock.plan.fitted_plan import Assignment, fitted_plan
+from penstock.costs.fit import Assignment, fitted_plan
+from penstock.costs.stage_costs import crossing_bytes, rows_by_speed
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.data_parallel import data_parallel

@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
+from penstock.costs.layer_sums import LayerSums
 from penstock.errors import BadInput
 from penstock.measure.same_work import parameters_of
 from penstock.plan.plan import Stage
-from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.pipeline import Pipeline

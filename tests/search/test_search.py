@@ -4,8 +4,8 @@ from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
-from penstock.bounds.lower_bound import lower_bound_s
 from penstock.cluster.toml_file import find_cluster
+from penstock.costs.lower_bound import lower_bound_s
 from penstock.errors import Infeasible
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.registry import STARTING_PLANNERS

@@ -5,8 +5,8 @@ import random
 import pytest
 from reference.constraint_program import Optimum, best_pipeline
 
-from penstock.bounds.lower_bound import lower_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.costs.lower_bound import lower_bound_s
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile

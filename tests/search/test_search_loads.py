@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from planning_strategies import problems
 from point_loads import load_of, question, straight
 
-from penstock.bounds.lower_bound import plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.collectives import all_reduce_s
 from penstock.core import native
 from penstock.core.native import Found, Point, WalkPlan, random_walk
+from penstock.costs.lower_bound import plan_bound_s
+from penstock.costs.tables import search_costs
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.shape import PlacementStyle
 from penstock.search.arms import arms_of
-from penstock.search.points import plan_of, search_costs
+from penstock.search.points import plan_of
 from penstock.search.search import KINDS
 from penstock.simulate.score import make_score
 

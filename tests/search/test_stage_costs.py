@@ -10,16 +10,16 @@ from planning_strategies import problems
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.core import native
-from penstock.plan.cost import (
+from penstock.costs.sharding import with_sharding
+from penstock.costs.stage_costs import (
     device_memory_bytes,
     rows_by_speed,
     stage_seconds,
 )
+from penstock.costs.tables import search_costs
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.sharding import with_sharding
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.search.points import search_costs
 from penstock.simulate.simulation import simulate_plan
 
 ROUNDING = 1e-9

@@ -12,11 +12,11 @@ from reference.plain_simulator import play
 from strategies import Case, cases
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.leanest import leanest
+from penstock.costs.stage_costs import peak_memory_bytes
+from penstock.costs.tables import whole_chain
 from penstock.errors import BadInput
-from penstock.plan.cost import peak_memory_bytes
-from penstock.plan.cost_tables import whole_chain
 from penstock.plan.json_file import plan_from_json, plan_to_json
-from penstock.plan.leanest import leanest
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import SHARDINGS, Plan, Stage, with_recompute
 from penstock.plan.problem import PlanningProblem

@@ -7,8 +7,8 @@ import pytest
 from reference import plain_simulator as plain
 from reference.plain_workload import PlainWorkload
 
-from penstock.bounds.lower_bound import lower_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.costs.lower_bound import lower_bound_s
 from penstock.errors import BadInput
 from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.plan.ordering import order_of

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import Case, cases
 
-from penstock.bounds.lower_bound import plan_bound_s
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.collectives import all_reduce_s
 from penstock.cluster.toml_file import find_cluster
 from penstock.core.native import gathered_pass_s
+from penstock.costs.lower_bound import plan_bound_s
+from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput
 from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.sharding import with_sharding
 from penstock.planning.answers import find_plan
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import (

@@ -192,7 +192,7 @@ def show_simulated(
 ) -> None:
     """Show a plan that was read with its prediction, and write both to ``out``."""
     from penstock.command_line.shown_plan import show_planned, too_full_words
-    from penstock.plan.schedule_costs import priced
+    from penstock.costs.schedule_costs import priced
     from penstock.planning.plan_files import write_planned
     from penstock.planning.planning_problem import problem_of_plan
     from penstock.planning.what_if import play

@@ -74,7 +74,7 @@ def found_and_assessed(
     ``effort`` is the time limit in seconds, 0 for none, and by what the budget is multiplied. Then
     the problem of these groups, and the seconds that planning took.
     """
-    from penstock.bounds.lower_bound import lower_bound
+    from penstock.costs.lower_bound import lower_bound
     from penstock.planning.answers import TimeLimit, find_plan
     from penstock.planning.assessment import assess_plan, baselines_of
     from penstock.planning.tensor_groups import on_groups, without_groups

@@ -10,7 +10,7 @@ using Pairs = Array<double, 2>;
 using Tables = Array<double, 3>;
 
 void make_runs(RunCosts* self, const std::vector<Pairs>& sums, const Pairs& parameters,
-               const std::vector<Pairs>& held, bool gathers, const Tables& inputs,
+               const std::vector<Pairs>& held, std::pair<bool, bool> ways, const Tables& inputs,
                const ReduceRules& rules) {
   const int cuts = static_cast<int>(parameters.shape(0));
   const auto kept = [&](std::size_t part) {
@@ -20,7 +20,8 @@ void make_runs(RunCosts* self, const std::vector<Pairs>& sums, const Pairs& para
                       affine(sums.at(2)),          affine(sums.at(3)),
                       {cuts, numbers(parameters)}, kept(0),
                       kept(1),                     kept(2),
-                      gathers,                     {cuts, affine(inputs)},
+                      ways.first,                  ways.second,
+                      {cuts, affine(inputs)},
                       rules};
 }
 
@@ -79,6 +80,13 @@ StageCost stage_cost(const SearchCosts& costs, const std::vector<int>& devices, 
   return StageCosts(costs, false).of(devices, rows, {lo, hi}, size, micro_batches);
 }
 
+StageSeconds stage_seconds(const SearchCosts& costs, const std::vector<int>& devices,
+                           const std::vector<int>& rows, std::pair<int, int> run,
+                           std::vector<ReduceCost> all_reduces) {
+  return StageCosts(costs, false)
+      .seconds(devices, rows, {run.first, run.second}, std::move(all_reduces));
+}
+
 std::vector<int> rows_of(const SearchCosts& costs, const std::vector<int>& devices, int size) {
   std::vector<int> rows(devices.size());
   StageCosts(costs, false).split_rows(devices, rows, size);
@@ -90,7 +98,7 @@ void bind_costs(nb::module_& module) {
       .def(nb::init<double, double, double>(), "bucket_bytes"_a, "statistic_bytes"_a,
            "statistics_s"_a);
   nb::class_<RunCosts>(module, "RunCosts")
-      .def("__init__", make_runs, "sums"_a, "parameters"_a, "held"_a, "gathers"_a,
+      .def("__init__", make_runs, "sums"_a, "parameters"_a, "held"_a, "ways"_a,
            "inputs"_a, "rules"_a);
   nb::class_<Machine>(module, "Machine")
       .def(nb::init<double, double, int, ChipMemory>(), "speed"_a, "memory_bytes"_a, "host"_a,
@@ -109,6 +117,16 @@ void bind_costs(nb::module_& module) {
       .def_ro("after_s", &StageCost::after_s)
       .def_ro("kept", &StageCost::kept)
       .def_ro("leaner", &StageCost::leaner);
+  nb::class_<StageSeconds>(module, "StageSeconds")
+      .def_ro("forward_s", &StageSeconds::forward_s)
+      .def_ro("backward_s", &StageSeconds::backward_s)
+      .def_ro("weight_s", &StageSeconds::weight_s)
+      .def_ro("whole_s", &StageSeconds::whole_s)
+      .def_ro("after_s", &StageSeconds::after_s);
+  nb::class_<RunBytes>(module, "RunBytes")
+      .def_ro("saved", &RunBytes::saved)
+      .def_ro("inputs", &RunBytes::inputs)
+      .def_ro("workspace", &RunBytes::workspace);
 }
 
 }  // namespace
@@ -166,6 +184,14 @@ void bind_walk(nb::module_& module) {
   module.def("gathered_pass_s", gathered_pass_s, "gathers_s"_a, "computes_s"_a, "scatters"_a);
   module.def("stage_cost", stage_cost, "costs"_a, "devices"_a, "lo"_a, "hi"_a, "size"_a,
              "micro_batches"_a);
+  module.def("stage_seconds", stage_seconds, "costs"_a, "devices"_a, "rows"_a, "run"_a,
+             "all_reduces"_a);
+  module.def("run_bytes", [](const SearchCosts& costs, std::pair<int, int> run, double rows) {
+    return run_bytes(costs, {run.first, run.second}, rows);
+  }, "costs"_a, "run"_a, "rows"_a);
+  module.def("held_bytes", [](const SearchCosts& costs, std::pair<int, int> run, int replicas) {
+    return costs.runs.held({run.first, run.second}, replicas);
+  }, "costs"_a, "run"_a, "replicas"_a);
   module.def("rows_of", rows_of, "costs"_a, "devices"_a, "size"_a);
   module.def("load_s", load_s, "costs"_a, "rules"_a, "point"_a, "asked"_a);
   module.def("random_walk", random_walk, "costs"_a, "rules"_a, "start"_a, "walk"_a,

@@ -32,11 +32,11 @@ double RunCosts::norms_s(const Group& group, Run run, bool forward) const {
   if (count <= 0 || group.replicas < 2) return 0;
   double bytes = 2 * channels / count * rules.statistic_bytes;
   if (forward) bytes = group.replicas * (bytes + rules.statistic_bytes);
-  return count * (rules.statistics_s + group.all_reduce_s(bytes));
+  const double sums_s = count * (rules.statistics_s + group.all_reduce_s(bytes));
+  return again && !forward ? sums_s + norms_s(group, run, true) : sums_s;
 }
 
-/// Seconds of a pass on the slowest replica, with the messages of layers that are divided. Layers
-/// are what is between neighbouring cuts; what they share is gathered with the first of them.
+/// Layers are what is between neighbouring cuts; what they share is gathered with the first of them.
 double RunCosts::pass_s(const Group& group, Run run, bool is_forward) const {
   const std::vector<Affine>& sums = is_forward ? forward : backward;
   const double read_s = longest_read_s(group, parameter_bytes[run]);

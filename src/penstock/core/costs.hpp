@@ -1,4 +1,4 @@
-// The cost model: what stages cost, by the rules of `penstock.plan.cost` and of the simulator.
+// The cost model: what stages cost, by the rules of `penstock.costs.stage_costs` and of the simulator.
 #pragma once
 
 #include <algorithm>
@@ -127,6 +127,7 @@ struct RunCosts {
   PerRun<double> held_bytes;            // all the time: parameters, gradients, optimizer state
   PerRun<double> whole_bytes, divided_bytes;  // the same of several devices that divide it, or empty
   bool gathers;                         // they divide parameters and gradients, too
+  bool again;                           // each backward begins with the forward
   PerRun<Affine> input_bytes;           // tensors that a run reads from earlier layers
   ReduceRules rules;
 
@@ -138,6 +139,9 @@ struct RunCosts {
     return whole_bytes[run] + divided_bytes[run] / replicas;
   }
 
+  /// Seconds of a pass on the slowest replica, with the messages of layers that are divided, at full
+  /// speed and without batch norm's statistics.
+  double pass_s(const Group& group, Run run, bool is_forward) const;
   /// Seconds of one forward on the slowest replica.
   double forward_s(const Group& group, Run run) const;
   /// Seconds of one full backward on the slowest replica, without recompute.
@@ -153,9 +157,6 @@ struct RunCosts {
   double after_s(const Group& group, Run run) const;
   /// Seconds that replicas wait for batch norm's statistics, as `collectives.norm_sums_s`.
   double norms_s(const Group& group, Run run, bool forward) const;
-
- private:
-  double pass_s(const Group& group, Run run, bool is_forward) const;
 };
 
 /// The costs of a chain on groups of devices that are known before.

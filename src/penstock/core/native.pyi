@@ -132,14 +132,14 @@ class ReduceRules:
     ) -> None: ...
 
 class RunCosts:
-    """The costs of runs of layers (`penstock.plan.run_tables.RunTables`)."""
+    """The costs of runs of layers (`penstock.costs.run_tables.RunTables`)."""
 
     def __init__(
         self,
         sums: Sequence[npt.NDArray[np.float64]],
         parameters: npt.NDArray[np.float64],
         held: Sequence[npt.NDArray[np.float64]],
-        gathers: bool,
+        ways: tuple[bool, bool],
         inputs: npt.NDArray[np.float64],
         rules: ReduceRules,
     ) -> None:
@@ -147,7 +147,7 @@ class RunCosts:
 
         Affine costs have two rows: the fixed part, and the part for each sample. ``held`` are the
         bytes of one device; then, where several divide them, what each keeps and what they divide.
-        ``gathers``: they divide the parameters, too.
+        ``ways``: whether they divide the parameters, too; whether backwards begin with a forward.
         """
 
 class Machine:
@@ -196,6 +196,28 @@ class StageCost:
     """The most micro-batches in flight that fit without recompute; 0 for none."""
     leaner: int
     """The same with recompute."""
+
+class StageSeconds:
+    """Seconds of a stage for a micro-batch on its slowest replica.
+
+    ``whole_s`` may be less than forward plus backward, because different replicas may be slowest in
+    the two. ``weight_s`` is the weights' part of the backward. ``after_s`` are the all-reduce of
+    gradients and the optimizer's step, as if none of it passed beside the backward.
+    """
+
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    whole_s: float
+    after_s: float
+
+class RunBytes:
+    """Bytes of a replica: ``saved`` of each micro-batch until its backward, or its ``inputs`` with
+    recompute, and the ``workspace`` of the hungriest layer while it computes."""
+
+    saved: float
+    inputs: float
+    workspace: float
 
 class Point:
     """Devices, layers and micro-batches of a plan, and how its groups save memory (`point.hpp`).
@@ -311,6 +333,21 @@ def stage_cost(
 ) -> StageCost:
     """The cost of layers ``lo`` to ``hi - 1`` on some devices."""
 
+def stage_seconds(
+    costs: SearchCosts,
+    devices: Sequence[int],
+    rows: Sequence[int],
+    run: tuple[int, int],
+    all_reduces: Sequence[AllReduceCost],
+) -> StageSeconds:
+    """The seconds of layers ``run[0]`` to ``run[1] - 1`` on devices with these rows each."""
+
+def run_bytes(costs: SearchCosts, run: tuple[int, int], rows: float) -> RunBytes:
+    """The bytes of layers for so many rows of a micro-batch."""
+
+def held_bytes(costs: SearchCosts, run: tuple[int, int], replicas: int) -> float:
+    """Bytes that each of so many devices holds all the time."""
+
 def rows_of(costs: SearchCosts, devices: Sequence[int], size: int) -> list[int]:
     """Rows of each replica in proportion to speed."""
 
@@ -365,7 +402,7 @@ class DeviceGroup:
     ) -> None: ...
 
 class GroupCosts:
-    """The costs of runs of layers on groups of devices (`penstock.plan.cost`).
+    """The costs of runs of layers on groups of devices (`penstock.costs.stage_costs`).
 
     A stage is the number of a group, with the run of layers between the cuts ``lo`` and ``hi``.
     """

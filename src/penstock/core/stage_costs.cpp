@@ -12,16 +12,44 @@ StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run 
   const RunCosts& runs = costs_.runs;
   split_rows(devices, rows, size);
   set_group(devices, rows);
+  if (devices.size() > 1) set_reduce_costs(devices);
   StageCost cost{.forward_s = runs.forward_s(group_, run),
                  .backward_s = runs.backward_s(group_, run),
                  .after_s = runs.step_s(group_, run)};
-  if (split_) cost.weight_s = std::min(cost.backward_s, slowest_s(costs_.weight, run));
+  if (split_) cost.weight_s = weight_s(run);
   if (devices.size() > 1 && !runs.gathers) {
     cost.reduced_s = buckets_s(runs.parameter_bytes[run]);
     add_buckets(cost, run);
   }
   set_depths(cost, devices, rows, run, micro_batches);
   return cost;
+}
+
+StageSeconds StageCosts::seconds(std::span<const int> devices, std::span<const int> rows, Run run,
+                                 std::vector<ReduceCost> all_reduces) {
+  set_group(devices, rows);
+  group_.all_reduces = std::move(all_reduces);
+  const RunCosts& runs = costs_.runs;
+  return {runs.forward_s(group_, run), runs.backward_s(group_, run), weight_s(run),
+          runs.micro_batch_s(group_, run), runs.after_s(group_, run)};
+}
+
+RunBytes run_bytes(const SearchCosts& costs, Run run, double rows) {
+  double workspace = 0;
+  for (int layer = run.lo; layer < run.hi; ++layer)
+    workspace = std::max(workspace, costs.workspace[layer].at(rows));
+  return {(costs.runs.saved[run.hi] - costs.runs.saved[run.lo]).at(rows),
+          costs.runs.input_bytes[run].at(rows), workspace};
+}
+
+/// The weights' part of a backward. Where reads make a backward longer, both of its parts are so by
+/// as much; devices that divide parameters gather and scatter in whole backwards only.
+double StageCosts::weight_s(Run run) const {
+  if (costs_.runs.gathers && group_.replicas > 1) return 0;
+  const double computed_s = slowest_s(costs_.runs.backward, run);
+  const double pass_s = costs_.runs.pass_s(group_, run, false) * group_.crowding;
+  const double longer = computed_s > 0 ? pass_s / computed_s : 1;
+  return slowest_s(costs_.weight, run) * longer;
 }
 
 /// Seconds of a run on the replica that is slowest in it; `sums` are up to each cut.
@@ -49,7 +77,6 @@ void StageCosts::set_group(std::span<const int> devices, std::span<const int> ro
   group_.crowding = crowding(devices);
   group_.replicas = static_cast<int>(devices.size());
   group_.step_s_per_byte = costs_.step_s_per_byte * group_.crowding / slowest;
-  if (devices.size() > 1) set_reduce_costs(devices);
 }
 
 void StageCosts::split_rows(std::span<const int> devices, std::span<int> rows, int size) {
@@ -107,15 +134,10 @@ void StageCosts::set_depths(StageCost& cost, std::span<const int> devices,
   };
   cost.kept = cost.leaner = micro_batches;
   cost.held = runs.held(run, group_.replicas);
-  double workspace = 0;
+  RunBytes bytes{};
   for (std::size_t i = 0; i < devices.size(); ++i) {
-    if (i == 0 || rows[i] != rows[i - 1]) {
-      workspace = 0;
-      for (int layer = run.lo; layer < run.hi; ++layer)
-        workspace = std::max(workspace, costs_.workspace[layer].at(rows[i]));
-    }
-    const double saved = (runs.saved[run.hi] - runs.saved[run.lo]).at(rows[i]);
-    const double inputs = runs.input_bytes[run].at(rows[i]);
+    if (i == 0 || rows[i] != rows[i - 1]) bytes = run_bytes(costs_, run, rows[i]);
+    const auto [saved, inputs, workspace] = bytes;
     cost.memory = std::min(cost.memory, costs_.devices[devices[i]].memory_bytes);
     cost.workspace = std::max(cost.workspace, workspace);
     cost.saved = std::max(cost.saved, saved);

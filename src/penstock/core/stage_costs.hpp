@@ -49,6 +49,13 @@ struct SearchCosts {
   Links links;
 };
 
+/// Bytes that a replica keeps of a micro-batch, without recompute and with it, and needs while it
+/// computes.
+struct RunBytes {
+  double saved, inputs, workspace;
+};
+RunBytes run_bytes(const SearchCosts& costs, Run run, double rows);
+
 /// Call `each(s, t, tensor)` for every tensor that stage s sends a later stage t: once, however many
 /// of its layers read it. `stage_of_layer` is overwritten.
 template <class Each>
@@ -103,6 +110,15 @@ struct StageCost {
   int kept = 0, leaner = 0;  // most in flight that fit without recompute, and with it; 0 for none
 };
 
+/// Seconds of a stage for a micro-batch on its slowest replica.
+///
+/// `whole_s` may be less than forward plus backward, because different replicas may be slowest in
+/// the two. `weight_s` is the weights' part of the backward. `after_s`: the all-reduce and the
+/// optimizer step, as if none of it passed beside the backward.
+struct StageSeconds {
+  double forward_s, backward_s, weight_s, whole_s, after_s;
+};
+
 /// Computes the costs of stages, one after the other.
 class StageCosts {
  public:
@@ -112,6 +128,10 @@ class StageCosts {
   /// The cost of layers on some devices; fills in the rows of each.
   StageCost of(std::span<const int> devices, std::span<int> rows, Run run, int size,
                int micro_batches);
+
+  /// The seconds of layers on devices that have these rows and algorithms of an all-reduce.
+  StageSeconds seconds(std::span<const int> devices, std::span<const int> rows, Run run,
+                       std::vector<ReduceCost> all_reduces);
 
   /// Rows of each replica in proportion to speed, as `penstock.plan.row_split.split_rows`.
   void split_rows(std::span<const int> devices, std::span<int> rows, int size);
@@ -125,6 +145,7 @@ class StageCosts {
   double buckets_s(double bytes) const;
   void add_buckets(StageCost& cost, Run run) const;
   double slowest_s(const std::vector<Affine>& sums, Run run) const;
+  double weight_s(Run run) const;
 
   const SearchCosts& costs_;
   const bool split_;

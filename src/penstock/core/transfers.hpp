@@ -43,7 +43,7 @@ class Transfers {
       : network_(network), busy_(2 * (network.devices + network.hosts)) {}
 
   /// The loads of the busiest resources of a transfer, whose messages are those of
-  /// `penstock.plan.cost.split_concat_s`.
+  /// `penstock.costs.stage_costs.split_concat_s`.
   void loads(int sender, int receiver, std::vector<MessageLoad>& found);
 
   /// Seconds of a transfer of so many bytes.

@@ -18,7 +18,7 @@ from penstock.capture.lengths import Dynamic, LengthsOf, named_lengths
 from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
-from penstock.profile.model_profile import Affine, Edge, LayerCost, LengthCosts, ModelProfile
+from penstock.profile.model_profile import Affine, Edge, LengthCosts, ModelProfile
 from penstock.report.record import MeasuredLength
 from penstock.simulate.by_length import LengthPrediction
 
@@ -184,14 +184,6 @@ def mean_profile(
         pairs = zip(costs, shares, strict=True)
         return sum((cost.scaled(share) for cost, share in pairs), Affine())
 
-    def layer(costs: Sequence[LayerCost], largest: LayerCost) -> LayerCost:
-        return replace(
-            largest,
-            forward_s=mean([cost.forward_s for cost in costs]),
-            backward_input_s=mean([cost.backward_input_s for cost in costs]),
-            backward_weight_s=mean([cost.backward_weight_s for cost in costs]),
-        )
-
     def edge(edges: Sequence[Edge]) -> Edge:
         return replace(
             edges[0],
@@ -199,11 +191,13 @@ def mean_profile(
             gradient_bytes=mean([edge.gradient_bytes for edge in edges]),
         )
 
-    layers = zip(*(costs.layers for costs in by_length), strict=True)
     edges = zip(*(costs.edges for costs in by_length), strict=True)
     return replace(
         longest,
-        layers=tuple(layer(own, at) for own, at in zip(layers, longest.layers, strict=True)),
+        layers=tuple(
+            at.with_seconds_of(own, mean)
+            for at, *own in zip(longest.layers, *(one.layers for one in by_length), strict=True)
+        ),
         edges=tuple(map(edge, edges)),
         by_length=by_length,
         tokens_per_sample=sum(share * one.tokens_per_sample for _, share, one in profiles),

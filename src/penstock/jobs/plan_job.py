@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.cluster.cluster import Cluster
+from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput, Infeasible
 from penstock.jobs.job import Job
 from penstock.jobs.train_request import TrainRequest
@@ -11,7 +12,6 @@ from penstock.plan.in_words import parallel_words
 from penstock.plan.ordering import schedule_refusal, updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PREDICTION_ERROR, SHARED_CORES_ERROR, PlanningProblem
-from penstock.plan.sharding import with_sharding
 from penstock.plan.side_by_side import pipelines_in
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.planning_problem import schedules_named

@@ -333,7 +333,7 @@ def excess(
     every = range(len(profile.layers))
     factors: list[float] = []
     for replica, rows in zip(stage.devices, stage.slices, strict=True):
-        expected_s = computed.forward_s(every, rows) + computed.backward_s(every, rows)
+        expected_s = computed.work_s(every, rows)
         for rank in plan.ranks_of(replica):
             seconds = median(step[rank] for step in measured)
             factors.append(seconds / (plan.micro_batches * expected_s))

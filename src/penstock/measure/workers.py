@@ -89,17 +89,14 @@ def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
 def all_seconds(profile: ModelProfile) -> float:
     """Seconds of all layers, forward and backward, with the profiled batch."""
     every, samples = range(len(profile.layers)), profile.batch_size
-    return profile.forward_s(every, samples) + profile.backward_s(every, samples)
+    return profile.work_s(every, samples)
 
 
 def layer_speeds(usual: ModelProfile, own: ModelProfile) -> list[tuple[float, float]]:
     """How many times as fast each layer is as usual, and its usual seconds; the slowest first."""
     found: list[tuple[float, float]] = []
     for one, other in zip(usual.layers, own.layers, strict=True):
-        usual_s, own_s = (
-            layer.forward_s.at(usual.batch_size) + layer.backward_s.at(usual.batch_size)
-            for layer in (one, other)
-        )
+        usual_s, own_s = (layer.work_s.at(usual.batch_size) for layer in (one, other))
         if usual_s and own_s:
             found.append((usual_s / own_s, usual_s))
     return sorted(found)
@@ -161,17 +158,7 @@ def with_median_factors(
 
 def median_costs(workers: Sequence[Sequence[LayerCost]]) -> tuple[LayerCost, ...]:
     """The median times of every layer over workers."""
-    return tuple(median_cost(layers) for layers in zip(*workers, strict=True))
-
-
-def median_cost(layers: Sequence[LayerCost]) -> LayerCost:
-    """The median times of one layer."""
-    return replace(
-        layers[0],
-        forward_s=median_affine([layer.forward_s for layer in layers]),
-        backward_input_s=median_affine([layer.backward_input_s for layer in layers]),
-        backward_weight_s=median_affine([layer.backward_weight_s for layer in layers]),
-    )
+    return tuple(own[0].with_seconds_of(own, median_affine) for own in zip(*workers, strict=True))
 
 
 def median_affine(costs: Sequence[Affine]) -> Affine:

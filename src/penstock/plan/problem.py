@@ -12,7 +12,7 @@ from penstock.plan.choices import choice_refusal
 from penstock.plan.ordering import blocks_refusal
 from penstock.plan.pins import Pin
 from penstock.plan.plan import MOST_MICRO_BATCHES, Plan, Stage
-from penstock.profile.model_profile import ModelProfile
+from penstock.profile.model_profile import ModelProfile, check_costs_at
 from penstock.words import html_table
 
 MEMORY_RESERVE = 0.05
@@ -42,7 +42,7 @@ AskedRecompute: TypeAlias = Literal["auto", "stage", "on", "blocks", "off"]
 
 ShardingChoice: TypeAlias = Literal["auto", "off", "optimizer", "parameters"]
 """What the devices of stages divide: where it makes a plan faster or possible anything, nothing,
-the optimizer's state in all stages, or the parameters too (`penstock.plan.sharding`)."""
+the optimizer's state in all stages, or the parameters too (`penstock.costs.sharding`)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -197,8 +197,8 @@ def in_blocks(problem: PlanningProblem) -> PlanningProblem:
 def dividing(problem: PlanningProblem, sharding: ShardingChoice) -> PlanningProblem:
     """The problem of plans in which the devices of every stage divide ``sharding``.
 
-    Planners count that for every stage, and `penstock.plan.sharding.with_sharding` says so in their
-    plans. Only schedules that allow it are left.
+    Planners count that for every stage, and `penstock.costs.sharding.with_sharding` says so in
+    their plans. Only schedules that allow it are left.
     """
     able = schedules_for(problem, sharding, f"--sharding {sharding}", "--sharding off")
     return replace(problem, sharding=sharding, schedules=able)
@@ -271,19 +271,6 @@ def other_kinds_words(profile: ModelProfile, cluster: Cluster) -> str:
         f"the times of profile '{profile.name}' are of {profile.device}, and cluster "
         f"'{cluster.name}' counts {', '.join(other)} as equally fast (speed = 1)"
     )
-
-
-def check_costs_at(profile: ModelProfile, samples: int) -> None:
-    """Raise `BadInput` for a cost that is negative for ``samples`` samples."""
-    for index, layer in enumerate(profile.layers):
-        for cost in (layer.forward_s, layer.backward_s, layer.saved_bytes, layer.workspace_bytes):
-            if cost.at(samples) < 0:
-                raise BadInput(
-                    f"profile '{profile.name}', layer {index} ('{layer.name}'): a cost of "
-                    f"{samples} samples comes out at {cost.at(samples)}; it was measured at up to "
-                    f"{profile.batch_size} samples only, so use smaller micro-batches or profile "
-                    f"larger batches"
-                )
 
 
 Score: TypeAlias = Callable[[Plan], float]

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-from penstock.bounds.lower_bound import plan_bound_s
-from penstock.plan.infeasible import infeasible
+from penstock.costs.infeasible import infeasible
+from penstock.costs.lower_bound import plan_bound_s
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 

@@ -7,17 +7,16 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from penstock.core.native import GroupCosts, LinkNetwork
-from penstock.plan.cost import rows_by_speed
-from penstock.plan.cost_tables import ChainCosts
+from penstock.costs.run_tables import Integers, at, crossing_table
+from penstock.costs.stage_costs import rows_by_speed
+from penstock.costs.tables import ChainCosts
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import Integers, at, crossing_table
 from penstock.planners.choice import Candidate
 from penstock.profile.model_profile import (
-    Affine,
     Edge,
-    LayerCost,
     ModelProfile,
     SharedParameter,
+    joined_layer,
 )
 
 
@@ -31,8 +30,7 @@ def likely_cuts(problem: PlanningProblem, most: int) -> tuple[int, ...]:
     if layers <= most:
         return tuple(range(layers + 1))
     size = max(problem.micro_batch_sizes)
-    costs = ((layer.forward_s + layer.backward_s).at(size) for layer in profile.layers)
-    work = list(accumulate(costs, initial=0.0))
+    work = list(accumulate((layer.work_s.at(size) for layer in profile.layers), initial=0.0))
     crossing = at(crossing_table(profile, lambda edge: edge.bytes + edge.gradient_bytes), size)
     best: dict[int, int] = {}
     for cut in range(1, layers):
@@ -75,36 +73,6 @@ def joined(profile: ModelProfile, cuts: Sequence[int], most_rows: int) -> ModelP
         by_length=(),
         tensor_parallel=None,
     )
-
-
-def joined_layer(run: Sequence[LayerCost], most_rows: int) -> LayerCost:
-    """Consecutive layers as one, in micro-batches of up to ``most_rows``."""
-    return LayerCost(
-        name=f"{run[0].name} ... {run[-1].name}",
-        forward_s=sum((layer.forward_s for layer in run), Affine()),
-        backward_input_s=sum((layer.backward_input_s for layer in run), Affine()),
-        backward_weight_s=sum((layer.backward_weight_s for layer in run), Affine()),
-        parameter_bytes=sum(layer.parameter_bytes for layer in run),
-        buffer_bytes=sum(layer.buffer_bytes for layer in run),
-        saved_bytes=sum((layer.saved_bytes for layer in run), Affine()),
-        workspace_bytes=largest([layer.workspace_bytes for layer in run], most_rows),
-        norms=sum(layer.norms for layer in run),
-        norm_channels=sum(layer.norm_channels for layer in run),
-        cast_bytes=sum(layer.cast_bytes for layer in run),
-    )
-
-
-def largest(sizes: Sequence[Affine], most_rows: int) -> Affine:
-    """The least affine size that for 1 to ``most_rows`` rows is at least each of ``sizes``.
-
-    Their maximum is convex. So the line between its values at both ends is nowhere below it.
-
-    >>> largest([Affine(10.0, 0.0), Affine(0.0, 5.0)], 11)
-    Affine(fixed=5.5, per_sample=4.5)
-    """
-    first, last = (max(size.at(rows) for size in sizes) for rows in (1, most_rows))
-    each = (last - first) / (most_rows - 1) if most_rows > 1 else 0.0
-    return Affine(first - each, each)
 
 
 def expanded(candidates: Iterator[Candidate], cuts: Sequence[int]) -> Iterator[Candidate]:

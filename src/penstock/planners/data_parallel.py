@@ -5,8 +5,8 @@ from dataclasses import replace
 from math import inf
 from operator import itemgetter
 
-from penstock.bounds.lower_bound import plan_bound_s
-from penstock.plan.cost import estimate_s, leanest_schedule, rows_by_speed
+from penstock.costs.lower_bound import plan_bound_s
+from penstock.costs.stage_costs import estimate_s, leanest_schedule, rows_by_speed
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.choice import Candidate, best_candidate

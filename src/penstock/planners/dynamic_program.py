@@ -6,9 +6,9 @@ from math import inf
 
 import numpy as np
 
-from penstock.plan.cost import leanest_schedule
-from penstock.plan.cost_tables import ChainCosts
-from penstock.plan.leanest import device_orders
+from penstock.costs.leanest import device_orders
+from penstock.costs.stage_costs import leanest_schedule
+from penstock.costs.tables import ChainCosts
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score, remembered_by_schedules
 from penstock.planners.choice import Candidate, best_candidate

@@ -6,9 +6,9 @@ from math import inf
 
 import numpy as np
 
-from penstock.plan.cost import depth_function, estimate_s
-from penstock.plan.cost_tables import ChainCosts, whole_chain
-from penstock.plan.fitted_plan import with_needed_recompute
+from penstock.costs.fit import with_needed_recompute
+from penstock.costs.stage_costs import depth_function, estimate_s
+from penstock.costs.tables import ChainCosts, whole_chain
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, RecomputeChoice, Score
 from penstock.planners.choice import Candidate, best_candidate

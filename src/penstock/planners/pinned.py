@@ -8,14 +8,14 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.costs.fit import with_needed_recompute
+from penstock.costs.schedule_costs import priced
+from penstock.costs.stage_costs import rows_by_speed
 from penstock.errors import BadInput, Infeasible
-from penstock.plan.cost import rows_by_speed
-from penstock.plan.fitted_plan import with_needed_recompute
 from penstock.plan.pins import Pin, allowed_runs, pins_text
 from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.plan.problem import PlanningProblem, Score, score_of
 from penstock.plan.row_split import split_rows
-from penstock.plan.schedule_costs import priced
 from penstock.planners.coarse_chain import few_sizes, likely_cuts
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
@@ -133,8 +133,7 @@ def balanced(
             yield Plan(made, problem.global_batch // size, size, schedule)
             weights = [0.0] * groups
             for group, (lo, hi) in zip(placement, pairwise(cuts), strict=True):
-                weights[group] += problem.profile.forward_s(range(lo, hi), size)
-                weights[group] += problem.profile.backward_s(range(lo, hi), size)
+                weights[group] += problem.profile.work_s(range(lo, hi), size)
 
 
 def numbered_pins(pins: Sequence[Pin], stages: int) -> Iterator[tuple[Pin, ...]]:
@@ -267,7 +266,7 @@ def loads_of(
     loads = [
         state * layer.parameter_bytes + layer.saved_bytes.at(rows)
         if by_memory
-        else (layer.forward_s + layer.backward_s).at(rows) * len(speeds) / sum(speeds)
+        else layer.work_s.at(rows) * len(speeds) / sum(speeds)
         for layer in problem.profile.layers
     ]
     return np.cumsum([0.0, *loads])

@@ -5,9 +5,9 @@ from math import ceil, inf
 
 import numpy as np
 
-from penstock.plan.cost import depth_function, estimate_s
-from penstock.plan.cost_tables import ChainCosts
-from penstock.plan.fitted_plan import with_needed_recompute
+from penstock.costs.fit import with_needed_recompute
+from penstock.costs.stage_costs import depth_function, estimate_s
+from penstock.costs.tables import ChainCosts
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.choice import Candidate, best_candidate, few_first

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.core.native import SlowestStageQuestion, SlowestStageTable, WindowLoad
-from penstock.plan.cost_tables import RECOMPUTE_MODES, ChainCosts
+from penstock.costs.run_tables import Floats, Integers, at
+from penstock.costs.tables import RECOMPUTE_MODES, ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import RecomputeChoice
-from penstock.plan.run_tables import Floats, Integers, at
 from penstock.planners.coarse_chain import LineWindows
 
 

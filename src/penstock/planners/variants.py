@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
+from penstock.costs.infeasible import ONE_STAGE_PLANNERS
+from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput, Infeasible
-from penstock.plan.infeasible import ONE_STAGE_PLANNERS
 from penstock.plan.plan import Plan, with_recompute
 from penstock.plan.problem import Planner, PlanningProblem, Score, dividing, in_blocks, score_of
-from penstock.plan.sharding import with_sharding
 from penstock.planners.data_parallel import dividing_plan
 from penstock.planners.pinned import pinned
 from penstock.planners.registry import STARTING_PLANNERS

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from penstock.cluster.cluster import with_boundless_memory
+from penstock.costs.infeasible import first_fitting, infeasible
+from penstock.costs.tables import whole_chain
 from penstock.errors import BadInput, Infeasible
-from penstock.plan.cost_tables import whole_chain
-from penstock.plan.infeasible import first_fitting, infeasible
 from penstock.plan.pins import pins_text
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score, dividing, in_blocks

@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 
-from penstock.bounds.lower_bound import LowerBound, gap, lower_bound
+from penstock.costs.lower_bound import LowerBound, gap, lower_bound
 from penstock.document import Json
 from penstock.errors import Infeasible
 from penstock.plan.in_words import plan_html, plan_words

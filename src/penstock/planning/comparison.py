@@ -6,7 +6,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-from penstock.bounds.lower_bound import lower_bound
+from penstock.costs.lower_bound import lower_bound
 from penstock.document import Json
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.in_words import plan_words

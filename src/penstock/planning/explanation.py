@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.cluster.cluster import Cluster, with_boundless_memory
+from penstock.costs.stage_costs import peak_memory_bytes
 from penstock.document import Json
-from penstock.plan.cost import peak_memory_bytes
 from penstock.plan.plan import Plan, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.assessment import PlannedPipeline

@@ -81,10 +81,10 @@ def planning_problem(
 
     ``recompute``: "auto" lets stages recompute as a whole or by block, "stage" only as a whole.
     With "on" all stages recompute as a whole, with "blocks" by block, with "off" none does.
-    ``sharding``: what the devices of a stage may divide, as `penstock.plan.sharding` explains; with
-    "optimizer" or "parameters" those of all stages do. Of its own accord only `search` divides.
-    `schedules_named` explains ``schedule``. ``planner`` counts for schedule "auto" only: `search`
-    chooses among more schedules than the others. ``max_stages`` 0 allows any number of stages.
+    ``sharding``: what the devices of a stage may divide, as `penstock.costs.sharding` explains;
+    with "optimizer" or "parameters" those of all stages do. Of its own accord only `search`
+    divides. `schedules_named` explains ``schedule``. ``planner`` counts for schedule "auto" only:
+    `search` chooses among more than the others. ``max_stages`` 0 allows any number of stages.
     ``memory_reserve`` is the share of each device's memory that plans leave free. `search` returns
     the simplest of the plans that are slower than the fastest by at most the share ``as_fast``.
     ``pins`` are parts of the plan to keep, as `penstock.plan.pins.read_pin` reads them.

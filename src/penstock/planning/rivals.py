@@ -70,7 +70,7 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
 
     The first two are the plans of `penstock.planners.data_parallel` that keep all activations, and
     that recompute by block. With ZeRO-1 all devices also divide the optimizer's state, and with
-    FSDP the parameters too; they may do either (`penstock.plan.sharding`). The last is the first
+    FSDP the parameters too; they may do either (`penstock.costs.sharding`). The last is the first
     one where gradients are exchanged after the last backward, as in many papers' baselines.
     """
     plain = replace(problem, schedules=(PLAIN,), recompute="off", blocks="no", sharding="off")

@@ -6,7 +6,7 @@ from math import inf
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import message_resources
-from penstock.plan.cost import crowding
+from penstock.costs.tables import crowding
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.simulate.catalogue import Catalogue

@@ -149,8 +149,7 @@ def speed_up_of(profile: ModelProfile, cluster: Cluster, group: tuple[int, ...])
         return 1.0
     samples, every = profile.batch_size, range(len(profile.layers))
     divided = profile_on(profile, cluster, [[group]] * len(every))
-    before = profile.forward_s(every, samples) + profile.backward_s(every, samples)
-    after = divided.forward_s(every, samples) + divided.backward_s(every, samples)
+    before, after = profile.work_s(every, samples), divided.work_s(every, samples)
     return before / after if after > 0 else 1.0
 
 

@@ -8,11 +8,11 @@ from itertools import accumulate, pairwise
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.tensor_groups import Groups
+from penstock.costs.schedule_costs import priced
 from penstock.document import Json
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score, micro_batch_sizes_of
-from penstock.plan.schedule_costs import priced
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.explanation import Explanation, explain_plan
 from penstock.planning.planning_problem import member_named, problem_of_plan
@@ -117,10 +117,7 @@ def recut(problem: PlanningProblem, plan: Plan, style: PlacementStyle, rounds: i
         )
         for devices in groups
     ]
-    seconds = [
-        layer.forward_s.at(plan.micro_batch_size) + layer.backward_s.at(plan.micro_batch_size)
-        for layer in problem.profile.layers
-    ]
+    seconds = [layer.work_s.at(plan.micro_batch_size) for layer in problem.profile.layers]
     cuts = even_cuts(seconds, [speeds[group] for group in placement])
     stages = tuple(
         Stage(range(lo, hi), groups[group], slices[groups[group]])

@@ -30,6 +30,7 @@ OFTEN_EMPTY = (
     "device",
     "notes",
     "whole_loss",
+    "recomputes",
     "tokens_per_sample",
     "flops_per_sample",
     "by_length",

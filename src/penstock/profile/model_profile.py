@@ -1,6 +1,6 @@
 """What each layer of a model costs: seconds and bytes, affine in the number of samples."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -128,6 +128,53 @@ class LayerCost(Table):
         """A whole backward: input half plus weight half."""
         return self.backward_input_s + self.backward_weight_s
 
+    @property
+    def work_s(self) -> Affine:
+        """A forward and a whole backward."""
+        return self.forward_s + self.backward_s
+
+    def with_seconds_of(
+        self, layers: Sequence["LayerCost"], summary: Callable[[list[Affine]], Affine]
+    ) -> "LayerCost":
+        """Return the layer with each time as the summary of that of ``layers``."""
+        return replace(
+            self,
+            forward_s=summary([layer.forward_s for layer in layers]),
+            backward_input_s=summary([layer.backward_input_s for layer in layers]),
+            backward_weight_s=summary([layer.backward_weight_s for layer in layers]),
+        )
+
+
+def joined_layer(run: Sequence[LayerCost], most_rows: int) -> LayerCost:
+    """Return consecutive layers as one, in micro-batches of up to ``most_rows``."""
+    joined = LayerCost(
+        name=f"{run[0].name} ... {run[-1].name}",
+        forward_s=Affine(),
+        backward_input_s=Affine(),
+        backward_weight_s=Affine(),
+        parameter_bytes=sum(layer.parameter_bytes for layer in run),
+        buffer_bytes=sum(layer.buffer_bytes for layer in run),
+        saved_bytes=sum((layer.saved_bytes for layer in run), Affine()),
+        workspace_bytes=largest([layer.workspace_bytes for layer in run], most_rows),
+        norms=sum(layer.norms for layer in run),
+        norm_channels=sum(layer.norm_channels for layer in run),
+        cast_bytes=sum(layer.cast_bytes for layer in run),
+    )
+    return joined.with_seconds_of(run, lambda seconds: sum(seconds, Affine()))
+
+
+def largest(sizes: Sequence[Affine], most_rows: int) -> Affine:
+    """Return the least affine size that for 1 to ``most_rows`` rows is at least each of ``sizes``.
+
+    Their maximum is convex. So the line between its values at both ends is nowhere below it.
+
+    >>> largest([Affine(10.0, 0.0), Affine(0.0, 5.0)], 11)
+    Affine(fixed=5.5, per_sample=4.5)
+    """
+    first, last = (max(size.at(rows) for size in sizes) for rows in (1, most_rows))
+    each = (last - first) / (most_rows - 1) if most_rows > 1 else 0.0
+    return Affine(first - each, each)
+
 
 @dataclass(frozen=True, slots=True)
 class Edge(Table):
@@ -197,6 +244,7 @@ class ModelProfile(Table):
     ``tokens_per_sample``; its forward and backward take ``flops_per_sample`` floating-point
     operations, without recompute (0: not known, and nothing is predicted by them). With
     ``whole_loss`` the last layer runs once for all samples of a step; its costs are added up here.
+    If it ``recomputes``, the backward of each layer begins with its forward (`by_block`).
 
     Raises:
         BadInput: no layers, a negative or non-finite number, or an edge that does not point
@@ -219,6 +267,7 @@ class ModelProfile(Table):
     tokens_per_sample: float = 0.0
     flops_per_sample: float = 0.0
     whole_loss: bool = False
+    recomputes: bool = False
 
     def __post_init__(self) -> None:
         check_profile(self)
@@ -242,7 +291,8 @@ class ModelProfile(Table):
         read = [Affine()] * len(self.layers)
         for (consumer, _), edge in {(e.consumer, e.tensor): e for e in self.edges}.items():
             read[consumer] += edge.bytes
-        return replace(self, layers=tuple(map(recomputed, self.layers, read)), by_length=())
+        layers = tuple(map(recomputed, self.layers, read))
+        return replace(self, layers=layers, by_length=(), recomputes=True)
 
     def at(self, costs: LengthCosts) -> "ModelProfile":
         """The profile of batches of one length."""
@@ -255,6 +305,10 @@ class ModelProfile(Table):
     def backward_s(self, layers: range, samples: float) -> float:
         """Seconds for one whole backward of ``layers`` on ``samples`` samples at speed 1."""
         return sum(self.layers[i].backward_s.at(samples) for i in layers)
+
+    def work_s(self, layers: range, samples: float) -> float:
+        """Seconds for one forward and one whole backward of ``layers``, in the same way."""
+        return sum(self.layers[i].work_s.at(samples) for i in layers)
 
     def parameter_bytes(self, layers: range) -> int:
         """Bytes of the parameters that a stage of ``layers`` holds; shared ones count once."""
@@ -409,3 +463,16 @@ def without_batch_inputs(profile: ModelProfile) -> ModelProfile:
         from_batch.append(untrained and all(from_batch[p] for p in producers.get(index, ())))
     kept = tuple(edge for edge in profile.edges if not from_batch[edge.producer])
     return replace(profile, edges=kept)
+
+
+def check_costs_at(profile: ModelProfile, samples: int) -> None:
+    """Raise `BadInput` for a cost that is negative for ``samples`` samples."""
+    for index, layer in enumerate(profile.layers):
+        for cost in (layer.forward_s, layer.backward_s, layer.saved_bytes, layer.workspace_bytes):
+            if cost.at(samples) < 0:
+                raise BadInput(
+                    f"profile '{profile.name}', layer {index} ('{layer.name}'): a cost of "
+                    f"{samples} samples comes out at {cost.at(samples)}; it was measured at up to "
+                    f"{profile.batch_size} samples only, so use smaller micro-batches or profile "
+                    f"larger batches"
+                )

@@ -1,30 +1,20 @@
-"""The costs of a problem for the core, and its candidate plans as points (`core/point.hpp`)."""
+"""Candidate plans of a problem as points of the core (`core/point.hpp`)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-
-from penstock.cluster.link_matrices import link_matrices
 from penstock.core.native import (
-    HostRules,
-    Links,
-    Machine,
     Point,
     PointRules,
     QuickPlay,
-    SearchCosts,
 )
+from penstock.costs.schedule_costs import priced
+from penstock.costs.stage_costs import rows_by_speed
+from penstock.costs.tables import costs_with
 from penstock.plan.choices import choice_refusal
-from penstock.plan.cost import rows_by_speed
-from penstock.plan.cost_tables import runs_in_core
 from penstock.plan.ordering import blocks_refusal
 from penstock.plan.plan import SHARDINGS, Plan, Stage
-from penstock.plan.problem import PlanningProblem, recalled, remembered
-from penstock.plan.run_tables import Floats, Integers, run_tables, sums
-from penstock.plan.schedule_costs import priced
-from penstock.profile.model_profile import ModelProfile
+from penstock.plan.problem import PlanningProblem
 from penstock.schedule.shape import PlacementStyle, placement_of_style
 
 STYLES: tuple[PlacementStyle, ...] = ("straight", "looped", "folded", "mirrored")
@@ -38,76 +28,6 @@ DEEPEST = 7
 
 MOST_MICRO_BATCHES = 1024
 """Points with more micro-batches are left out where there are others: orders take long to make."""
-
-
-@remembered
-def search_costs(problem: PlanningProblem) -> SearchCosts:
-    """Return profile and cluster for the core, with the links between all pairs of devices.
-
-    A link is slower while both of its ends also send or receive the other way.
-    """
-    profile, cluster = problem.profile, problem.cluster
-    edges, edge_bytes = edge_table(profile)
-    links, layers = link_matrices(cluster), profile.layers
-    sizes = (
-        [layer.parameter_bytes for layer in layers],
-        [layer.workspace_bytes.fixed for layer in layers],
-        [layer.workspace_bytes.per_sample for layer in layers],
-    )
-    turns = np.array([cluster.hosts[host].half_duplex for host in cluster.host_index])
-    both_ways = links.bytes_per_s / (1 + (turns[:, None] | turns[None, :]))
-    return SearchCosts(
-        runs_in_core(run_tables(problem)),
-        np.ascontiguousarray(sums(profile, lambda layer: layer.backward_weight_s)),
-        np.array(sizes, dtype=np.float64),
-        profile.step_s_per_byte,
-        edges,
-        edge_bytes,
-        [
-            Machine(device.speed, device.memory_bytes, host, device.chip)
-            for device, host in zip(cluster.devices, cluster.host_index, strict=True)
-        ],
-        [
-            HostRules(host.full_speed_devices, host.half_duplex, host.separate_links)
-            for host in cluster.hosts
-        ],
-        Links(
-            links.bytes_per_s,
-            both_ways,
-            links.latency_s,
-            links.uses_port.astype(np.uint8),
-            cluster.sum_step_s,
-        ),
-    )
-
-
-def edge_table(profile: ModelProfile) -> tuple[Integers, Floats]:
-    """Return the edges, sorted by tensor and consumer: producer, consumer, number of the tensor.
-
-    Then their bytes: the two parts of the activation's, and of its gradient's.
-    """
-    number: dict[str, int] = {}
-    for edge in profile.edges:
-        number.setdefault(edge.tensor, len(number))
-    ordered = sorted(profile.edges, key=lambda edge: (number[edge.tensor], edge.consumer))
-    edges = np.zeros((3, len(ordered)), dtype=np.int64)
-    sizes = np.zeros((4, len(ordered)))
-    for i, edge in enumerate(ordered):
-        edges[:, i] = edge.producer, edge.consumer, number[edge.tensor]
-        sizes[:2, i] = edge.bytes.fixed, edge.bytes.per_sample
-        sizes[2:, i] = edge.gradient_bytes.fixed, edge.gradient_bytes.per_sample
-    return edges, sizes
-
-
-def costs_with(problem: PlanningProblem, sharding: int, by_block: bool) -> SearchCosts:
-    """Return the costs where all stages shard the same, and recompute by block or not."""
-
-    def find() -> SearchCosts:
-        profile = problem.profile.by_block if by_block else problem.profile
-        what = SHARDINGS[sharding] or "off"
-        return search_costs(replace(problem, profile=profile, sharding=what, pins=()))
-
-    return recalled(problem, costs_with, (sharding, by_block), find)
 
 
 def sizes_of(problem: PlanningProblem) -> list[int]:
@@ -173,7 +93,7 @@ def quick_play(problem: PlanningProblem, rules: PointRules) -> QuickPlay:
     """Return the quick simulation of a problem's points."""
     blocks = 2 in rules.recomputes
     costs = [
-        costs_with(problem, sharding, by_block)
+        costs_with(problem, sharding, by_block=by_block)
         if sharding in (0, *rules.shardings) and (blocks or not by_block)
         else None
         for sharding in range(len(SHARDINGS))

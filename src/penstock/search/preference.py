@@ -12,10 +12,10 @@ from itertools import pairwise
 from math import ceil, inf
 
 from penstock.cluster.cluster import Cluster
+from penstock.costs.schedule_costs import least_room, stages_of_groups, with_costs
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import SHARDINGS, Plan
 from penstock.plan.problem import PlanningProblem, Score, score_of
-from penstock.plan.schedule_costs import least_room, stages_of_groups, with_costs
 from penstock.schedule.clock import memory_peaks_bytes
 from penstock.schedule.registry import FAMILIES
 

@@ -9,19 +9,20 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, islice, pairwise, product
 from math import inf
 
-from penstock.bounds.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.core.native import Found, LoadQuestion, Point, WalkPlan, random_walk
-from penstock.plan.fitted_plan import plan_fits
-from penstock.plan.infeasible import infeasible
+from penstock.costs.fit import plan_fits
+from penstock.costs.infeasible import infeasible
+from penstock.costs.lower_bound import gap, lower_bound_s, plan_bound_s
+from penstock.costs.schedule_costs import priced
+from penstock.costs.tables import costs_with
 from penstock.plan.plan import Plan, in_order, with_cut
 from penstock.plan.problem import Planner, PlanningProblem, Score
-from penstock.plan.schedule_costs import priced
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.planners.variants import cheap_plans, every_plan_of
 from penstock.search.arms import POOL, Arm, ArmPoint, arms_of, quick_point
 from penstock.search.every_plan import every_placement, every_variant
 from penstock.search.judge import MAKING_A_PLAN, Judge, SearchStep, actions_of
-from penstock.search.points import costs_with, plan_of, point_of
+from penstock.search.points import plan_of, point_of
 from penstock.search.preference import preferred
 
 BUDGET = 3_000_000
@@ -127,7 +128,7 @@ class ArmSearch:
             # The best every other time.
             start = starts[0 if number % 2 == 0 else number % len(starts)]
             by_block = 2 in start.recompute
-            costs = costs_with(self.problem, max(start.sharding), by_block)
+            costs = costs_with(self.problem, max(start.sharding), by_block=by_block)
             # Never, where it is faster, always; costs by block have recompute in their backwards.
             recompute = 0 if by_block or 1 not in rules.recomputes else 2 - (0 in rules.recomputes)
             asked = LoadQuestion(recompute, power, steady and not rules.split)

@@ -10,9 +10,9 @@ import numpy as np
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs
 from penstock.core.native import HostRules
+from penstock.costs.layer_sums import LayerSums
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.schedule import Schedule
 from penstock.simulate.gradients import (

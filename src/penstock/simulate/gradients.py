@@ -9,7 +9,7 @@ from math import ceil
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import BUCKET_BYTES, AllReduceCost, all_reduce_costs
 from penstock.core.native import TieTimes
-from penstock.profile.layer_sums import LayerSums
+from penstock.costs.layer_sums import LayerSums
 from penstock.profile.model_profile import SharedParameter
 
 
@@ -61,7 +61,7 @@ def gradient_cuts(layers: range, sums: LayerSums) -> Iterator[tuple[int, int]]:
     """(layer, bytes) of every bucket: going backwards, the layer at which the bucket is full.
 
     >>> from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-    >>> from penstock.profile.layer_sums import LayerSums
+    >>> from penstock.costs.layer_sums import LayerSums
     >>> sizes = (0, 9 << 20, 20 << 20, 10 << 20)
     >>> model = [LayerCost("", Affine(), Affine(), Affine(), size) for size in sizes]
     >>> list(gradient_cuts(range(4), LayerSums(ModelProfile("m", tuple(model)))))

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 
+from penstock.costs.layer_sums import LayerSums
 from penstock.document import Json
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.side_by_side import pipelines_in
-from penstock.profile.layer_sums import LayerSums
 from penstock.simulate.gradients import group_ports, seconds_of_buckets, shares_of_stage
 from penstock.simulate.score import predict_plan
 from penstock.words import counted, seconds_text

@@ -17,18 +17,18 @@ other layers save of these tensors anyway.
 A stage that recomputes by block keeps what its layers read, as if they saved that, and needs
 what the largest layer saves beside it as workspace (`ModelProfile.by_block`).
 
-What replicas divide is `penstock.plan.sharding.held_bytes`. Buffers of messages in transfer are not
-counted. Without a flush several versions of the parameters
-are kept (`penstock.schedule.weight_rule`), and each micro-batch keeps its own in the autocast type.
+What replicas divide is `penstock.costs.sharding.held_bytes`. Buffers of messages in transfer are
+not counted. Without a flush several versions of the parameters are kept
+(`penstock.schedule.weight_rule`), and each micro-batch keeps its own in the autocast type.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.costs.layer_sums import LayerSums
+from penstock.costs.sharding import held_bytes, two_layers_bytes
 from penstock.plan.plan import Stage
-from penstock.plan.sharding import held_bytes, two_layers_bytes
-from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import first_of_each_tensor
 from penstock.schedule.action import Action
 

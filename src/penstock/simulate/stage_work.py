@@ -10,9 +10,9 @@ from typing import NamedTuple
 from penstock.cluster.cluster import Cluster, Device
 from penstock.cluster.collectives import norm_sums_s
 from penstock.core.native import ReplicaTimes, StageTimes
+from penstock.costs.layer_sums import LayerSums
+from penstock.costs.sharding import gathered_s, step_share
 from penstock.plan.plan import Stage
-from penstock.plan.sharding import gathered_s, step_share
-from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import Affine, Edge, first_of_each_tensor
 from penstock.schedule.action import ACTION_KINDS, ActionKind
 from penstock.simulate.gradients import (

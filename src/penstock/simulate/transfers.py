@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from penstock.cluster.cluster import Cluster
 from penstock.core.native import BoundaryTimes, PairTimes
+from penstock.costs.layer_sums import LayerSums
 from penstock.plan.row_split import row_overlaps
-from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import Edge, first_of_each_tensor
 from penstock.simulate.stage_work import StageWork
 

@@ -14,10 +14,10 @@ from torch.optim import AdamW
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
+from penstock.costs.layer_sums import LayerSums
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
 from penstock.plan.plan import Plan, Stage
-from penstock.profile.layer_sums import LayerSums
 from penstock.runtime import engine
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety

@@ -22,9 +22,9 @@ from runtime.steps.meeting_cases import (
     written_by_two,
 )
 
+from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.plan.sharding import with_sharding
 from penstock.plan.side_by_side import pipelines_in
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.settings import Constraints, Safety, Update

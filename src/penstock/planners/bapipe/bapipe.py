@@ -8,13 +8,13 @@ from itertools import accumulate, pairwise
 
 from penstock.cluster.cluster import Cluster
 from penstock.core.native import GroupCosts
+from penstock.costs.infeasible import infeasible
+from penstock.costs.run_tables import at
+from penstock.costs.stage_costs import depth_function
+from penstock.costs.tables import ChainCosts, whole_chain
 from penstock.errors import Infeasible
-from penstock.plan.cost import depth_function
-from penstock.plan.cost_tables import ChainCosts, whole_chain
-from penstock.plan.infeasible import infeasible
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.run_tables import at
 from penstock.planners.bapipe.formulas import (
     METHODS,
     Method,
@@ -173,7 +173,7 @@ class StraightPipeline:
         return self.costs.micro_batch_s(stage, lo, hi) + again_s
 
     def needed_bytes(self, stages: int, stage: int, lo: int, hi: int) -> float:
-        """Peak memory of a stage (`penstock.plan.cost.device_memory_bytes`)."""
+        """Peak memory of a stage (`penstock.costs.stage_costs.device_memory_bytes`)."""
         depth = self.depth(stages, stage)
         return self.costs.needed_bytes(stage, lo, hi, depth, self.recompute)
 

@@ -15,18 +15,18 @@ from penstock.core.native import (
     Occupancy,
     dapple_plan,
 )
-from penstock.plan.cost import depth_function
-from penstock.plan.cost_tables import (
+from penstock.costs.fit import Assignment, fitted_plans
+from penstock.costs.run_tables import Floats, prefix_sums
+from penstock.costs.stage_costs import depth_function
+from penstock.costs.tables import (
     FULL,
     RECOMPUTE_MODES,
     RECOMPUTES,
     ChainCosts,
     whole_chain,
 )
-from penstock.plan.fitted_plan import Assignment, fitted_plans
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.run_tables import Floats, prefix_sums
 from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
 from penstock.planners.dapple.groups import (
@@ -229,7 +229,7 @@ def search_of(chain: ChainCosts, groups: Groups, size: int, schedule: str) -> Se
     most = min(most, problem.max_stages or most)
     largest, depth = max(problem.micro_batch_sizes), depth_function(schedule)
     micro_batches = problem.global_batch // size
-    work = [layer.forward_s + layer.backward_s for layer in layers]
+    work = [layer.work_s for layer in layers]
     return Search(
         groups=groups,
         costs=costs_of_groups(chain, groups, size),

@@ -6,8 +6,8 @@ from functools import cached_property
 
 from penstock.cluster.cluster import Cluster
 from penstock.core.native import DappleStep, GroupCosts, LinkNetwork, Occupancy
-from penstock.plan.cost import rows_by_speed
-from penstock.plan.cost_tables import ChainCosts
+from penstock.costs.stage_costs import rows_by_speed
+from penstock.costs.tables import ChainCosts
 from penstock.planners.dapple.placement import POLICIES, Counts, Occupancies
 
 

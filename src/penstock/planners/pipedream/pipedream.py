@@ -11,11 +11,11 @@ import numpy as np
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.link_matrices import link_matrices
 from penstock.core import native
-from penstock.plan.cost import rows_by_speed
-from penstock.plan.fitted_plan import Assignment, fitted_plan
+from penstock.costs.fit import Assignment, fitted_plan
+from penstock.costs.run_tables import Floats, Integers, RunTables, at, run_tables, runs_at
+from penstock.costs.stage_costs import rows_by_speed
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
-from penstock.plan.run_tables import Floats, Integers, RunTables, at, run_tables, runs_at
 from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import coarse_problem, expanded
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.link_matrices import link_matrices
-from penstock.plan.run_tables import Floats
+from penstock.costs.run_tables import Floats
 
 MOST_VERTICES = 128
 """Of more blocks, those with the strongest ties are joined first."""

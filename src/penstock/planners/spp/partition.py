@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from math import inf
 
 from penstock.core.native import SppQuestion, SppTable
-from penstock.plan.cost import depth_function
-from penstock.plan.cost_tables import RECOMPUTE_MODES, RECOMPUTES, ChainCosts
+from penstock.costs.run_tables import Floats
+from penstock.costs.stage_costs import depth_function
+from penstock.costs.tables import RECOMPUTE_MODES, RECOMPUTES, ChainCosts
 from penstock.plan.plan import Plan, Stage
-from penstock.plan.run_tables import Floats
 from penstock.planners.choice import Candidate
 from penstock.planners.coarse_chain import DeviceLine, LineWindows, windows_of
 

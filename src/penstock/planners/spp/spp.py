@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from penstock.plan.cost_tables import ChainCosts
-from penstock.plan.fitted_plan import as_deep_as_fits
+from penstock.costs.fit import as_deep_as_fits
+from penstock.costs.tables import ChainCosts
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.choice import Candidate, best_candidate

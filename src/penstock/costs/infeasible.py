@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 
 from penstock.cluster.cluster import Device
+from penstock.costs.leanest import device_orders, leanest
+from penstock.costs.stage_costs import device_memory_bytes, peak_memory_bytes
+from penstock.costs.tables import ChainCosts, whole_chain
 from penstock.errors import Infeasible
-from penstock.plan.cost import device_memory_bytes, peak_memory_bytes
-from penstock.plan.cost_tables import ChainCosts, whole_chain
-from penstock.plan.leanest import device_orders, leanest
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES

@@ -39,9 +39,9 @@ import numpy as np
 
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.link_matrices import link_matrices
+from penstock.costs.run_tables import Floats
+from penstock.costs.sharding import held_bytes
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.run_tables import Floats
-from penstock.plan.sharding import held_bytes
 from penstock.profile.model_profile import Affine, ModelProfile
 
 ROUNDING, PRECISION = 1e-9, 1e-4

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import all_reduce_s, message_resources, norm_sums_s
+from penstock.cluster.collectives import all_reduce_costs, message_resources
+from penstock.core import native
+from penstock.core.native import AllReduceCost, RunBytes, SearchCosts, StageSeconds
+from penstock.costs.tables import costs_with
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled, remembered
 from penstock.plan.row_split import row_overlaps, split_rows
-from penstock.plan.sharding import gathered_s, held_bytes, step_share, two_layers_bytes
 from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
 from penstock.schedule.family import DepthFunction
 from penstock.schedule.registry import FAMILIES
@@ -65,144 +67,49 @@ def rows_by_speed(cluster: Cluster, devices: Sequence[int], rows: int) -> tuple[
     return split_rows(rows, [cluster.devices[device].speed for device in devices])
 
 
-def crowding(cluster: Cluster, devices: Sequence[int]) -> float:
-    """By how much ``devices`` slow one another down when all compute at once, 1 for not at all."""
-    factor = 1.0
-    for index, full_speed_devices in cluster.slowing_hosts.items():
-        busy = sum(cluster.host_index[device] == index for device in devices)
-        factor = max(factor, busy / full_speed_devices)
-    return factor
+def costs_of(problem: PlanningProblem, stage: Stage) -> SearchCosts:
+    """Return the costs for the core, by what the stage's devices divide and how it recomputes."""
+    sharding = SHARDINGS.index(problem.sharding_of(stage))
+    return costs_with(problem, sharding, by_block=stage.by_block)
 
 
-@dataclass(frozen=True, slots=True)
-class RunCosts:
-    """What a run of layers costs for so many rows of a micro-batch, at speed 1.
-
-    ``weight_s`` is a part of ``backward_s``. ``saved_bytes`` are kept until the backward;
-    ``input_bytes`` are those of the tensors read from earlier layers; ``workspace_bytes`` those of
-    the hungriest layer.
-    """
-
-    forward_s: float
-    backward_s: float
-    weight_s: float
-    saved_bytes: float
-    input_bytes: float
-    workspace_bytes: float
-
-
-def run_costs(
-    problem: PlanningProblem, layers: range, rows: int, by_block: bool = False
-) -> RunCosts:
-    """The costs of a run of layers; ``by_block`` as in `ModelProfile.by_block`."""
-    profile = problem.profile.by_block if by_block else problem.profile
-
-    def computed() -> RunCosts:
-        run = profile.layers[layers.start : layers.stop]
-        return RunCosts(
-            forward_s=profile.forward_s(layers, rows),
-            backward_s=profile.backward_s(layers, rows),
-            weight_s=sum(layer.backward_weight_s.at(rows) for layer in run),
-            saved_bytes=profile.saved_bytes(layers, rows),
-            input_bytes=sum(edge.bytes.at(rows) for edge in profile.incoming(layers)),
-            workspace_bytes=max(layer.workspace_bytes.at(rows) for layer in run),
-        )
-
-    return recalled(problem, run_costs, (layers.start, layers.stop, rows, by_block), computed)
+def run_bytes(problem: PlanningProblem, stage: Stage, rows: int) -> RunBytes:
+    """Return what a replica keeps of a micro-batch of which it has so many rows."""
+    layers = stage.layers
+    return recalled(
+        problem,
+        run_bytes,
+        (layers.start, layers.stop, rows, stage.by_block),
+        lambda: native.run_bytes(
+            costs_with(problem, 0, by_block=stage.by_block), (layers.start, layers.stop), rows
+        ),
+    )
 
 
 def state_bytes(problem: PlanningProblem, stage: Stage) -> float:
-    """Bytes that each device of a stage holds all the time, whatever the micro-batches."""
-    profile, layers, sharding = problem.profile, stage.layers, problem.sharding_of(stage)
-
-    def computed() -> float:
-        held = held_bytes(
-            sharding,
-            stage.replicas,
-            float(profile.parameter_bytes(layers)),
-            two_layers_bytes(profile, layers) if sharding == "parameters" else 0.0,
-            2.0,
-            problem.optimizer_bytes_per_parameter_byte,
-        )
-        return held + sum(profile.layers[layer].held_besides for layer in layers)
-
-    key = (layers.start, layers.stop, sharding, sharding and stage.replicas)
-    return recalled(problem, state_bytes, key, computed)
-
-
-@dataclass(frozen=True, slots=True)
-class StageSeconds:
-    """Seconds of a micro-batch on the slowest replica, with recompute only if it is by block.
-
-    ``whole_s`` may be less than forward plus backward, because different replicas may be slowest in
-    the two. ``weight_s`` is the weights' half of the backward, ``after_s`` what follows the last
-    backward: gradient all-reduce and optimizer step.
-    """
-
-    forward_s: float
-    backward_s: float
-    weight_s: float
-    whole_s: float
-    after_s: float
+    """Return the bytes that each device of a stage holds all the time."""
+    layers = stage.layers
+    costs = costs_of(problem, replace(stage, by_block=False))
+    return native.held_bytes(costs, (layers.start, layers.stop), stage.replicas)
 
 
 def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
-    """The seconds of a stage; its replicas slow one another down where they share cores."""
-    cluster, profile = problem.cluster, problem.profile
-    sharding = problem.sharding_of(stage)
+    """Return the seconds of a stage, with recompute only if it is by block.
+
+    Its replicas slow one another down where they share cores.
+    """
+    cluster, layers = problem.cluster, stage.layers
 
     def computed() -> StageSeconds:
-        devices = [cluster.devices[device] for device in stage.devices]
-        kinds = {(rows, d.speed) for d, rows in zip(devices, stage.slices, strict=True)}
-        costs = problem.profile_of(stage)
-        runs = [
-            (run_costs(problem, stage.layers, rows, stage.by_block), speed) for rows, speed in kinds
-        ]
-        crowded = crowding(cluster, stage.devices)
-        there_s, back_s = norms_s(problem, stage)
-        size_bytes = profile.parameter_bytes(stage.layers)
-        read_s = max(device.chip.read_s(size_bytes) for device in devices)
-        step_s = size_bytes * profile.step_s_per_byte * crowded / min(d.speed for d in devices)
-        if sharding == "parameters":
-            own = replace(stage, sharding=sharding)
-            passes = (gathered_s(costs, cluster, own, forward=forward) for forward in (True, False))
-            forward_s, backward_s = (
-                (max(read_s, seconds) + norm_s) * crowded
-                for seconds, norm_s in zip(passes, (there_s, back_s), strict=True)
-            )
-            whole_s, step_s = forward_s + backward_s, step_s * step_share(own)
-            return StageSeconds(forward_s, backward_s, 0.0, whole_s, step_s)
-        forward_s = max(read_s, *(run.forward_s / speed for run, speed in runs))
-        computed_s = max(run.backward_s / speed for run, speed in runs)
-        backward_s = max(read_s, computed_s)
-        # Where reads make a backward longer, both of its halves are so by as much.
-        longer = backward_s / computed_s if computed_s else 1.0
-        weight_s = max(run.weight_s / speed for run, speed in runs) * longer
-        whole_s = forward_s + backward_s
-        if not read_s:
-            whole_s = max((run.forward_s + run.backward_s) / speed for run, speed in runs)
-        return StageSeconds(
-            forward_s=(forward_s + there_s) * crowded,
-            backward_s=(backward_s + back_s) * crowded,
-            weight_s=weight_s * crowded,
-            whole_s=(whole_s + (there_s + back_s)) * crowded,
-            after_s=all_reduce_s(cluster, stage.devices, size_bytes) + step_s,
+        all_reduces = [*all_reduce_costs(cluster, stage.devices)] or [AllReduceCost(0.0, 0.0)]
+        run = layers.start, layers.stop
+        return native.stage_seconds(
+            costs_of(problem, stage), stage.devices, stage.slices, run, all_reduces
         )
 
-    layers = stage.layers
+    sharding = problem.sharding_of(stage)
     key = (layers.start, layers.stop, stage.devices, stage.slices, stage.by_block, sharding)
     return recalled(problem, stage_seconds, key, computed)
-
-
-def norms_s(problem: PlanningProblem, stage: Stage) -> tuple[float, float]:
-    """Seconds that replicas wait for batch norm's statistics, in a forward and in a backward."""
-    if len(stage.devices) < 2 or not problem.profile.has_norms:
-        return 0.0, 0.0
-    layers = problem.profile.layers[stage.layers.start : stage.layers.stop]
-    norms = sum(layer.norms for layer in layers)
-    channels = sum(layer.norm_channels for layer in layers)
-    there_s, back_s = norm_sums_s(problem.cluster, stage.devices, norms, channels)
-    return there_s, back_s + (there_s if stage.by_block else 0.0)
 
 
 def crossing_bytes(profile: ModelProfile, cut: int, of: Callable[[Edge], Affine]) -> Affine:
@@ -284,14 +191,13 @@ def device_memory_bytes(problem: PlanningProblem, stage: Stage, rows: int, in_fl
       + (in flight - 1) * stage inputs + max(saved, inputs)   (recompute)
 
     By block a layer saves what it reads (`ModelProfile.by_block`). What devices divide counts as
-    `penstock.plan.sharding.held_bytes` says.
+    `penstock.costs.sharding.held_bytes` says.
     """
-    run = run_costs(problem, stage.layers, rows, stage.by_block)
-    held = state_bytes(problem, stage) + run.workspace_bytes
+    run = run_bytes(problem, stage, rows)
+    held = state_bytes(problem, stage) + run.workspace
     if stage.recompute and in_flight > 1:
-        inputs = (in_flight - 1) * run.input_bytes
-        return held + inputs + max(run.saved_bytes, run.input_bytes)
-    return held + in_flight * run.saved_bytes
+        return held + (in_flight - 1) * run.inputs + max(run.saved, run.inputs)
+    return held + in_flight * run.saved
 
 
 def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:

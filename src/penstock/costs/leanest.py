@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Device
-from penstock.plan.cost import depth_function
-from penstock.plan.cost_tables import ChainCosts
+from penstock.costs.run_tables import Integers, at, runs_at
+from penstock.costs.stage_costs import depth_function
+from penstock.costs.tables import ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
-from penstock.plan.run_tables import Integers, at, runs_at
 from penstock.schedule.registry import FAMILIES
 
 ALL_WIDTHS = 32
@@ -204,7 +204,7 @@ class LeanestSearch:
     ) -> list[NDArray[np.bool_]]:
         """Which runs to ``ends`` fit in each of the `ways_to_recompute`.
 
-        ``load`` is that of a device. The formula is `penstock.plan.cost.device_memory_bytes`.
+        ``load`` is that of a device. The formula is `device_memory_bytes` of `stage_costs`.
         """
         rows, memory_bytes, replicas = load
         tables = self.chain.runs

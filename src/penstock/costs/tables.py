@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import (
     BUCKET_BYTES,
     STATISTIC_BYTES,
@@ -18,15 +19,19 @@ from penstock.core.native import (
     AllReduceCost,
     DeviceGroup,
     GroupCosts,
+    HostRules,
     LinkNetwork,
+    Links,
+    Machine,
     ReduceRules,
     ReplicaKind,
     RunCosts,
+    SearchCosts,
 )
-from penstock.plan.cost import crowding
-from penstock.plan.problem import PlanningProblem, in_blocks
-from penstock.plan.run_tables import Floats, RunTables, run_tables, workspace_table
-from penstock.profile.model_profile import Affine
+from penstock.costs.run_tables import Floats, Integers, RunTables, run_tables, sums, workspace_table
+from penstock.plan.plan import SHARDINGS
+from penstock.plan.problem import PlanningProblem, in_blocks, recalled, remembered
+from penstock.profile.model_profile import Affine, ModelProfile
 
 Devices: TypeAlias = tuple[int, ...]
 OfGroup: TypeAlias = tuple[float, float, list[AllReduceCost]]
@@ -37,6 +42,15 @@ RECOMPUTE_MODES = {"auto": 0, "on": 1, "off": 2}
 
 FULL, RECOMPUTES = -1, 1
 """A stage on its devices does not fit, or recomputes; 0: it keeps its activations."""
+
+
+def crowding(cluster: Cluster, devices: Sequence[int]) -> float:
+    """By how much ``devices`` slow one another down when all compute at once, 1 for not at all."""
+    factor = 1.0
+    for index, full_speed_devices in cluster.slowing_hosts.items():
+        busy = sum(cluster.host_index[device] == index for device in devices)
+        factor = max(factor, busy / full_speed_devices)
+    return factor
 
 
 @dataclass
@@ -156,7 +170,77 @@ def runs_in_core(runs: RunTables) -> RunCosts:
         [runs.forward, runs.backward, runs.saved, runs.norms],
         runs.parameters,
         [runs.held, *runs.divided],
-        runs.gathers,
+        (runs.gathers, runs.again),
         runs.inputs,
         ReduceRules(BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S),
     )
+
+
+@remembered
+def search_costs(problem: PlanningProblem) -> SearchCosts:
+    """Return profile and cluster for the core, with the links between all pairs of devices.
+
+    A link is slower while both of its ends also send or receive the other way.
+    """
+    profile, cluster = problem.profile, problem.cluster
+    edges, edge_bytes = edge_table(profile)
+    links, layers = link_matrices(cluster), profile.layers
+    sizes = (
+        [layer.parameter_bytes for layer in layers],
+        [layer.workspace_bytes.fixed for layer in layers],
+        [layer.workspace_bytes.per_sample for layer in layers],
+    )
+    turns = np.array([cluster.hosts[host].half_duplex for host in cluster.host_index])
+    both_ways = links.bytes_per_s / (1 + (turns[:, None] | turns[None, :]))
+    return SearchCosts(
+        runs_in_core(run_tables(problem)),
+        np.ascontiguousarray(sums(profile, lambda layer: layer.backward_weight_s)),
+        np.array(sizes, dtype=np.float64),
+        profile.step_s_per_byte,
+        edges,
+        edge_bytes,
+        [
+            Machine(device.speed, device.memory_bytes, host, device.chip)
+            for device, host in zip(cluster.devices, cluster.host_index, strict=True)
+        ],
+        [
+            HostRules(host.full_speed_devices, host.half_duplex, host.separate_links)
+            for host in cluster.hosts
+        ],
+        Links(
+            links.bytes_per_s,
+            both_ways,
+            links.latency_s,
+            links.uses_port.astype(np.uint8),
+            cluster.sum_step_s,
+        ),
+    )
+
+
+def edge_table(profile: ModelProfile) -> tuple[Integers, Floats]:
+    """Return the edges, sorted by tensor and consumer: producer, consumer, number of the tensor.
+
+    Then their bytes: the two parts of the activation's, and of its gradient's.
+    """
+    number: dict[str, int] = {}
+    for edge in profile.edges:
+        number.setdefault(edge.tensor, len(number))
+    ordered = sorted(profile.edges, key=lambda edge: (number[edge.tensor], edge.consumer))
+    edges = np.zeros((3, len(ordered)), dtype=np.int64)
+    sizes = np.zeros((4, len(ordered)))
+    for i, edge in enumerate(ordered):
+        edges[:, i] = edge.producer, edge.consumer, number[edge.tensor]
+        sizes[:2, i] = edge.bytes.fixed, edge.bytes.per_sample
+        sizes[2:, i] = edge.gradient_bytes.fixed, edge.gradient_bytes.per_sample
+    return edges, sizes
+
+
+def costs_with(problem: PlanningProblem, sharding: int, *, by_block: bool) -> SearchCosts:
+    """Return the costs where all stages shard the same, and recompute by block or not."""
+
+    def find() -> SearchCosts:
+        profile = problem.profile.by_block if by_block else problem.profile
+        what = SHARDINGS[sharding] or "off"
+        return search_costs(replace(problem, profile=profile, sharding=what, pins=()))
+
+    return recalled(problem, costs_with, (sharding, by_block), find)

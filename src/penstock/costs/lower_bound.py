@@ -9,13 +9,13 @@ from math import inf
 
 import numpy as np
 
-from penstock.bounds.link_bound import Core, floor_of, host_speeds, least_per_sample, link_bound
 from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_costs
 from penstock.cluster.link_matrices import link_matrices
+from penstock.costs.layer_sums import LayerSums
+from penstock.costs.link_bound import Core, floor_of, host_speeds, least_per_sample, link_bound
+from penstock.costs.sharding import held_bytes
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled, remembered, remembered_by_schedules
-from penstock.plan.sharding import held_bytes
-from penstock.profile.layer_sums import LayerSums
 from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.words import size_text
@@ -46,7 +46,7 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
     """The bound on every plan of ``problem``: any stages, devices, slices, recompute and order.
 
     The answer is the least over the micro-batch sizes. For each it is the largest of the bounds of
-    `bound_of_size`, and of `penstock.bounds.link_bound` if all schedules allowed flush. The latter
+    `bound_of_size`, and of `penstock.costs.link_bound` if all schedules allowed flush. The latter
     holds where devices keep whole parameters, so it is left out where all divide them. It is
     infinite where the parameters of some layer fit on no device.
 
@@ -57,7 +57,7 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
     """
     flushes = all(FAMILIES[name].flushes for name in problem.schedules)
     covers = (WHOLE_BACKWARDS if has_whole_backwards(problem) else ANY_ORDER) if flushes else ""
-    # Messages of divided parameters do not wait for others (`penstock.plan.sharding`).
+    # Messages of divided parameters do not wait for others (`penstock.costs.sharding`).
     linked = flushes and problem.sharding != "parameters"
     fattest = max(problem.profile.layers, key=lambda layer: layer.parameter_bytes)
     largest = max(device.memory_bytes for device in problem.cluster.devices)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from penstock.plan.cost import depths_of, device_memory_bytes
+from penstock.costs.stage_costs import depths_of, device_memory_bytes
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 

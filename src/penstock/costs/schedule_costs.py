@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.plan.cost import RunCosts, run_costs, stage_seconds, state_bytes, transfer
+from penstock.core.native import RunBytes
+from penstock.costs.stage_costs import run_bytes, stage_seconds, state_bytes, transfer
 from penstock.plan.plan import Plan, Stage, in_order
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
@@ -53,10 +54,7 @@ def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int
         input_backward_s=max(0.0, seconds.backward_s - seconds.weight_s),
         weight_backward_s=seconds.weight_s,
         transfer_s=transfer_s,
-        saved_bytes=kept_bytes(
-            run_costs(problem, stage.layers, stage.slices[replica], stage.by_block),
-            stage.recompute,
-        ),
+        saved_bytes=kept_bytes(run_bytes(problem, stage, stage.slices[replica]), stage.recompute),
     )
 
 
@@ -87,14 +85,11 @@ def least_room(
         kinds.setdefault((memory_bytes, tuple(s.slices[replica] for s in stages)), replica)
     rooms: list[tuple[float, float, float, int]] = []
     for (memory_bytes, rows), replica in kinds.items():
-        runs = [
-            run_costs(problem, stage.layers, own, stage.by_block)
-            for stage, own in zip(stages, rows, strict=True)
-        ]
+        runs = [run_bytes(problem, stage, own) for stage, own in zip(stages, rows, strict=True)]
         again = [stage.recompute for stage in stages]
         left = memory_bytes - state
         left -= max(
-            run.workspace_bytes + (run.saved_bytes if recomputes else 0.0)
+            run.workspace + (run.saved if recomputes else 0.0)
             for run, recomputes in zip(runs, again, strict=True)
         )
         kept = sum(kept_bytes(run, recomputes) for run, recomputes in zip(runs, again, strict=True))
@@ -113,6 +108,6 @@ def stages_of_groups(plan: Plan) -> dict[tuple[int, ...], list[Stage]]:
     return found
 
 
-def kept_bytes(run: RunCosts, recomputes: bool) -> float:
+def kept_bytes(run: RunBytes, recomputes: bool) -> float:
     """Bytes that a replica keeps of each micro-batch in flight."""
-    return run.input_bytes if recomputes else run.saved_bytes
+    return run.inputs if recomputes else run.saved

@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.costs.sharding import held_bytes
 from penstock.plan.problem import PlanningProblem
-from penstock.plan.sharding import held_bytes
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -28,7 +28,8 @@ class RunTables(NamedTuple):
       bytes of the tensors that it reads from earlier layers. ``held`` are the bytes that a device
       keeps all the time: parameters, gradients, optimizer state, buffers.
     - ``divided``: where several devices divide some of that, what each keeps whole, and what they
-      divide. Else empty. ``gathers``: parameters and gradients are divided, too.
+      divide. Else empty. ``gathers``: parameters and gradients are divided, too. ``again``: each
+      backward begins with the forward.
     - ``down``, ``up``: bytes that cross each cut, of activations and of their gradients.
     - ``norms``: batch normalisations up to each cut, and in a second row their channels.
 
@@ -46,6 +47,7 @@ class RunTables(NamedTuple):
     norms: Floats
     divided: tuple[Floats, ...]
     gathers: bool
+    again: bool
 
     def held_by(self, devices: int) -> Floats:
         """The bytes that each of so many devices keeps all the time."""
@@ -90,6 +92,7 @@ def run_tables(problem: PlanningProblem, cuts: Sequence[int] = ()) -> RunTables:
         norms=at_cuts(sums(profile, lambda layer: Affine(layer.norms, layer.norm_channels))),
         divided=divided,
         gathers=sharding == "parameters",
+        again=profile.recomputes,
     )
 
 

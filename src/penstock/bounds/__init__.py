@@ -1,1 +1,0 @@
-"""Lower bounds of iteration time, apart from all planners."""

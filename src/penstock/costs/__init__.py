@@ -1,0 +1,1 @@
+"""What plans cost: seconds and bytes of stages, what fits, and bounds of any order."""
