@@ -104,7 +104,7 @@ def test_the_budget_is_counted_in_simulated_actions() -> None:
         search = ArmSearch(problem, judge, arms_of(problem, problem.schedules), BUDGET, BUDGET)
         for _ in search.first_plans():
             pass
-        for _ in search.pulls(0.0, 3):
+        for _ in search.pulls(0.0):
             pass
         spent.append(search.left)
     assert spent[0] == spent[1] < BUDGET

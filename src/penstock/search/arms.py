@@ -165,10 +165,9 @@ class Arm:
         """Return a point with the seconds and depths of the quick simulation."""
         return ArmPoint(self.play.seconds(point, inf), point, tuple(self.play.depths))
 
-    def seed(self) -> int:
-        """Return the seed of the next pull: the same whatever other arms there are."""
-        kind = self.schedules[0] if self.is_searched else ""
-        return crc32(repr((self.style, self.rounds, self.split, kind, self.pulls)).encode()) // 2
+    def seed(self, number: int) -> int:
+        """Return the seed of a pull of the arm or a twin, whatever other arms there are."""
+        return crc32(repr((self.style, self.rounds, self.split, self.depths, number)).encode()) // 2
 
     def add(self, found: Found) -> None:
         """Add a point to the pool, which keeps the best that differ in groups or size."""

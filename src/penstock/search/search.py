@@ -104,7 +104,7 @@ class ArmSearch:
         if arm.best_s == before_s and is_near and arm.best_plan not in arm.polished:
             self.polish(arm)
         arm.pulls += 1
-        arm.gain = 1 - arm.best_s / before_s if before_s < inf else 0.0
+        arm.gain = 1 - arm.best_s / before_s if 0 < before_s < inf else 0.0
         arm.stale = 0 if arm.best_s < before_s * (1 - 1e-4) else arm.stale + 1
         if arm.stale == 0:
             self.idle_at = self.left
@@ -115,24 +115,24 @@ class ArmSearch:
 
     def walked(self, arm: Arm) -> list[Found]:
         """Return points of little load on walks, each in its quickest variant."""
-        seed, rules = arm.seed(), arm.rules
+        # Twins give one another what they find, so none walks where another did.
+        number = sum(other.pulls for other in self.arms if other.is_twin_of(arm))
+        seed, rules = arm.seed(number), arm.rules
         starts = [one.point for one in arm.pool]
         if not starts:
             return []
         devices = len(self.problem.cluster.devices)
         steps = int(WALK_STEPS * (16 / max(16, devices)) ** 0.75)
         points: list[Point] = []
-        # Two kinds in turn; on the first pull of an arm where walks gain little, one.
-        kinds = KINDS[arm.pulls % 2 :: 2]
-        for number, (power, steady) in enumerate(kinds, start=seed):
+        for place, (power, steady) in enumerate(KINDS[number % 2 :: 2], start=seed):
             # The best every other time.
-            start = starts[0 if number % 2 == 0 else number % len(starts)]
+            start = starts[0 if place % 2 == 0 else place % len(starts)]
             by_block = 2 in start.recompute
             costs = costs_with(self.problem, max(start.sharding), by_block=by_block)
             # Never, where it is faster, always; costs by block have recompute in their backwards.
             recompute = 0 if by_block or 1 not in rules.recomputes else 2 - (0 in rules.recomputes)
             asked = LoadQuestion(recompute, power, steady and not rules.split)
-            found = random_walk(costs, rules, start, WalkPlan(asked, HEAT, steps, number))
+            found = random_walk(costs, rules, start, WalkPlan(asked, HEAT, steps, place))
             stages = start.groups * rules.rounds
             self.left -= WALKED * steps * (10 + stages + len(self.problem.profile.layers) / 10)
             points += [at_depth(one.point) for one in found[:RANKED]]
