@@ -4,7 +4,6 @@ Nothing of them is kept: each has a pipeline of its own with the job's first wei
 """
 
 import gc
-from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from statistics import median
@@ -16,7 +15,7 @@ from penstock.errors import BadInput, Infeasible
 from penstock.jobs.job import Job
 from penstock.jobs.plan_job import check_plan_fits, training_problem
 from penstock.jobs.train_request import TrainRequest
-from penstock.jobs.training_loop import pipeline_of, trained_on
+from penstock.jobs.training_loop import pipeline_of, stepped, steps_of
 from penstock.plan.plan import Plan
 from penstock.planning.answers import find_plan
 from penstock.profile.model_profile import ModelProfile
@@ -93,7 +92,7 @@ def seconds_of_trial(
     with kept_random_state(world.device):
         try:
             with pipeline_of(own, plan, device, timeout_s) as pipe:
-                steps = trained_on(pipe, own, 0, [], deque(), ())
+                steps = stepped(pipe, steps_of(own, 0, pipe.needs))
                 seconds = [metrics.seconds for metrics in steps]
         except Exception as cause:  # whatever it is, the run goes on without this plan
             failure = str(cause).strip().partition("\n")[0] or type(cause).__name__
