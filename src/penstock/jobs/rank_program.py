@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import groupby
@@ -25,6 +25,7 @@ from typing import TypeVar, cast
 import torch
 
 from penstock.device import check_room, release_unused
+from penstock.document import json_text, write_text
 from penstock.errors import (
     BadInput,
     PenstockError,
@@ -41,14 +42,13 @@ from penstock.jobs.plan_job import (
     check_plan_fits,
     new_plan,
     predict_step,
+    problem_of,
     without_pipeline_words,
 )
 from penstock.jobs.profile_job import (
-    CostedJob,
     check_device,
     cluster_for,
     cost_job,
-    has_tensor_costs,
 )
 from penstock.jobs.run_directory import RunDirectory, latest_run, new_run
 from penstock.jobs.train_request import Log, TrainRequest, TrainResult
@@ -69,10 +69,11 @@ from penstock.measure.machine_load import busy_beside
 from penstock.plan.in_words import plan_words
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import TimeLimit
 from penstock.report.page import write_report
 from penstock.report.record import Circumstances, TriedPlan, read_rows
-from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
+from penstock.runtime.checkpoints.checkpoint import complete_in, latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
 from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.plan_for_ranks import shared_plan
@@ -81,6 +82,7 @@ from penstock.runtime.processes.launch import LINGER_S, long_slices_if_crowded
 from penstock.runtime.processes.store import met_at
 from penstock.runtime.processes.world import World, check_environment, join_world
 from penstock.runtime.trackers import check_trackers
+from penstock.timeline.json_file import write_timeline
 from penstock.waiting import notice_if_long, print_bare_lines, say
 from penstock.words import counted, seconds_text
 
@@ -116,11 +118,10 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
         world = join_world(request.device, LIMIT_S)
         asked = replace(request, workers=world.size, resume=request.resume or goes_on(request))
         told = say if request.shown and not world.rank else ignore
-        facts = world.all_gather(facts_of(job), RankFacts)
+        facts = world.all_gather(facts_of(job))
 
         def checked() -> TrainRequest:
             check_alike(facts)
-            check_tries(request)
             if request.may_lose:
                 raise BadInput(
                     f"--may-lose is {request.may_lose}, but torchrun or srun has started the ranks "
@@ -182,7 +183,7 @@ def run_parts(run: JobRun, termination: Termination, given: Plan | None) -> Trai
     plan = shared_plan(world, planned and planned.plan)
     part = planned or RunPart(cast(Plan, plan))
     part = replace(part, **world.broadcast({key: getattr(part, key) for key in TOLD}))
-    check_seen(world, Path(part.resume_from or run.directory.path))
+    check_seen(world, run.directory.checkpoints if part.resumes else run.directory.path)
     if not run.history.steps:
         check_rooms(world, part)
     trained = train_part(run, part, termination)
@@ -225,6 +226,12 @@ def ignore(text: str) -> None:
 
 def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
     """The request with its run directory, which is made if it is a new one."""
+    if request.tries > 1 and (request.plan or request.resume):
+        given = "--plan" if request.plan else "--resume"
+        raise BadInput(
+            f"--try {request.tries} chooses the plan of a new run, and with {given} there is a "
+            f"plan already; leave out one of them"
+        )
     if note := check_device(request.device, request.workers):
         say(note)
     if job.save_weights is not None:
@@ -239,36 +246,21 @@ def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
                 f"{request.workers}"
             )
         job = with_groups_of(given, job)
-    check_group_sizes(job, request.workers)
+    sizes = job.tensor_parallel.ranks
+    if sizes and min(sizes) > request.workers:
+        raise BadInput(
+            f"job '{job.name}': tensor_parallel has groups of {list(sizes)} ranks, but there are "
+            f"{request.workers} workers; start at least {min(sizes)} with --workers"
+        )
     check_trackers(job.trackers, f"job '{job.name}'")
     find = latest_run if request.resume else new_run
     return replace(request, out=find(job.name, request.out).path)
-
-
-def check_tries(request: TrainRequest) -> None:
-    """Raise `BadInput` for a request of trials where there is no plan to choose."""
-    if request.tries > 1 and (request.plan or request.resume):
-        given = "--plan" if request.plan else "--resume"
-        raise BadInput(
-            f"--try {request.tries} chooses the plan of a new run, and with {given} there is a "
-            f"plan already; leave out one of them"
-        )
 
 
 def with_groups_of(plan: Plan, job: Job) -> Job:
     """The job with the sizes of the tensor groups of ``plan``, so that their costs are measured."""
     sizes = tuple(sorted({len(group) for group in plan.tensor_groups} - {1}))
     return replace(job, tensor_parallel=GivenGroups(sizes, job.tensor_parallel.layers))
-
-
-def check_group_sizes(job: Job, workers: int) -> None:
-    """Raise `BadInput` if no tensor group that the job asks for has enough workers."""
-    sizes = job.tensor_parallel.ranks
-    if sizes and min(sizes) > workers:
-        raise BadInput(
-            f"job '{job.name}': tensor_parallel has groups of {list(sizes)} ranks, but there are "
-            f"{workers} workers; start at least {min(sizes)} with --workers"
-        )
 
 
 def goes_on(request: TrainRequest) -> bool:
@@ -283,17 +275,10 @@ def goes_on(request: TrainRequest) -> bool:
     return (again and directory.is_planned) or directory.is_of_this_launch
 
 
-@dataclass(frozen=True)
-class RankFacts:
-    """What a rank tells of itself: its host, and what must be alike on all."""
-
-    host: str
-    alike: dict[str, str]
-
-
-def facts_of(job: Job) -> RankFacts:
+def facts_of(job: Job) -> tuple[str, dict[str, str]]:
+    """A rank's host, and what must be equal on all."""
     what = f"'{job.name}' with {job.steps} steps of {job.batch_size} samples"
-    return RankFacts(socket.gethostname(), versions() | {"the job": what})
+    return socket.gethostname(), versions() | {"the job": what}
 
 
 def versions() -> dict[str, str]:
@@ -319,15 +304,15 @@ def circumstances_of(world: World, request: TrainRequest) -> Circumstances:
     )
 
 
-def check_alike(facts: Sequence[RankFacts]) -> None:
+def check_alike(facts: Sequence[tuple[str, dict[str, str]]]) -> None:
     """Raise `BadInput` if a rank differs from rank 0, naming its host and what differs."""
-    for rank, found in enumerate(facts):
-        for thing, first in facts[0].alike.items():
-            own = found.alike.get(thing, "none")
-            if own != first:
+    first_host, expected = facts[0]
+    for rank, (host, found) in enumerate(facts):
+        for thing, first in expected.items():
+            if (own := found.get(thing, "none")) != first:
                 raise BadInput(
-                    f"rank {rank} on host '{found.host}' has {thing} {own}, but rank 0 on host "
-                    f"'{facts[0].host}' has {first}; install and start the same on all hosts"
+                    f"rank {rank} on host '{host}' has {thing} {own}, but rank 0 on host "
+                    f"'{first_host}' has {first}; install and start the same on all hosts"
                 )
 
 
@@ -345,7 +330,7 @@ def check_seen(world: World, path: Path) -> None:
     by_first(world, refuse)
 
 
-def costs_of(run: JobRun) -> CostedJob | None:
+def costs_of(run: JobRun) -> PlanningProblem | None:
     """Profile and cluster, measured now or by the run that is resumed; only rank 0 has them."""
     world = run.world
     places = world.all_gather((socket.gethostname(), os.environ.get("GROUP_RANK", "")))
@@ -367,7 +352,7 @@ def costs_of(run: JobRun) -> CostedJob | None:
     return costs
 
 
-def known_costs(run: JobRun, layout: Sequence[int]) -> CostedJob | None:
+def known_costs(run: JobRun, layout: Sequence[int]) -> PlanningProblem | None:
     """What was measured on as many ranks of as many hosts as ``layout`` says; None if nothing.
 
     Layers and links of a single host's CPUs stay, whatever the number of its ranks.
@@ -377,7 +362,7 @@ def known_costs(run: JobRun, layout: Sequence[int]) -> CostedJob | None:
         return None
     profile, cluster = directory.read_costs()
     before = tuple(len(host.devices) for host in cluster.hosts)
-    if not has_tensor_costs(profile, run.job):
+    if profile.tensor_parallel is None and run.job.tensor_parallel.is_asked:
         return None
     if before != layout:
         one_host = len(before) == len(layout) == 1
@@ -385,40 +370,40 @@ def known_costs(run: JobRun, layout: Sequence[int]) -> CostedJob | None:
             return None
         cluster = cluster_for(layout[0], cluster.hosts[0])
         directory.write_cluster(cluster)
-    return CostedJob(profile, cluster)
+    return problem_of(run.job, profile, cluster)
 
 
-def planned_part(run: JobRun, costs: CostedJob | None, given: Plan | None) -> RunPart:
+def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None) -> RunPart:
     """Plan the next part of the run where that is not done yet, and predict its steps."""
     assert costs is not None
     HEARTBEAT.phase = "plans"
     job, directory, request = run.job, run.directory, run.request
-    resume_from = checkpoint_to_resume(directory, run.say) if request.resume else None
+    resumes = request.resume and has_checkpoint(directory, run.say)
     with notice_if_long(run.say, "planning"):
         plan = given or plan_for(run, costs)
     check_plan_fits(plan, job, run.world.size, f"the plan of '{directory.path}'")
     check_layers(plan, costs.profile)
     directory.write_plan(plan, run.world.size)
     with notice_if_long(run.say, "simulating a step of the plan"):
-        prediction, by_length = predict_step(job, plan, costs.profile, costs.cluster)
-        other = without_pipeline_words(job, plan, costs.profile, costs.cluster)
-    directory.write_predicted(prediction.timeline)
+        prediction, by_length = predict_step(job, plan, costs)
+        other = without_pipeline_words(job, plan, costs)
+    write_timeline(prediction.timeline, directory.path / "predicted.json")
     step = f"predicted {seconds_text(prediction.iteration_s)} a step"
     run.say("; ".join(filter(None, (f"plan: {plan_words(plan, 'worker')}", step, other))))
     # A checkpoint contains all weights.
-    needless = resume_from and job.weights and not Path(job.weights.directory).exists()
+    needless = resumes and job.weights and not Path(job.weights.directory).exists()
     return RunPart(
         plan,
         float(prediction.iteration_s),
         tuple(map(float, prediction.peak_memory_bytes)),
-        str(resume_from.absolute()) if resume_from else "",
+        resumes,
         loads_weights=not needless,
         timeline=prediction.timeline,
         by_length=by_length,
     )
 
 
-def plan_for(run: JobRun, costs: CostedJob) -> Plan:
+def plan_for(run: JobRun, costs: PlanningProblem) -> Plan:
     """The plan that the resumed run has kept for so many ranks with these costs, or a new one."""
     if not run.request.resume:
         run.directory.forget_plans()
@@ -428,10 +413,10 @@ def plan_for(run: JobRun, costs: CostedJob) -> Plan:
     if run.request.resume and not run.history.lost_workers:
         run.say("the run gets a new plan, because its hosts, its workers or the batch size changed")
     limit = AFTER_A_LOSS if run.history.lost_workers else None
-    return new_plan(run.job, run.request, costs.profile, costs.cluster, limit)
+    return new_plan(run.job, run.request, costs, limit)
 
 
-def tried(run: JobRun, costs: CostedJob | None) -> tuple[JobRun, Plan | None]:
+def tried(run: JobRun, costs: PlanningProblem | None) -> tuple[JobRun, Plan | None]:
     """The run and its quickest plan, after a short trial of each that is near the best.
 
     Where all fail the run goes on with the first, and ends with its error.
@@ -443,8 +428,8 @@ def tried(run: JobRun, costs: CostedJob | None) -> tuple[JobRun, Plan | None]:
         HEARTBEAT.phase = "plans"
         run.directory.forget_plans()
         with notice_if_long(run.say, "planning"):
-            plans = plans_to_try(job, run.request, costs.profile, costs.cluster)
-            own = [predict_step(job, plan, costs.profile, costs.cluster)[0] for plan in plans]
+            plans = plans_to_try(job, run.request, costs)
+            own = [predict_step(job, plan, costs)[0] for plan in plans]
         return [(plan, float(each.iteration_s)) for plan, each in zip(plans, own, strict=True)]
 
     plans = by_first(world, predicted) or []
@@ -467,21 +452,12 @@ def tried(run: JobRun, costs: CostedJob | None) -> tuple[JobRun, Plan | None]:
     return replace(run, history=replace(run.history, tried=tried)), ranked[0]
 
 
-def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
-    """The newest undamaged checkpoint; None if the run ended before its first one."""
-    found = complete_in(directory.checkpoints)
-    for path in reversed(found):
-        damage = damage_of(path)
-        if not damage:
-            return path
-        say(f"checkpoint '{path}' is left out: {damage}")
-    if found:
-        raise BadInput(
-            f"all {len(found)} checkpoints of '{directory.path}' are damaged; restore one from a "
-            f"copy, or start a new run with another --out"
-        )
+def has_checkpoint(directory: RunDirectory, say: Log) -> bool:
+    """Whether a run has ended after its first checkpoint, or else said not to have."""
+    if complete_in(directory.checkpoints):
+        return True
     say(f"'{directory.path}' has no checkpoint yet; training starts at the first step")
-    return None
+    return False
 
 
 def check_rooms(world: World, part: RunPart) -> None:
@@ -500,7 +476,7 @@ def finish(run: JobRun, part: RunPart, trained: TrainedPart, peaks: Sequence[flo
     rows = read_rows(directory.metrics, damaged=False)
     lengths = measured_lengths(part.by_length, rows, trained.start + WARM_UP_STEPS)
     measured_s = mean_s(lengths) or found.measured_s
-    directory.write_measured(trained.timeline())
+    write_timeline(trained.timeline(), directory.path / "measured.json")
     result = replace(
         found,
         samples_per_s=found.samples_per_s * found.measured_s / measured_s,
@@ -543,7 +519,7 @@ def finish(run: JobRun, part: RunPart, trained: TrainedPart, peaks: Sequence[flo
         **{key: numbers[key] for key in always},
         **{key: value for key, value in where_any.items() if value},
     }
-    directory.write_summary(summary)
+    write_text(directory.path / "summary.json", json_text(summary))
     return replace(result, report=write_report(directory.path))
 
 

@@ -5,9 +5,9 @@ import signal
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice, starmap
+from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -31,7 +31,7 @@ from penstock.runtime.metrics import END, PAUSE, StepMetrics, evaluation_row
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.processes.world import World
-from penstock.runtime.settings import Constraints, Safety, Update
+from penstock.runtime.settings import Constraints, Safety
 from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
 from penstock.simulate.by_length import LengthPrediction
@@ -85,13 +85,13 @@ class JobRun:
     pause_after: int
 
 
-TOLD = "step_s", "peaks", "resume_from", "loads_weights"
+TOLD = "step_s", "peaks", "resumes", "loads_weights"
 """What rank 0 sends to the others of a `RunPart`, beside the plan."""
 
 
 @dataclass(frozen=True)
 class RunPart:
-    """A part of a run: from the checkpoint ``resume_from``, if any, all ranks follow one plan.
+    """A part of a run, in which all ranks follow one plan; it begins anew or ``resumes``.
 
     ``peaks`` are the predicted bytes of each worker. Only rank 0 has the predicted ``timeline`` of
     a step, and ``by_length`` where batches have lengths.
@@ -100,7 +100,7 @@ class RunPart:
     plan: Plan
     step_s: float = 0.0
     peaks: tuple[float, ...] = ()
-    resume_from: str = ""
+    resumes: bool = False
     loads_weights: bool = True
     timeline: Timeline | None = None
     by_length: tuple[LengthPrediction, ...] = ()
@@ -124,16 +124,7 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
         metrics=job.metrics,
         timeout_s=timeout_s,
         verify=job.verify,
-        update=Update(
-            weights=job.weights,
-            seed=job.seed,
-            loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
-            gradient_dtype=job.gradients_in(),
-            schedule_follows="evaluation" if job.follows_evaluations else "loss",
-            **job.meetings,
-            # A run that rolls back does so where the pipeline stops.
-            on_non_finite="skip" if job.on_non_finite == "skip" else "stop",
-        ),
+        update=job.update,
         safety=Safety(compare_replicas_every=job.compare_replicas_every),
     )
     pipe.notify(*filter(None, (job.average,)), *job.callbacks)
@@ -164,7 +155,7 @@ class TrainedPart:
 
     def __init__(self, run: JobRun, part: RunPart, pipe: Pipeline) -> None:
         self._run, self._job, self._pipe = run, run.job, pipe
-        self.start = pipe.load(part.resume_from) if part.resume_from else 0
+        self.start = pipe.load(run.directory.checkpoints) if part.resumes else 0
         self.memory = MeasuredMemory()
         self.data_ended = False
         self._step, self._loss, self._samples = self.start, math.nan, 0
@@ -186,10 +177,8 @@ class TrainedPart:
             note(f"compiled on rank {pipe.rank}: {counted(pipe.compiled_graphs, 'graph')}")
         with closing(self._display), closing(self._records):
             steps = self._steps()
-            words = (
-                "the first step" if job.verify == "off" else "the first step, and the model's own"
-            )
-            with notice_if_long(note, words):
+            own = "" if job.verify == "off" else ", and the model's own"
+            with notice_if_long(note, f"the first step{own}"):
                 first = list(islice(steps, 1))
             for metrics in chain(first, steps):
                 self._note(metrics)
@@ -298,7 +287,7 @@ class TrainedPart:
             pauses = [n - step % n for n in every]
             pauses += [n - 1 - step for n in self._left_out if n > step]
             some = islice(batches, min(pauses, default=job.steps))
-            for metrics in self._measured(stepped(pipe, some), step):
+            for metrics in self._stepped(some, step):
                 step += 1
                 yield metrics
 
@@ -309,31 +298,29 @@ class TrainedPart:
             self._lengths[number] = own
             yield batches
 
-    def _measured(self, steps: Iterator[StepMetrics], step: int) -> Iterator[StepMetrics]:
-        """The ``steps`` after ``step``; the memory of an early one is measured, or of several.
+    def _stepped(self, steps: Iterator[tuple[object, ...]], step: int) -> Iterator[StepMetrics]:
+        """Take the steps after ``step``; the memory of an early one is measured, or of several.
 
         It is a warm-up step, so measuring its memory disturbs no measured time unless steps are
-        few: the third, since the first creates optimizer state, and both before it may keep
-        outputs, with which losses are compared. Without a flush there are enough steps after the
-        first to fill the pipeline, so that every stage holds as many weight versions as it ever
-        will.
+        few: the third, since the first creates optimizer state, and both before it keep outputs,
+        with which losses are compared. Without a flush there are enough steps after the first to
+        fill the pipeline, so that every stage holds as many weight versions as it ever will.
         """
-        plan = self._pipe.plan
-        begin = end = min(self.start + 3, self._job.steps)
-        if updates_per_batch(plan):
-            begin = self.start + 2
-            end = begin - 1 + max(WARM_UP_STEPS, len(plan.stages))
-        with ExitStack() as measuring:
-            while True:
-                if step + 1 == begin:
-                    self.memory = measuring.enter_context(self._pipe.measuring_memory())
-                metrics = next(steps, None)
-                if metrics is None:
-                    return
-                step = metrics.step
-                if step == end:
-                    measuring.close()
-                yield metrics
+        pipe = self._pipe
+        if updates_per_batch(pipe.plan):
+            stream = pipe.stream(batch for (batch,) in steps)
+            if step == self.start:
+                yield from islice(stream, 1)
+                with pipe.measuring_memory() as self.memory:
+                    yield from islice(stream, max(WARM_UP_STEPS, len(pipe.plan.stages)))
+            yield from stream
+            return
+        for number, batches in enumerate(steps, step + 1):
+            is_measured = number == min(self.start + 3, self._job.steps)
+            before = nullcontext(self.memory)
+            with pipe.measuring_memory() if is_measured else before as self.memory:
+                metrics = pipe.step(*batches)
+            yield metrics
 
     def result(self) -> TrainResult:
         """The result of the run so far."""
@@ -359,13 +346,6 @@ class TrainedPart:
     def _steady(self) -> list[float]:
         """The times of the steps after the warm-up, or of all steps if there are no others."""
         return self._seconds[WARM_UP_STEPS:] or self._seconds
-
-
-def stepped(pipe: Pipeline, steps: Iterator[tuple[object, ...]]) -> Iterator[StepMetrics]:
-    """Take steps, each of its batches; without a flush, one follows another without a pause."""
-    if updates_per_batch(pipe.plan):
-        return pipe.stream(batch for (batch,) in steps)
-    return starmap(pipe.step, steps)
 
 
 def wait_limit_s(step_s: float) -> float:
