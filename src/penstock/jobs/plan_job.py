@@ -34,8 +34,7 @@ STEADY_ITERATIONS = 6
 def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
     """The planning problem of a job.
 
-    Averages take as many bytes as parameters. So do gradients of 16-bit weights that are summed in
-    float32, beside those in their type.
+    An average needs the bytes of the parameters again, as do float32 sums of 16-bit gradients.
     """
     more = bool(job.average_decay) + bool(job.gradient_dtype)
     return PlanningProblem(

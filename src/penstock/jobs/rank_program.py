@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
+from rich.console import Console
 
 from penstock.device import check_room, release_unused
 from penstock.document import json_text, write_text
@@ -59,7 +60,6 @@ from penstock.jobs.training_loop import (
     RunPart,
     Termination,
     TrainedPart,
-    show_cursor,
     train_part,
     wait_limit_s,
 )
@@ -453,7 +453,7 @@ def tried(run: JobRun, costs: PlanningProblem | None) -> tuple[JobRun, Plan | No
 
 
 def has_checkpoint(directory: RunDirectory, say: Log) -> bool:
-    """Whether a run has ended after its first checkpoint, or else said not to have."""
+    """Return True if the run has a checkpoint; print a line if it has none."""
     if complete_in(directory.checkpoints):
         return True
     say(f"'{directory.path}' has no checkpoint yet; training starts at the first step")
@@ -529,7 +529,8 @@ def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) ->
     try:
         yield
     except BaseException as failure:
-        show_cursor()
+        # The live display of a worker that was stopped has left it hidden.
+        Console(stderr=True).show_cursor()
         if not (goes_on and isinstance(failure, LOST)):
             remedy = f"--resume --out {directory.path}"
             try:

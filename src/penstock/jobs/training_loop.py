@@ -71,7 +71,7 @@ def pauses_at(step: int, start: int, every: int, pause_after: int) -> bool:
 class JobRun:
     """A run as one of its ranks sees it. On other ranks than 0, ``say`` says nothing.
 
-    ``history`` is what came of earlier parts. With ``pause_after`` this part ends before the run
+    ``history`` is the result of earlier parts. With ``pause_after`` this part ends before the run
     does, at the checkpoint of this number.
     """
 
@@ -86,12 +86,12 @@ class JobRun:
 
 
 TOLD = "step_s", "peaks", "resumes", "loads_weights"
-"""What rank 0 sends to the others of a `RunPart`, beside the plan."""
+"""The fields of a `RunPart` that rank 0 sends to the others after the plan."""
 
 
 @dataclass(frozen=True)
 class RunPart:
-    """A part of a run, in which all ranks follow one plan; it begins anew or ``resumes``.
+    """A part of a run in which all ranks follow one plan, from the first step or a checkpoint.
 
     ``peaks`` are the predicted bytes of each worker. Only rank 0 has the predicted ``timeline`` of
     a step, and ``by_length`` where batches have lengths.
@@ -146,7 +146,7 @@ def train_part(run: JobRun, part: RunPart, termination: "Termination") -> "Train
 
 
 class TrainedPart:
-    """A part of a run while it is trained, and what came of it.
+    """A part of a run while it is trained, and its measurements.
 
     ``start`` is the number of steps taken before it, ``memory`` that of an early step, and
     ``left_out`` are steps that were bad. ``data_ended``: the data had no batch for a step that was
@@ -270,7 +270,7 @@ class TrainedPart:
         return start
 
     def _steps_after(self, step: int) -> Iterator[StepMetrics]:
-        """Train on, without the steps that are left out.
+        """Train the steps after ``step``, except those that are left out.
 
         Without a flush, steps follow one another without a pause up to the next evaluation or
         checkpoint.
@@ -349,7 +349,7 @@ class TrainedPart:
 
 
 def wait_limit_s(step_s: float) -> float:
-    """How long a rank waits for another at most, where steps take ``step_s``."""
+    """Return for how many seconds a rank waits for another, where steps take ``step_s``."""
     return max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * step_s)
 
 
@@ -461,8 +461,6 @@ def trackers_of(
 PLAIN_LINES = 20
 """How many lines a run prints if standard error is not a terminal."""
 
-SHOW_CURSOR = "\x1b[?25h"
-
 
 class Display:
     """A progress bar on a terminal; elsewhere a line every few steps, for logs; or nothing."""
@@ -498,10 +496,3 @@ class Display:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-
-def show_cursor() -> None:
-    """Show the cursor again, which the live display of a stopped worker left hidden."""
-    if sys.stderr.isatty():
-        sys.stderr.write(SHOW_CURSOR)
-        sys.stderr.flush()

@@ -44,7 +44,7 @@ def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:
 
 
 def shared_plan(world: World, plan: Plan | None) -> Plan | None:
-    """Rank 0's plan on every rank, which all must call; ``None`` if it has none."""
+    """Return rank 0's plan, if it has one, on every rank; all must call this."""
     told = world.broadcast(json_text(plan_to_json(plan)) if plan else "")
     return plan or (plan_from_json(parse_json(told, NAME, "plan"), NAME) if told else None)
 
