@@ -257,9 +257,9 @@ def as_groups(value: object) -> object:
     return {**table, "ranks": [sizes]} if isinstance(sizes, int) else table
 
 
-def as_weights(value: object) -> object:
-    """The ``[weights]`` table; a string is its directory."""
-    return {"directory": value} if isinstance(value, str) else value
+def short_for(key: str) -> BeforeValidator:
+    """A field that is a table; a text in place of the table is the value of its ``key``."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
 NUMBER = re.compile("[0-9]{1,9}")
@@ -281,14 +281,9 @@ def as_dynamic(value: object) -> object:
     return LENGTHS.validate_python(with_numbers(value))
 
 
-def as_length(value: object) -> object:
-    """A length as a table; a string is its name."""
-    return {"name": value} if isinstance(value, str) else value
-
-
 Dimension = Annotated[int, Field(strict=False)]  # TOML has keys of text
 LENGTHS = TypeAdapter[Any](
-    Mapping[Any, Mapping[Dimension, Annotated[Length, BeforeValidator(as_length)]]], config=CHECKED
+    Mapping[Any, Mapping[Dimension, Annotated[Length, short_for("name")]]], config=CHECKED
 )
 
 
@@ -429,7 +424,7 @@ class Job:
     average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     on_non_finite: Literal["stop", "skip", "roll-back"] = "stop"
     batch_limit_s: Amount = 600.0
-    weights: Annotated[Weights | None, BeforeValidator(as_weights)] = None
+    weights: Annotated[Weights | None, short_for("directory")] = None
     save_weights: Annotated[Path | None, Field(strict=False)] = None
     tensor_parallel: Annotated[TensorSettings, BeforeValidator(as_groups)] = TensorSettings()
     dynamic: Annotated[Dynamic | Literal["auto"], PlainValidator(as_dynamic)] = field(
@@ -478,7 +473,7 @@ class Job:
 
     @property
     def update(self) -> Update:
-        """How its pipeline updates weights. A run that rolls back does so where that stops."""
+        """The `Update` of its pipeline; a run that rolls back does so where that stops."""
         return Update(
             weights=self.weights,
             seed=self.seed,

@@ -59,12 +59,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import BeforeValidator
-
 from penstock.document import Entry, in_one_line, parse_toml, read_text, unknown_key
 from penstock.errors import BadInput
 from penstock.jobs import JOBS
-from penstock.jobs.job import Job, as_optimizer, as_weights
+from penstock.jobs.job import Job, as_optimizer, short_for
 from penstock.jobs.samples import HELD_OUT, ModelOfArguments, TextData, data_named
 
 
@@ -83,9 +81,7 @@ class MadeOf(Entry):
     data_arguments: dict[str, Any] | None = None
     held_out: float | str | None = None
     collate: str | None = None
-    text: Annotated[
-        TextTable | None, BeforeValidator(lambda v: {"path": v} if isinstance(v, str) else v)
-    ] = None
+    text: Annotated[TextTable | None, short_for("path")] = None
 
 
 KEYS = ("base", *MadeOf.model_fields, *(field.name for field in fields(Job)))
@@ -176,7 +172,7 @@ def job_of(table: dict[str, Any], path: Path) -> Job:
     table.setdefault("name", path.stem)
     make_parts(table, path)
     table = beside(table, "save_weights", path)
-    table["weights"] = beside(as_weights(table.get("weights")), "directory", path, Path)
+    table["weights"] = beside(table.get("weights"), "directory", path, Path)
     if "base" in table:
         return variation(table.pop("base"), table)
     for key in ("model", "data"):
@@ -216,7 +212,8 @@ def make_parts(table: dict[str, Any], path: Path) -> None:
 
 
 def beside(table: Any, key: str, path: Path, kind: type = str) -> Any:
-    """The table with the file of ``key``, if it names one, beside the job's file."""
+    """The table, or a text in its place, with the file of ``key`` in the folder of the job's."""
+    table = {key: table} if isinstance(table, str) else table
     own = table.get(key) if isinstance(table, dict) else None
     return {**table, key: kind(path.parent / own)} if isinstance(own, str) and own else table
 
