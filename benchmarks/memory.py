@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.jobs.job_file import find_job
-from penstock.jobs.optimizers import optimizer_factory
+from penstock.jobs.optimizers import optimizer_factory, state_bytes_per_parameter_byte
 from penstock.jobs.profile_job import build_and_capture
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
@@ -61,7 +61,7 @@ def rows_of_job(name: str, cases: list[tuple[str, str]]) -> list[Row]:
     rows = min(job.micro_batch_choices())
     profile = measure_profile(graph, batch, batch_sizes=(1, rows), repeats=1)
     pair = Cluster("pair", (Host("here", (Device("cpu", 1e12),) * 2, inf),))
-    state = job.optimizer.state_bytes_per_parameter_byte
+    state = state_bytes_per_parameter_byte(job.optimizer)
     found: list[Row] = []
     for schedule, recompute in cases:
         layers, micro_batches = len(graph.layer_names), job.batch_size // rows

@@ -33,9 +33,9 @@ from other_load import other_load
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job
 from penstock.jobs.plan_job import new_plan
-from penstock.jobs.profile_job import CostedJob
 from penstock.jobs.train_request import TrainRequest
 from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
 
 HERE = Path(__file__).parent
 JOBS = (
@@ -81,11 +81,11 @@ LOCAL = (
 HOSTS = (HostCase(1, GIGABIT, "auto"), HostCase(2, GIGABIT, "auto"))
 
 
-def plan_of(case: LocalCase, job: Job, costs: CostedJob) -> Plan:
+def plan_of(case: LocalCase, job: Job, costs: PlanningProblem) -> Plan:
     """Stages as even as possible under 1F1B, or what `penstock train` would choose."""
     if case.schedule == "1f1b":
         return balanced(job, costs, case.replicas, "1f1b")
-    return new_plan(job, TrainRequest(workers=sum(case.replicas)), costs.profile, costs.cluster)
+    return new_plan(job, TrainRequest(workers=sum(case.replicas)), costs)
 
 
 def plan_words(replicas: Sequence[int], schedule: str) -> str:

@@ -8,10 +8,11 @@ from other_load import other_load
 
 from penstock.cluster.toml_file import write_cluster
 from penstock.jobs.job import Job
-from penstock.jobs.profile_job import CostedJob, cost_job
+from penstock.jobs.profile_job import cost_job
 from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
 from penstock.profile.json_file import write_profile
 from penstock.runtime.processes.heartbeat import LIMIT_S
@@ -19,7 +20,7 @@ from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.processes.world import join_world
 
 
-def balanced(job: Job, costs: CostedJob, replicas: tuple[int, ...], schedule: str) -> Plan:
+def balanced(job: Job, costs: PlanningProblem, replicas: tuple[int, ...], schedule: str) -> Plan:
     """Stages with the given replicas, cut so that work per replica is as even as possible."""
     profile = costs.profile
     rows = max(job.micro_batch_choices())
@@ -41,7 +42,7 @@ def balanced(job: Job, costs: CostedJob, replicas: tuple[int, ...], schedule: st
     return Plan(tuple(stages), job.batch_size // rows, rows, schedule)
 
 
-def run(job: Job, costs: CostedJob, plan: Plan, steps: int, workers: int) -> dict[str, float]:
+def run(job: Job, costs: PlanningProblem, plan: Plan, steps: int, workers: int) -> dict[str, float]:
     """Predict and train; the two iteration times, the error, and how much others disturbed."""
     with tempfile.TemporaryDirectory() as folder, other_load() as load:
         out = Path(folder) / "run"
@@ -61,12 +62,12 @@ def run(job: Job, costs: CostedJob, plan: Plan, steps: int, workers: int) -> dic
     }
 
 
-def cost_worker(job: Job) -> CostedJob | None:
+def cost_worker(job: Job) -> PlanningProblem | None:
     """Run by each worker: measure while all others do."""
     return cost_job(join_world("cpu", LIMIT_S), job, "cpu")
 
 
-def measured_costs(job: Job, workers: int) -> CostedJob:
+def measured_costs(job: Job, workers: int) -> PlanningProblem:
     """Profile and cluster, measured by so many workers at the same time."""
     costs, *_ = launch_workers(cost_worker, (job,), workers=workers)
     return costs

@@ -228,7 +228,7 @@ def read_document(entry: type[T], path: str | Path, thing: str) -> T:
 def describe(problem: ErrorDetails) -> str:
     """One problem found by pydantic, in a line: the place, the value, what is allowed."""
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
-    place = place.lstrip(".")
+    place = place.lstrip(".").removesuffix(".[key]")
     match problem["type"]:
         case "unknown_key":
             return f"{place}: {problem['msg']}" if place else problem["msg"]

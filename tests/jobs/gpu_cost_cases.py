@@ -15,9 +15,10 @@ from penstock.cluster.cluster import Cluster
 from penstock.jobs import live_cluster, profile_job
 from penstock.jobs.job import Job
 from penstock.jobs.live_cluster import LiveCluster, measure_cluster
-from penstock.jobs.profile_job import CostedJob, cost_job
+from penstock.jobs.profile_job import cost_job
 from penstock.measure import clock, links
 from penstock.measure.layer_times import measure_profile
+from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.world import join_world
 
@@ -82,7 +83,7 @@ def with_gpus(devices: int) -> None:
     clock.WARM_UP_SIDE = 64
 
 
-def costed() -> CostedJob | None:
+def costed() -> PlanningProblem | None:
     """Costs of a job on a GPU for each rank."""
     with_gpus(int(os.environ["WORLD_SIZE"]))
     world = join_world("cuda", 120.0)

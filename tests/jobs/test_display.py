@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.jobs.training_loop import display_for
+from penstock.jobs.training_loop import Display
 from penstock.runtime.metrics import StepMetrics
 
 
@@ -19,7 +19,7 @@ def metrics(step: int) -> StepMetrics:
 
 
 def test_plain_lines_show_loss_throughput_and_bubble(capsys: pytest.CaptureFixture[str]) -> None:
-    display = display_for(0, 100, shown=True)
+    display = Display(0, 100, shown=True)
     for step in range(1, 101):
         display.step(step, metrics(step))
     display.note("done")
@@ -33,7 +33,7 @@ def test_plain_lines_show_loss_throughput_and_bubble(capsys: pytest.CaptureFixtu
 
 
 def test_nothing_is_shown_where_nothing_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    display = display_for(0, 10, shown=False)
+    display = Display(0, 10, shown=False)
     display.step(10, metrics(10))
     display.note("done")
     display.close()

@@ -14,6 +14,7 @@ from penstock.errors import BadInput
 from penstock.jobs import DEFAULT_JOB, JOBS
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job, read_job
+from penstock.jobs.optimizers import state_bytes_per_parameter_byte
 from penstock.jobs.profile_job import built_model, measure_job
 from penstock.jobs.training_loop import steps_of
 from penstock.runtime.gradients.loss_scaling import LossScaling
@@ -119,7 +120,7 @@ def test_precision_sharding_and_accumulation_are_keys(folder: Path) -> None:
     assert job.autocast_dtype() == torch.float16
     assert (job.accumulate, job.shard_optimizer) == (3, True)
     assert job.loss_scaling == LossScaling(initial=1024.0)
-    assert job.optimizer.state_bytes_per_parameter_byte == 1.0
+    assert state_bytes_per_parameter_byte(job.optimizer) == 1.0
     assert (job.optimizer.fused, job.optimizer.foreach) == (False, True)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from penstock.cluster.cluster import Cluster
 from penstock.jobs.job_file import find_job
-from penstock.jobs.plan_job import predict, without_pipeline_words
+from penstock.jobs.plan_job import predict, problem_of, without_pipeline_words
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.simulation import simulate_plan
@@ -19,9 +19,9 @@ def test_data_parallelism_is_predicted_beside_a_pipeline(
     half = Plan((Stage(range(0, 4), (0,), (12,)), Stage(range(4, 8), (1,), (12,))), 1, 12, "1f1b")
     alike = Plan((Stage(range(8), (0, 1), (6, 6)),), 1, 12, "1f1b")
     step_s = simulate_plan(alike, small_profile, two).iteration_s
-    words = without_pipeline_words(job, half, small_profile, two)
+    words = without_pipeline_words(job, half, problem_of(job, small_profile, two))
     assert words == f"data parallelism over 2 workers would take {seconds_text(step_s)}"
-    assert without_pipeline_words(job, alike, small_profile, two) == ""
+    assert without_pipeline_words(job, alike, problem_of(job, small_profile, two)) == ""
 
 
 def test_data_parallelism_without_room_is_no_choice(
@@ -30,7 +30,8 @@ def test_data_parallelism_without_room_is_no_choice(
     job = replace(find_job("gpt-text"), batch_size=12, micro_batch_sizes=(2,))
     (host,) = small_cluster.hosts
     small = replace(host, devices=tuple(replace(d, memory_bytes=20e6) for d in host.devices))
-    words = without_pipeline_words(job, small_plan, small_profile, Cluster("small", (small,)))
+    problem = problem_of(job, small_profile, Cluster("small", (small,)))
+    words = without_pipeline_words(job, small_plan, problem)
     assert words == "data parallelism does not fit in memory"
 
 
@@ -42,7 +43,8 @@ def test_sums_in_float32_and_an_average_take_memory_as_the_weights_do(
 
     def peaks(**keys: object) -> list[float]:
         at = replace(job, **keys)  # type: ignore[arg-type]
-        return list(predict(at, plan, small_profile, small_cluster.first(2)).peak_memory_bytes)
+        problem = problem_of(at, small_profile, small_cluster.first(2))
+        return list(predict(at, plan, problem).peak_memory_bytes)
 
     own = [
         sum(layer.parameter_bytes for layer in small_profile.layers[part])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from penstock.jobs import rank_program
+from penstock.jobs.training_loop import RunPart
 from penstock.plan.plan import Plan, Stage
 
 
@@ -16,7 +17,6 @@ def world(rank: int, devices: tuple[str, ...]) -> Any:
         hosts=("a", "a", "b", "b"),
         devices=devices,
         device=torch.device("cuda", 0),
-        broadcast=lambda value: value,
         all_succeed=lambda make: make(),
     )
 
@@ -33,9 +33,7 @@ def test_a_gpu_must_have_room_for_all_ranks_that_share_it(
     monkeypatch.setattr(rank_program, "release_unused", lambda device: None)
     monkeypatch.setattr(rank_program, "check_room", lambda at, size, what: asked.append(size))
     plan = Plan(tuple(Stage(range(n, n + 1), (n,), (2,)) for n in range(3)), 2, 2, "1f1b")
-    planned: Any = SimpleNamespace(
-        prediction=SimpleNamespace(peak_memory_bytes=(1.0, 2.0, 4.0, 8.0))
-    )
+    part = RunPart(plan, 1.0, (1.0, 2.0, 4.0, 8.0))
     for rank in range(4):
-        rank_program.check_rooms(world(rank, devices), plan, planned)
+        rank_program.check_rooms(world(rank, devices), part)
     assert asked == wanted

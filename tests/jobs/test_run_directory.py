@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BadInput
-from penstock.jobs.rank_program import checkpoint_to_resume
+from penstock.jobs.rank_program import has_checkpoint
 from penstock.jobs.run_directory import drop_rows_after, latest_run, new_run
 from penstock.report.record import read_rows
 from penstock.runtime.checkpoints.checkpoint import state_text
@@ -76,9 +76,9 @@ def test_a_directory_has_one_run_at_a_time() -> None:
 def test_a_run_without_a_checkpoint_is_resumed_from_its_first_step() -> None:
     said: list[str] = []
     run = new_run("digits", "killed")
-    assert checkpoint_to_resume(run, said.append) is None
+    assert not has_checkpoint(run, said.append)
     assert said == ["'killed' has no checkpoint yet; training starts at the first step"]
     (run.checkpoints / "step-00000004").mkdir(parents=True)
-    assert checkpoint_to_resume(run, said.append) is None  # half of one
+    assert not has_checkpoint(run, said.append)  # half of one
     (run.checkpoints / "step-00000004" / "state.json").write_text(state_text(4, {}, {}))
-    assert checkpoint_to_resume(run, said.append) == run.checkpoints / "step-00000004"
+    assert has_checkpoint(run, said.append)

@@ -17,7 +17,7 @@ from namespaces import host_networks, needs_namespaces
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.errors import BadInput
-from penstock.jobs.rank_program import RankFacts, check_alike, check_seen, goes_on
+from penstock.jobs.rank_program import check_alike, check_seen, goes_on
 from penstock.jobs.run_directory import RunDirectory
 from penstock.jobs.train_request import TrainRequest
 from penstock.plan.json_file import read_plan
@@ -229,9 +229,9 @@ def test_ranks_with_another_job_end_with_one_message(tmp_path: Path) -> None:
 
 
 def test_other_versions_name_the_host() -> None:
-    own = RankFacts("a", {"torch": "2.13.0"})
-    check_alike([own, RankFacts("b", {"torch": "2.13.0"})])
-    other = RankFacts("b", {"torch": "2.12.0"})
+    own = ("a", {"torch": "2.13.0"})
+    check_alike([own, ("b", {"torch": "2.13.0"})])
+    other = ("b", {"torch": "2.12.0"})
     with pytest.raises(BadInput, match=r"rank 2 on host 'b' has torch 2\.12\.0, but rank 0 on"):
         check_alike([own, own, other])
 

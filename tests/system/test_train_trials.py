@@ -96,8 +96,8 @@ def test_a_run_after_trials_is_as_if_nothing_had_been_tried(
 def test_plans_to_try_differ_in_words_and_the_first_is_the_planner_s(tmp_path: Path) -> None:
     job = find_job(job_file(tmp_path, micro_batch_sizes=[2, 4]))
     problem = heavy_problem(job)
-    every = plans_to_try(job, TrainRequest(workers=2, tries=9), problem.profile, problem.cluster)
-    first = plans_to_try(job, TrainRequest(workers=2, tries=1), problem.profile, problem.cluster)
+    every = plans_to_try(job, TrainRequest(workers=2, tries=9), problem)
+    first = plans_to_try(job, TrainRequest(workers=2, tries=1), problem)
     words = [plan_words(plan) for plan in every]
     assert 2 <= len(words) == len(set(words)) <= 9
     assert first == every[:1]
@@ -107,7 +107,7 @@ def test_plans_to_try_have_allowed_schedules(tmp_path: Path) -> None:
     job = find_job(job_file(tmp_path, micro_batch_sizes=[2, 4]))
     problem = heavy_problem(job)
     request = TrainRequest(workers=2, tries=9, schedule="2bw,pipedream")
-    plans = plans_to_try(job, request, problem.profile, problem.cluster)
+    plans = plans_to_try(job, request, problem)
     assert len(plans) > 1 and {plan.schedule for plan in plans} <= {"2bw", "pipedream"}
 
 

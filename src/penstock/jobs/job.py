@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from difflib import get_close_matches
@@ -83,8 +84,6 @@ MALFORMED = 'write it as "module:function", for example "my_model:build"'
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
 """The optimizers that have keys of their own in a job."""
-
-TRIED_SIDE = 256
 
 
 def member_at(place: str) -> Any:
@@ -219,28 +218,6 @@ class OptimizerSettings(Table):
                 "the optimizer is to be both fused and foreach; set one of them, or fused = false"
             )
 
-    @property
-    def state_bytes_per_parameter_byte(self) -> float:
-        """Bytes of optimizer state for each byte of parameters: two moments, one, or none.
-
-        For Muon, that of matrices; biases and norms have two moments but few bytes. A class is
-        tried on a small matrix.
-        """
-        match self.name:
-            case "adamw" | "adam":
-                return 2.0
-            case "muon":
-                return 1.0
-            case "sgd":
-                return 1.0 if self.momentum else 0.0
-            case _:
-                tried = nn.Parameter(torch.ones(TRIED_SIDE, TRIED_SIDE))
-                tried.grad = torch.ones_like(tried)
-                made = member_at(self.name)([tried], lr=self.learning_rate, **self.arguments)
-                made.step()
-                kept = [one for one in made.state[tried].values() if isinstance(one, torch.Tensor)]
-                return sum(one.nbytes for one in kept if one.numel() > 1) / tried.nbytes
-
 
 @refusing
 @dataclass(frozen=True)
@@ -280,9 +257,19 @@ def as_groups(value: object) -> object:
     return {**table, "ranks": [sizes]} if isinstance(sizes, int) else table
 
 
-def as_weights(value: object) -> object:
-    """The ``[weights]`` table; a string is its directory."""
-    return {"directory": value} if isinstance(value, str) else value
+def short_for(key: str) -> BeforeValidator:
+    """A field that is a table; a text in place of the table is the value of its ``key``."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
+
+
+NUMBER = re.compile("[0-9]{1,9}")
+
+
+def with_numbers(table: Any) -> Any:
+    """A table with numbers for keys that are such: TOML keys are always text."""
+    if not isinstance(table, dict):
+        return table
+    return {int(k) if NUMBER.fullmatch(str(k)) else k: v for k, v in table.items()}
 
 
 def as_dynamic(value: object) -> object:
@@ -291,16 +278,12 @@ def as_dynamic(value: object) -> object:
         return value
     if isinstance(value, str):
         raise ValueError('write "auto", or a table of the dimensions that vary')
-    return LENGTHS.validate_python(value)
+    return LENGTHS.validate_python(with_numbers(value))
 
 
-def as_length(value: object) -> object:
-    """A length as a table; a string is its name."""
-    return {"name": value} if isinstance(value, str) else value
-
-
+Dimension = Annotated[int, Field(strict=False)]  # TOML has keys of text
 LENGTHS = TypeAdapter[Any](
-    Mapping[Any, Mapping[int, Annotated[Length, BeforeValidator(as_length)]]], config=CHECKED
+    Mapping[Any, Mapping[Dimension, Annotated[Length, short_for("name")]]], config=CHECKED
 )
 
 
@@ -441,13 +424,15 @@ class Job:
     average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     on_non_finite: Literal["stop", "skip", "roll-back"] = "stop"
     batch_limit_s: Amount = 600.0
-    weights: Annotated[Weights | None, BeforeValidator(as_weights)] = None
+    weights: Annotated[Weights | None, short_for("directory")] = None
     save_weights: Annotated[Path | None, Field(strict=False)] = None
     tensor_parallel: Annotated[TensorSettings, BeforeValidator(as_groups)] = TensorSettings()
     dynamic: Annotated[Dynamic | Literal["auto"], PlainValidator(as_dynamic)] = field(
         default_factory=dict[str | int | tuple[str | int, ...], Dimensions]
     )
-    rows: RowsOf = field(default_factory=dict[LeafKey, int])
+    rows: Annotated[RowsOf, BeforeValidator(with_numbers)] = field(
+        default_factory=dict[LeafKey, int]
+    )
 
     def __post_init__(self) -> None:
         whose = f"job '{self.name}'"
@@ -474,7 +459,7 @@ class Job:
                     f"{self.evaluate_every}; let it follow 'loss', or with evaluate_every above 0 "
                     f"one of {known}"
                 )
-        _ = self.meetings
+        _ = self.update
         check_conflicts(self.uses, f"{whose}: ")
 
     @property
@@ -487,12 +472,19 @@ class Job:
         return uses_of_settings(settings, toml=True)
 
     @property
-    def meetings(self) -> dict[str, Any]:
-        """How pipelines meet, checked as the arguments of `Update` that they are."""
-        names = ("meet_every", "outer_learning_rate", "outer_momentum")
-        own = {name: getattr(self, name) for name in names}
-        Update(**own)
-        return own
+    def update(self) -> Update:
+        """The `Update` of its pipeline; a run that rolls back does so where that stops."""
+        return Update(
+            weights=self.weights,
+            seed=self.seed,
+            loss_scaling=self.loss_scaling if self.autocast == "float16" else None,
+            gradient_dtype=torch.float32 if self.gradient_dtype else None,
+            schedule_follows="evaluation" if self.follows_evaluations else "loss",
+            meet_every=self.meet_every,
+            outer_learning_rate=self.outer_learning_rate,
+            outer_momentum=self.outer_momentum,
+            on_non_finite="skip" if self.on_non_finite == "skip" else "stop",
+        )
 
     @property
     def follows_evaluations(self) -> bool:
@@ -503,15 +495,6 @@ class Job:
     def average(self) -> ExponentialAverage | None:
         """The average of the weights that is evaluated and saved, if there is one."""
         return ExponentialAverage(self.average_decay) if self.average_decay else None
-
-    @property
-    def state_bytes_per_parameter_byte(self) -> float:
-        """Bytes of optimizer state, averages and wider gradients for each byte of parameters.
-
-        Gradients of 16-bit weights that are summed in float32 take one more than in their type.
-        """
-        more = bool(self.average_decay) + bool(self.gradient_dtype)
-        return self.optimizer.state_bytes_per_parameter_byte + more
 
     @property
     def reads_parts(self) -> bool:
@@ -549,10 +532,6 @@ class Job:
             f"job '{self.name}': data('train', {self.seed}, 0, {self.batch_size}) yields no batch; "
             f"it must yield one for each step"
         )
-
-    def gradients_in(self) -> torch.dtype | None:
-        """The element type in which gradients are summed (None: that of the weights)."""
-        return torch.float32 if self.gradient_dtype else None
 
     def autocast_dtype(self) -> torch.dtype | None:
         """The type of matrix products; None stands for the parameters' own type."""

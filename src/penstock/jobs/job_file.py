@@ -49,23 +49,20 @@ installed packages.
 """
 
 import os
-import re
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import BeforeValidator
-
 from penstock.document import Entry, in_one_line, parse_toml, read_text, unknown_key
 from penstock.errors import BadInput
 from penstock.jobs import JOBS
-from penstock.jobs.job import Job, as_optimizer
+from penstock.jobs.job import Job, as_optimizer, short_for
 from penstock.jobs.samples import HELD_OUT, ModelOfArguments, TextData, data_named
 
 
@@ -84,15 +81,11 @@ class MadeOf(Entry):
     data_arguments: dict[str, Any] | None = None
     held_out: float | str | None = None
     collate: str | None = None
-    text: Annotated[
-        TextTable | None, BeforeValidator(lambda v: {"path": v} if isinstance(v, str) else v)
-    ] = None
+    text: Annotated[TextTable | None, short_for("path")] = None
 
 
 KEYS = ("base", *MadeOf.model_fields, *(field.name for field in fields(Job)))
 """The keys of a job file: the fields of a job, those that make them, and a built-in job."""
-
-NUMBER = re.compile("[0-9]{1,9}")
 
 
 def find_job(name_or_path: str | Path, changes: Sequence[str] = ()) -> Job:
@@ -176,30 +169,20 @@ def job_of(table: dict[str, Any], path: Path) -> Job:
     for key in table:
         if key not in KEYS:
             raise BadInput(unknown_key(key, KEYS))
-    if "rows" in table:
-        table["rows"] = with_numbers(table["rows"])
-    if "dynamic" in table:
-        table["dynamic"] = dynamic_of(table["dynamic"])
     table.setdefault("name", path.stem)
     make_parts(table, path)
+    table = beside(table, "save_weights", path)
+    table["weights"] = beside(table.get("weights"), "directory", path, Path)
     if "base" in table:
-        job = variation(table.pop("base"), table)
-    else:
-        for key in ("model", "data"):
-            if key not in table:
-                raise BadInput(
-                    f"key '{key}' is missing; name a function as \"module:function\", or a "
-                    f'built-in job as base = "{next(iter(JOBS))}"'
-                    + (', or write text = "FILE"' if key == "data" else "")
-                )
-        job = Job(**table)
-    # Directories lie beside the file.
-    if job.weights is not None:
-        place = path.parent / job.weights.directory
-        job = replace(job, weights=replace(job.weights, directory=place))
-    if job.save_weights is not None:
-        job = replace(job, save_weights=path.parent / job.save_weights)
-    return job
+        return variation(table.pop("base"), table)
+    for key in ("model", "data"):
+        if key not in table:
+            raise BadInput(
+                f"key '{key}' is missing; name a function as \"module:function\", or a "
+                f'built-in job as base = "{next(iter(JOBS))}"'
+                + (', or write text = "FILE"' if key == "data" else "")
+            )
+    return Job(**table)
 
 
 def make_parts(table: dict[str, Any], path: Path) -> None:
@@ -228,10 +211,11 @@ def make_parts(table: dict[str, Any], path: Path) -> None:
         raise BadInput(f"{key}: {problem}") from None
 
 
-def beside(table: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
-    """The table with the file of ``key``, if it names one, beside the job's file."""
-    own = table.get(key)
-    return {**table, key: str(path.parent / own)} if isinstance(own, str) and own else {**table}
+def beside(table: Any, key: str, path: Path, kind: type = str) -> Any:
+    """The table, or a text in its place, with the file of ``key`` in the folder of the job's."""
+    table = {key: table} if isinstance(table, str) else table
+    own = table.get(key) if isinstance(table, dict) else None
+    return {**table, key: kind(path.parent / own)} if isinstance(own, str) and own else table
 
 
 def variation(name: object, table: dict[str, Any]) -> Job:
@@ -248,27 +232,3 @@ def variation(name: object, table: dict[str, Any]) -> Job:
         if isinstance(changes, dict):
             table[key] = asdict(getattr(base, key)) | changes
     return replace(base, **table)
-
-
-def with_numbers(table: object) -> object:
-    """A table with numbers for keys that are such: TOML keys are always text."""
-    if not isinstance(table, dict):
-        return table
-    own = cast("dict[str, object]", table)
-    return {int(key) if NUMBER.fullmatch(key) else key: value for key, value in own.items()}
-
-
-def dynamic_of(table: object) -> object:
-    """The ``[dynamic]`` table with numbers for the dimensions that vary."""
-    tensors = with_numbers(table)
-    if not isinstance(tensors, dict):
-        return tensors
-    found = {key: with_numbers(value) for key, value in cast("dict[Any, object]", tensors).items()}
-    for key, dimensions in found.items():
-        for dim in dimensions if isinstance(dimensions, dict) else ():
-            if not isinstance(dim, int):
-                raise BadInput(
-                    f"dynamic.{key} has the key '{dim}', but dimensions are numbers; write "
-                    f'{key} = {{ 1 = "length" }}'
-                )
-    return found

@@ -41,72 +41,60 @@ class Start:
         return f"penstock train {shlex.join(self.arguments)} $resume"
 
     @property
-    def resumed(self) -> str:
-        """A line of shell that sets ``resume`` for `command`."""
+    def setting(self) -> str:
+        """Lines of shell that set the ``ranks`` of hosts, and ``resume`` for `command`."""
+        counts = " ".join(str(ranks) for _, ranks in self.hosts)
         place = shlex.quote(f"{self.run_directory}/plan.json")
-        return f'resume=""; [ -e {place} ] && resume="--resume"'
+        return f"""ranks=({counts})
+resume=""; [ -e {place} ] && resume="--resume"
+# More threads than one would be set by the user, who knows the cores.
+export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}\""""
 
 
 def torchrun_script(start: Start) -> str:
     """A script to run on every host, with the host's number."""
     names = [name for name, _ in start.hosts]
-    counts = " ".join(str(ranks) for _, ranks in start.hosts)
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            f"# Starts job '{start.name}' on {len(names)} host(s). Run it on each of them,",
-            "# with its number: "
-            + ", ".join(f"{number} on {name}" for number, name in enumerate(names)),
-            "set -euo pipefail",
-            'node="${1:?give the number of this host, from 0}"',
-            f"ranks=({counts})",
-            start.resumed,
-            # More threads than one would be set by the user, who knows the cores.
-            'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"',
-            f'exec torchrun --nnodes={len(names)} --node-rank="$node" \\',
-            '    --nproc-per-node="${ranks[$node]}" \\',
-            f'    --master-addr="${{MASTER_ADDR:-{names[0]}}}" \\',
-            f'    --master-port="${{MASTER_PORT:-{PORT}}}" --no-python \\',
-            f"    {start.command}",
-            "",
-        ]
-    )
+    numbers = ", ".join(f"{number} on {name}" for number, name in enumerate(names))
+    return f"""#!/bin/bash
+# Starts job '{start.name}' on {len(names)} host(s). Run it on each of them,
+# with its number: {numbers}
+set -euo pipefail
+node="${{1:?give the number of this host, from 0}}"
+{start.setting}
+exec torchrun --nnodes={len(names)} --node-rank="$node" \\
+    --nproc-per-node="${{ranks[$node]}}" \\
+    --master-addr="${{MASTER_ADDR:-{names[0]}}}" \\
+    --master-port="${{MASTER_PORT:-{PORT}}}" --no-python \\
+    {start.command}
+"""
 
 
 def slurm_script(start: Start) -> str:
     """A script for sbatch. Slurm may choose the nodes; each gets the ranks of a host."""
-    counts = " ".join(str(ranks) for _, ranks in start.hosts)
     most = max(ranks for _, ranks in start.hosts)
-    gpus = [f"#SBATCH --gpus-per-node={most}"] if start.on_gpus else []
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            f"#SBATCH --job-name=penstock-{start.name}",
-            f"#SBATCH --nodes={len(start.hosts)}",
-            f"#SBATCH --ntasks={start.ranks}",
-            *gpus,
-            "#SBATCH --requeue",
-            f"#SBATCH --signal=TERM@{SAVES_WITHIN_S}",
-            "# A host of the plan is a node of the job, in the order of both.",
-            "set -euo pipefail",
-            'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
-            f"ranks=({counts})",
-            'if [ "${#nodes[@]}" -lt "${#ranks[@]}" ]; then',
-            '    echo "the job got ${#nodes[@]} node(s), and its plan is for ${#ranks[@]}" >&2',
-            "    exit 2",
-            "fi",
-            'export SLURM_HOSTFILE="$SLURM_SUBMIT_DIR/.penstock-hosts-$SLURM_JOB_ID"',
-            "trap 'rm -f \"$SLURM_HOSTFILE\"' EXIT",
-            'for host in "${!ranks[@]}"; do',
-            '    for _ in $(seq "${ranks[$host]}"); do echo "${nodes[$host]}"; done',
-            'done > "$SLURM_HOSTFILE"',
-            start.resumed,
-            'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"',
-            f"srun --distribution=arbitrary --ntasks={start.ranks} --kill-on-bad-exit \\",
-            f"    {start.command}",
-            "",
-        ]
-    )
+    gpus = f"#SBATCH --gpus-per-node={most}\n" if start.on_gpus else ""
+    return f"""#!/bin/bash
+#SBATCH --job-name=penstock-{start.name}
+#SBATCH --nodes={len(start.hosts)}
+#SBATCH --ntasks={start.ranks}
+{gpus}#SBATCH --requeue
+#SBATCH --signal=TERM@{SAVES_WITHIN_S}
+# A host of the plan is a node of the job, in the order of both.
+set -euo pipefail
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+{start.setting}
+if [ "${{#nodes[@]}}" -lt "${{#ranks[@]}}" ]; then
+    echo "the job got ${{#nodes[@]}} node(s), and its plan is for ${{#ranks[@]}}" >&2
+    exit 2
+fi
+export SLURM_HOSTFILE="$SLURM_SUBMIT_DIR/.penstock-hosts-$SLURM_JOB_ID"
+trap 'rm -f "$SLURM_HOSTFILE"' EXIT
+for host in "${{!ranks[@]}}"; do
+    for _ in $(seq "${{ranks[$host]}}"); do echo "${{nodes[$host]}}"; done
+done > "$SLURM_HOSTFILE"
+srun --distribution=arbitrary --ntasks={start.ranks} --kill-on-bad-exit \\
+    {start.command}
+"""
 
 
 LAUNCHERS: dict[str, Callable[[Start], str]] = {

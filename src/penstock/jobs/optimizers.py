@@ -1,14 +1,14 @@
 """Makes optimizers and learning-rate schedules from a job's settings."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from inspect import signature
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from penstock.errors import BadInput
@@ -16,6 +16,8 @@ from penstock.jobs.job import OptimizerSettings, member_at
 
 Named: TypeAlias = Iterable[tuple[str, nn.Parameter]]
 """Parameters with their names in the model."""
+
+TRIED_SIDE = 256
 
 LEAST_SHARE = 0.1
 """The fraction of the learning rate at the end of a cosine schedule."""
@@ -26,39 +28,37 @@ def optimizer_factory(settings: OptimizerSettings) -> Callable[[Named], Optimize
 
     All ranks make the same groups, some of them empty, since a checkpoint numbers them.
     """
-    fixed = {"fused": settings.fused, "foreach": settings.foreach}
-    usual: dict[str, Any] = {
-        "lr": settings.learning_rate,
-        "weight_decay": settings.weight_decay,
-        **fixed,
-    }
+    kinds = {"adamw": AdamW, "adam": Adam, "sgd": SGD, "muon": MuonWithAdamW}
+    kind = kinds.get(settings.name)
+    if kind is None:
+        kind, given = member_at(settings.name), dict(settings.arguments)
+        keys = {"weight_decay"} - given.keys()
+    else:
+        given = dict[str, Any]()
+        keys = {"weight_decay", "betas", "momentum", "fused", "foreach"}
+    given |= {key: getattr(settings, key) for key in keys & signature(kind).parameters.keys()}
 
     def make(named: Named) -> Optimizer:
-        groups: Any = parameter_groups(settings, named)
-        match settings.name:
-            case "adamw":
-                return AdamW(groups, betas=settings.betas, **usual)
-            case "adam":
-                return torch.optim.Adam(groups, betas=settings.betas, **usual)
-            case "sgd":
-                return torch.optim.SGD(groups, momentum=settings.momentum, **usual)
-            case "muon":
-                return MuonWithAdamW(
-                    groups, momentum=settings.momentum, betas=settings.betas, **usual
-                )
-            case _:
-                kind, given = member_at(settings.name), dict(settings.arguments)
-                if "weight_decay" in signature(kind).parameters:
-                    given.setdefault("weight_decay", settings.weight_decay)
-                try:
-                    return kind(groups, lr=settings.learning_rate, **given)
-                except (TypeError, ValueError) as problem:
-                    raise BadInput(
-                        f"optimizer '{settings.name}' cannot be made: {problem}; see its "
-                        f"documentation, and write arguments = {{ ... }}"
-                    ) from None
+        groups = parameter_groups(settings, named)
+        try:
+            return kind(groups, lr=settings.learning_rate, **given)
+        except (TypeError, ValueError) as problem:
+            raise BadInput(
+                f"optimizer '{settings.name}' cannot be made: {problem}; see its documentation, "
+                f"and write arguments = {{ ... }}"
+            ) from None
 
     return make
+
+
+def state_bytes_per_parameter_byte(settings: OptimizerSettings) -> float:
+    """Bytes of optimizer state for each byte of a matrix; the optimizer is tried on a small one."""
+    tried = nn.Parameter(torch.ones(TRIED_SIDE, TRIED_SIDE))
+    tried.grad = torch.ones_like(tried)
+    made = optimizer_factory(settings)([("", tried)])
+    made.step()
+    kept = [one for one in made.state[tried].values() if isinstance(one, torch.Tensor)]
+    return sum(one.nbytes for one in kept if one.numel() > 1) / tried.nbytes
 
 
 def parameter_groups(settings: OptimizerSettings, named: Named) -> list[Any]:
@@ -155,10 +155,6 @@ class MuonWithAdamW(Optimizer):
         ]
         super().__init__([group for part in self._parts for group in part.param_groups], {})
         self._share()
-
-    @property
-    def parts(self) -> Sequence[Optimizer]:
-        return self._parts
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -7,6 +7,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput, Infeasible
 from penstock.jobs.job import Job
+from penstock.jobs.optimizers import state_bytes_per_parameter_byte
 from penstock.jobs.train_request import TrainRequest
 from penstock.plan.in_words import parallel_words
 from penstock.plan.ordering import schedule_refusal, updates_per_batch
@@ -31,24 +32,27 @@ STEADY_ITERATIONS = 6
 
 
 def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningProblem:
-    """The planning problem of a job."""
+    """The planning problem of a job.
+
+    An average needs the bytes of the parameters again, as do float32 sums of 16-bit gradients.
+    """
+    more = bool(job.average_decay) + bool(job.gradient_dtype)
     return PlanningProblem(
         profile=profile,
         cluster=cluster,
         global_batch=job.batch_size,
         micro_batch_sizes=job.micro_batch_choices(),
-        optimizer_bytes_per_parameter_byte=job.state_bytes_per_parameter_byte,
+        optimizer_bytes_per_parameter_byte=state_bytes_per_parameter_byte(job.optimizer) + more,
     )
 
 
-def training_problem(
-    job: Job, request: TrainRequest, profile: ModelProfile, cluster: Cluster
-) -> PlanningProblem:
+def training_problem(problem: PlanningProblem, request: TrainRequest) -> PlanningProblem:
     """The planning problem of a run, with what its request allows."""
+    profile = problem.profile
     if request.planner not in PLANNERS:
         raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
     return replace(
-        problem_of(job, profile, cluster),
+        problem,
         schedules=schedules_named(
             request.schedule,
             request.planner,
@@ -58,22 +62,18 @@ def training_problem(
         blocks="allowed",
         sharding=request.sharding,
         memory_reserve=request.memory_reserve,
-        as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
+        as_fast=SHARED_CORES_ERROR if problem.cluster.slowing_hosts else PREDICTION_ERROR,
     )
 
 
 def new_plan(
-    job: Job,
-    request: TrainRequest,
-    profile: ModelProfile,
-    cluster: Cluster,
-    limit: TimeLimit | None = None,
+    job: Job, request: TrainRequest, problem: PlanningProblem, limit: TimeLimit | None = None
 ) -> Plan:
     """A plan of the requested planner, the best one that it finds until the limit.
 
     It may have tensor groups of the sizes that the job names.
     """
-    problem = training_problem(job, request, profile, cluster)
+    problem = training_problem(problem, request)
     sizes = job.tensor_parallel.ranks
     plan = find_plan(problem, request.planner, make_score(problem), sizes=sizes, limit=limit)
     if job.meet_every:
@@ -123,23 +123,23 @@ def check_layers(plan: Plan, profile: ModelProfile) -> None:
         )
 
 
-def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
+def predict(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
     """Simulate an iteration of ``plan``; its time is that of a whole step with all its batches.
 
     Without a flush it is the time in the steady state. Where pipelines train alone, it has its
     share of a meeting. With ``accumulate``, replicas are summed only after the last batch; here
     that is counted for each. Its devices are the workers, also where the plan has tensor groups.
     """
-    grouped, own = on_groups(plan, problem_of(job, profile, cluster))
+    grouped, own = on_groups(plan, problem)
     whole = without_groups(grouped)
     ask = partial(
         simulate_plan,
         with_sharding(whole, "optimizer") if job.shard_optimizer else whole,
         own.profile,
         own.cluster,
-        optimizer_bytes_per_parameter_byte=job.state_bytes_per_parameter_byte,
+        optimizer_bytes_per_parameter_byte=own.optimizer_bytes_per_parameter_byte,
     )
-    prediction = on_ranks(ask(), grouped, len(cluster.devices))
+    prediction = on_ranks(ask(), grouped, len(problem.cluster.devices))
     if job.meet_every:
         price = meeting_price(own, plan, job.meet_every)
         alone_s = job.accumulate * price.alone_s
@@ -152,24 +152,26 @@ def predict(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pr
 
 
 def predict_step(
-    job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster
+    job: Job, plan: Plan, problem: PlanningProblem
 ) -> tuple[Prediction, tuple[LengthPrediction, ...]]:
     """As `predict`, but the mean time where batches have several lengths; and that of each."""
-    prediction = predict(job, plan, profile, cluster)
-    by_length = predict_lengths(profile, lambda at: predict(job, plan, at, cluster).iteration_s)
+    prediction = predict(job, plan, problem)
+    by_length = predict_lengths(
+        problem.profile, lambda at: predict(job, plan, replace(problem, profile=at)).iteration_s
+    )
     mean_s = expected_s(by_length) if by_length else prediction.iteration_s
     return replace(prediction, iteration_s=mean_s), by_length
 
 
-def without_pipeline_words(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
+def without_pipeline_words(job: Job, plan: Plan, problem: PlanningProblem) -> str:
     """What a step of plain data parallelism would take, in words; empty if the plan is that."""
     if len(plan.device_groups) == 1:
         return ""
-    problem = replace(problem_of(job, profile, cluster), schedules=("1f1b",), blocks="allowed")
+    problem = replace(problem, schedules=("1f1b",), blocks="allowed")
     try:
         plain = find_plan(problem, "data-parallel", make_score(problem))
     except Infeasible:
         return "data parallelism does not fit in memory"
-    step_s = predict_step(job, plain, profile, cluster)[0].iteration_s
+    step_s = predict_step(job, plain, problem)[0].iteration_s
     again = " by block" if plain.stages[0].by_block else ""
     return f"{parallel_words(plain, 'worker')[0]}{again} would take {seconds_text(step_s)}"

@@ -10,10 +10,9 @@ size of groups one factor says how many times as long as computed it takes.
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import starmap
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -32,10 +31,12 @@ from penstock.jobs import SEVERAL_GPUS
 from penstock.jobs.data_lengths import data_lengths, mean_profile
 from penstock.jobs.job import GivenGroups, Job
 from penstock.jobs.optimizers import optimizer_factory
+from penstock.jobs.plan_job import problem_of
 from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.tensor_parallel import with_tensor_parallel
 from penstock.plan.plan import Plan, Stage
+from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
 from penstock.plan_here import (
     costs_of_ranks,
@@ -50,14 +51,8 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.world import World
 from penstock.runtime.settings import Safety, Update
 from penstock.runtime.weights.pretrained import sources_of
-
-
-@dataclass(frozen=True)
-class CostedJob:
-    """The inputs of planning a job."""
-
-    profile: ModelProfile
-    cluster: Cluster
+from penstock.timeline.metrics import covered_s
+from penstock.timeline.timeline import Timeline
 
 
 def check_device(device: str, workers: int = 1) -> str:
@@ -135,37 +130,22 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
 
 def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> ModelProfile:
     """The profile of a job's model on this device, or estimated for absent hardware."""
-    if estimate_for:
-        graph = build_and_capture(job)
+    if not estimate_for:
+        return measure_job(job, device)
+    graph = build_and_capture(job)
 
-        def estimated(batch: Batch) -> ModelProfile:
-            found = estimate_profile(
-                graph,
-                batch,
-                estimate_for,
-                batch_sizes=sizes_to_measure(job.micro_batch_choices()),
-                autocast=job.autocast_dtype(),
-                compiled=job.compile,
-            )
-            found = replace(found, tokens_per_sample=tokens_per_sample(graph.batch_leaves(batch)))
-            return with_tensor_costs(found, job, graph, batch)
+    def estimated(batch: Batch) -> ModelProfile:
+        found = estimate_profile(
+            graph,
+            batch,
+            estimate_for,
+            batch_sizes=sizes_to_measure(job.micro_batch_choices()),
+            autocast=job.autocast_dtype(),
+            compiled=job.compile,
+        )
+        return replace(found, tokens_per_sample=tokens_per_sample(graph.batch_leaves(batch)))
 
-        return profile_by(job, estimated)
-    return measure_job(job, device)
-
-
-def has_tensor_costs(profile: ModelProfile, job: Job) -> bool:
-    """Whether a profile says what tensor groups divide, if the job may have any."""
-    return profile.tensor_parallel is not None or not job.tensor_parallel.is_asked
-
-
-def with_tensor_costs(
-    profile: ModelProfile, job: Job, graph: LayerGraph, batch: Batch
-) -> ModelProfile:
-    """``profile`` with what tensor groups divide, if the job may have any."""
-    if not job.tensor_parallel.is_asked:
-        return profile
-    return with_tensor_parallel(profile, graph, batch)
+    return profile_by(job, graph, estimated)
 
 
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
@@ -175,7 +155,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
 
     def measured(batch: Batch) -> ModelProfile:
         with types_compared(job, graph, batch):
-            found = measured_profile(
+            return measured_profile(
                 graph,
                 batch,
                 own,
@@ -184,9 +164,8 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
                 autocast=job.autocast_dtype(),
                 shares_cores=shares_cores,
             )
-        return with_tensor_costs(found, job, graph, batch)
 
-    return profile_by(job, measured)
+    return profile_by(job, graph, measured)
 
 
 @contextmanager
@@ -209,14 +188,24 @@ def types_compared(job: Job, graph: LayerGraph, batch: Batch) -> Iterator[None]:
         ) from failure
 
 
-def profile_by(job: Job, profile_of: Callable[[Batch], ModelProfile]) -> ModelProfile:
-    """The profile of the example batch, or of all lengths of the job's data."""
+def profile_by(
+    job: Job, graph: LayerGraph, profile_of: Callable[[Batch], ModelProfile]
+) -> ModelProfile:
+    """The profile of the example batch, or of all lengths of the job's data.
+
+    It has what tensor groups divide, if the job may have any.
+    """
+
+    def costed(batch: Batch) -> ModelProfile:
+        found = profile_of(batch)
+        return with_tensor_parallel(found, graph, batch) if job.tensor_parallel.is_asked else found
+
     lengths = data_lengths(job)
     if lengths is None:
-        return profile_of(job.example_batch())
-    every = [(group, profile_of(group.batch)) for group in lengths.groups]
+        return costed(job.example_batch())
+    every = [(group, costed(group.batch)) for group in lengths.groups]
     known = {group.lengths: profile for group, profile in every}
-    longest = known.get(lengths.longest.lengths) or profile_of(lengths.longest.batch)
+    longest = known.get(lengths.longest.lengths) or costed(lengths.longest.batch)
     mixed = mean_profile(
         [
             (tuple(zip(lengths.names, group.lengths, strict=True)), group.share, profile)
@@ -227,15 +216,15 @@ def profile_by(job: Job, profile_of: Callable[[Batch], ModelProfile]) -> ModelPr
     return replace(mixed, source=f"{mixed.source}; {lengths}")
 
 
-def cost_job(world: World, job: Job, device: str) -> CostedJob | None:
-    """Profile and cluster of the ranks of ``world``, as `costs_of_ranks`."""
+def cost_job(world: World, job: Job, device: str) -> PlanningProblem | None:
+    """The planning problem of the ranks of ``world``, as `costs_of_ranks`."""
 
     def measured(cluster: Cluster, shares_cores: bool) -> ModelProfile:
         profile = measure_job(job, device, shares_cores=shares_cores)
         return with_measured_groups(profile, job, cluster, device) if world.size > 1 else profile
 
     costs = costs_of_ranks(world, measured)
-    return CostedJob(*costs) if costs else None
+    return problem_of(job, *costs) if costs else None
 
 
 def with_measured_groups(
@@ -243,7 +232,10 @@ def with_measured_groups(
 ) -> ModelProfile:
     """``profile`` with the measured factors of the job's tensor groups; all workers must call this.
 
-    A model on the meta device may not fit in memory as a whole, so its groups are not measured.
+    A factor is how many times as long as computed the model takes on groups of a size. As many as
+    possible compute at the same time. Times are relative to those of single ranks by ``profile``
+    and by the same kind of measurement, so what the two have in common does not count. A model on
+    the meta device may not fit in memory as a whole, so its groups are not measured.
     """
     costs, sizes = profile.tensor_parallel, job.tensor_parallel.ranks
     if costs is None or not sizes:
@@ -251,16 +243,19 @@ def with_measured_groups(
     graph = build_and_capture(job)
     if is_on_meta(graph.model):
         return profile
+    sets = {size: found for size in sizes if (found := groups_of(cluster, size))}
+    problem = problem_of(job, profile, cluster)
     try:
-        factors = measured_factors(job, graph, profile, cluster, device)
+        alone = excess(job, graph, problem, groups_of(cluster, 1), device)
+        factors = tuple(
+            GroupFactor(size, excess(job, graph, problem, groups, device) / alone)
+            for size, groups in sets.items()
+        )
     except BadInput:
         if isinstance(job.tensor_parallel, GivenGroups):
             return profile
         raise
-    return replace(
-        profile,
-        tensor_parallel=replace(costs, factors=tuple(starmap(GroupFactor, factors.items()))),
-    )
+    return replace(profile, tensor_parallel=replace(costs, factors=factors))
 
 
 def cluster_for(workers: int, measured: Host) -> Cluster:
@@ -278,24 +273,6 @@ STEPS = 4
 """Steps of each measurement; the first is not counted."""
 
 
-def measured_factors(
-    job: Job, graph: LayerGraph, profile: ModelProfile, cluster: Cluster, device: str
-) -> dict[int, float]:
-    """How many times as long as computed the model takes on groups, by their size.
-
-    All workers must call this; as many of them as possible compute at the same time. Times are
-    relative to those of single ranks by ``profile`` and by the same kind of measurement, so what
-    the two have in common does not count.
-    """
-    found: dict[int, float] = {}
-    alone = excess(job, graph, profile, cluster, groups_of(cluster, 1), device)
-    for size in job.tensor_parallel.ranks:
-        groups = groups_of(cluster, size)
-        if groups:
-            found[size] = excess(job, graph, profile, cluster, groups, device) / alone
-    return found
-
-
 def groups_of(cluster: Cluster, size: int) -> Groups:
     """As many groups of neighbours on one host as there are."""
     hosts: list[list[int]] = [[] for _ in cluster.hosts]
@@ -309,16 +286,12 @@ def groups_of(cluster: Cluster, size: int) -> Groups:
 
 
 def excess(
-    job: Job,
-    graph: LayerGraph,
-    profile: ModelProfile,
-    cluster: Cluster,
-    groups: Groups,
-    device: str,
+    job: Job, graph: LayerGraph, problem: PlanningProblem, groups: Groups, device: str
 ) -> float:
     """How many times as long as computed the groups, as replicas of the model, really take."""
-    plan = plan_of(job, groups, len(profile.layers))
-    computed = profile_on(profile, cluster, [groups] * len(profile.layers))
+    layers = len(problem.profile.layers)
+    plan = plan_of(job, groups, layers)
+    computed = profile_on(problem.profile, problem.cluster, [groups] * layers)
     with Pipeline(
         graph,
         job.example_batch(),
@@ -328,15 +301,21 @@ def excess(
         update=Update(seed=job.seed),
         safety=Safety(compare_replicas_every=0),
     ) as pipe:
-        measured = [busy_s(pipe, job) for _ in range(STEPS)][1:]
+        timelines: list[Timeline] = []
+        for _ in range(STEPS):
+            pipe.step(job.example_batch())  # without an optimizer it changes no weight
+            timelines.append(pipe.timeline())
     (stage,) = plan.stages
-    every = range(len(profile.layers))
+    every = range(layers)
     factors: list[float] = []
     for replica, rows in zip(stage.devices, stage.slices, strict=True):
         expected_s = computed.work_s(every, rows)
         for rank in plan.ranks_of(replica):
-            seconds = median(step[rank] for step in measured)
-            factors.append(seconds / (plan.micro_batches * expected_s))
+            seconds = (
+                covered_s(e for e in timeline.events if e.device == rank and e.kind in "FB")
+                for timeline in timelines[1:]
+            )
+            factors.append(median(seconds) / (plan.micro_batches * expected_s))
     return median(factors)
 
 
@@ -348,14 +327,3 @@ def plan_of(job: Job, groups: Groups, layers: int) -> Plan:
     used = groups[:size]
     stage = Stage(range(layers), tuple(range(len(used))), split_rows(size, (1.0,) * len(used)))
     return Plan((stage,), job.batch_size // size, size, "1f1b", tensor_groups=used)
-
-
-def busy_s(pipe: Pipeline, job: Job) -> Sequence[float]:
-    """Take a step, which changes no weight; the seconds that each rank computed."""
-    pipe.step(job.example_batch())
-    timeline = pipe.timeline()
-    seconds = [0.0] * timeline.devices
-    for event in timeline.events:
-        if event.kind in "FB":
-            seconds[event.device] += event.end_s - event.start_s
-    return seconds

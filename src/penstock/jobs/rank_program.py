@@ -6,7 +6,6 @@ Where it fails at what it alone does, the others end as it ends, and say nothing
 """
 
 import gc
-import json
 import os
 import platform
 import re
@@ -15,17 +14,19 @@ import socket
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from math import inf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import torch
+from rich.console import Console
 
 from penstock.device import check_room, release_unused
+from penstock.document import json_text, write_text
 from penstock.errors import (
     BadInput,
     PenstockError,
@@ -42,44 +43,46 @@ from penstock.jobs.plan_job import (
     check_plan_fits,
     new_plan,
     predict_step,
+    problem_of,
     without_pipeline_words,
 )
 from penstock.jobs.profile_job import (
-    CostedJob,
     check_device,
     cluster_for,
     cost_job,
-    has_tensor_costs,
 )
 from penstock.jobs.run_directory import RunDirectory, latest_run, new_run
 from penstock.jobs.train_request import Log, TrainRequest, TrainResult
 from penstock.jobs.training_loop import (
+    TOLD,
     WARM_UP_STEPS,
-    PartReport,
+    JobRun,
     RunPart,
     Termination,
-    show_cursor,
+    TrainedPart,
     train_part,
+    wait_limit_s,
 )
 from penstock.jobs.trials import plans_to_try, seconds_of_trial
 from penstock.machine import processor_name, usable_cores, usable_memory_bytes
 from penstock.measure.machine_load import busy_beside
 from penstock.plan.in_words import plan_words
-from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan
+from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import TimeLimit
 from penstock.report.page import write_report
 from penstock.report.record import Circumstances, TriedPlan, read_rows
-from penstock.runtime.checkpoints.checkpoint import complete_in, damage_of, latest_checkpoint
+from penstock.runtime.checkpoints.checkpoint import complete_in, latest_checkpoint
 from penstock.runtime.checkpoints.weight_saving import check_free
 from penstock.runtime.measured_memory import MeasuredMemory
+from penstock.runtime.plan_for_ranks import shared_plan
 from penstock.runtime.processes.heartbeat import HEARTBEAT, LIMIT_S, say_and_end
 from penstock.runtime.processes.launch import LINGER_S, long_slices_if_crowded
 from penstock.runtime.processes.store import met_at
 from penstock.runtime.processes.world import World, check_environment, join_world
 from penstock.runtime.trackers import check_trackers
-from penstock.simulate.by_length import LengthPrediction
-from penstock.simulate.simulation import Prediction
+from penstock.timeline.json_file import write_timeline
 from penstock.waiting import notice_if_long, print_bare_lines, say
 from penstock.words import counted, seconds_text
 
@@ -90,31 +93,6 @@ LOST = WorkerLost, Stalled
 
 AFTER_A_LOSS = TimeLimit(2.0, time.perf_counter)
 """For the plan of the workers that are left, while they stand still."""
-
-WAIT_LIMIT_STEPS, LEAST_WAIT_LIMIT_S = 20, 60.0
-"""A rank waits for another at most as long as so many predicted steps, and as so many seconds."""
-
-
-@dataclass(frozen=True)
-class JobRun:
-    """A run as one of its ranks sees it. On other ranks than 0, ``say`` says nothing."""
-
-    world: World
-    directory: RunDirectory
-    job: Job
-    request: TrainRequest
-    say: Log
-    circumstances: Circumstances
-
-
-@dataclass(frozen=True)
-class PlannedPart:
-    """What rank 0 has planned for a part of a run; ``by_length`` where batches have lengths."""
-
-    plan: Plan
-    prediction: Prediction
-    by_length: tuple[LengthPrediction, ...]
-    resume_from: Path | None
 
 
 def run_local_rank(
@@ -140,11 +118,10 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
         world = join_world(request.device, LIMIT_S)
         asked = replace(request, workers=world.size, resume=request.resume or goes_on(request))
         told = say if request.shown and not world.rank else ignore
-        facts = world.all_gather(facts_of(job), RankFacts)
+        facts = world.all_gather(facts_of(job))
 
         def checked() -> TrainRequest:
             check_alike(facts)
-            check_tries(request)
             if request.may_lose:
                 raise BadInput(
                     f"--may-lose is {request.may_lose}, but torchrun or srun has started the ranks "
@@ -177,29 +154,23 @@ def run_rank(
     print_bare_lines()
     termination = Termination()
     assert request.out is not None
-    shown = request.shown and not world.rank
     directory = RunDirectory(request.out)
     with ExitStack() as held:
         by_first(world, lambda: held.enter_context(directory.held()))
         given = by_first(world, lambda: read_plan(request.plan) if request.plan else None)
-        if text := world.broadcast(json.dumps(plan_to_json(given)) if given else ""):
-            job = with_groups_of(plan_from_json(json.loads(text), "rank 0's plan"), job)
-        told = say if shown else ignore
-        run = JobRun(world, directory, job, request, told, circumstances_of(world, request))
+        if given := shared_plan(world, given):
+            job = with_groups_of(given, job)
+        told = say if request.shown and not world.rank else ignore
+        known = circumstances_of(world, request)
+        run = JobRun(world, directory, job, request, told, known, history, pause_after)
         check_seen(world, directory.path)
-        result = run_parts(run, termination, given, history, pause_after)
+        result = run_parts(run, termination, given)
     # A rank that fails does not leave: others would see that before it has said why.
     world.leave()
     return result
 
 
-def run_parts(
-    run: JobRun,
-    termination: Termination,
-    given: Plan | None,
-    history: TrainResult,
-    pause_after: int,
-) -> TrainResult | None:
+def run_parts(run: JobRun, termination: Termination, given: Plan | None) -> TrainResult | None:
     """Measure, then plan and train until the run ends or pauses; see `run_rank`.
 
     ``given`` is the plan of the first part.
@@ -207,24 +178,26 @@ def run_parts(
     world = run.world
     costs = costs_of(run)
     if run.request.tries > 1 and not run.request.resume:
-        given, history = tried(run, costs, history)
-    planned = by_first(world, partial(planned_part, run, costs, given, history))
-    part = replace(part_of(run, planned), before=history, pause_after=pause_after)
-    if not history.steps:
-        check_rooms(world, part.plan, planned)
-    report = train_part(part, termination, run.say)
-    memory = world.all_gather(report.memory, MeasuredMemory)
+        run, given = tried(run, costs)
+    planned = by_first(world, partial(planned_part, run, costs, given))
+    plan = shared_plan(world, planned and planned.plan)
+    part = planned or RunPart(cast(Plan, plan))
+    part = replace(part, **world.broadcast({key: getattr(part, key) for key in TOLD}))
+    check_seen(world, run.directory.checkpoints if part.resumes else run.directory.path)
+    if not run.history.steps:
+        check_rooms(world, part)
+    trained = train_part(run, part, termination)
+    memory = world.all_gather(trained.memory, MeasuredMemory)
     for rank, found in enumerate(memory):
         if found.reserved_bytes:
             run.say(f"memory of rank {rank}: {found}")
-    peaks = [found.peak_bytes for found in memory]
-    result = report.result
+    result = trained.result()
     if any(world.all_gather(termination.asked)) and result.steps < run.job.steps:
         run.say(f"stopped by SIGTERM after step {result.steps}")
         raise SystemExit(128 + signal.SIGTERM)
     if result.paused:
         return result
-    return finish(run, planned, report, peaks) if planned else None
+    return None if world.rank else finish(run, part, trained, [one.peak_bytes for one in memory])
 
 
 def by_first(world: World, act: Callable[[], T]) -> T | None:
@@ -253,6 +226,12 @@ def ignore(text: str) -> None:
 
 def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
     """The request with its run directory, which is made if it is a new one."""
+    if request.tries > 1 and (request.plan or request.resume):
+        given = "--plan" if request.plan else "--resume"
+        raise BadInput(
+            f"--try {request.tries} chooses the plan of a new run, and with {given} there is a "
+            f"plan already; leave out one of them"
+        )
     if note := check_device(request.device, request.workers):
         say(note)
     if job.save_weights is not None:
@@ -267,36 +246,21 @@ def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
                 f"{request.workers}"
             )
         job = with_groups_of(given, job)
-    check_group_sizes(job, request.workers)
+    sizes = job.tensor_parallel.ranks
+    if sizes and min(sizes) > request.workers:
+        raise BadInput(
+            f"job '{job.name}': tensor_parallel has groups of {list(sizes)} ranks, but there are "
+            f"{request.workers} workers; start at least {min(sizes)} with --workers"
+        )
     check_trackers(job.trackers, f"job '{job.name}'")
     find = latest_run if request.resume else new_run
     return replace(request, out=find(job.name, request.out).path)
-
-
-def check_tries(request: TrainRequest) -> None:
-    """Raise `BadInput` for a request of trials where there is no plan to choose."""
-    if request.tries > 1 and (request.plan or request.resume):
-        given = "--plan" if request.plan else "--resume"
-        raise BadInput(
-            f"--try {request.tries} chooses the plan of a new run, and with {given} there is a "
-            f"plan already; leave out one of them"
-        )
 
 
 def with_groups_of(plan: Plan, job: Job) -> Job:
     """The job with the sizes of the tensor groups of ``plan``, so that their costs are measured."""
     sizes = tuple(sorted({len(group) for group in plan.tensor_groups} - {1}))
     return replace(job, tensor_parallel=GivenGroups(sizes, job.tensor_parallel.layers))
-
-
-def check_group_sizes(job: Job, workers: int) -> None:
-    """Raise `BadInput` if no tensor group that the job asks for has enough workers."""
-    sizes = job.tensor_parallel.ranks
-    if sizes and min(sizes) > workers:
-        raise BadInput(
-            f"job '{job.name}': tensor_parallel has groups of {list(sizes)} ranks, but there are "
-            f"{workers} workers; start at least {min(sizes)} with --workers"
-        )
 
 
 def goes_on(request: TrainRequest) -> bool:
@@ -311,17 +275,10 @@ def goes_on(request: TrainRequest) -> bool:
     return (again and directory.is_planned) or directory.is_of_this_launch
 
 
-@dataclass(frozen=True)
-class RankFacts:
-    """What a rank tells of itself: its host, and what must be alike on all."""
-
-    host: str
-    alike: dict[str, str]
-
-
-def facts_of(job: Job) -> RankFacts:
+def facts_of(job: Job) -> tuple[str, dict[str, str]]:
+    """A rank's host, and what must be equal on all."""
     what = f"'{job.name}' with {job.steps} steps of {job.batch_size} samples"
-    return RankFacts(socket.gethostname(), versions() | {"the job": what})
+    return socket.gethostname(), versions() | {"the job": what}
 
 
 def versions() -> dict[str, str]:
@@ -347,15 +304,15 @@ def circumstances_of(world: World, request: TrainRequest) -> Circumstances:
     )
 
 
-def check_alike(facts: Sequence[RankFacts]) -> None:
+def check_alike(facts: Sequence[tuple[str, dict[str, str]]]) -> None:
     """Raise `BadInput` if a rank differs from rank 0, naming its host and what differs."""
-    for rank, found in enumerate(facts):
-        for thing, first in facts[0].alike.items():
-            own = found.alike.get(thing, "none")
-            if own != first:
+    first_host, expected = facts[0]
+    for rank, (host, found) in enumerate(facts):
+        for thing, first in expected.items():
+            if (own := found.get(thing, "none")) != first:
                 raise BadInput(
-                    f"rank {rank} on host '{found.host}' has {thing} {own}, but rank 0 on host "
-                    f"'{facts[0].host}' has {first}; install and start the same on all hosts"
+                    f"rank {rank} on host '{host}' has {thing} {own}, but rank 0 on host "
+                    f"'{first_host}' has {first}; install and start the same on all hosts"
                 )
 
 
@@ -373,7 +330,7 @@ def check_seen(world: World, path: Path) -> None:
     by_first(world, refuse)
 
 
-def costs_of(run: JobRun) -> CostedJob | None:
+def costs_of(run: JobRun) -> PlanningProblem | None:
     """Profile and cluster, measured now or by the run that is resumed; only rank 0 has them."""
     world = run.world
     places = world.all_gather((socket.gethostname(), os.environ.get("GROUP_RANK", "")))
@@ -395,7 +352,7 @@ def costs_of(run: JobRun) -> CostedJob | None:
     return costs
 
 
-def known_costs(run: JobRun, layout: Sequence[int]) -> CostedJob | None:
+def known_costs(run: JobRun, layout: Sequence[int]) -> PlanningProblem | None:
     """What was measured on as many ranks of as many hosts as ``layout`` says; None if nothing.
 
     Layers and links of a single host's CPUs stay, whatever the number of its ranks.
@@ -405,7 +362,7 @@ def known_costs(run: JobRun, layout: Sequence[int]) -> CostedJob | None:
         return None
     profile, cluster = directory.read_costs()
     before = tuple(len(host.devices) for host in cluster.hosts)
-    if not has_tensor_costs(profile, run.job):
+    if profile.tensor_parallel is None and run.job.tensor_parallel.is_asked:
         return None
     if before != layout:
         one_host = len(before) == len(layout) == 1
@@ -413,48 +370,54 @@ def known_costs(run: JobRun, layout: Sequence[int]) -> CostedJob | None:
             return None
         cluster = cluster_for(layout[0], cluster.hosts[0])
         directory.write_cluster(cluster)
-    return CostedJob(profile, cluster)
+    return problem_of(run.job, profile, cluster)
 
 
-def planned_part(
-    run: JobRun, costs: CostedJob | None, given: Plan | None, history: TrainResult
-) -> PlannedPart:
+def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None) -> RunPart:
     """Plan the next part of the run where that is not done yet, and predict its steps."""
     assert costs is not None
     HEARTBEAT.phase = "plans"
     job, directory, request = run.job, run.directory, run.request
-    resume_from = checkpoint_to_resume(directory, run.say) if request.resume else None
+    resumes = request.resume and has_checkpoint(directory, run.say)
     with notice_if_long(run.say, "planning"):
-        plan = given or plan_for(run, costs, history)
+        plan = given or plan_for(run, costs)
     check_plan_fits(plan, job, run.world.size, f"the plan of '{directory.path}'")
     check_layers(plan, costs.profile)
     directory.write_plan(plan, run.world.size)
     with notice_if_long(run.say, "simulating a step of the plan"):
-        prediction, by_length = predict_step(job, plan, costs.profile, costs.cluster)
-        other = without_pipeline_words(job, plan, costs.profile, costs.cluster)
-    directory.write_predicted(prediction.timeline)
+        prediction, by_length = predict_step(job, plan, costs)
+        other = without_pipeline_words(job, plan, costs)
+    write_timeline(prediction.timeline, directory.path / "predicted.json")
     step = f"predicted {seconds_text(prediction.iteration_s)} a step"
     run.say("; ".join(filter(None, (f"plan: {plan_words(plan, 'worker')}", step, other))))
-    return PlannedPart(plan, prediction, by_length, resume_from)
+    # A checkpoint contains all weights.
+    needless = resumes and job.weights and not Path(job.weights.directory).exists()
+    return RunPart(
+        plan,
+        float(prediction.iteration_s),
+        tuple(map(float, prediction.peak_memory_bytes)),
+        resumes,
+        loads_weights=not needless,
+        timeline=prediction.timeline,
+        by_length=by_length,
+    )
 
 
-def plan_for(run: JobRun, costs: CostedJob, history: TrainResult) -> Plan:
+def plan_for(run: JobRun, costs: PlanningProblem) -> Plan:
     """The plan that the resumed run has kept for so many ranks with these costs, or a new one."""
     if not run.request.resume:
         run.directory.forget_plans()
     kept = run.directory.kept_plan(run.world.size)
     if kept is not None and kept.global_batch == run.job.batch_size:
         return kept
-    if run.request.resume and not history.lost_workers:
+    if run.request.resume and not run.history.lost_workers:
         run.say("the run gets a new plan, because its hosts, its workers or the batch size changed")
-    limit = AFTER_A_LOSS if history.lost_workers else None
-    return new_plan(run.job, run.request, costs.profile, costs.cluster, limit)
+    limit = AFTER_A_LOSS if run.history.lost_workers else None
+    return new_plan(run.job, run.request, costs, limit)
 
 
-def tried(
-    run: JobRun, costs: CostedJob | None, history: TrainResult
-) -> tuple[Plan | None, TrainResult]:
-    """The quickest plan, which only rank 0 has, after a short trial of each that is near the best.
+def tried(run: JobRun, costs: PlanningProblem | None) -> tuple[JobRun, Plan | None]:
+    """The run and its quickest plan, after a short trial of each that is near the best.
 
     Where all fail the run goes on with the first, and ends with its error.
     """
@@ -465,98 +428,59 @@ def tried(
         HEARTBEAT.phase = "plans"
         run.directory.forget_plans()
         with notice_if_long(run.say, "planning"):
-            plans = plans_to_try(job, run.request, costs.profile, costs.cluster)
-            own = [predict_step(job, plan, costs.profile, costs.cluster)[0] for plan in plans]
-        return [(plan, each.iteration_s) for plan, each in zip(plans, own, strict=True)]
+            plans = plans_to_try(job, run.request, costs)
+            own = [predict_step(job, plan, costs)[0] for plan in plans]
+        return [(plan, float(each.iteration_s)) for plan, each in zip(plans, own, strict=True)]
 
     plans = by_first(world, predicted) or []
-    told = world.broadcast([[json.dumps(plan_to_json(plan)), step_s] for plan, step_s in plans])
-    if len(told) == 1:
+    seconds = world.broadcast([step_s for _, step_s in plans])
+    if len(seconds) == 1:
         run.say("no other plan is predicted to be nearly as fast, so none is tried")
-        return plans[0][0] if plans else None, history
-    found = dict[int, TriedPlan]()
-    for number, (text, step_s) in enumerate(told):
-        plan = plan_from_json(json.loads(text), "rank 0's plan")
-        run.say(f"trying plan {number + 1} of {len(told)}: {plan_words(plan, 'worker')}")
-        limit_s = max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * step_s)
+        return run, plans[0][0] if plans else None
+    found = dict[Plan, TriedPlan]()
+    for number, step_s in enumerate(seconds):
+        plan = cast(Plan, shared_plan(world, plans[number][0] if plans else None))
+        words = plan_words(plan, "worker")
+        run.say(f"trying plan {number + 1} of {len(seconds)}: {words}")
+        limit_s = wait_limit_s(step_s)
         measured = seconds_of_trial(world, job, plan, run.request.device, limit_s)
-        found[number] = TriedPlan(plan_words(plan, "worker"), step_s, *measured)
-    best, *others = sorted(found, key=lambda number: found[number].measured_s or inf)
-    ranked = tuple(found[number] for number in (best, *others))
-    for words, *times in (("plan", "predicted", "measured"), *(each.cells for each in ranked)):
+        found[plan] = TriedPlan(words, step_s, *measured)
+    ranked = sorted(found, key=lambda plan: found[plan].measured_s or inf)
+    tried = tuple(found[plan] for plan in ranked)
+    for words, *times in (("plan", "predicted", "measured"), *(each.cells for each in tried)):
         run.say(f"  {times[0]:>9}  {times[1]:>9}  {words}")
-    return plans[best][0] if plans else None, replace(history, tried=ranked)
+    return replace(run, history=replace(run.history, tried=tried)), ranked[0]
 
 
-def checkpoint_to_resume(directory: RunDirectory, say: Log) -> Path | None:
-    """The newest undamaged checkpoint; None if the run ended before its first one."""
-    found = complete_in(directory.checkpoints)
-    for path in reversed(found):
-        damage = damage_of(path)
-        if not damage:
-            return path
-        say(f"checkpoint '{path}' is left out: {damage}")
-    if found:
-        raise BadInput(
-            f"all {len(found)} checkpoints of '{directory.path}' are damaged; restore one from a "
-            f"copy, or start a new run with another --out"
-        )
+def has_checkpoint(directory: RunDirectory, say: Log) -> bool:
+    """Return True if the run has a checkpoint; print a line if it has none."""
+    if complete_in(directory.checkpoints):
+        return True
     say(f"'{directory.path}' has no checkpoint yet; training starts at the first step")
-    return None
+    return False
 
 
-def part_of(run: JobRun, planned: PlannedPart | None) -> RunPart:
-    """The part that rank 0 has planned, on every rank; all must call this."""
-    job, told = run.job, dict[str, Any]()
-    if planned:
-        resume_from, weights = planned.resume_from, job.weights
-        # The checkpoint contains all weights.
-        needless = resume_from and weights and not Path(weights.directory).exists()
-        told = {
-            "plan": json.dumps(plan_to_json(planned.plan)),
-            "resume_from": str(resume_from.absolute()) if resume_from else "",
-            "weights": weights is not None and not needless,
-            "step_s": planned.prediction.iteration_s,
-        }
-    told = run.world.broadcast(told)
-    resume_from = Path(told["resume_from"]) if told["resume_from"] else None
-    check_seen(run.world, resume_from or run.directory.path)
-    return RunPart(
-        job if told["weights"] else replace(job, weights=None),
-        plan_from_json(json.loads(told["plan"]), "rank 0's plan"),
-        run.directory,
-        planned=planned.prediction.timeline if planned else None,
-        resume_from=resume_from,
-        device=run.request.device,
-        shown=run.request.shown,
-        timeout_s=max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * told["step_s"]),
-    )
-
-
-def check_rooms(world: World, plan: Plan, planned: PlannedPart | None) -> None:
+def check_rooms(world: World, part: RunPart) -> None:
     """Check that the plan's ranks fit into what is free of their GPUs; all must call this."""
-    peaks = world.broadcast(list(planned.prediction.peak_memory_bytes) if planned else [])
     places = list(zip(world.hosts, world.devices, strict=True))
-    own = [plan.device_of(r) for r, at in enumerate(places) if at == places[world.rank]]
-    wanted = sum(peaks[device] for device in own if device >= 0)
+    own = [part.plan.device_of(r) for r, at in enumerate(places) if at == places[world.rank]]
+    wanted = sum(part.peaks[device] for device in own if device >= 0)
     # Ranks that share a GPU have measured on it, too.
     world.all_succeed(lambda: release_unused(world.device))
     world.all_succeed(lambda: check_room(world.device, wanted, "the plan"))
 
 
-def finish(
-    run: JobRun, planned: PlannedPart, report: PartReport, peaks: Sequence[float]
-) -> TrainResult:
+def finish(run: JobRun, part: RunPart, trained: TrainedPart, peaks: Sequence[float]) -> TrainResult:
     """Write the measured timeline, the summary and the report."""
-    job, directory, plan, trained = run.job, run.directory, planned.plan, report.result
+    job, directory, plan, found = run.job, run.directory, part.plan, trained.result()
     rows = read_rows(directory.metrics, damaged=False)
-    lengths = measured_lengths(planned.by_length, rows, report.start + WARM_UP_STEPS)
-    measured_s = mean_s(lengths) or trained.measured_s
-    directory.write_measured(report.timeline)
+    lengths = measured_lengths(part.by_length, rows, trained.start + WARM_UP_STEPS)
+    measured_s = mean_s(lengths) or found.measured_s
+    write_timeline(trained.timeline(), directory.path / "measured.json")
     result = replace(
-        trained,
-        samples_per_s=trained.samples_per_s * trained.measured_s / measured_s,
-        predicted_s=planned.prediction.iteration_s,
+        found,
+        samples_per_s=found.samples_per_s * found.measured_s / measured_s,
+        predicted_s=part.step_s,
         measured_s=measured_s,
         plan=directory.path / "plan.json",
         checkpoint=latest_checkpoint(directory.checkpoints),
@@ -564,7 +488,7 @@ def finish(
         weights=job.save_weights,
         by_length=lengths,
     )
-    if report.data_ended:
+    if trained.data_ended:
         run.say(
             f"the data of job '{job.name}' ended after {result.steps} of {job.steps} steps, and "
             f"the training with them; give data for all steps, or set steps = {result.steps}"
@@ -580,7 +504,7 @@ def finish(
     always = ("steps", "loss", "samples_per_s", "predicted_s", "measured_s")
     where_any = {
         "busy": busy,
-        "data_ended_after": result.steps if report.data_ended else 0,
+        "data_ended_after": result.steps if trained.data_ended else 0,
         **{key: list(numbers[key]) for key in ("tried", "drift", "left_out_steps", "by_length")},
     }
     summary = {
@@ -589,13 +513,13 @@ def finish(
         "planner": plan.planner,
         "schedule": plan.schedule,
         "workers": run.world.size,
-        "predicted_peak_memory_bytes": list(planned.prediction.peak_memory_bytes),
+        "predicted_peak_memory_bytes": list(part.peaks),
         "measured_peak_memory_bytes": [peaks[rank] for rank in plan.ranks],
         "circumstances": asdict(replace(run.circumstances, load_during=load)),
         **{key: numbers[key] for key in always},
         **{key: value for key, value in where_any.items() if value},
     }
-    directory.write_summary(summary)
+    write_text(directory.path / "summary.json", json_text(summary))
     return replace(result, report=write_report(directory.path))
 
 
@@ -605,7 +529,8 @@ def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) ->
     try:
         yield
     except BaseException as failure:
-        show_cursor()
+        # The live display of a worker that was stopped has left it hidden.
+        Console(stderr=True).show_cursor()
         if not (goes_on and isinstance(failure, LOST)):
             remedy = f"--resume --out {directory.path}"
             try:

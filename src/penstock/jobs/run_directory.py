@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster, write_cluster
-from penstock.document import json_text, read_text, write_pieces, write_text
+from penstock.document import read_text, write_pieces, write_text
 from penstock.errors import BadInput
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
@@ -23,8 +23,6 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.report.record import read_rows
 from penstock.runtime.metrics import StepMetrics, evaluation_row, numbers_in, step_row
 from penstock.runtime.user_metrics import Evaluation
-from penstock.timeline.json_file import write_timeline
-from penstock.timeline.timeline import Timeline
 
 RUNS = Path("runs")
 
@@ -126,15 +124,6 @@ class RunDirectory:
     def forget_plans(self) -> None:
         for place in self.path.glob("plan-*.json"):
             place.unlink()
-
-    def write_predicted(self, timeline: Timeline) -> None:
-        write_timeline(timeline, self.path / "predicted.json")
-
-    def write_measured(self, timeline: Timeline) -> None:
-        write_timeline(timeline, self.path / "measured.json")
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_text(self.path / "summary.json", json_text(summary))
 
 
 def launch_name() -> str:

@@ -23,6 +23,7 @@ from torch.utils.data import (
     DataLoader,
     RandomSampler,
     SequentialSampler,
+    Subset,
     default_collate,
 )
 
@@ -226,12 +227,12 @@ class SampleData:
         whole = samples_of(found, own, self.place)
         if self.held_out == 0:
             return whole, None
-        if whole.numbers is None:
+        if not whole.numbered:
             raise BadInput(
                 f"data '{self.place}' has no length, so a share of it cannot be held out; name "
                 f'another dataset as held_out = "module:dataset", or set held_out = 0'
             )
-        total = len(whole.numbers)
+        total = len(whole.dataset)
         kept = min(total - 1, math.ceil(self.held_out * total))
         order = torch.randperm(total, generator=torch.Generator().manual_seed(0)).tolist()
         seen, unseen = sorted(order[kept:]), sorted(order[:kept])
@@ -256,7 +257,7 @@ def made(place: str, arguments: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a dataset: those of the ``numbers``, or (``None``) what iteration yields.
+    """Samples of a dataset, by their numbers or as iteration yields them.
 
     ``batched``: iteration yields whole batches.
     """
@@ -264,53 +265,52 @@ class Samples:
     place: str
     dataset: Any
     collate: Callable[[list[Any]], Batch]
-    numbers: list[int] | None = None
+    numbered: bool = False
     shuffled: bool = True
     batched: bool = False
     workers: int = 0
 
+    def __post_init__(self) -> None:
+        if self.numbered and not len(self.dataset):
+            raise BadInput(f"data '{self.place}' has 0 samples; a training needs at least one")
+
     def only(self, numbers: list[int]) -> "Samples":
         """Fewer samples of the same dataset."""
-        return replace(self, numbers=numbers)
+        return replace(self, dataset=Subset(self.dataset, numbers))
 
     def batches(self, split: Split, seed: int, start_step: int, batch_size: int) -> Iterator[Batch]:
         """Batches from a step on; those of the held-out part end."""
-        training = split == "train"
-        if self.numbers is None:
-            epochs = count() if training else range(1)
-            if self.batched:
-                own = getattr(self.dataset, "batch_size", None) or batch_size
-                if own != batch_size:
-                    raise BadInput(
-                        f"data '{self.place}' has batches of {own}, and the job's batch_size is "
-                        f"{batch_size}; make them equal"
-                    )
-                ready = (batch for epoch in epochs for batch in self.epoch(seed, epoch))
-                return islice(ready, start_step, None)
-            samples = (sample for epoch in epochs for sample in self.epoch(seed, epoch))
-            rest = islice(samples, start_step * batch_size, None)
-            return map(self.collate, batches_of(rest, batch_size))
-        start = start_step * batch_size
-        numbers = self.order(seed, start) if training else iter(self.numbers[start:])
-        loader = DataLoader[Any](
-            self.dataset,
-            batch_sampler=batches_of(numbers, batch_size),
-            collate_fn=self.collate,
-            num_workers=self.workers,
-        )
-        return iter(loader)
+        training, start = split == "train", start_step * batch_size
+        if self.numbered:
+            numbers = self.order(seed, start) if training else iter(range(start, len(self.dataset)))
+            loader = DataLoader[Any](
+                self.dataset,
+                batch_sampler=batches_of(numbers, batch_size),
+                collate_fn=self.collate,
+                num_workers=self.workers,
+            )
+            return iter(loader)
+        epochs = count() if training else range(1)
+        ready = (one for epoch in epochs for one in self.epoch(seed, epoch))
+        if not self.batched:
+            return map(self.collate, batches_of(islice(ready, start, None), batch_size))
+        own = getattr(self.dataset, "batch_size", None) or batch_size
+        if own != batch_size:
+            raise BadInput(
+                f"data '{self.place}' has batches of {own}, and the job's batch_size is "
+                f"{batch_size}; make them equal"
+            )
+        return islice(ready, start_step, None)
 
     def order(self, seed: int, start: int = 0) -> Iterator[int]:
         """The endless numbers of samples, epoch after epoch, from the one at ``start`` on."""
-        assert self.numbers is not None
-        total = len(self.numbers)
+        total = len(self.dataset)
         for epoch in count(start // total):
             order = range(total)
             if self.shuffled:
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
                 order = torch.randperm(total, generator=generator).tolist()
-            begin = start % total if epoch == start // total else 0
-            yield from (self.numbers[place] for place in order[begin:])
+            yield from order[start % total if epoch == start // total else 0 :]
 
     def epoch(self, seed: int, epoch: int) -> Iterator[Any]:
         """What one iteration over the dataset yields; the same whenever it is asked for."""
@@ -340,25 +340,12 @@ def samples_of(found: Any, collate: Callable[[list[Any]], Batch] | None, place: 
         usual = isinstance(loader.sampler, RandomSampler | SequentialSampler)
         if usual and hasattr(loader.dataset, "__len__"):
             shuffled = isinstance(loader.sampler, RandomSampler)
-            whole = numbered(loader.dataset, own, place)
-            return Samples(
-                place, whole.dataset, own, whole.numbers, shuffled, workers=loader.num_workers
-            )
+            return Samples(place, loader.dataset, own, True, shuffled, workers=loader.num_workers)
         return Samples(place, loader, own, batched=True)
     if hasattr(found, "with_format") and getattr(found, "format", {}).get("type", "") is None:
         found = found.with_format("torch")
-    own = collate or default_collate
-    if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
-        return numbered(found, own, place)
-    return Samples(place, found, own)
-
-
-def numbered(dataset: Any, collate: Callable[[list[Any]], Batch], place: str) -> Samples:
-    """The samples of a dataset that has a length."""
-    total = len(dataset)
-    if total < 1:
-        raise BadInput(f"data '{place}' has {total} samples; a training needs at least one")
-    return Samples(place, dataset, collate, list(range(total)))
+    numbered = hasattr(found, "__len__") and hasattr(found, "__getitem__")
+    return Samples(place, found, collate or default_collate, numbered)
 
 
 class TextWindows:

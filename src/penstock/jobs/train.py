@@ -14,7 +14,6 @@ from penstock.jobs.plan_job import check_plan_fits, problem_of
 from penstock.jobs.profile_job import profile_job
 from penstock.jobs.rank_program import (
     LOST,
-    check_tries,
     checked_request,
     ignore,
     last_checkpoint_said,
@@ -55,7 +54,6 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
             f"--may-lose is {request.may_lose}, but of {request.workers} workers at most "
             f"{request.workers - 1} can be lost"
         )
-    check_tries(request)
     request = part = checked_request(job, request, told)
     assert request.out is not None
     directory, history = RunDirectory(request.out), TrainResult()

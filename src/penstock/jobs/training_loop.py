@@ -4,9 +4,9 @@ import math
 import signal
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
@@ -20,18 +20,21 @@ from penstock.jobs.job import Job
 from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.jobs.profile_job import build_and_capture
 from penstock.jobs.run_directory import Records, RunDirectory
-from penstock.jobs.train_request import TrainResult
+from penstock.jobs.train_request import Log, TrainRequest, TrainResult
 from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
+from penstock.report.record import Circumstances
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback
 from penstock.runtime.measured_memory import MeasuredMemory
-from penstock.runtime.metrics import PAUSE, StepMetrics, evaluation_row
+from penstock.runtime.metrics import END, PAUSE, StepMetrics, evaluation_row
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
-from penstock.runtime.settings import Constraints, Safety, Update
+from penstock.runtime.processes.world import World
+from penstock.runtime.settings import Constraints, Safety
 from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
+from penstock.simulate.by_length import LengthPrediction
 from penstock.timeline.drift import DriftWatch
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import notice_if_long, say
@@ -40,36 +43,8 @@ from penstock.words import counted
 MOST_TO_ONE_CHECKPOINT = 3
 """A run that has gone back to one checkpoint so many times ends at the next bad step."""
 
-
-@dataclass
-class RollBack:
-    """The steps that a run leaves out, because they were bad before it went back.
-
-    ``checkpoints`` is the directory of checkpoints. ``tell`` is called after the run has gone back,
-    with the step of the checkpoint and what happened.
-    """
-
-    pipe: Pipeline
-    checkpoints: Path
-    tell: Callable[[int, str], None]
-    left_out: set[int] = field(default_factory=set[int])
-    _times: Counter[int] = field(default_factory=Counter[int])
-
-    def after(self, failure: LossNotFinite) -> int:
-        """Load the last checkpoint and return its step; all ranks must call this."""
-        try:
-            start = self.pipe.load(self.checkpoints)
-        except BadInput as none:
-            raise failure.at(f"the run cannot go back to a checkpoint ({none})") from None
-        if self._times[start] == MOST_TO_ONE_CHECKPOINT:
-            raise failure.at(
-                f"the run has gone back to step {start} {MOST_TO_ONE_CHECKPOINT} times already"
-            )
-        self._times[start] += 1
-        self.left_out.add(failure.step)
-        self.tell(start, f"{failure}; back to step {start}, without the batch of {failure.step}")
-        return start
-
+WAIT_LIMIT_STEPS, LEAST_WAIT_LIMIT_S = 20, 60.0
+"""A rank waits for another at most as long as so many predicted steps, and as so many seconds."""
 
 WARM_UP_STEPS = 3
 """Steps at the start that are not measured: caches fill and connections are made."""
@@ -93,65 +68,42 @@ def pauses_at(step: int, start: int, every: int, pause_after: int) -> bool:
 
 
 @dataclass(frozen=True)
-class RunPart:
-    """A part of a run: from a checkpoint to a later one, all ranks follow one plan.
+class JobRun:
+    """A run as one of its ranks sees it. On other ranks than 0, ``say`` says nothing.
 
-    ``resume_from`` is the checkpoint's directory. ``planned`` is the simulated iteration, which
-    only rank 0 has. ``before`` is what came of earlier parts. The part ends before the run does at
-    the checkpoint number ``pause_after``.
+    ``history`` is the result of earlier parts. With ``pause_after`` this part ends before the run
+    does, at the checkpoint of this number.
     """
 
-    job: Job
-    plan: Plan
+    world: World
     directory: RunDirectory
-    planned: Timeline | None = None
-    resume_from: Path | None = None
-    device: str = "cpu"
-    shown: bool = True
-    timeout_s: float = LIMIT_S
-    before: TrainResult = field(default_factory=TrainResult)
-    pause_after: int = 0
+    job: Job
+    request: TrainRequest
+    say: Log
+    circumstances: Circumstances
+    history: TrainResult
+    pause_after: int
+
+
+TOLD = "step_s", "peaks", "resumes", "loads_weights"
+"""The fields of a `RunPart` that rank 0 sends to the others after the plan."""
 
 
 @dataclass(frozen=True)
-class PartReport:
-    """What a rank knows of a part that has ended, besides the result of the run so far.
+class RunPart:
+    """A part of a run in which all ranks follow one plan, from the first step or a checkpoint.
 
-    ``timeline`` is of a step of about median time. ``start`` is the number of steps taken before
-    the part. ``data_ended``: the data had no batch for a step that was left.
+    ``peaks`` are the predicted bytes of each worker. Only rank 0 has the predicted ``timeline`` of
+    a step, and ``by_length`` where batches have lengths.
     """
 
-    result: TrainResult
-    timeline: Timeline
-    memory: MeasuredMemory
-    start: int
-    data_ended: bool
-
-
-@dataclass
-class Measurements:
-    """Times of the steps so far, and timelines of some of the latest."""
-
-    seconds: list[float] = field(default_factory=list)
-    timelines: deque[tuple[float, Timeline]] = field(
-        default_factory=lambda: deque(maxlen=2 * SAMPLED_TIMELINES)
-    )
-
-    def add(self, seconds: float, timeline: Timeline | None) -> None:
-        self.seconds.append(seconds)
-        if timeline is not None:
-            self.timelines.append((seconds, timeline))
-
-    @property
-    def steady(self) -> list[float]:
-        """The times of the steps after the warm-up, or of all steps if there are no others."""
-        return self.seconds[WARM_UP_STEPS:] or self.seconds
-
-    def typical(self) -> tuple[float, Timeline]:
-        """The median step time, and the timeline of the sampled step that is closest to it."""
-        typical_s = median(self.steady)
-        nearest = min(self.timelines, key=lambda sample: abs(sample[0] - typical_s))
-        return typical_s, nearest[1]
+    plan: Plan
+    step_s: float = 0.0
+    peaks: tuple[float, ...] = ()
+    resumes: bool = False
+    loads_weights: bool = True
+    timeline: Timeline | None = None
+    by_length: tuple[LengthPrediction, ...] = ()
 
 
 def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -> Pipeline:
@@ -172,220 +124,233 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
         metrics=job.metrics,
         timeout_s=timeout_s,
         verify=job.verify,
-        update=Update(
-            weights=job.weights,
-            seed=job.seed,
-            loss_scaling=job.loss_scaling if job.autocast == "float16" else None,
-            gradient_dtype=job.gradients_in(),
-            schedule_follows="evaluation" if job.follows_evaluations else "loss",
-            **job.meetings,
-            # A run that rolls back does so where the pipeline stops.
-            on_non_finite="skip" if job.on_non_finite == "skip" else "stop",
-        ),
+        update=job.update,
         safety=Safety(compare_replicas_every=job.compare_replicas_every),
     )
     pipe.notify(*filter(None, (job.average,)), *job.callbacks)
     return pipe
 
 
-def train_part(part: RunPart, termination: "Termination", say: Callable[[str], None]) -> PartReport:
+def train_part(run: JobRun, part: RunPart, termination: "Termination") -> "TrainedPart":
     """Train from the first step, or from a checkpoint, to the end of the part."""
-    job = part.job
-    with notice_if_long(say, "building the model and the stages"):
-        trackers = trackers_of(part.directory.path, job, part.plan, say)
+    job = run.job if part.loads_weights else replace(run.job, weights=None)
+    with notice_if_long(run.say, "building the model and the stages"):
+        trackers = trackers_of(run.directory.path, job, part.plan, run.say)
         tracked = replace(job, callbacks=(*job.callbacks, *trackers))
-        made = pipeline_of(tracked, part.plan, part.device, part.timeout_s)
+        limit_s = wait_limit_s(part.step_s)
+        made = pipeline_of(tracked, part.plan, run.request.device, limit_s)
     with termination.stopping(made), made as pipe:
-        start = pipe.load(part.resume_from) if part.resume_from else 0
-        return train(pipe, part, start)
+        trained = TrainedPart(run, part, pipe)
+        trained.train()
+        return trained
 
 
-def train(pipe: Pipeline, part: RunPart, start: int) -> PartReport:
-    """The training loop: step, record, display; at intervals evaluate and write a checkpoint."""
-    job, directory, first = part.job, part.directory, pipe.rank == 0
-    measured, memory = Measurements(), list[MeasuredMemory]()
-    display = display_for(start, job.steps, shown=part.shown and first)
-    loss, step, samples = math.nan, start, job.batch_size * job.accumulate
-    lengths = deque[Mapping[str, int]]()
-    pipe.print_with(display.note)
-    if job.compile:
-        display.note(f"compiled on rank {pipe.rank}: {counted(pipe.compiled_graphs, 'graph')}")
-    with closing(display), closing(Records(directory, start, writes=first)) as records:
+class TrainedPart:
+    """A part of a run while it is trained, and its measurements.
 
-        def gone_back(to: int, why: str) -> None:
-            records.go_back(to)
-            display.note(why)
-
-        watch = DriftWatch(part.planned or Timeline((), 0), job.accumulate)
-        back = RollBack(pipe, directory.checkpoints, gone_back)
-        steps = trained(pipe, job, start, memory, lengths, back)
-        words = "the first step" if job.verify == "off" else "the first step, and the model's own"
-        for metrics in notice_of_first(steps, display.note, words):
-            step, loss, samples = metrics.step, metrics.loss, metrics.samples
-            if metrics.non_finite:
-                back.left_out.add(step)
-                display.note(f"step {step} was left out: {metrics.non_finite}")
-            timeline = pipe.timeline() if is_sampled(step, start, job.steps) else None
-            measured.add(metrics.seconds, timeline)
-            if timeline is not None and first and not job.dynamic:
-                records.drift(step, watch.add(timeline))
-            verified = str(pipe.verified) if pipe.verified is not None and step == 1 else ""
-            records.step(metrics, verified, lengths.popleft())
-            display.step(step, metrics)
-            if job.evaluate_every and step % job.evaluate_every == 0:
-                evaluation = evaluate(pipe, job)
-                records.evaluation(step, evaluation)
-                display.note(f"step {step}: {in_words(evaluation)}")
-                if job.follows_evaluations:
-                    pipe.step_schedule(evaluation_row(step, evaluation)[job.optimizer.follows])
-            if job.checkpoint_every and step % job.checkpoint_every == 0:
-                # On the CPU, saving in the background would copy all state, which is not planned.
-                pipe.save(directory.checkpoints, wait=part.device == "cpu")
-            pauses = pauses_at(step + 1, start, job.checkpoint_every, part.pause_after)
-            if pauses and first and step + 1 < job.steps:
-                pipe.stop(PAUSE)
-            if pipe.stopping == PAUSE:
-                break
-            if pipe.stopping:
-                display.note(f"step {step}: a callback or a signal has ended the training")
-                break
-        if step == start:
-            raise BadInput(nothing_left(job, start))
-        paused = pipe.stopping == PAUSE
-        save_at_the_end(pipe, part, step, with_weights=not paused)
-        if not measured.timelines:
-            measured.timelines.append((measured.seconds[-1], pipe.timeline()))
-    typical_s, timeline = measured.typical()
-    before = part.before
-    result = replace(
-        before,
-        steps=step,
-        loss=loss,
-        measured_s=typical_s,
-        samples_per_s=samples / typical_s,
-        verified=before.verified or str(pipe.verified or ""),
-        left_out_steps=tuple(sorted({*before.left_out_steps, *back.left_out})),
-        drift=tuple(map(str, watch.drifts)),
-        paused=paused,
-    )
-    peak = (memory or [MeasuredMemory()])[-1]
-    return PartReport(result, timeline, peak, start, step < job.steps and not pipe.stopping)
-
-
-def save_at_the_end(pipe: Pipeline, part: RunPart, step: int, with_weights: bool) -> None:
-    """Write a checkpoint of the last step, and ``with_weights`` those that the job asks for."""
-    job = part.job
-    if not (job.checkpoint_every and step % job.checkpoint_every == 0):
-        pipe.save(part.directory.checkpoints)
-    if job.save_weights is not None and with_weights:
-        pipe.meet()
-        with averaged(pipe, job):
-            pipe.save_pretrained(job.save_weights)
-
-
-def notice_of_first(
-    steps: Iterator[StepMetrics], note: Callable[[str], None], words: str
-) -> Iterator[StepMetrics]:
-    """``steps``; if the first takes long, ``note`` prints what is waited for."""
-    with notice_if_long(note, words):
-        first = list(islice(steps, 1))
-    return chain(first, steps)
-
-
-def trained(
-    pipe: Pipeline,
-    job: Job,
-    start: int,
-    memory: list[MeasuredMemory],
-    lengths: deque[Mapping[str, int]],
-    back: RollBack,
-) -> Iterator[StepMetrics]:
-    """Train to the end of the run, step by step; adds the memory of one step to ``memory``.
-
-    The lengths of each step's batch are added to ``lengths``; a step of several batches adds none.
-    If the job rolls back, steps after the last checkpoint are taken again after a bad one.
+    ``start`` is the number of steps taken before it, ``memory`` that of an early step, and
+    ``left_out`` are steps that were bad. ``data_ended``: the data had no batch for a step that was
+    left.
     """
-    while True:
+
+    def __init__(self, run: JobRun, part: RunPart, pipe: Pipeline) -> None:
+        self._run, self._job, self._pipe = run, run.job, pipe
+        self.start = pipe.load(run.directory.checkpoints) if part.resumes else 0
+        self.memory = MeasuredMemory()
+        self.data_ended = False
+        self._step, self._loss, self._samples = self.start, math.nan, 0
+        self._left_out = set[int]()
+        self._times_back = Counter[int]()
+        self._lengths = dict[int, Mapping[str, int]]()
+        self._seconds = list[float]()
+        self._timelines = deque[tuple[float, Timeline]](maxlen=2 * SAMPLED_TIMELINES)
+        self._watch = DriftWatch(part.timeline or Timeline((), 0), run.job.accumulate)
+        first = pipe.rank == 0
+        self._records = Records(run.directory, self.start, writes=first)
+        self._display = Display(self.start, run.job.steps, shown=run.request.shown and first)
+
+    def train(self) -> None:
+        """Step, record, display; at intervals evaluate and write a checkpoint."""
+        job, pipe, note = self._job, self._pipe, self._display.note
+        pipe.print_with(note)
+        if job.compile:
+            note(f"compiled on rank {pipe.rank}: {counted(pipe.compiled_graphs, 'graph')}")
+        with closing(self._display), closing(self._records):
+            steps = self._steps()
+            own = "" if job.verify == "off" else ", and the model's own"
+            with notice_if_long(note, f"the first step{own}"):
+                first = list(islice(steps, 1))
+            for metrics in chain(first, steps):
+                self._note(metrics)
+                self._act()
+                if pipe.stopping:
+                    break
+            if self._step == self.start:
+                raise BadInput(nothing_left(job, self.start))
+            if pipe.stopping == END:
+                note(f"step {self._step}: a callback or a signal has ended the training")
+            self._save_at_the_end()
+            if not self._timelines:
+                self._timelines.append((self._seconds[-1], pipe.timeline()))
+        self.data_ended = self._step < job.steps and not pipe.stopping
+
+    def _note(self, metrics: StepMetrics) -> None:
+        """Record and display a step."""
+        step, pipe, records = metrics.step, self._pipe, self._records
+        self._step, self._loss, self._samples = step, metrics.loss, metrics.samples
+        if metrics.non_finite:
+            self._left_out.add(step)
+            self._display.note(f"step {step} was left out: {metrics.non_finite}")
+        self._seconds.append(metrics.seconds)
+        if is_sampled(step, self.start, self._job.steps):
+            timeline = pipe.timeline()
+            self._timelines.append((metrics.seconds, timeline))
+            if pipe.rank == 0 and not self._job.dynamic:
+                records.drift(step, self._watch.add(timeline))
+        verified = str(pipe.verified) if pipe.verified is not None and step == 1 else ""
+        records.step(metrics, verified, self._lengths.pop(step))
+        self._display.step(step, metrics)
+
+    def _act(self) -> None:
+        """Evaluate, save or pause, where one of them is due."""
+        job, pipe, step = self._job, self._pipe, self._step
+        if job.evaluate_every and step % job.evaluate_every == 0:
+            evaluation = evaluate(pipe, job)
+            self._records.evaluation(step, evaluation)
+            self._display.note(f"step {step}: {in_words(evaluation)}")
+            if job.follows_evaluations:
+                pipe.step_schedule(evaluation_row(step, evaluation)[job.optimizer.follows])
+        if job.checkpoint_every and step % job.checkpoint_every == 0:
+            # On the CPU, saving in the background would copy all state, which is not planned.
+            pipe.save(self._run.directory.checkpoints, wait=self._run.request.device == "cpu")
+        pauses = pauses_at(step + 1, self.start, job.checkpoint_every, self._run.pause_after)
+        if pauses and pipe.rank == 0 and step + 1 < job.steps:
+            pipe.stop(PAUSE)
+
+    def _save_at_the_end(self) -> None:
+        """Write a checkpoint of the last step, and the weights, unless the run only pauses."""
+        job, pipe = self._job, self._pipe
+        if not (job.checkpoint_every and self._step % job.checkpoint_every == 0):
+            pipe.save(self._run.directory.checkpoints)
+        if job.save_weights is not None and pipe.stopping != PAUSE:
+            pipe.meet()
+            with averaged(pipe, job):
+                pipe.save_pretrained(job.save_weights)
+
+    def _steps(self) -> Iterator[StepMetrics]:
+        """Train to the end of the run, step by step.
+
+        If the job rolls back, steps after the last checkpoint are taken again after a bad one.
+        """
+        start = self.start
+        while True:
+            try:
+                yield from self._steps_after(start)
+                return
+            except LossNotFinite as failure:
+                if self._job.on_non_finite != "roll-back":
+                    raise
+                start = self._go_back(failure)
+
+    def _go_back(self, failure: LossNotFinite) -> int:
+        """Load the last checkpoint and return its step; all ranks must call this."""
         try:
-            yield from trained_on(pipe, job, start, memory, lengths, back.left_out)
-            return
-        except LossNotFinite as failure:
-            if job.on_non_finite != "roll-back":
-                raise
-            start = back.after(failure)
-            lengths.clear()
+            start = self._pipe.load(self._run.directory.checkpoints)
+        except BadInput as none:
+            raise failure.at(f"the run cannot go back to a checkpoint ({none})") from None
+        if self._times_back[start] == MOST_TO_ONE_CHECKPOINT:
+            raise failure.at(
+                f"the run has gone back to step {start} {MOST_TO_ONE_CHECKPOINT} times already"
+            )
+        self._times_back[start] += 1
+        self._left_out.add(failure.step)
+        self._records.go_back(start)
+        back = f"back to step {start}, without the batch of {failure.step}"
+        self._display.note(f"{failure}; {back}")
+        return start
 
+    def _steps_after(self, step: int) -> Iterator[StepMetrics]:
+        """Train the steps after ``step``, except those that are left out.
 
-def trained_on(
-    pipe: Pipeline,
-    job: Job,
-    start: int,
-    memory: list[MeasuredMemory],
-    lengths: deque[Mapping[str, int]],
-    left_out: Collection[int],
-) -> Iterator[StepMetrics]:
-    """Train from step ``start`` to the end of the run, without the steps in ``left_out``.
-
-    Without a flush, steps follow one another without a pause up to the next evaluation or
-    checkpoint.
-    """
-    steps = noting_lengths(pipe, steps_of(job, start, pipe.needs), lengths)
-    if not updates_per_batch(pipe.plan):
-        for step, batches in enumerate(steps, start + 1):
-            if step in left_out:
+        Without a flush, steps follow one another without a pause up to the next evaluation or
+        checkpoint.
+        """
+        job, pipe = self._job, self._pipe
+        every = [n for n in (job.evaluate_every, job.checkpoint_every) if n]
+        batches, before = self._batches(step), -1
+        while step != before:
+            before = step
+            if step + 1 in self._left_out and next(batches, None) is not None:
                 pipe.skip_step()
-                lengths.pop()
+                step += 1
                 continue
-            if step == measured_step(start, job.steps):
-                with pipe.measuring_memory() as measured:
-                    metrics = pipe.step(*batches)
-                memory.append(measured)
-            else:
+            pauses = [n - step % n for n in every]
+            pauses += [n - 1 - step for n in self._left_out if n > step]
+            some = islice(batches, min(pauses, default=job.steps))
+            for metrics in self._stepped(some, step):
+                step += 1
+                yield metrics
+
+    def _batches(self, step: int) -> Iterator[tuple[object, ...]]:
+        """The batches of each step after ``step``; the lengths of single ones are noted."""
+        for number, batches in enumerate(steps_of(self._job, step, self._pipe.needs), step + 1):
+            own = self._pipe.lengths_of(batches[0]) if len(batches) == 1 else {}
+            self._lengths[number] = own
+            yield batches
+
+    def _stepped(self, steps: Iterator[tuple[object, ...]], step: int) -> Iterator[StepMetrics]:
+        """Take the steps after ``step``; the memory of an early one is measured, or of several.
+
+        It is a warm-up step, so measuring its memory disturbs no measured time unless steps are
+        few: the third, since the first creates optimizer state, and both before it keep outputs,
+        with which losses are compared. Without a flush there are enough steps after the first to
+        fill the pipeline, so that every stage holds as many weight versions as it ever will.
+        """
+        pipe = self._pipe
+        if updates_per_batch(pipe.plan):
+            stream = pipe.stream(batch for (batch,) in steps)
+            if step == self.start:
+                yield from islice(stream, 1)
+                with pipe.measuring_memory() as self.memory:
+                    yield from islice(stream, max(WARM_UP_STEPS, len(pipe.plan.stages)))
+            yield from stream
+            return
+        for number, batches in enumerate(steps, step + 1):
+            is_measured = number == min(self.start + 3, self._job.steps)
+            before = nullcontext(self.memory)
+            with pipe.measuring_memory() if is_measured else before as self.memory:
                 metrics = pipe.step(*batches)
             yield metrics
-        return
-    step, before = start, -1
-    while step != before:
-        before = step
-        every = [n for n in (job.evaluate_every, job.checkpoint_every) if n]
-        if step + 1 in left_out and next(steps, None) is not None:
-            pipe.skip_step()
-            lengths.pop()
-            step += 1
-            continue
-        pauses = [n - step % n for n in every] + [n - 1 - step for n in left_out if n > step]
-        pause = min(pauses, default=job.steps)
-        stream = pipe.stream(batch for (batch,) in islice(steps, pause))
-        if step == start:
-            stream = measured_first(pipe, stream, memory)
-        for metrics in stream:
-            step += 1
-            yield metrics
+
+    def result(self) -> TrainResult:
+        """The result of the run so far."""
+        before, typical_s = self._run.history, median(self._steady)
+        return replace(
+            before,
+            steps=self._step,
+            loss=self._loss,
+            measured_s=typical_s,
+            samples_per_s=self._samples / typical_s,
+            verified=before.verified or str(self._pipe.verified or ""),
+            left_out_steps=tuple(sorted({*before.left_out_steps, *self._left_out})),
+            drift=tuple(map(str, self._watch.drifts)),
+            paused=self._pipe.stopping == PAUSE,
+        )
+
+    def timeline(self) -> Timeline:
+        """That of the sampled step whose time is closest to the median."""
+        typical_s = median(self._steady)
+        return min(self._timelines, key=lambda sample: abs(sample[0] - typical_s))[1]
+
+    @property
+    def _steady(self) -> list[float]:
+        """The times of the steps after the warm-up, or of all steps if there are no others."""
+        return self._seconds[WARM_UP_STEPS:] or self._seconds
 
 
-def noting_lengths(
-    pipe: Pipeline, steps: Iterator[tuple[object, ...]], lengths: deque[Mapping[str, int]]
-) -> Iterator[tuple[object, ...]]:
-    """``steps``; when a step is requested, the lengths of its batch are added to ``lengths``."""
-    for batches in steps:
-        lengths.append(pipe.lengths_of(batches[0]) if len(batches) == 1 else {})
-        yield batches
-
-
-def measured_first(
-    pipe: Pipeline, steps: Iterator[StepMetrics], memory: list[MeasuredMemory]
-) -> Iterator[StepMetrics]:
-    """``steps`` of a stream; the memory of some steps after the first is measured.
-
-    There are enough of them to fill the pipeline, so that every stage holds as many weight versions
-    as it ever will. The first step is left out: it may be compared with the user's module, which
-    takes additional memory.
-    """
-    yield from islice(steps, 1)
-    with pipe.measuring_memory() as measured:
-        yield from islice(steps, max(WARM_UP_STEPS, len(pipe.plan.stages)))
-    memory.append(measured)
-    yield from steps
+def wait_limit_s(step_s: float) -> float:
+    """Return for how many seconds a rank waits for another, where steps take ``step_s``."""
+    return max(LEAST_WAIT_LIMIT_S, WAIT_LIMIT_STEPS * step_s)
 
 
 def nothing_left(job: Job, start: int) -> str:
@@ -436,15 +401,6 @@ def in_words(evaluation: Evaluation) -> str:
     """``loss on held-out data 0.1234, accuracy 0.9876``."""
     metrics = "".join(f", {name} {value:.4f}" for name, value in evaluation.metrics.items())
     return f"loss on held-out data {evaluation.loss:.4f}{metrics}"
-
-
-def measured_step(start: int, steps: int) -> int:
-    """The step whose memory is measured: the third, since the first creates optimizer state, and
-    both before it keep outputs, with which losses are compared.
-
-    It is a warm-up step, so measuring its memory disturbs no measured time unless steps are few.
-    """
-    return min(start + 3, steps)
 
 
 class Termination:
@@ -505,77 +461,38 @@ def trackers_of(
 PLAIN_LINES = 20
 """How many lines a run prints if standard error is not a terminal."""
 
-SHOW_CURSOR = "\x1b[?25h"
 
-
-class LiveDisplay:
-    """A progress bar that is redrawn in place."""
-
-    def __init__(self, start: int, steps: int) -> None:
-        self._progress = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
-            TextColumn("{task.fields[samples_per_s]:.0f} samples/s"),
-            TextColumn("bubble {task.fields[bubble]:.0%}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._task = self._progress.add_task(
-            "train", total=steps, completed=start, loss=float("nan"), samples_per_s=0.0, bubble=0.0
-        )
-        self._progress.start()
-
-    def step(self, step: int, metrics: StepMetrics) -> None:
-        self._progress.update(
-            self._task,
-            completed=step,
-            loss=metrics.loss,
-            samples_per_s=metrics.samples_per_s,
-            bubble=metrics.bubble,
-        )
-
-    def note(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False)
-
-    def close(self) -> None:
-        self._progress.stop()
-
-
-class PlainDisplay:
-    """A line every few steps, for logs, or nothing."""
+class Display:
+    """A progress bar on a terminal; elsewhere a line every few steps, for logs; or nothing."""
 
     def __init__(self, start: int, steps: int, *, shown: bool) -> None:
         self._every = max(1, (steps - start) // PLAIN_LINES)
-        self._steps = steps
-        self._shown = shown
+        self._steps, self._shown = steps, shown
+        self._bar: Progress | None = None
+        if shown and sys.stderr.isatty():
+            words = TextColumn("{task.description}")
+            columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), words)
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            self._task = self._bar.add_task("", total=steps, completed=start)
+            self._bar.start()
 
     def step(self, step: int, metrics: StepMetrics) -> None:
-        """Print every few steps, and always the last step."""
-        if step % self._every == 0 or step == self._steps:
-            self.note(
-                f"step {step}/{self._steps}  loss {metrics.loss:.4f}  "
-                f"{metrics.samples_per_s:.0f} samples/s  bubble {metrics.bubble:.0%}"
-            )
+        """Show every few steps, and always the last step."""
+        words = (
+            f"loss {metrics.loss:.4f}  {metrics.samples_per_s:.0f} samples/s  "
+            f"bubble {metrics.bubble:.0%}"
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=words)
+        elif step % self._every == 0 or step == self._steps:
+            self.note(f"step {step}/{self._steps}  {words}")
 
     def note(self, text: str) -> None:
-        if self._shown:
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False)
+        elif self._shown:
             say(text)
 
     def close(self) -> None:
-        """Nothing to restore."""
-
-
-def display_for(start: int, steps: int, *, shown: bool) -> LiveDisplay | PlainDisplay:
-    """The display that suits standard error; none unless ``shown``."""
-    if shown and sys.stderr.isatty():
-        return LiveDisplay(start, steps)
-    return PlainDisplay(start, steps, shown=shown)
-
-
-def show_cursor() -> None:
-    """Show the cursor again, which the live display of a stopped worker left hidden."""
-    if sys.stderr.isatty():
-        sys.stderr.write(SHOW_CURSOR)
-        sys.stderr.flush()
+        if self._bar is not None:
+            self._bar.stop()

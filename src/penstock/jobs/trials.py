@@ -4,22 +4,22 @@ Nothing of them is kept: each has a pipeline of its own with the job's first wei
 """
 
 import gc
-from collections import deque
 from contextlib import suppress
 from dataclasses import replace
+from itertools import starmap
 from statistics import median
 
 from penstock.capture.record.outside_state import kept_random_state
-from penstock.cluster.cluster import Cluster
 from penstock.device import release_unused
 from penstock.errors import BadInput, Infeasible
 from penstock.jobs.job import Job
 from penstock.jobs.plan_job import check_plan_fits, training_problem
 from penstock.jobs.train_request import TrainRequest
-from penstock.jobs.training_loop import pipeline_of, trained_on
+from penstock.jobs.training_loop import pipeline_of, steps_of
+from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
+from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import find_plan
-from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import World
 from penstock.simulate.score import make_score
@@ -31,9 +31,7 @@ NEAR = 1.25
 """A plan is tried if it is predicted to take at most so many times as long as the best."""
 
 
-def plans_to_try(
-    job: Job, request: TrainRequest, profile: ModelProfile, cluster: Cluster
-) -> list[Plan]:
+def plans_to_try(job: Job, request: TrainRequest, problem: PlanningProblem) -> list[Plan]:
     """The planner's answer, then others that it has looked at, the fastest by simulation first.
 
     At most ``request.tries`` that are near the best and can be carried out. First come those that
@@ -41,7 +39,7 @@ def plans_to_try(
     then those of other schedules. Of those that are predicted to take the same to five digits there
     is one: they do the same work.
     """
-    problem, seen = training_problem(job, request, profile, cluster), dict[Plan, float]()
+    problem, seen = training_problem(problem, request), dict[Plan, float]()
     score, sizes = make_score(problem), job.tensor_parallel.ranks
 
     def noted(plan: Plan) -> float:
@@ -63,7 +61,7 @@ def plans_to_try(
             if len(found) == request.tries or own & known:
                 continue
             with suppress(BadInput):
-                check_plan_fits(plan, job, len(cluster.devices), "a plan to try")
+                check_plan_fits(plan, job, len(problem.cluster.devices), "a plan to try")
                 found.append(plan)
                 known |= own
     return found
@@ -93,7 +91,10 @@ def seconds_of_trial(
     with kept_random_state(world.device):
         try:
             with pipeline_of(own, plan, device, timeout_s) as pipe:
-                steps = trained_on(pipe, own, 0, [], deque(), ())
+                batches = steps_of(own, 0, pipe.needs)
+                steps = starmap(pipe.step, batches)
+                if updates_per_batch(plan):
+                    steps = pipe.stream(batch for (batch,) in batches)
                 seconds = [metrics.seconds for metrics in steps]
         except Exception as cause:  # whatever it is, the run goes on without this plan
             failure = str(cause).strip().partition("\n")[0] or type(cause).__name__

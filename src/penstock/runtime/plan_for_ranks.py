@@ -8,7 +8,7 @@ from penstock.errors import BadInput, Infeasible
 from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.runtime.processes.heartbeat import LIMIT_S
-from penstock.runtime.processes.world import join_world
+from penstock.runtime.processes.world import World, join_world
 
 NAME = "rank 0's plan"
 
@@ -37,10 +37,16 @@ def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:
     def planned() -> Plan | None:
         return None if world.rank else kept_plan(make, folder, world.size)
 
-    plan = world.all_succeed(planned, BadInput, Infeasible)
-    told = world.broadcast(json_text(plan_to_json(plan)) if plan else "")
+    plan = shared_plan(world, world.all_succeed(planned, BadInput, Infeasible))
     world.leave()
-    return plan or plan_from_json(parse_json(told, NAME, "plan"), NAME)
+    assert plan is not None
+    return plan
+
+
+def shared_plan(world: World, plan: Plan | None) -> Plan | None:
+    """Return rank 0's plan, if it has one, on every rank; all must call this."""
+    told = world.broadcast(json_text(plan_to_json(plan)) if plan else "")
+    return plan or (plan_from_json(parse_json(told, NAME, "plan"), NAME) if told else None)
 
 
 def kept_plan(make: MakePlan, folder: Path, ranks: int) -> Plan:

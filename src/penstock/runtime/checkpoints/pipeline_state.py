@@ -181,7 +181,9 @@ def chosen_checkpoint(engine: Engine, directory: Path) -> Path:
             return path
         if world.rank == 0 and len(tried) > 1:
             warnings.warn(f"checkpoint '{path}' is left out: {problem}", stacklevel=2)
-    raise BadInput(f"no whole checkpoint to load: {problem}")
+    raise BadInput(
+        f"no whole checkpoint to load: {problem}; restore one from a copy, or begin a new run"
+    )
 
 
 def wanted_tensors(
