@@ -59,8 +59,9 @@ from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.settings import Constraints, MakeOptimizer, Options
+from penstock.runtime.settings import MakeOptimizer, Options
 from penstock.runtime.steps.training import made_of
+from penstock.runtime.tables import Constraints
 from penstock.simulate.score import make_score
 from penstock.torch_internals import BatchNorm
 from penstock.waiting import say

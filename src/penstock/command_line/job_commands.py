@@ -63,13 +63,14 @@ def profile(
     terminal: Terminal,
 ) -> None:
     """Measure the time and memory of each layer of JOB's model."""
+    from penstock.jobs.job_file import checked_table, find_job
     from penstock.measure.hardware import hardware_named
 
     terminal.check_places(out)
     if estimate:
         hardware_named(estimate)
+    checked_table(job, changes or ())
     with loading(terminal.note):
-        from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import check_device, profile_job
         from penstock.profile.json_file import write_profile
         from penstock.report.tables import profile_table
@@ -129,23 +130,24 @@ def train(
 
     started = one_of_several()
     from penstock.document import check_folder
+    from penstock.jobs.job_file import checked_table, find_job
+    from penstock.planning.planning_problem import member_named, schedules_named
     from penstock.runtime.processes.fork_server import begin_fork_server
+    from penstock.search.search import PLANNERS
 
     terminal = replace(terminal, quiet=terminal.quiet or started.rank > 0)
     for folder in filter(None, (out, save_weights) if started.ranks == 1 else ()):
         check_folder(folder)
+    member_named(PLANNERS, planner, "planner")
+    schedules_named(schedule, planner)
+    checked_table(job, changes or ())
     if started.ranks == 1:
         # It imports torch while this process does.
         begin_fork_server(["penstock.jobs.rank_program"])
     with loading(terminal.note):
-        from penstock.jobs.job_file import find_job
         from penstock.jobs.rank_program import run_started_rank
         from penstock.jobs.train import TrainRequest, train_job
-        from penstock.planning.planning_problem import member_named, schedules_named
-        from penstock.search.search import PLANNERS
 
-    member_named(PLANNERS, planner, "planner")
-    schedules_named(schedule, planner)
     request = TrainRequest(
         workers=workers,
         plan=Path(plan) if plan else None,
@@ -208,10 +210,11 @@ def verify(
 
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
+    from penstock.jobs.job_file import checked_table, find_job
 
     terminal.check_places(out)
+    checked_table(job, changes or ())
     with loading(terminal.note):
-        from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import check_device
         from penstock.jobs.train import verify_job
 

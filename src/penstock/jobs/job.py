@@ -7,9 +7,8 @@ from dataclasses import field
 from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
-import torch
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -19,31 +18,29 @@ from pydantic import (
     TypeAdapter,
 )
 from pydantic.dataclasses import dataclass
-from torch import nn
-from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader
 
-from penstock.capture.batch_layout import RowsOf
-from penstock.capture.batch_part import LeafKey
-from penstock.capture.layer_graph import SplitTable
 from penstock.capture.lengths import Dimensions, Dynamic, Length
-from penstock.capture.stage_program import Batch, Loss
 from penstock.document import Table, in_one_line
 from penstock.errors import BadInput
 from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
-from penstock.runtime.batch_needs import BatchNeeds
-from penstock.runtime.callbacks import Callback
 from penstock.runtime.conflicts import check_conflicts, uses_of_settings
-from penstock.runtime.gradients.loss_scaling import LossScaling
-from penstock.runtime.metrics import RECORDED
 from penstock.runtime.processes.heartbeat import HEARTBEAT
-from penstock.runtime.settings import Update, Verification
-from penstock.runtime.trackers import check_trackers
-from penstock.runtime.user_metrics import Metric
-from penstock.runtime.weight_average import ExponentialAverage
-from penstock.runtime.weights.pretrained import Weights
+from penstock.runtime.tables import LossScaling, Weights
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import Module
+
+    from penstock.capture.batch_part import LeafKey
+    from penstock.capture.stage_program import Batch, Loss
+    from penstock.runtime.batch_needs import BatchNeeds
+    from penstock.runtime.callbacks import Callback
+    from penstock.runtime.user_metrics import Metric
+    from penstock.runtime.weight_average import ExponentialAverage
+else:  # a job file is checked before torch is loaded
+    Batch = Callback = Loss = Metric = Module = Any
+    LeafKey = str | int | tuple[str | int, ...]
 
 T = TypeVar("T")
 
@@ -125,6 +122,8 @@ def optimizer_name(name: str) -> str:
         hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(OPTIMIZERS)}"
         raise ValueError(f'{hint}; any other is a class, as "torch.optim:NAdam"')
     kind = member_at(name)
+    from torch.optim import Optimizer
+
     if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
         raise ValueError("it is no class of optimizers of torch")
     try:
@@ -207,6 +206,10 @@ class OptimizerSettings(Table):
                 'optimizer.schedule = "plateau" has no warm-up; set optimizer.warm_up_steps = 0'
             )
         else:
+            import torch
+            from torch.optim import SGD
+            from torch.optim.lr_scheduler import ReduceLROnPlateau
+
             try:
                 ReduceLROnPlateau(SGD([torch.zeros(1)]), **self.plateau)
             except (TypeError, ValueError) as problem:
@@ -234,6 +237,9 @@ class OptimizerSettings(Table):
             case "sgd":
                 return 1.0 if self.momentum else 0.0
             case _:
+                import torch
+                from torch import nn
+
                 tried = nn.Parameter(torch.ones(TRIED_SIDE, TRIED_SIDE))
                 tried.grad = torch.ones_like(tried)
                 made = member_at(self.name)([tried], lr=self.learning_rate, **self.arguments)
@@ -252,7 +258,7 @@ class TensorSettings(Table):
     """
 
     ranks: Annotated[tuple[GroupSize, ...], Field(strict=False)] = ()
-    layers: SplitTable | None = None
+    layers: Mapping[str, Literal["colwise", "rowwise"]] | None = None
 
     @property
     def is_asked(self) -> bool:
@@ -407,7 +413,7 @@ class Job:
     """
 
     name: Annotated[str, AfterValidator(file_name)]
-    model: Annotated[Callable[[], nn.Module], named_function("model")]
+    model: Annotated[Callable[[], Module], named_function("model")]
     data: Annotated[Data, named_function("data")]
     loss: Annotated[Loss | None, named_function("loss")] = None
     batch_size: Count = 16
@@ -433,7 +439,7 @@ class Job:
         tuple[Annotated[Callback, named_function("callbacks")], ...], Field(strict=False)
     ] = ()
     trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    verify: Verification = "first-step"
+    verify: Literal["first-step", "off"] = "first-step"
     compare_replicas_every: Interval = 50
     meet_every: Interval = 0
     outer_learning_rate: Amount = 1.0
@@ -447,13 +453,14 @@ class Job:
     dynamic: Annotated[Dynamic | Literal["auto"], PlainValidator(as_dynamic)] = field(
         default_factory=dict[str | int | tuple[str | int, ...], Dimensions]
     )
-    rows: RowsOf = field(default_factory=dict[LeafKey, int])
+    rows: Mapping[LeafKey, int] = field(default_factory=dict[LeafKey, int])
 
     def __post_init__(self) -> None:
         whose = f"job '{self.name}'"
         check_batch(self.batch_size)
-        check_trackers(self.trackers, whose, installed=False)
         for name in self.metrics:
+            from penstock.runtime.metrics import RECORDED
+
             if name in RECORDED or name.startswith("evaluation_"):
                 raise BadInput(
                     f"{whose}: a metric is called '{name}', as a column of the run's own records "
@@ -474,8 +481,13 @@ class Job:
                     f"{self.evaluate_every}; let it follow 'loss', or with evaluate_every above 0 "
                     f"one of {known}"
                 )
-        _ = self.meetings
         check_conflicts(self.uses, f"{whose}: ")
+        if self.trackers:
+            from penstock.runtime.trackers import check_trackers
+
+            check_trackers(self.trackers, whose, installed=False)
+        if self.meet_every or (self.outer_learning_rate, self.outer_momentum) != (1, 0):
+            _ = self.meetings
 
     @property
     def uses(self) -> dict[str, str]:
@@ -491,6 +503,8 @@ class Job:
         """How pipelines meet, checked as the arguments of `Update` that they are."""
         names = ("meet_every", "outer_learning_rate", "outer_momentum")
         own = {name: getattr(self, name) for name in names}
+        from penstock.runtime.settings import Update
+
         Update(**own)
         return own
 
@@ -500,8 +514,10 @@ class Job:
         return self.optimizer.schedule == "plateau" and self.optimizer.follows != "loss"
 
     @property
-    def average(self) -> ExponentialAverage | None:
+    def average(self) -> "ExponentialAverage | None":
         """The average of the weights that is evaluated and saved, if there is one."""
+        from penstock.runtime.weight_average import ExponentialAverage
+
         return ExponentialAverage(self.average_decay) if self.average_decay else None
 
     @property
@@ -519,13 +535,15 @@ class Job:
         return "needs" in inspect.signature(self.data).parameters
 
     def batches(
-        self, split: Split, start_step: int = 0, needs: BatchNeeds | None = None
+        self, split: Split, start_step: int = 0, needs: "BatchNeeds | None" = None
     ) -> Iterator[Batch]:
         """One batch for each step from ``start_step`` on; of what a rank ``needs``, if given.
 
         Data that know no needs yield whole batches in any case. The process ends if a batch has not
         come within ``batch_limit_s``.
         """
+        from torch.utils.data import DataLoader
+
         told = {"needs": needs} if self.reads_parts else {}
 
         def ask() -> Iterator[Batch]:
@@ -550,12 +568,16 @@ class Job:
             f"it must yield one for each step"
         )
 
-    def gradients_in(self) -> torch.dtype | None:
+    def gradients_in(self) -> "torch.dtype | None":
         """The element type in which gradients are summed (None: that of the weights)."""
+        import torch
+
         return torch.float32 if self.gradient_dtype else None
 
-    def autocast_dtype(self) -> torch.dtype | None:
+    def autocast_dtype(self) -> "torch.dtype | None":
         """The type of matrix products; None stands for the parameters' own type."""
+        import torch
+
         return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[self.autocast]
 
     def micro_batch_choices(self) -> tuple[int, ...]:

@@ -54,9 +54,8 @@ import sys
 import sysconfig
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -65,8 +64,8 @@ from pydantic import BeforeValidator
 from penstock.document import Entry, in_one_line, parse_toml, read_text, unknown_key
 from penstock.errors import BadInput
 from penstock.jobs import JOBS
-from penstock.jobs.job import Job, as_optimizer
-from penstock.jobs.samples import HELD_OUT, ModelOfArguments, TextData, data_named
+from penstock.jobs.job import CALLS, Job, OptimizerSettings
+from penstock.runtime.tables import LossScaling
 
 
 class TextTable(Entry):
@@ -92,7 +91,19 @@ class MadeOf(Entry):
 KEYS = ("base", *MadeOf.model_fields, *(field.name for field in fields(Job)))
 """The keys of a job file: the fields of a job, those that make them, and a built-in job."""
 
+INNER = (
+    *(f"optimizer.{field.name}" for field in fields(OptimizerSettings)),
+    *(f"loss_scaling.{field.name}" for field in fields(LossScaling)),
+)
+"""The keys of its tables."""
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+"""The folder of the built-in jobs."""
+
 NUMBER = re.compile("[0-9]{1,9}")
+
+PLACE = re.compile(r"[^.:][^:]*:[^:]+")
+"""Text that names a function, whose module is not imported before all else is checked."""
 
 
 def find_job(name_or_path: str | Path, changes: Sequence[str] = ()) -> Job:
@@ -101,34 +112,91 @@ def find_job(name_or_path: str | Path, changes: Sequence[str] = ()) -> Job:
     ``changes`` are keys of a job file with values of their own, each as ``key=value``; a key of a
     table is ``table.key``, and text needs no quotes.
     """
-    if str(name_or_path) in JOBS and changes:
-        table = changed({"base": str(name_or_path), "name": str(name_or_path)}, changes)
-        return job_of(table, Path(f"{name_or_path}.toml"))
-    if place := JOBS.get(str(name_or_path)):
-        module, _, function = place.partition(":")
-        return getattr(import_module(module), function)()
+    table, path = checked_table(name_or_path, changes)
+    if path.suffix:
+        search_beside(path)
+    with in_one_line(f"{path}: " if path.suffix else ""):
+        return job_of(table, path)
+
+
+def checked_table(
+    name_or_path: str | Path, changes: Sequence[str] = ()
+) -> tuple[dict[str, Any], Path]:
+    """The table of a job, of which all is checked but the functions that it names.
+
+    That imports neither torch nor the job's own modules.
+    """
     path = Path(name_or_path)
-    if not os.path.exists(path):
+    if str(name_or_path) in JOBS:
+        table = dict[str, Any](base=str(name_or_path))
+    elif not os.path.exists(path):
         near = get_close_matches(str(name_or_path), JOBS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "use one of them or write the file"
         raise BadInput(
             f"job '{name_or_path}' is neither built in ({', '.join(JOBS)}) nor an existing TOML "
             f"file; {hint}"
         )
-    return read_job(path, changes)
-
-
-def read_job(path: str | Path, changes: Sequence[str] = ()) -> Job:
-    """The job in a TOML file, with ``changes`` as in `find_job`."""
-    path = Path(path)
-    if path.suffix != ".toml":
+    elif path.suffix != ".toml":
         raise BadInput(f"job file '{path}' does not end in .toml; rename it if it is TOML")
-    table = parse_toml(read_text(path, "job file"), path, "job file")
-    search_beside(path)
-    try:
-        return job_of(changed(table, changes), path)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
+    else:
+        table = parse_toml(read_text(path, "job file"), path, "job file")
+    with in_one_line(f"{path}: " if path.suffix else ""):
+        table = varied(changed(table, changes))
+        for key in table:
+            if key not in KEYS:
+                raise BadInput(unknown_key(key, KEYS, INNER))
+        table.setdefault("name", path.stem)
+        if "rows" in table:
+            table["rows"] = with_numbers(table["rows"])
+        if "dynamic" in table:
+            table["dynamic"] = dynamic_of(table["dynamic"])
+        given = made_of(table)
+        if "model" not in table or ("data" not in table and given.text is None):
+            key = "data" if "model" in table else "model"
+            raise BadInput(
+                f"key '{key}' is missing; name a function as \"module:function\", or a "
+                f'built-in job as base = "{JOBS[0]}"'
+                + (', or write text = "FILE"' if key == "data" else "")
+            )
+        own = {key: value for key, value in table.items() if key not in MadeOf.model_fields}
+        unread = {key: without_functions(own[key]) for key in CALLS if key in own}
+        Job(**{"data": len, **own, **unread})
+    return table, path
+
+
+def without_functions(value: Any) -> Any:
+    """The value of a key, with a function for each text that names one."""
+    match value:
+        case str():
+            return len if PLACE.fullmatch(value) else value
+        case list():
+            return [without_functions(each) for each in cast("list[Any]", value)]
+        case dict():
+            named = cast("dict[str, Any]", value)
+            return {key: without_functions(each) for key, each in named.items()}
+        case _:
+            return value
+
+
+def varied(table: dict[str, Any]) -> dict[str, Any]:
+    """The table, with the keys of the built-in job that it varies."""
+    name = table.pop("base", None)
+    if name is None:
+        return table
+    if name not in JOBS:
+        near = get_close_matches(str(name), JOBS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(JOBS)}"
+        raise BadInput(f"base is '{name}', which is not a built-in job; {hint}")
+    path = EXAMPLES / f"{name}.toml"
+    base = varied(parse_toml(read_text(path, "job file"), path, "job file"))
+    if "batch_size" in table:
+        base.pop("micro_batch_sizes", None)
+    if "text" in table:
+        del base["data"]
+    for key, own in table.items():
+        if isinstance(own, dict) and isinstance(base.get(key), dict):
+            table[key] = base[key] | own
+    return base | table
 
 
 def changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
@@ -139,7 +207,7 @@ def changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         if not (equals and last and all(tables)):
             raise BadInput(f"--set {change} is no key=value; write --set steps=40, for example")
         if (top := (*tables, last)[0]) not in KEYS:
-            raise BadInput(f"--set {change}: {unknown_key(top, KEYS)}")
+            raise BadInput(f"--set {change}: {unknown_key(top, KEYS, INNER)}")
         place = table
         for name in tables:
             inner = place.setdefault(name, {})
@@ -173,26 +241,9 @@ def search_beside(path: Path) -> None:
 
 
 def job_of(table: dict[str, Any], path: Path) -> Job:
-    for key in table:
-        if key not in KEYS:
-            raise BadInput(unknown_key(key, KEYS))
-    if "rows" in table:
-        table["rows"] = with_numbers(table["rows"])
-    if "dynamic" in table:
-        table["dynamic"] = dynamic_of(table["dynamic"])
-    table.setdefault("name", path.stem)
+    """The job of a table that is checked, with the functions that it names."""
     make_parts(table, path)
-    if "base" in table:
-        job = variation(table.pop("base"), table)
-    else:
-        for key in ("model", "data"):
-            if key not in table:
-                raise BadInput(
-                    f"key '{key}' is missing; name a function as \"module:function\", or a "
-                    f'built-in job as base = "{next(iter(JOBS))}"'
-                    + (', or write text = "FILE"' if key == "data" else "")
-                )
-        job = Job(**table)
+    job = Job(**table)
     # Directories lie beside the file.
     if job.weights is not None:
         place = path.parent / job.weights.directory
@@ -202,22 +253,30 @@ def job_of(table: dict[str, Any], path: Path) -> Job:
     return job
 
 
+def made_of(table: dict[str, Any]) -> MadeOf:
+    """The keys that say how model and data are made."""
+    return MadeOf(**{key: table[key] for key in MadeOf.model_fields if key in table})
+
+
 def make_parts(table: dict[str, Any], path: Path) -> None:
     """Put a model and data in the table where its keys only say how to make them."""
-    with in_one_line():
-        given = MadeOf(**{key: table.pop(key) for key in MadeOf.model_fields if key in table})
+    from penstock.jobs.samples import HELD_OUT, ModelOfArguments, TextData, data_named
+
+    given = made_of(table)
+    for key in MadeOf.model_fields:
+        table.pop(key, None)
     key = "model_arguments"
     try:
         if given.model_arguments is not None:
             arguments = beside(given.model_arguments, "config", path)
-            table["model"] = ModelOfArguments(table.get("model", ""), arguments)
+            table["model"] = ModelOfArguments(table["model"], arguments)
         key = "text" if given.text is not None else "data"
         if given.text is not None:
             if "data" in table:
                 raise ValueError("it stands in place of data; leave one of them out")
             text = beside(beside(vars(given.text), "path", path), "tokenizer", path)
             held_out = HELD_OUT if given.held_out is None else given.held_out
-            own_loss = table.get("loss") is None and "base" not in table
+            own_loss = table.get("loss") is None
             table["data"] = TextData(
                 text["path"], {}, held_out, None, text["tokenizer"], text["length"], own_loss
             )
@@ -232,22 +291,6 @@ def beside(table: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
     """The table with the file of ``key``, if it names one, beside the job's file."""
     own = table.get(key)
     return {**table, key: str(path.parent / own)} if isinstance(own, str) and own else {**table}
-
-
-def variation(name: object, table: dict[str, Any]) -> Job:
-    """The built-in job of this name, with what a file changes in it."""
-    if not isinstance(name, str) or name not in JOBS:
-        near = get_close_matches(str(name), JOBS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(JOBS)}"
-        raise BadInput(f"base is '{name}', which is not a built-in job; {hint}")
-    base = find_job(name)
-    if "batch_size" in table:
-        table.setdefault("micro_batch_sizes", ())
-    for key in ("optimizer", "loss_scaling"):
-        changes: Any = as_optimizer(table.get(key))
-        if isinstance(changes, dict):
-            table[key] = asdict(getattr(base, key)) | changes
-    return replace(base, **table)
 
 
 def with_numbers(table: object) -> object:

@@ -29,7 +29,8 @@ from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import PAUSE, StepMetrics, evaluation_row
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
-from penstock.runtime.settings import Constraints, Safety, Update
+from penstock.runtime.settings import Safety, Update
+from penstock.runtime.tables import Constraints
 from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
 from penstock.timeline.drift import DriftWatch
