@@ -13,7 +13,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import accumulate
 from math import inf
@@ -48,13 +48,10 @@ from penstock.plan.in_words import parallel_words, plan_words
 from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.plan.plan import Plan
 from penstock.plan.problem import (
-    PREDICTION_ERROR,
-    SHARED_CORES_ERROR,
     PlanningProblem,
     micro_batch_sizes_of,
 )
 from penstock.planning.answers import find_plan
-from penstock.planning.planning_problem import planning_problem
 from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.heartbeat import doing
@@ -156,18 +153,9 @@ class KeptPlans:
     def planned(self, costs: Costs, constraints: Constraints) -> str:
         """A new plan as JSON, with a line about it, which is kept."""
         profile, cluster = costs
-        asked = asdict(constraints)
-        del asked["remeasure"]
-        problem = planning_problem(
-            profile,
-            cluster,
-            self._samples,
-            optimizer_bytes_per_parameter_byte=self._state_bytes,
-            as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
-            **asked,
+        problem = constraints.problem(
+            profile, cluster, self._samples, self._sizes, self._state_bytes
         )
-        if not constraints.micro_batch_size and not problem.pins:
-            problem = replace(problem, micro_batch_sizes=self._sizes)
         plan, words = found_plan(problem, constraints.planner)
         found = {"plan": plan_to_json(plan), "words": words}
         if self.kept.get("cluster") != cluster_text(cluster):

@@ -35,6 +35,8 @@ sys.exit("torch is loaded" if "torch" in sys.modules else code)
         (["train", "--set", "shard_optimizer=true", "--set", "meet_every=4"], "does not work with"),
         (["train", "--set", "lr=1"], "unknown key 'lr'; did you mean 'optimizer.learning_rate'?"),
         (["train", "--planner", "serach"], "did you mean 'search'?"),
+        (["train", "--schedule", "1f2b"], "did you mean '1f1b'?"),
+        (["train", "--set", "constraints.pin=[]"], "constraints: unknown key 'pin'; did you mean"),
     ],
 )
 def test_the_answer_comes_without_torch(tmp_path: Path, arguments: list[str], told: str) -> None:

@@ -24,9 +24,11 @@ from penstock.document import Table, in_one_line
 from penstock.errors import BadInput
 from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
+from penstock.planning.planning_problem import member_named, schedules_named
 from penstock.runtime.conflicts import check_conflicts, uses_of_settings
 from penstock.runtime.processes.heartbeat import HEARTBEAT
-from penstock.runtime.tables import LossScaling, Weights
+from penstock.runtime.tables import Constraints, LossScaling, Weights
+from penstock.search.search import PLANNERS
 
 if TYPE_CHECKING:
     import torch
@@ -407,6 +409,7 @@ class Job:
     With ``average_decay`` evaluations and the final weights are those of an `ExponentialAverage`.
     ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
     gradients are not finite, train again from the last checkpoint, and leave out its batch.
+    A plan that the run makes keeps to the ``constraints``.
     ``batch_limit_s`` is how long the data may take for a batch (0: no limit). ``trackers`` show a
     run elsewhere (`TRACKERS`). ``tensor_parallel`` lets the plan have groups of ranks that share a
     stage.
@@ -449,6 +452,7 @@ class Job:
     batch_limit_s: Amount = 600.0
     weights: Annotated[Weights | None, BeforeValidator(as_weights)] = None
     save_weights: Annotated[Path | None, Field(strict=False)] = None
+    constraints: Constraints = Constraints()
     tensor_parallel: Annotated[TensorSettings, BeforeValidator(as_groups)] = TensorSettings()
     dynamic: Annotated[Dynamic | Literal["auto"], PlainValidator(as_dynamic)] = field(
         default_factory=dict[str | int | tuple[str | int, ...], Dimensions]
@@ -458,6 +462,8 @@ class Job:
     def __post_init__(self) -> None:
         whose = f"job '{self.name}'"
         check_batch(self.batch_size)
+        member_named(PLANNERS, self.constraints.planner, "planner")
+        schedules_named(self.constraints.schedule, self.constraints.planner)
         for name in self.metrics:
             from penstock.runtime.metrics import RECORDED
 

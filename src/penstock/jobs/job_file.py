@@ -48,12 +48,13 @@ Modules are searched in the standard library, in the working directory, beside t
 installed packages.
 """
 
+import json
 import os
 import re
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -65,7 +66,7 @@ from penstock.document import Entry, in_one_line, parse_toml, read_text, unknown
 from penstock.errors import BadInput
 from penstock.jobs import JOBS
 from penstock.jobs.job import CALLS, Job, OptimizerSettings
-from penstock.runtime.tables import LossScaling
+from penstock.runtime.tables import Constraints, LossScaling
 
 
 class TextTable(Entry):
@@ -94,6 +95,7 @@ KEYS = ("base", *MadeOf.model_fields, *(field.name for field in fields(Job)))
 INNER = (
     *(f"optimizer.{field.name}" for field in fields(OptimizerSettings)),
     *(f"loss_scaling.{field.name}" for field in fields(LossScaling)),
+    *(f"constraints.{field.name}" for field in fields(Constraints)),
 )
 """The keys of its tables."""
 
@@ -112,11 +114,7 @@ def find_job(name_or_path: str | Path, changes: Sequence[str] = ()) -> Job:
     ``changes`` are keys of a job file with values of their own, each as ``key=value``; a key of a
     table is ``table.key``, and text needs no quotes.
     """
-    table, path = checked_table(name_or_path, changes)
-    if path.suffix:
-        search_beside(path)
-    with in_one_line(f"{path}: " if path.suffix else ""):
-        return job_of(table, path)
+    return job_of(*checked_table(name_or_path, changes))
 
 
 def checked_table(
@@ -162,6 +160,19 @@ def checked_table(
         unread = {key: without_functions(own[key]) for key in CALLS if key in own}
         Job(**{"data": len, **own, **unread})
     return table, path
+
+
+def key_lines(table: Mapping[str, Any], of: str = "") -> Iterator[str]:
+    """The keys of a table with their values, as ``--set`` takes them.
+
+    >>> list(key_lines({"steps": 5, "optimizer": {"name": "sgd"}}))
+    ['steps = 5', 'optimizer.name = "sgd"']
+    """
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from key_lines(cast("dict[str, Any]", value), f"{of}{key}.")
+        else:
+            yield f"{of}{key} = {json.dumps(value, ensure_ascii=False)}"
 
 
 def without_functions(value: Any) -> Any:
@@ -242,8 +253,10 @@ def search_beside(path: Path) -> None:
 
 def job_of(table: dict[str, Any], path: Path) -> Job:
     """The job of a table that is checked, with the functions that it names."""
-    make_parts(table, path)
-    job = Job(**table)
+    if path.suffix:
+        search_beside(path)
+    with in_one_line(f"{path}: " if path.suffix else ""):
+        job = Job(**with_parts(table, path))
     # Directories lie beside the file.
     if job.weights is not None:
         place = path.parent / job.weights.directory
@@ -258,13 +271,12 @@ def made_of(table: dict[str, Any]) -> MadeOf:
     return MadeOf(**{key: table[key] for key in MadeOf.model_fields if key in table})
 
 
-def make_parts(table: dict[str, Any], path: Path) -> None:
-    """Put a model and data in the table where its keys only say how to make them."""
+def with_parts(table: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The table with a model and data where its keys only say how to make them."""
     from penstock.jobs.samples import HELD_OUT, ModelOfArguments, TextData, data_named
 
     given = made_of(table)
-    for key in MadeOf.model_fields:
-        table.pop(key, None)
+    table = {key: value for key, value in table.items() if key not in MadeOf.model_fields}
     key = "model_arguments"
     try:
         if given.model_arguments is not None:
@@ -285,6 +297,7 @@ def make_parts(table: dict[str, Any], path: Path) -> None:
             table["data"] = data_named(table["data"], arguments, given.held_out, given.collate)
     except ValueError as problem:
         raise BadInput(f"{key}: {problem}") from None
+    return table
 
 
 def beside(table: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:

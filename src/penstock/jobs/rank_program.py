@@ -41,8 +41,8 @@ from penstock.jobs.plan_job import (
     check_layers,
     check_plan_fits,
     new_plan,
+    other_words,
     predict_step,
-    without_pipeline_words,
 )
 from penstock.jobs.profile_job import (
     CostedJob,
@@ -205,10 +205,16 @@ def run_parts(
     ``given`` is the plan of the first part.
     """
     world = run.world
-    costs = costs_of(run)
-    if run.request.tries > 1 and not run.request.resume:
+    costs = costs_of(run, again=run.job.constraints.remeasure and history == TrainResult())
+    if run.request.tries > 1 and not (run.request.resume or run.request.dry_run):
         given, history = tried(run, costs, history)
     planned = by_first(world, partial(planned_part, run, costs, given, history))
+    if run.request.dry_run:
+        return planned and TrainResult(
+            predicted_s=planned.prediction.iteration_s,
+            plan=run.directory.path / "plan.json",
+            run_directory=run.directory.path,
+        )
     part = replace(part_of(run, planned), before=history, pause_after=pause_after)
     if not history.steps:
         check_rooms(world, part.plan, planned)
@@ -373,12 +379,15 @@ def check_seen(world: World, path: Path) -> None:
     by_first(world, refuse)
 
 
-def costs_of(run: JobRun) -> CostedJob | None:
-    """Profile and cluster, measured now or by the run that is resumed; only rank 0 has them."""
+def costs_of(run: JobRun, *, again: bool) -> CostedJob | None:
+    """Profile and cluster, measured now or by the run that is resumed; only rank 0 has them.
+
+    They are measured ``again``, or if the run has none.
+    """
     world = run.world
     places = world.all_gather((socket.gethostname(), os.environ.get("GROUP_RANK", "")))
     layout = tuple(len(list(ranks)) for _, ranks in groupby(places))
-    known = by_first(world, partial(known_costs, run, layout))
+    known = by_first(world, lambda: None if again else known_costs(run, layout))
     if world.broadcast(known is not None):
         return known
     HEARTBEAT.phase = "measures the layers"
@@ -431,7 +440,7 @@ def planned_part(
     directory.write_plan(plan, run.world.size)
     with notice_if_long(run.say, "simulating a step of the plan"):
         prediction, by_length = predict_step(job, plan, costs.profile, costs.cluster)
-        other = without_pipeline_words(job, plan, costs.profile, costs.cluster)
+        other = other_words(job, plan, costs.profile, costs.cluster)
     directory.write_predicted(prediction.timeline)
     step = f"predicted {seconds_text(prediction.iteration_s)} a step"
     run.say("; ".join(filter(None, (f"plan: {plan_words(plan, 'worker')}", step, other))))
@@ -440,7 +449,7 @@ def planned_part(
 
 def plan_for(run: JobRun, costs: CostedJob, history: TrainResult) -> Plan:
     """The plan that the resumed run has kept for so many ranks with these costs, or a new one."""
-    if not run.request.resume:
+    if not run.request.resume or run.job.constraints.remeasure:
         run.directory.forget_plans()
     kept = run.directory.kept_plan(run.world.size)
     if kept is not None and kept.global_batch == run.job.batch_size:
@@ -448,7 +457,7 @@ def plan_for(run: JobRun, costs: CostedJob, history: TrainResult) -> Plan:
     if run.request.resume and not history.lost_workers:
         run.say("the run gets a new plan, because its hosts, its workers or the batch size changed")
     limit = AFTER_A_LOSS if history.lost_workers else None
-    return new_plan(run.job, run.request, costs.profile, costs.cluster, limit)
+    return new_plan(run.job, costs.profile, costs.cluster, limit)
 
 
 def tried(
