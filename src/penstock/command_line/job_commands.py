@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from typer import Argument, Option
 
@@ -104,6 +104,10 @@ def train(
     plan: options.PlanToFollow = "",
     device: options.Device = "cpu",
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
+    lr_schedule: Annotated[
+        Literal["keep", "stretch"] | None,
+        Option(help="With --resume for more steps: keep the old schedule's end, or stretch it."),
+    ] = None,
     may_lose: options.MayLose = 0,
     tries: options.Tries = 1,
     dry_run: Annotated[
@@ -138,6 +142,7 @@ def train(
         workers=workers,
         plan=Path(plan) if plan else None,
         resume=resume,
+        lr_schedule=lr_schedule or "",
         out=Path(out) if out else None,
         device=device,
         shown=not terminal.quiet,

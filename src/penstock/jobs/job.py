@@ -156,13 +156,14 @@ def refusing(kind: type[T]) -> type[T]:
 class OptimizerSettings(Table):
     """Which optimizer to use, and how its learning rate changes over the steps.
 
-    The rate rises linearly to ``learning_rate`` over ``warm_up_steps``. Then ``"cosine"`` lowers it
-    to a tenth at the last step, and ``"constant"`` keeps it. ``"plateau"`` is torch's
-    ``ReduceLROnPlateau`` with the arguments ``plateau`` and no warm-up; it ``follows`` the loss of
-    steps, ``"loss"``, or a result of evaluations by its name in a run's records. ``betas`` are for
-    Adam and AdamW, ``momentum`` is for SGD and Muon. ``"muon"`` uses Muon for matrices and AdamW
-    for the rest. ``fused`` and ``foreach`` are PyTorch's options: one kernel for all parameters, or
-    one kernel for each kind of operation. With neither, parameters are stepped one by one.
+    The rate rises linearly to ``learning_rate`` over ``warm_up_steps``, or over half of a shorter
+    run. Then ``"cosine"`` lowers it to a tenth at step ``schedule_steps`` (0: the last), and
+    ``"constant"`` keeps it. ``"plateau"`` is torch's ``ReduceLROnPlateau`` with the arguments
+    ``plateau`` and no warm-up; it ``follows`` the loss of steps, ``"loss"``, or a result of
+    evaluations by its name in a run's records. ``betas`` are for Adam and AdamW, ``momentum`` is
+    for SGD and Muon. ``"muon"`` uses Muon for matrices and AdamW for the rest. ``fused`` and
+    ``foreach`` are PyTorch's options: one kernel for all parameters, or one kernel for each kind of
+    operation. With neither, parameters are stepped one by one.
 
     ``name`` may also be a class of any module, ``"torch.optim:Adafactor"``, which is given the
     parameters, the learning rate as ``lr``, and ``arguments``. ``no_decay`` are patterns of names
@@ -178,6 +179,7 @@ class OptimizerSettings(Table):
     schedule: Literal["cosine", "constant", "plateau"] = "cosine"
     plateau: Mapping[str, Any] = field(default_factory=dict[str, Any])
     follows: str = "evaluation_loss"
+    schedule_steps: Interval = 0
     warm_up_steps: Interval = 10
     fused: bool = True
     foreach: bool = False

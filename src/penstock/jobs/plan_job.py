@@ -168,7 +168,7 @@ def other_words(job: Job, plan: Plan, profile: ModelProfile, cluster: Cluster) -
         except Infeasible:
             return "data parallelism does not fit in memory"
         words = parallel_words(other, "worker")[0] + " by block" * other.stages[0].by_block
-    if replace(other, planner=plan.planner) == plan:
+    if plan_words(other) == plan_words(plan):
         return ""
     step_s = predict_step(job, other, profile, cluster)[0].iteration_s
     return f"{words} would take {seconds_text(step_s)}"

@@ -187,6 +187,9 @@ def run_rank(
         told = say if shown else ignore
         run = JobRun(world, directory, job, request, told, circumstances_of(world, request))
         check_seen(world, directory.path)
+        until = directory.schedule.get("falls_until", job.optimizer.schedule_steps)
+        own = replace(job.optimizer, schedule_steps=until)
+        run = replace(run, job=replace(job, optimizer=own))
         result = run_parts(run, termination, given, history, pause_after)
     # A rank that fails does not leave: others would see that before it has said why.
     world.leave()
@@ -205,7 +208,8 @@ def run_parts(
     ``given`` is the plan of the first part.
     """
     world = run.world
-    costs = costs_of(run, again=run.job.constraints.remeasure and history == TrainResult())
+    again = run.job.constraints.remeasure and not (history.steps or history.lost_workers)
+    costs = costs_of(run, again=again)
     if run.request.tries > 1 and not (run.request.resume or run.request.dry_run):
         given, history = tried(run, costs, history)
     planned = by_first(world, partial(planned_part, run, costs, given, history))
@@ -275,8 +279,30 @@ def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
         job = with_groups_of(given, job)
     check_group_sizes(job, request.workers)
     check_trackers(job.trackers, f"job '{job.name}'")
-    find = latest_run if request.resume else new_run
-    return replace(request, out=find(job.name, request.out).path)
+    directory = (latest_run if request.resume else new_run)(job.name, request.out)
+    keep_schedule(directory, job, request, say)
+    return replace(request, out=directory.path)
+
+
+def keep_schedule(directory: RunDirectory, job: Job, request: TrainRequest, say: Log) -> None:
+    """Keep until which step the learning rate falls, as a run that is resumed has begun.
+
+    Raises:
+        BadInput: the run is to take more steps than before, and nothing is said of its rate.
+    """
+    own, choice = job.optimizer.schedule_steps, request.lr_schedule
+    kept = directory.schedule if request.resume else {}
+    until = own or kept.get("falls_until", job.steps)
+    if kept and not own and job.optimizer.schedule == "cosine" and job.steps > kept["end"]:
+        if not choice:
+            raise BadInput(
+                f"the run in '{directory.path}' was to take {kept['end']} steps and is to take "
+                f"{job.steps}, and its learning rate falls until step {until}; add --lr-schedule "
+                f"keep, and it stays as low, or --lr-schedule stretch, and it falls until the end"
+            )
+        until = until if choice == "keep" else job.steps
+        say(f"--lr-schedule {choice}: the learning rate falls until step {until}")
+    directory.write_schedule(max(job.steps, kept.get("end", 0)), until)
 
 
 def check_tries(request: TrainRequest) -> None:
@@ -382,7 +408,7 @@ def check_seen(world: World, path: Path) -> None:
 def costs_of(run: JobRun, *, again: bool) -> CostedJob | None:
     """Profile and cluster, measured now or by the run that is resumed; only rank 0 has them.
 
-    They are measured ``again``, or if the run has none.
+    They are measured ``again`` whatever there is.
     """
     world = run.world
     places = world.all_gather((socket.gethostname(), os.environ.get("GROUP_RANK", "")))
@@ -454,7 +480,7 @@ def plan_for(run: JobRun, costs: CostedJob, history: TrainResult) -> Plan:
     kept = run.directory.kept_plan(run.world.size)
     if kept is not None and kept.global_batch == run.job.batch_size:
         return kept
-    if run.request.resume and not history.lost_workers:
+    if run.request.resume and not (history.lost_workers or run.job.constraints.remeasure):
         run.say("the run gets a new plan, because its hosts, its workers or the batch size changed")
     limit = AFTER_A_LOSS if history.lost_workers else None
     return new_plan(run.job, costs.profile, costs.cluster, limit)
@@ -582,7 +608,8 @@ def finish(
         again = f"--resume --out {directory.path} --plan PLAN"
         run.say(f"{result.drift[0]}; measure and plan again, and continue with {again}")
     here, load = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size)), os.getloadavg()[0]
-    busy = busy_beside(here, usable_cores(), load)
+    error = result.predicted_s / result.measured_s - 1
+    busy = busy_beside(here, usable_cores(), load, error)
     if busy:
         run.say(busy)
     numbers = asdict(result)

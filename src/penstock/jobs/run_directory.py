@@ -127,6 +127,16 @@ class RunDirectory:
         for place in self.path.glob("plan-*.json"):
             place.unlink()
 
+    @property
+    def schedule(self) -> dict[str, int]:
+        """The last step of the run, and the step until which its learning rate falls."""
+        place = self.path / "schedule.json"
+        return json.loads(read_text(place, "schedule")) if place.exists() else {}
+
+    def write_schedule(self, end: int, falls_until: int) -> None:
+        schedule = {"end": end, "falls_until": falls_until}
+        write_text(self.path / "schedule.json", json_text(schedule))
+
     def write_predicted(self, timeline: Timeline) -> None:
         write_timeline(timeline, self.path / "predicted.json")
 

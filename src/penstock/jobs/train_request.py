@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from penstock.report.record import MeasuredLength, TriedPlan
 
@@ -20,12 +21,14 @@ class TrainRequest:
     false: display nothing. The run goes on while no more than ``may_lose`` workers are missing,
     which were killed or stopped answering. With more than one of ``tries``, so many of the best
     plans are tried for a few steps, and a new run goes on with the quickest. With ``dry_run`` it
-    ends with its plan. The report shows the ``command`` that asked for it.
+    ends with its plan. ``lr_schedule`` is what becomes of the learning rate where a run is resumed
+    for more steps than before. The report shows the ``command`` that asked for it.
     """
 
     workers: int = 4
     plan: Path | None = None
     resume: bool = False
+    lr_schedule: Literal["", "keep", "stretch"] = ""
     out: Path | None = None
     device: str = "cpu"
     shown: bool = True
