@@ -13,7 +13,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import accumulate
 from math import inf
@@ -48,10 +48,13 @@ from penstock.plan.in_words import parallel_words, plan_words
 from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.plan.plan import Plan
 from penstock.plan.problem import (
+    PREDICTION_ERROR,
+    SHARED_CORES_ERROR,
     PlanningProblem,
     micro_batch_sizes_of,
 )
 from penstock.planning.answers import find_plan
+from penstock.planning.planning_problem import planning_problem
 from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.heartbeat import doing
@@ -153,8 +156,8 @@ class KeptPlans:
     def planned(self, costs: Costs, constraints: Constraints) -> str:
         """A new plan as JSON, with a line about it, which is kept."""
         profile, cluster = costs
-        problem = constraints.problem(
-            profile, cluster, self._samples, self._sizes, self._state_bytes
+        problem = problem_under(
+            constraints, profile, cluster, self._samples, self._sizes, self._state_bytes
         )
         plan, words = found_plan(problem, constraints.planner)
         found = {"plan": plan_to_json(plan), "words": words}
@@ -177,6 +180,31 @@ def cache_folder() -> Path:
     if own := os.environ.get("PENSTOCK_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def problem_under(
+    constraints: Constraints,
+    profile: ModelProfile,
+    cluster: Cluster,
+    batch: int,
+    sizes: Sequence[int],
+    state: float,
+) -> PlanningProblem:
+    """The problem of a plan that is trained here, with micro-batches of these ``sizes``.
+
+    ``state`` is the bytes that the optimizer keeps for each byte of parameters.
+    """
+    asked = asdict(constraints)
+    del asked["remeasure"]
+    return planning_problem(
+        profile,
+        cluster,
+        batch,
+        micro_batch_sizes=sizes,
+        optimizer_bytes_per_parameter_byte=state,
+        as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
+        **asked,
+    )
 
 
 def found_plan(problem: PlanningProblem, planner: str) -> tuple[Plan, str]:

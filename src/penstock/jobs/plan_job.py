@@ -13,6 +13,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.sharding import with_sharding
 from penstock.plan.side_by_side import pipelines_in
+from penstock.plan_here import problem_under
 from penstock.planning.answers import TimeLimit, find_plan
 from penstock.planning.tensor_groups import on_groups, on_ranks, without_groups
 from penstock.profile.model_profile import ModelProfile
@@ -47,7 +48,8 @@ def training_problem(job: Job, profile: ModelProfile, cluster: Cluster) -> Plann
     """
     pins, most = job.constraints.pins, len(cluster.devices)
     held = tuple(pin for pin in pins if read_pin(pin, profile, cluster).stages <= most)
-    return replace(job.constraints, pins=held).problem(
+    return problem_under(
+        replace(job.constraints, pins=held),
         profile,
         cluster,
         job.batch_size,

@@ -6,18 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from penstock.cluster.cluster import Cluster
 from penstock.document import Table
 from penstock.errors import BadInput
-from penstock.plan.problem import (
-    MEMORY_RESERVE,
-    PREDICTION_ERROR,
-    SHARED_CORES_ERROR,
-    AskedRecompute,
-    PlanningProblem,
-    ShardingChoice,
-)
-from penstock.profile.model_profile import ModelProfile
+from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, ShardingChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +82,3 @@ class Constraints(Table):
     def text(self) -> str:
         """All that a plan depends on, as JSON."""
         return json.dumps(asdict(replace(self, remeasure=False)))
-
-    def problem(
-        self,
-        profile: ModelProfile,
-        cluster: Cluster,
-        batch: int,
-        sizes: Sequence[int],
-        state: float,
-    ) -> PlanningProblem:
-        """The problem of a plan that is trained here; ``sizes`` are those of micro-batches.
-
-        ``state`` is the bytes that the optimizer keeps for each byte of parameters.
-        """
-        from penstock.planning.planning_problem import planning_problem
-
-        asked = asdict(self)
-        del asked["remeasure"]
-        return planning_problem(
-            profile,
-            cluster,
-            batch,
-            micro_batch_sizes=sizes,
-            optimizer_bytes_per_parameter_byte=state,
-            as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
-            **asked,
-        )
