@@ -156,8 +156,8 @@ def refusing(kind: type[T]) -> type[T]:
 class OptimizerSettings(Table):
     """Which optimizer to use, and how its learning rate changes over the steps.
 
-    The rate rises linearly to ``learning_rate`` over ``warm_up_steps``, or over half of a shorter
-    run. Then ``"cosine"`` lowers it to a tenth at step ``schedule_steps`` (0: the last), and
+    The rate rises linearly to ``learning_rate`` over ``warm_up_steps``, at most half of a cosine's.
+    Then ``"cosine"`` lowers it to a tenth at step ``schedule_steps`` (0: the last), and
     ``"constant"`` keeps it. ``"plateau"`` is torch's ``ReduceLROnPlateau`` with the arguments
     ``plateau`` and no warm-up; it ``follows`` the loss of steps, ``"loss"``, or a result of
     evaluations by its name in a run's records. ``betas`` are for Adam and AdamW, ``momentum`` is

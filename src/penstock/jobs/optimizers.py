@@ -100,10 +100,13 @@ def learning_rate_schedule(
     share(k) = (k + 1) / w                                        for k < w, then
     share(k) = 0.1 + 0.45 (1 + cos(pi * (k - w) / (steps - w)))   or 1 if the rate is constant
 
-    w is ``warm_up_steps``, but at most half of the steps, so that every run reaches the full rate.
+    w is ``warm_up_steps``. A cosine rises over at most half of its steps, so that it always reaches
+    the full rate; a constant rate depends on no number of steps, so that a run may be prolonged.
     """
     steps = settings.schedule_steps or steps
-    warm_up = min(settings.warm_up_steps, steps // 2)
+    warm_up = settings.warm_up_steps
+    if settings.schedule == "cosine":
+        warm_up = min(warm_up, steps // 2)
 
     def share(step: int) -> float:
         if step < warm_up:
