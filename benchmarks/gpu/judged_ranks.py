@@ -18,7 +18,8 @@ from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Constraints, Safety
+from penstock.runtime.settings import Safety
+from penstock.runtime.tables import Constraints
 
 FAILURES = ("is killed", "runs out of memory", "is stopped")
 ENDS_WITHIN_S = 20.0

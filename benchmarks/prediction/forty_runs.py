@@ -33,7 +33,6 @@ from other_load import other_load
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job
 from penstock.jobs.plan_job import new_plan
-from penstock.jobs.train_request import TrainRequest
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 
@@ -85,7 +84,7 @@ def plan_of(case: LocalCase, job: Job, costs: PlanningProblem) -> Plan:
     """Stages as even as possible under 1F1B, or what `penstock train` would choose."""
     if case.schedule == "1f1b":
         return balanced(job, costs, case.replicas, "1f1b")
-    return new_plan(job, TrainRequest(workers=sum(case.replicas)), costs)
+    return new_plan(job, costs)
 
 
 def plan_words(replicas: Sequence[int], schedule: str) -> str:

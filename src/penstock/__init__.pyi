@@ -47,18 +47,18 @@ from penstock.runtime.callbacks import Saved as Saved
 from penstock.runtime.callbacks import save_at_sigterm as save_at_sigterm
 from penstock.runtime.checkpoints.checkpoint import read_state as read_state
 from penstock.runtime.checkpoints.loader_state import ResumableLoader as ResumableLoader
-from penstock.runtime.gradients.loss_scaling import LossScaling as LossScaling
 from penstock.runtime.metrics import StepMetrics as StepMetrics
 from penstock.runtime.pipeline import Pipeline as Pipeline
 from penstock.runtime.plan_for_ranks import plan_for_ranks as plan_for_ranks
 from penstock.runtime.processes.launch import launch_workers as launch_workers
-from penstock.runtime.settings import Constraints as Constraints
 from penstock.runtime.settings import Safety as Safety
 from penstock.runtime.settings import Update as Update
+from penstock.runtime.tables import Constraints as Constraints
+from penstock.runtime.tables import LossScaling as LossScaling
+from penstock.runtime.tables import Weights as Weights
 from penstock.runtime.trackers import track as track
 from penstock.runtime.user_metrics import Evaluation as Evaluation
 from penstock.runtime.weight_average import ExponentialAverage as ExponentialAverage
-from penstock.runtime.weights.pretrained import Weights as Weights
 from penstock.simulate.simulation import simulate_plan as simulate_plan
 
 __version__: str

@@ -119,10 +119,17 @@ def keys_of(data: object) -> list[str]:
     return list(cast("Mapping[str, object]", data)) if isinstance(data, Mapping) else []
 
 
-def unknown_key(key: str, known: Sequence[str]) -> str:
-    """That a key is none of those known, with that which may have been meant."""
-    short = [name for name in known if key == "".join(word[:1] for word in name.split("_"))]
-    near = short or get_close_matches(key, known, n=1)
+def unknown_key(key: str, known: Sequence[str], inner: Sequence[str] = ()) -> str:
+    """That a key is none of those known, with the likeliest of them, or of the ``inner`` ones.
+
+    These are keys of tables, as ``table.key``.
+
+    >>> unknown_key("lr", ["steps"], ["optimizer.learning_rate"])
+    "unknown key 'lr'; did you mean 'optimizer.learning_rate'?"
+    """
+    own = {name: name.rpartition(".")[2] for name in (*known, *inner)}
+    short = [n for n, end in own.items() if key in (end, "".join(w[:1] for w in end.split("_")))]
+    near = short or get_close_matches(key, known, n=1) or get_close_matches(key, own, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"the keys are {', '.join(known)}"
     return f"unknown key '{key}'; {hint}"
 

@@ -59,8 +59,9 @@ from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.settings import Constraints, MakeOptimizer, Options
+from penstock.runtime.settings import MakeOptimizer, Options
 from penstock.runtime.steps.training import made_of
+from penstock.runtime.tables import Constraints
 from penstock.simulate.score import make_score
 from penstock.torch_internals import BatchNorm
 from penstock.waiting import say
@@ -155,18 +156,9 @@ class KeptPlans:
     def planned(self, costs: Costs, constraints: Constraints) -> str:
         """A new plan as JSON, with a line about it, which is kept."""
         profile, cluster = costs
-        asked = asdict(constraints)
-        del asked["remeasure"]
-        problem = planning_problem(
-            profile,
-            cluster,
-            self._samples,
-            optimizer_bytes_per_parameter_byte=self._state_bytes,
-            as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
-            **asked,
+        problem = problem_under(
+            constraints, profile, cluster, self._samples, self._sizes, self._state_bytes
         )
-        if not constraints.micro_batch_size and not problem.pins:
-            problem = replace(problem, micro_batch_sizes=self._sizes)
         plan, words = found_plan(problem, constraints.planner)
         found = {"plan": plan_to_json(plan), "words": words}
         if self.kept.get("cluster") != cluster_text(cluster):
@@ -188,6 +180,31 @@ def cache_folder() -> Path:
     if own := os.environ.get("PENSTOCK_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def problem_under(
+    constraints: Constraints,
+    profile: ModelProfile,
+    cluster: Cluster,
+    batch: int,
+    sizes: Sequence[int],
+    state: float,
+) -> PlanningProblem:
+    """The problem of a plan that is trained here, with micro-batches of these ``sizes``.
+
+    ``state`` is the bytes that the optimizer keeps for each byte of parameters.
+    """
+    asked = asdict(constraints)
+    del asked["remeasure"]
+    return planning_problem(
+        profile,
+        cluster,
+        batch,
+        micro_batch_sizes=sizes,
+        optimizer_bytes_per_parameter_byte=state,
+        as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
+        **asked,
+    )
 
 
 def found_plan(problem: PlanningProblem, planner: str) -> tuple[Plan, str]:

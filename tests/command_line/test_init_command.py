@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.command_line import init_command
+from penstock.errors import BadInput
 from penstock.jobs import samples
 from penstock.jobs.job_file import find_job
 from penstock.jobs.profile_job import built_model
@@ -21,6 +22,8 @@ CONFIG = """{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(CONFIG)
+    older = CONFIG.replace("max_position_embeddings", "n_positions")
+    (tmp_path / "older.json").write_text(older)
     (tmp_path / "text.txt").write_text("one two three " * 400)
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\ndataset = [(torch.zeros(4), 1)] * 30\n"
@@ -35,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (),
         ("--data", "text.txt"),
         ("--from", "config.json", "--data", "text.txt"),
+        ("--from", "older.json", "--data", "text.txt"),
         ("--from", ".", "--data", "text.txt", "-o", "jobs/job.toml"),
         ("--model", "mine:build", "--data", "mine:dataset"),
     ],
@@ -48,7 +52,12 @@ def test_what_it_writes_is_a_job(penstock: Penstock, folder: Path, given: tuple[
     assert text.count("#") > 8
     job = find_job(folder / place)
     assert sum(parameter.numel() for parameter in built_model(job).parameters()) > 0
-    assert next(job.batches("train"), None) is not None
+    batch = next(job.batches("train"), None)
+    assert batch is not None
+    if "--from" in given:
+        assert batch["input_ids"].shape[1] == 24
+        with pytest.raises(BadInput, match="windows of 25 tokens, and its model reads 24"):
+            built_model(find_job(folder / place, ["text.length=25"]))
     again = penstock("init", "-o", place)
     assert again.code == 2
     assert "is not written over" in again.errors

@@ -15,8 +15,7 @@ from penstock.jobs.job import Job, OptimizerSettings, TensorSettings
 from penstock.jobs.job_file import KEYS
 from penstock.jobs.samples import HELD_OUT
 from penstock.plan.json_file import CostEntry, PlanEntry, StageEntry, read_plan
-from penstock.runtime.gradients.loss_scaling import LossScaling
-from penstock.runtime.weights.pretrained import Weights
+from penstock.runtime.tables import LossScaling, Weights
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
 JOB_PART, PLAN_PART = PAGE.split("\n## ")[1:]

@@ -6,7 +6,7 @@ from typing import Any
 
 import stand_in_gpu
 
-from penstock.examples.digits import job
+from penstock.jobs.job_file import find_job
 from penstock.jobs.rank_program import run_local_rank
 from penstock.jobs.train_request import TrainRequest, TrainResult
 from penstock.measure import links
@@ -26,7 +26,7 @@ def trained(gpus: int, plan: Path, out: Path) -> tuple[float, set[str]]:
     for kind in (GroupTransport, StagedTransport):
         noted(kind, opened)
     links.GPU_SIZES_BYTES = SMALL_MESSAGES
-    small = replace(job(), steps=STEPS, evaluate_every=STEPS, checkpoint_every=STEPS)
+    small = replace(find_job("digits"), steps=STEPS, evaluate_every=STEPS, checkpoint_every=STEPS)
     request = TrainRequest(2, plan, device="cuda", out=out, shown=False)
     result = run_local_rank(small, request, TrainResult(), 0)
     return getattr(result, "loss", float("nan")), opened

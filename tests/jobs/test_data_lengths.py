@@ -18,7 +18,7 @@ from penstock.cluster.toml_file import local_cluster
 from penstock.errors import BadInput
 from penstock.jobs.data_lengths import data_lengths, mean_profile, mean_s, measured_lengths
 from penstock.jobs.job import Job
-from penstock.jobs.job_file import read_job
+from penstock.jobs.job_file import find_job
 from penstock.jobs.profile_job import build_and_capture, profile_job
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import read_profile, write_profile
@@ -197,33 +197,33 @@ def test_dynamic_is_a_table_of_a_job_file(tmp_path: Path) -> None:
     file = tmp_path / "words.toml"
     whole = f'model = "{__name__}:Words"\ndata = "{__name__}:batches"\nbatch_size = 4\n[dynamic]\n'
     file.write_text(whole + 'tokens = { 1 = "length" }\n0 = { 2 = { name = "width", max = 9 } }')
-    assert read_job(file).dynamic == {
+    assert find_job(file).dynamic == {
         "tokens": {1: Length("length")},
         0: {2: Length("width", max=9)},
     }
     file.write_text(whole.replace("[dynamic]", 'dynamic = "auto"'))
-    assert read_job(file).dynamic == "auto"
+    assert find_job(file).dynamic == "auto"
     file.write_text(whole.replace("[dynamic]", 'dynamic = "all"'))
     with pytest.raises(BadInput, match="dynamic is 'all'; write \"auto\", or a table of the dim"):
-        read_job(file)
+        find_job(file)
     file.write_text(whole + 'tokens = { 1 = { nam = "length" } }')
     with pytest.raises(
         BadInput, match=r"dynamic\.tokens\.1: unknown key 'nam'; did you mean 'name'"
     ):
-        read_job(file)
+        find_job(file)
     file.write_text(whole + 'tokens = { words = "length" }')
     with pytest.raises(BadInput, match=r"dynamic.tokens.words.*is 'words'; .* a valid integer"):
-        read_job(file)
+        find_job(file)
 
 
 def test_rows_are_a_table_of_a_job_file(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     whole = f'model = "{__name__}:Words"\ndata = "{__name__}:batches"\nbatch_size = 4\n[rows]\n'
     file.write_text(whole + "tokens = 2\n1 = 3\n")
-    assert read_job(file).rows == {"tokens": 2, 1: 3}
+    assert find_job(file).rows == {"tokens": 2, 1: 3}
     file.write_text(whole + "tokens = 1.5\n")
     with pytest.raises(BadInput, match=r"rows.tokens"):
-        read_job(file)
+        find_job(file)
 
 
 def test_a_job_is_captured_with_its_rows() -> None:

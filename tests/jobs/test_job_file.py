@@ -13,12 +13,11 @@ from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.jobs import DEFAULT_JOB, JOBS
 from penstock.jobs.job import Job
-from penstock.jobs.job_file import find_job, read_job
+from penstock.jobs.job_file import find_job
 from penstock.jobs.optimizers import state_bytes_per_parameter_byte
 from penstock.jobs.profile_job import built_model, measure_job
 from penstock.jobs.training_loop import steps_of
-from penstock.runtime.gradients.loss_scaling import LossScaling
-from penstock.runtime.weights.pretrained import Weights
+from penstock.runtime.tables import LossScaling, Weights
 
 MODULE = """
 import torch
@@ -81,7 +80,7 @@ def test_every_built_in_job_is_found_by_its_name(name: str) -> None:
 
 def test_a_job_of_ones_own_names_its_functions(folder: Path) -> None:
     text = OWN + 'steps = 7\n[optimizer]\nname = "sgd"\nlearning_rate = 0.5\n'
-    job = read_job(written(folder, text))
+    job = find_job(written(folder, text))
     assert (job.name, job.steps, job.batch_size) == ("mine", 7, 6)
     assert (job.optimizer.name, job.optimizer.learning_rate) == ("sgd", 0.5)
     assert job.micro_batch_choices() == (6, 3, 2, 1)
@@ -92,7 +91,7 @@ def test_a_job_of_ones_own_names_its_functions(folder: Path) -> None:
 
 def test_a_loss_may_be_a_list_of_weighted_functions(folder: Path) -> None:
     text = OWN.replace("torch.nn.functional:cross_entropy", "job_under_test:losses")
-    job = read_job(written(folder, text))
+    job = find_job(written(folder, text))
     assert isinstance(job.loss, list)
     graph = capture_model(job.model(), job.example_batch(), loss=job.loss)
     assert len(graph.batch_leaves(job.example_batch())) == 3
@@ -100,7 +99,7 @@ def test_a_loss_may_be_a_list_of_weighted_functions(folder: Path) -> None:
 
 def test_a_variation_keeps_what_it_does_not_change(folder: Path) -> None:
     base = find_job("gpt-text")
-    job = read_job(
+    job = find_job(
         written(folder, 'base = "gpt-text"\nsteps = 5\n[optimizer]\nbetas = [0.8, 0.9]\n')
     )
     assert job.steps == 5
@@ -116,7 +115,7 @@ def test_precision_sharding_and_accumulation_are_keys(folder: Path) -> None:
         "[loss_scaling]\ninitial = 1024.0\n"
         '[optimizer]\nname = "muon"\nforeach = true\n'
     )
-    job = read_job(written(folder, text))
+    job = find_job(written(folder, text))
     assert job.autocast_dtype() == torch.float16
     assert (job.accumulate, job.shard_optimizer) == (3, True)
     assert job.loss_scaling == LossScaling(initial=1024.0)
@@ -129,20 +128,20 @@ def test_a_module_beside_the_job_file_replaces_none_of_the_standard_library(
 ) -> None:
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     (folder / "colorsys.py").write_text("raise ImportError('beside the job')\n")
-    read_job(written(folder, 'base = "gpt-text"\n'))
+    find_job(written(folder, 'base = "gpt-text"\n'))
     assert str(folder) in sys.path
     assert importlib.import_module("colorsys").rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
 
 
 def test_weights_lie_beside_the_job_file(folder: Path) -> None:
     (folder / "job.toml").write_text(OWN + 'weights = "first"\nsave_weights = "/last"\n')
-    job = read_job(folder / "job.toml")
+    job = find_job(folder / "job.toml")
     assert job.weights == Weights(folder / "first")
     assert job.save_weights == Path("/last")
     table = '[weights]\ndirectory = "first"\nnew = ["head.*"]\nunused = ["old.*"]\n'
     (folder / "job.toml").write_text(OWN + table)
     expected = Weights(folder / "first", ("head.*",), ("old.*",))
-    assert read_job(folder / "job.toml").weights == expected
+    assert find_job(folder / "job.toml").weights == expected
 
 
 def test_a_step_takes_as_many_batches_as_the_job_accumulates(folder: Path) -> None:
@@ -155,7 +154,7 @@ def test_a_step_takes_as_many_batches_as_the_job_accumulates(folder: Path) -> No
 
 
 def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Path) -> None:
-    job = read_job(written(folder, 'base = "gpt-text"\nbatch_size = 6\n'))
+    job = find_job(written(folder, 'base = "gpt-text"\nbatch_size = 6\n'))
     assert job.micro_batch_choices() == (6, 3, 2, 1)
     assert job.example_batch()[0].shape[0] == 6
 
@@ -247,7 +246,7 @@ def test_a_mistake_is_answered_with_its_place_and_the_remedy(
 ) -> None:
     path = written(folder, text)
     with pytest.raises(BadInput) as found:
-        read_job(path)
+        find_job(path)
     message = str(found.value)
     assert "\n" not in message
     assert str(path) in message
@@ -267,13 +266,13 @@ def test_a_file_that_is_not_toml_is_refused_by_its_name(tmp_path: Path) -> None:
 
 
 def test_data_without_batches_are_refused(folder: Path) -> None:
-    job = read_job(written(folder, OWN.replace(":batches", ":nothing")))
+    job = find_job(written(folder, OWN.replace(":batches", ":nothing")))
     with pytest.raises(BadInput, match="yields no batch"):
         job.example_batch()
 
 
 def test_data_in_float64_are_refused_when_the_model_fails_on_them(folder: Path) -> None:
-    job = read_job(written(folder, OWN.replace(":batches", ":doubles")))
+    job = find_job(written(folder, OWN.replace(":batches", ":doubles")))
     with pytest.raises(BadInput, match=r"float64 tensors, while .* torch.float32; .* yield tensor"):
         measure_job(job, "cpu")
 
@@ -285,10 +284,10 @@ def test_metrics_and_callbacks_are_named_like_the_other_functions(folder: Path) 
     module = folder / "job_under_test.py"
     module.write_text(MODULE + "def note(pipe, event): ...\ndef hits(output, target): ...\n")
     sys.modules.pop("job_under_test", None)
-    job = read_job(written(folder, text))
+    job = find_job(written(folder, text))
     assert [callback.__name__ for callback in job.callbacks] == ["note"]
     assert {name: metric.__name__ for name, metric in job.metrics.items()} == {"accuracy": "hits"}
-    part = read_job(written(folder, text.replace("job_under_test:hits", "losses.words")))
+    part = find_job(written(folder, text.replace("job_under_test:hits", "losses.words")))
     assert part.metrics == {"accuracy": "losses.words"}
     for wrong, message in (
         (text.replace(":hits", ":hit"), "metrics.accuracy is 'job_under_test:hit'"),
@@ -296,7 +295,7 @@ def test_metrics_and_callbacks_are_named_like_the_other_functions(folder: Path) 
         (text.replace("accuracy =", "loss ="), "a metric is called 'loss'"),
     ):
         with pytest.raises(BadInput, match=message):
-            read_job(written(folder, wrong))
+            find_job(written(folder, wrong))
 
 
 @pytest.mark.parametrize(
@@ -309,7 +308,7 @@ def test_metrics_and_callbacks_are_named_like_the_other_functions(folder: Path) 
 def test_a_function_that_makes_no_model_is_refused(
     folder: Path, function: str, problem: str
 ) -> None:
-    job = read_job(written(folder, OWN.replace(":build", f":{function}")))
+    job = find_job(written(folder, OWN.replace(":build", f":{function}")))
     with pytest.raises(BadInput, match=problem):
         built_model(job)
 
@@ -335,5 +334,5 @@ def test_a_key_has_one_limit_in_a_file_and_in_python(
     assert words in str(in_python.value)
     path = written(folder, f'base = "gpt-text"\n{key} = {written_as}\n')
     with pytest.raises(BadInput) as in_file:
-        read_job(path)
+        find_job(path)
     assert str(in_file.value) == f"{path}: {in_python.value}"

@@ -8,7 +8,7 @@ import torch
 from jobs.gpu_job_cases import trained
 
 from penstock.capture.capture import capture_model
-from penstock.examples.digits import job
+from penstock.jobs.job_file import find_job
 from penstock.jobs.run_directory import new_run
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_two_ranks_train_on_two_gpus_by_nccl_and_on_one_by_shared_memory(tmp_path: Path) -> None:
-    small = job()
+    small = find_job("digits")
     torch.manual_seed(small.seed)
     example = next(small.data("training", 0, 0, 96))
     layers = len(capture_model(small.model(), example, loss=small.loss).layer_names)

@@ -4,34 +4,38 @@ from dataclasses import replace
 
 from penstock.cluster.cluster import Cluster
 from penstock.jobs.job_file import find_job
-from penstock.jobs.plan_job import predict, problem_of, without_pipeline_words
+from penstock.jobs.plan_job import new_plan, other_words, predict, problem_of
+from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.tables import Constraints
 from penstock.simulate.simulation import simulate_plan
 from penstock.words import seconds_text
+
+FREE = replace(find_job("gpt-text"), constraints=Constraints())
 
 
 def test_data_parallelism_is_predicted_beside_a_pipeline(
     small_profile: ModelProfile, small_cluster: Cluster, small_plan: Plan
 ) -> None:
-    job = replace(find_job("gpt-text"), batch_size=12, micro_batch_sizes=(12,))
+    job = replace(FREE, batch_size=12, micro_batch_sizes=(12,))
     two = small_cluster.first(2)
     half = Plan((Stage(range(0, 4), (0,), (12,)), Stage(range(4, 8), (1,), (12,))), 1, 12, "1f1b")
     alike = Plan((Stage(range(8), (0, 1), (6, 6)),), 1, 12, "1f1b")
     step_s = simulate_plan(alike, small_profile, two).iteration_s
-    words = without_pipeline_words(job, half, problem_of(job, small_profile, two))
+    words = other_words(job, half, problem_of(job, small_profile, two))
     assert words == f"data parallelism over 2 workers would take {seconds_text(step_s)}"
-    assert without_pipeline_words(job, alike, problem_of(job, small_profile, two)) == ""
+    assert other_words(job, alike, problem_of(job, small_profile, two)) == ""
 
 
 def test_data_parallelism_without_room_is_no_choice(
     small_profile: ModelProfile, small_cluster: Cluster, small_plan: Plan
 ) -> None:
-    job = replace(find_job("gpt-text"), batch_size=12, micro_batch_sizes=(2,))
+    job = replace(FREE, batch_size=12, micro_batch_sizes=(2,))
     (host,) = small_cluster.hosts
     small = replace(host, devices=tuple(replace(d, memory_bytes=20e6) for d in host.devices))
     problem = problem_of(job, small_profile, Cluster("small", (small,)))
-    words = without_pipeline_words(job, small_plan, problem)
+    words = other_words(job, small_plan, problem)
     assert words == "data parallelism does not fit in memory"
 
 
@@ -53,3 +57,20 @@ def test_sums_in_float32_and_an_average_take_memory_as_the_weights_do(
     for keys in ({"gradient_dtype": "float32"}, {"average_decay": 0.9}):
         grown = [new - old for new, old in zip(peaks(**keys), peaks(), strict=True)]
         assert grown == own
+
+
+def test_constraints_are_kept_and_the_best_plan_without_them_is_said(
+    small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    job = replace(find_job("gpt-text"), batch_size=12, micro_batch_sizes=(6, 12))
+    four = small_cluster.first(4)
+    plan = new_plan(job, small_profile, four)
+    assert plan.schedule == "1f1b"
+    assert sorted(stage.devices for stage in plan.stages) == [(0,), (1,), (2,), (3,)]
+    free = new_plan(replace(job, constraints=Constraints()), small_profile, four)
+    step_s = predict(job, free, small_profile, four).iteration_s
+    own = plan_words(free, "worker").partition(";")[0]
+    said = other_words(job, plan, small_profile, four)
+    assert said == f"without constraints {own} would take {seconds_text(step_s)}"
+    # Four stages are too many for the workers that are left.
+    assert new_plan(job, small_profile, small_cluster.first(2)).schedule == "1f1b"

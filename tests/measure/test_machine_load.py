@@ -13,7 +13,7 @@ def watched(load: float, switches: int, slowest: float, shares_cores: bool = Fal
     """Ten seconds on two cores; one layer of 1 s, and a tiny one, whose times always vary."""
     told = iter([(load, 100, 0.0), (9.0, 100 + switches, 10.0)])
     watch = LoadWatch(2, shares_cores, lambda: next(told))
-    watch.add([1.0, slowest, 1.1])
+    watch.add([1.0, slowest, 1.01])
     watch.add([1e-6, 9e-6])
     return watch
 
@@ -23,6 +23,8 @@ def watched(load: float, switches: int, slowest: float, shares_cores: bool = Fal
     [
         (watched(0.3, 20, 1.2), ""),
         (watched(1.9, 400, 1.4), ""),
+        (watched(4.2, 20, 1.02), ""),
+        (watched(4.2, 20, 1.04, shares_cores=True), ""),
         (watched(0.3, 5000, 1.4, shares_cores=True), ""),
         (
             watched(4.2, 20, 3.0),

@@ -26,7 +26,8 @@ from penstock.plan.plan import Stage
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Constraints, Update
+from penstock.runtime.settings import Update
+from penstock.runtime.tables import Constraints
 from penstock.simulate.stage_memory import stage_memory
 
 VOCABULARY, WORDS, ROWS = 31, 6, 6

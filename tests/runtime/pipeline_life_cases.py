@@ -27,8 +27,9 @@ from penstock.runtime.evaluation.inference import RankOutputs
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import connection_is_lost, has_timed_out, join_world
-from penstock.runtime.settings import Constraints, Safety
+from penstock.runtime.settings import Safety
 from penstock.runtime.stages.tensor_shards import copy_values
+from penstock.runtime.tables import Constraints
 from penstock.runtime.transport.shared_memory import segments
 
 BATCH = (torch.linspace(-1, 1, 48).view(12, 4), torch.linspace(1, -1, 48).view(12, 4))

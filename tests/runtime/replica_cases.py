@@ -14,7 +14,8 @@ from torch.optim import AdamW
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Constraints, Safety
+from penstock.runtime.settings import Safety
+from penstock.runtime.tables import Constraints
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@ from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.choices import REFUSED
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Constraints, Safety
+from penstock.runtime.settings import Safety
 from penstock.runtime.stages.parameter_shards import Unit
+from penstock.runtime.tables import Constraints
 
 TOLERANCE = 1e-10
 """Sums over ranks and micro-batches in another order than on one device."""

@@ -15,7 +15,8 @@ from torch import nn
 
 from penstock.plan.plan import Plan
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Constraints, Safety
+from penstock.runtime.settings import Safety
+from penstock.runtime.tables import Constraints
 
 STEPS = 3
 

@@ -20,7 +20,8 @@ from penstock.runtime.conflicts import (
     uses_of_training,
 )
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Constraints, Update
+from penstock.runtime.settings import Update
+from penstock.runtime.tables import Constraints
 
 PLAN = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "pipedream")
 

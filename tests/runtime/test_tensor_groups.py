@@ -24,7 +24,7 @@ from runtime.tensor_cases import (
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Constraints
+from penstock.runtime.tables import Constraints
 
 LAYERS = 15
 """Of the small GPT at the granularity of modules."""

@@ -11,7 +11,6 @@ from llama_like import llama_like, two_hosts
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.jobs.job_file import find_job
 from penstock.jobs.plan_job import problem_of, training_problem
-from penstock.jobs.train_request import TrainRequest
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.answers import find_plan
@@ -108,7 +107,7 @@ def test_a_plan_that_is_trained_gains_more_than_predictions_err() -> None:
     worse, better = LESS_GOOD_AND_BETTER["more devices"]
     hosts = tuple(replace(host, full_speed_devices=2) for host in small.cluster.hosts)
     for cluster, most in ((small.cluster, 0.03), (replace(small.cluster, hosts=hosts), 0.05)):
-        asked = training_problem(problem_of(job, small.profile, cluster), TrainRequest())
+        asked = training_problem(problem_of(job, small.profile, cluster), job)
         for loss, chosen in ((most - 0.001, better), (most + 0.001, worse)):
             seconds = {worse: 1.0, better: 1 + loss}
             assert preferred(asked, seconds, lambda plan, s=seconds: s.get(plan, inf))[0] == chosen

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ REPLICAS = Plan((Stage(range(0, 3), (0, 1), (3, 1)), Stage(range(3, 4), (2,), (4
 SCRIPT = """
 import sys
 from pathlib import Path
+from typing import Any
 from penstock.errors import PenstockError
 from penstock.jobs.job_file import find_job
 from penstock.jobs.train import TrainRequest, train_job
@@ -355,3 +357,29 @@ def test_an_interrupted_run_stops_and_can_be_resumed(
     assert resumed.steps == step + 2
     assert read_plan(resumed.plan) == REPLICAS
     assert list(losses(run))[-2:] == [step + 1, step + 2]
+
+
+def test_a_dry_run_prints_the_job_and_the_plan_and_trains_nothing(
+    tmp_path: Path, costs: Path, penstock: Callable[..., Any]
+) -> None:
+    job = job_file(tmp_path, constraints='{ schedule = "gpipe", max_stages = 1 }')
+    (run := tmp_path / "run").mkdir()
+    for name in ("profile.json", "cluster.toml"):
+        shutil.copy(costs / name, run)
+    choices = ["--pin", "stages: 2", "--max-stages", 2, "--micro-batch", 8, "--recompute", "on"]
+    others = ["--steps", 3, "--precision", "bf16", "--workers", 2, "--dry-run", "-o", run]
+    answer = penstock("train", job, *choices, *others, "--json")
+    assert answer.code == 0, answer.errors
+    found = json.loads(answer.output)
+    assert (found["job"]["steps"], found["job"]["autocast"]) == (3, "bfloat16")
+    plan = read_plan(found["plan"])
+    assert (plan.schedule, len(plan.stages), plan.micro_batch_size) == ("gpipe", 2, 8)
+    assert all(stage.recompute for stage in plan.stages) and found["predicted_s"] > 0
+    assert not (run / "metrics.jsonl").exists() and not list(run.glob("checkpoints/*"))
+
+    old = (run / "profile.json").read_bytes()
+    assert old == (costs / "profile.json").read_bytes()
+    again = penstock("train", job, *others, "--resume", "--remeasure", "--json")
+    assert again.code == 0, again.errors
+    assert (run / "profile.json").read_bytes() != old
+    assert len(read_plan(json.loads(again.output)["plan"]).stages) == 1

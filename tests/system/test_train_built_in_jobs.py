@@ -23,6 +23,9 @@ def test_the_default_job_starts_to_learn_on_four_workers(tmp_path: Path) -> None
     losses = [row["loss"] for row in rows]
     assert losses[0] == pytest.approx(5.55, abs=0.15)
     assert losses[-1] < 5.2
+    plan = read_plan(result.plan)
+    assert plan.schedule == "1f1b"
+    assert sorted(stage.devices for stage in plan.stages) == [(0,), (1,), (2,), (3,)]
     assert result.checkpoint.name == "step-00000006"
 
 

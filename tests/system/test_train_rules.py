@@ -1,5 +1,6 @@
 """`penstock train` with rules of update that look beyond a step, as on one device."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training_jobs import job_file
 
+from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job
 from penstock.jobs.optimizers import optimizer_factory
@@ -80,3 +82,23 @@ def test_a_plateau_and_an_average_go_on_after_a_resume(tmp_path: Path) -> None:
     saved = [load_file(file) for file in (tmp_path / "saved").glob("*.safetensors")]
     found = {name: value for file in saved for name, value in file.items()}
     torch.testing.assert_close(found, dict(model.state_dict()), rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_beyond_its_end_is_told_what_becomes_of_its_rate(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = job_file(tmp_path, checkpoint_every=0, evaluate_every=0)
+    path.write_text(path.read_text().replace('"constant"', '"cosine"'))
+    write_plan(TWO_STAGES, tmp_path / "plan.json")
+    run = TrainRequest(workers=2, plan=tmp_path / "plan.json", out=tmp_path / "run")
+    train_job(find_job(path, ["steps=4"]), run)
+    again = replace(run, plan=None, resume=True)
+    with pytest.raises(BadInput, match=r"4 steps and is to take 6, .* until step 4; add --lr-sch"):
+        train_job(find_job(path), again)
+    train_job(find_job(path), replace(again, lr_schedule="keep"))
+    assert "--lr-schedule keep: the learning rate falls until step 4" in capfd.readouterr().err
+    train_job(find_job(path, ["steps=8"]), replace(again, lr_schedule="stretch"))
+    rates = [row["learning_rate"] for row in rows_of(tmp_path / "run")]
+    assert rates[1] == pytest.approx(0.01)  # warmed up in half of four steps
+    assert rates[4:6] == pytest.approx([0.001, 0.001])
+    assert rates[6] > rates[7] > 0.001

@@ -104,9 +104,10 @@ def test_plans_to_try_differ_in_words_and_the_first_is_the_planner_s(tmp_path: P
 
 
 def test_plans_to_try_have_allowed_schedules(tmp_path: Path) -> None:
-    job = find_job(job_file(tmp_path, micro_batch_sizes=[2, 4]))
+    asked = '{ schedule = "2bw,pipedream" }'
+    job = find_job(job_file(tmp_path, micro_batch_sizes=[2, 4], constraints=asked))
     problem = heavy_problem(job)
-    request = TrainRequest(workers=2, tries=9, schedule="2bw,pipedream")
+    request = TrainRequest(workers=2, tries=9)
     plans = plans_to_try(job, request, problem)
     assert len(plans) > 1 and {plan.schedule for plan in plans} <= {"2bw", "pipedream"}
 

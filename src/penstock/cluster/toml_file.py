@@ -20,7 +20,8 @@ bytes, bytes per second, seconds.
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
@@ -164,7 +165,7 @@ def cluster_from_toml(text: str, path: str | Path) -> Cluster:
     devices = sum(host.count * sum(device.count for device in host.devices) for host in entry.hosts)
     if devices > MOST_DEVICES:
         raise BadInput(f"{path}: the cluster has {devices} devices; at most {MOST_DEVICES} can be")
-    with in_one_line(f"{path}: "):
+    with in_one_line(f"{path}: "), in_keys():
         hosts = tuple(h for host in entry.hosts for h in hosts_of(host))
         links = tuple(Link(**fields_of(link)) for link in entry.links)
         in_order = entry.messages == "in order"
@@ -194,6 +195,17 @@ FIELDS = {
     "latency": "latency_s",
 }
 """The fields that have another name than their keys, which go without units."""
+
+
+@contextmanager
+def in_keys() -> Generator[None]:
+    """Within, errors name keys of the file in place of fields."""
+    try:
+        yield
+    except BadInput as error:
+        keys = {field: key for key, field in FIELDS.items()}
+        words = re.sub(r"\w+", lambda word: keys.get(word[0], word[0]), str(error))
+        raise BadInput(words) from None
 
 
 def fields_of(entry: Entry, **others: object) -> dict[str, Any]:

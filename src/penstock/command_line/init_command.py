@@ -17,6 +17,9 @@ HELD_OUT = 0.1
 LONGEST_WINDOW = 128
 """Tokens in a window of text, unless the model reads fewer."""
 
+POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+"""What configurations call the largest number of tokens that their model reads."""
+
 OWN_MODEL = ("penstock.examples.gpt_text:Gpt", "length = {length}, blocks = 4, width = 192")
 """A small GPT over bytes, for text without a model."""
 
@@ -125,8 +128,8 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
     length = LONGEST_WINDOW
     tokenizer = ""
     if config:
-        longest = read_config(config).get("max_position_embeddings", length)
-        length = min(length, longest) if isinstance(longest, int) else length
+        known = map(read_config(config).get, POSITIONS)
+        length = min([length, *(longest for longest in known if isinstance(longest, int))])
         beside_it = Path(config).parent / "tokenizer.json"
         if beside_it.exists():
             tokenizer = f"tokenizer = {quoted(beside(str(beside_it), out))}, "

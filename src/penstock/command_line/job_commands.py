@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from typer import Argument, Option
 
@@ -63,13 +63,14 @@ def profile(
     terminal: Terminal,
 ) -> None:
     """Measure the time and memory of each layer of JOB's model."""
+    from penstock.jobs.job_file import checked_table, find_job
     from penstock.measure.hardware import hardware_named
 
     terminal.check_places(out)
     if estimate:
         hardware_named(estimate)
+    checked_table(job, changes or ())
     with loading(terminal.note):
-        from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import check_device, profile_job
         from penstock.profile.json_file import write_profile
         from penstock.report.tables import profile_table
@@ -98,26 +99,20 @@ def profile(
 def train(
     *,
     job: options.JobName = "gpt-text",
-    changes: options.Changes = None,
+    own: options.JobOptions,
     workers: options.Workers = 4,
-    steps: Annotated[
-        int, Option(min=0, metavar="K", help="Number of optimizer steps (0: as the job says).")
-    ] = 0,
     plan: options.PlanToFollow = "",
-    planner: Annotated[str, Option(help="Name of the planner that makes the plan.")] = "search",
-    schedule: Annotated[
-        str, Option(help="Schedules that the plan may use, as for 'penstock plan'.")
-    ] = "auto",
-    sharding: options.Sharding = "off",
-    memory_reserve: options.MemoryReserve = 0.05,
     device: options.Device = "cpu",
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
+    lr_schedule: Annotated[
+        Literal["keep", "stretch"] | None,
+        Option(help="With --resume for more steps: keep the old schedule's end, or stretch it."),
+    ] = None,
     may_lose: options.MayLose = 0,
     tries: options.Tries = 1,
-    save_weights: Annotated[
-        str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
-    ] = "",
-    no_verify: options.NoVerify = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print the job and the plan that is made; train nothing.")
+    ] = False,
     out: options.Out = "",
     terminal: Terminal,
 ) -> None:
@@ -129,46 +124,41 @@ def train(
 
     started = one_of_several()
     from penstock.document import check_folder
+    from penstock.jobs.job_file import checked_table, job_of, key_lines
     from penstock.runtime.processes.fork_server import begin_fork_server
 
     terminal = replace(terminal, quiet=terminal.quiet or started.rank > 0)
-    for folder in filter(None, (out, save_weights) if started.ranks == 1 else ()):
+    for folder in filter(None, (out, own.save_weights) if started.ranks == 1 else ()):
         check_folder(folder)
+    table, place = checked_table(job, own.as_changes)
     if started.ranks == 1:
         # It imports torch while this process does.
         begin_fork_server(["penstock.jobs.rank_program"])
     with loading(terminal.note):
-        from penstock.jobs.job_file import find_job
         from penstock.jobs.rank_program import run_started_rank
         from penstock.jobs.train import TrainRequest, train_job
-        from penstock.planning.planning_problem import member_named, schedules_named
-        from penstock.search.search import PLANNERS
 
-    member_named(PLANNERS, planner, "planner")
-    schedules_named(schedule, planner)
     request = TrainRequest(
         workers=workers,
         plan=Path(plan) if plan else None,
-        planner=planner,
-        schedule=schedule,
-        sharding=sharding,
-        memory_reserve=memory_reserve,
         resume=resume,
+        lr_schedule=lr_schedule or "",
         out=Path(out) if out else None,
         device=device,
         shown=not terminal.quiet,
         may_lose=may_lose,
         tries=tries,
+        dry_run=dry_run,
         command=shlex.join(["penstock", *sys.argv[1:]]),
     )
-    own: dict[str, Any] = {"steps": steps} if steps else {}
-    if save_weights:
-        own["save_weights"] = Path(save_weights)
-    if no_verify:
-        own["verify"] = "off"
-    found = replace(find_job(job, changes or ()), **own)
-    result = (run_started_rank if started.ranks > 1 else train_job)(found, request)
-    if result is not None:  # rank 0 has it
+    run = run_started_rank if started.ranks > 1 else train_job
+    result = run(job_of(table, place), request)
+    if result is None:  # rank 0 has it
+        return
+    if dry_run:
+        values = {"job": table, "plan": str(result.plan), "predicted_s": result.predicted_s}
+        terminal.show(values, *key_lines(table), f"plan       {result.plan}")
+    else:
         show_run(result, terminal)
 
 
@@ -208,10 +198,11 @@ def verify(
 
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
+    from penstock.jobs.job_file import checked_table, find_job
 
     terminal.check_places(out)
+    checked_table(job, changes or ())
     with loading(terminal.note):
-        from penstock.jobs.job_file import find_job
         from penstock.jobs.profile_job import check_device
         from penstock.jobs.train import verify_job
 

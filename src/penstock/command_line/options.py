@@ -1,5 +1,7 @@
 """Arguments and options that several commands share, and options that commands had once."""
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -109,6 +111,7 @@ ScheduleNames: TypeAlias = Annotated[
         "'whole-backwards': none that splits backwards; 'any': all that flush.",
     ),
 ]
+PlannerName: TypeAlias = Annotated[str, Option(help="Name of a planner (see 'penstock list').")]
 Device: TypeAlias = Annotated[
     Literal["cpu", "cuda"], Option(help="Where the layers run (cuda: a GPU for each rank, if any).")
 ]
@@ -179,6 +182,62 @@ Pins: TypeAlias = Annotated[
 Csv: TypeAlias = Annotated[
     str, Option("--csv", metavar="PATH", help="Write the rows of the answer as CSV, too.")
 ]
+
+
+AS_JOB: Any = None
+"""The value of an option that is not given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The options of ``penstock train`` that are keys of its job, too."""
+
+    changes: Changes = None
+    steps: Annotated[
+        int, Option(min=1, metavar="K", help="Number of optimizer steps (default: the job's).")
+    ] = AS_JOB
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"],
+        Option(help="The type of matrix products; weights stay as they are."),
+    ] = AS_JOB
+    planner: PlannerName = AS_JOB
+    schedule: ScheduleNames = AS_JOB
+    micro_batch: MicroBatch = AS_JOB
+    recompute: Recompute = AS_JOB
+    sharding: Sharding = AS_JOB
+    max_stages: MaxStages = AS_JOB
+    memory_reserve: MemoryReserve = AS_JOB
+    pin: Pins = None
+    remeasure: Annotated[
+        bool, Option("--remeasure", help="With --resume: measure and plan again.")
+    ] = False
+    no_verify: NoVerify = False
+    save_weights: Annotated[
+        str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
+    ] = ""
+
+    @property
+    def as_changes(self) -> list[str]:
+        """The options that are given, as those of ``--set``."""
+        types = {"fp32": "off", "bf16": "bfloat16", "fp16": "float16"}
+        values = {
+            "steps": self.steps,
+            "autocast": types.get(self.precision),
+            "constraints.planner": self.planner,
+            "constraints.schedule": self.schedule,
+            "constraints.micro_batch_size": self.micro_batch,
+            "constraints.recompute": self.recompute,
+            "constraints.sharding": self.sharding,
+            "constraints.max_stages": self.max_stages,
+            "constraints.memory_reserve": self.memory_reserve,
+            "constraints.pins": self.pin or None,
+            "constraints.remeasure": self.remeasure or None,
+            "verify": "off" if self.no_verify else None,
+            "save_weights": os.path.abspath(self.save_weights) if self.save_weights else None,
+        }
+        given = {key: value for key, value in values.items() if value is not None}
+        own = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
+        return [*(self.changes or ()), *own]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def plan(
     *,
     asked: options.AskedProblem,
-    planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
+    planner: options.PlannerName = "search",
     schedule: options.ScheduleNames = "auto",
     tensor_parallel: options.TensorParallel = "",
     time_limit: Annotated[

@@ -6,7 +6,7 @@ megabytes of gradients in every step, cutting everything into stages cannot bala
 the cheapest plan has several replicas of the convolutions that feed fewer of the dense part.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.errors import BadInput
-from penstock.jobs.job import Job, OptimizerSettings, Split
+from penstock.jobs.job import Split
 
 CHANNELS = 64
 CONVOLUTIONS = 8
@@ -95,27 +95,3 @@ def batches(
         rows = order[within * batch_size : (within + 1) * batch_size]
         yield image[rows], label[rows]
         step += 1
-
-
-def job() -> Job:
-    """From 2.3 nats an image to below 0.2 within a few epochs."""
-    return digits_job("digits", build_model, (24, 12, 6))
-
-
-def digits_job(
-    name: str, build: Callable[[], nn.Module], micro_batch_sizes: tuple[int, ...]
-) -> Job:
-    """The job that trains any classifier of these images."""
-    return Job(
-        name=name,
-        model=build,
-        data=batches,
-        loss=functional.cross_entropy,
-        batch_size=96,
-        micro_batch_sizes=micro_batch_sizes,
-        steps=120,
-        optimizer=OptimizerSettings(learning_rate=1e-3, warm_up_steps=10),
-        evaluate_every=40,
-        evaluation_batches=4,
-        checkpoint_every=60,
-    )

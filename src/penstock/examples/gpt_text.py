@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.jobs.job import Job, OptimizerSettings, Split
+from penstock.jobs.job import Split
 
 VOCABULARY = 256
 WIDTH = 192
@@ -129,19 +129,3 @@ def windows(
         rows = corpus[starts + window]
         yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         step += 1
-
-
-def job() -> Job:
-    """The default job: from 5.5 nats per byte to below 2.6."""
-    return Job(
-        name="gpt-text",
-        model=build_model,
-        data=windows,
-        loss=next_byte_loss,
-        batch_size=32,
-        micro_batch_sizes=(8, 4, 2, 1),
-        steps=300,
-        optimizer=OptimizerSettings(learning_rate=3e-3, weight_decay=0.01, warm_up_steps=20),
-        evaluate_every=100,
-        checkpoint_every=100,
-    )

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.examples.digits import CLASSES, digits_job
-from penstock.jobs.job import Job
+from penstock.examples.digits import CLASSES
 
 WIDTHS = (32, 64, 128)
 BLOCKS = 3
@@ -59,8 +58,3 @@ class ResNet(nn.Module):
 def build_model() -> nn.Module:
     """The model of the job."""
     return ResNet()
-
-
-def job() -> Job:
-    """From 2.5 nats an image to below 0.1 within a few epochs."""
-    return digits_job("resnet-digits", build_model, (48, 24, 12))

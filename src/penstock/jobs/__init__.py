@@ -2,11 +2,8 @@
 
 __all__ = ["DEFAULT_JOB", "JOBS", "SEVERAL_GPUS"]
 
-JOBS: dict[str, str] = {
-    "gpt-text": "penstock.examples.gpt_text:job",
-    "digits": "penstock.examples.digits:job",
-    "resnet-digits": "penstock.examples.resnet_digits:job",
-}
+JOBS = ("gpt-text", "digits", "resnet-digits")
+"""The built-in jobs; the file of each is ``examples/NAME.toml``."""
 
 DEFAULT_JOB = "gpt-text"
 

@@ -8,9 +8,8 @@ from dataclasses import field
 from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
-import torch
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -20,31 +19,32 @@ from pydantic import (
     TypeAdapter,
 )
 from pydantic.dataclasses import dataclass
-from torch import nn
-from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader
 
-from penstock.capture.batch_layout import RowsOf
-from penstock.capture.batch_part import LeafKey
-from penstock.capture.layer_graph import SplitTable
 from penstock.capture.lengths import Dimensions, Dynamic, Length
-from penstock.capture.stage_program import Batch, Loss
 from penstock.document import Table, in_one_line
 from penstock.errors import BadInput
 from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
-from penstock.runtime.batch_needs import BatchNeeds
-from penstock.runtime.callbacks import Callback
+from penstock.planning.planning_problem import member_named, schedules_named
 from penstock.runtime.conflicts import check_conflicts, uses_of_settings
-from penstock.runtime.gradients.loss_scaling import LossScaling
-from penstock.runtime.metrics import RECORDED
 from penstock.runtime.processes.heartbeat import HEARTBEAT
-from penstock.runtime.settings import Update, Verification
-from penstock.runtime.trackers import check_trackers
-from penstock.runtime.user_metrics import Metric
-from penstock.runtime.weight_average import ExponentialAverage
-from penstock.runtime.weights.pretrained import Weights
+from penstock.runtime.tables import Constraints, LossScaling, Weights
+from penstock.search.search import PLANNERS
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import Module
+
+    from penstock.capture.batch_part import LeafKey
+    from penstock.capture.stage_program import Batch, Loss
+    from penstock.runtime.batch_needs import BatchNeeds
+    from penstock.runtime.callbacks import Callback
+    from penstock.runtime.settings import Update
+    from penstock.runtime.user_metrics import Metric
+    from penstock.runtime.weight_average import ExponentialAverage
+else:  # a job file is checked before torch is loaded
+    Batch = Callback = Loss = Metric = Module = Any
+    LeafKey = str | int | tuple[str | int, ...]
 
 T = TypeVar("T")
 
@@ -124,6 +124,8 @@ def optimizer_name(name: str) -> str:
         hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(OPTIMIZERS)}"
         raise ValueError(f'{hint}; any other is a class, as "torch.optim:NAdam"')
     kind = member_at(name)
+    from torch.optim import Optimizer
+
     if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
         raise ValueError("it is no class of optimizers of torch")
     try:
@@ -154,13 +156,14 @@ def refusing(kind: type[T]) -> type[T]:
 class OptimizerSettings(Table):
     """Which optimizer to use, and how its learning rate changes over the steps.
 
-    The rate rises linearly to ``learning_rate`` over ``warm_up_steps``. Then ``"cosine"`` lowers it
-    to a tenth at the last step, and ``"constant"`` keeps it. ``"plateau"`` is torch's
-    ``ReduceLROnPlateau`` with the arguments ``plateau`` and no warm-up; it ``follows`` the loss of
-    steps, ``"loss"``, or a result of evaluations by its name in a run's records. ``betas`` are for
-    Adam and AdamW, ``momentum`` is for SGD and Muon. ``"muon"`` uses Muon for matrices and AdamW
-    for the rest. ``fused`` and ``foreach`` are PyTorch's options: one kernel for all parameters, or
-    one kernel for each kind of operation. With neither, parameters are stepped one by one.
+    The rate rises linearly to ``learning_rate`` over ``warm_up_steps``, at most half of a cosine's.
+    Then ``"cosine"`` lowers it to a tenth at step ``schedule_steps`` (0: the last), and
+    ``"constant"`` keeps it. ``"plateau"`` is torch's ``ReduceLROnPlateau`` with the arguments
+    ``plateau`` and no warm-up; it ``follows`` the loss of steps, ``"loss"``, or a result of
+    evaluations by its name in a run's records. ``betas`` are for Adam and AdamW, ``momentum`` is
+    for SGD and Muon. ``"muon"`` uses Muon for matrices and AdamW for the rest. ``fused`` and
+    ``foreach`` are PyTorch's options: one kernel for all parameters, or one kernel for each kind of
+    operation. With neither, parameters are stepped one by one.
 
     ``name`` may also be a class of any module, ``"torch.optim:Adafactor"``, which is given the
     parameters, the learning rate as ``lr``, and ``arguments``. ``no_decay`` are patterns of names
@@ -176,6 +179,7 @@ class OptimizerSettings(Table):
     schedule: Literal["cosine", "constant", "plateau"] = "cosine"
     plateau: Mapping[str, Any] = field(default_factory=dict[str, Any])
     follows: str = "evaluation_loss"
+    schedule_steps: Interval = 0
     warm_up_steps: Interval = 10
     fused: bool = True
     foreach: bool = False
@@ -206,6 +210,10 @@ class OptimizerSettings(Table):
                 'optimizer.schedule = "plateau" has no warm-up; set optimizer.warm_up_steps = 0'
             )
         else:
+            import torch
+            from torch.optim import SGD
+            from torch.optim.lr_scheduler import ReduceLROnPlateau
+
             try:
                 ReduceLROnPlateau(SGD([torch.zeros(1)]), **self.plateau)
             except (TypeError, ValueError) as problem:
@@ -229,7 +237,7 @@ class TensorSettings(Table):
     """
 
     ranks: Annotated[tuple[GroupSize, ...], Field(strict=False)] = ()
-    layers: SplitTable | None = None
+    layers: Mapping[str, Literal["colwise", "rowwise"]] | None = None
 
     @property
     def is_asked(self) -> bool:
@@ -384,13 +392,14 @@ class Job:
     With ``average_decay`` evaluations and the final weights are those of an `ExponentialAverage`.
     ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
     gradients are not finite, train again from the last checkpoint, and leave out its batch.
+    A plan that the run makes keeps to the ``constraints``.
     ``batch_limit_s`` is how long the data may take for a batch (0: no limit). ``trackers`` show a
     run elsewhere (`TRACKERS`). ``tensor_parallel`` lets the plan have groups of ranks that share a
     stage.
     """
 
     name: Annotated[str, AfterValidator(file_name)]
-    model: Annotated[Callable[[], nn.Module], named_function("model")]
+    model: Annotated[Callable[[], Module], named_function("model")]
     data: Annotated[Data, named_function("data")]
     loss: Annotated[Loss | None, named_function("loss")] = None
     batch_size: Count = 16
@@ -416,7 +425,7 @@ class Job:
         tuple[Annotated[Callback, named_function("callbacks")], ...], Field(strict=False)
     ] = ()
     trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    verify: Verification = "first-step"
+    verify: Literal["first-step", "off"] = "first-step"
     compare_replicas_every: Interval = 50
     meet_every: Interval = 0
     outer_learning_rate: Amount = 1.0
@@ -426,19 +435,23 @@ class Job:
     batch_limit_s: Amount = 600.0
     weights: Annotated[Weights | None, short_for("directory")] = None
     save_weights: Annotated[Path | None, Field(strict=False)] = None
+    constraints: Constraints = Constraints()
     tensor_parallel: Annotated[TensorSettings, BeforeValidator(as_groups)] = TensorSettings()
     dynamic: Annotated[Dynamic | Literal["auto"], PlainValidator(as_dynamic)] = field(
         default_factory=dict[str | int | tuple[str | int, ...], Dimensions]
     )
-    rows: Annotated[RowsOf, BeforeValidator(with_numbers)] = field(
+    rows: Annotated[Mapping[LeafKey, int], BeforeValidator(with_numbers)] = field(
         default_factory=dict[LeafKey, int]
     )
 
     def __post_init__(self) -> None:
         whose = f"job '{self.name}'"
         check_batch(self.batch_size)
-        check_trackers(self.trackers, whose, installed=False)
+        member_named(PLANNERS, self.constraints.planner, "planner")
+        schedules_named(self.constraints.schedule, self.constraints.planner)
         for name in self.metrics:
+            from penstock.runtime.metrics import RECORDED
+
             if name in RECORDED or name.startswith("evaluation_"):
                 raise BadInput(
                     f"{whose}: a metric is called '{name}', as a column of the run's own records "
@@ -459,8 +472,13 @@ class Job:
                     f"{self.evaluate_every}; let it follow 'loss', or with evaluate_every above 0 "
                     f"one of {known}"
                 )
-        _ = self.update
         check_conflicts(self.uses, f"{whose}: ")
+        if self.trackers:
+            from penstock.runtime.trackers import check_trackers
+
+            check_trackers(self.trackers, whose, installed=False)
+        if self.meet_every or (self.outer_learning_rate, self.outer_momentum) != (1, 0):
+            _ = self.update
 
     @property
     def uses(self) -> dict[str, str]:
@@ -472,8 +490,12 @@ class Job:
         return uses_of_settings(settings, toml=True)
 
     @property
-    def update(self) -> Update:
+    def update(self) -> "Update":
         """The `Update` of its pipeline; a run that rolls back does so where that stops."""
+        import torch
+
+        from penstock.runtime.settings import Update
+
         return Update(
             weights=self.weights,
             seed=self.seed,
@@ -492,8 +514,10 @@ class Job:
         return self.optimizer.schedule == "plateau" and self.optimizer.follows != "loss"
 
     @property
-    def average(self) -> ExponentialAverage | None:
+    def average(self) -> "ExponentialAverage | None":
         """The average of the weights that is evaluated and saved, if there is one."""
+        from penstock.runtime.weight_average import ExponentialAverage
+
         return ExponentialAverage(self.average_decay) if self.average_decay else None
 
     @property
@@ -502,13 +526,15 @@ class Job:
         return "needs" in inspect.signature(self.data).parameters
 
     def batches(
-        self, split: Split, start_step: int = 0, needs: BatchNeeds | None = None
+        self, split: Split, start_step: int = 0, needs: "BatchNeeds | None" = None
     ) -> Iterator[Batch]:
         """One batch for each step from ``start_step`` on; of what a rank ``needs``, if given.
 
         Data that know no needs yield whole batches in any case. The process ends if a batch has not
         come within ``batch_limit_s``.
         """
+        from torch.utils.data import DataLoader
+
         told = {"needs": needs} if self.reads_parts else {}
 
         def ask() -> Iterator[Batch]:
@@ -533,8 +559,10 @@ class Job:
             f"it must yield one for each step"
         )
 
-    def autocast_dtype(self) -> torch.dtype | None:
+    def autocast_dtype(self) -> "torch.dtype | None":
         """The type of matrix products; None stands for the parameters' own type."""
+        import torch
+
         return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[self.autocast]
 
     def micro_batch_choices(self) -> tuple[int, ...]:

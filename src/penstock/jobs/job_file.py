@@ -48,22 +48,23 @@ Modules are searched in the standard library, in the working directory, beside t
 installed packages.
 """
 
+import json
 import os
+import re
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from penstock.document import Entry, in_one_line, parse_toml, read_text, unknown_key
 from penstock.errors import BadInput
 from penstock.jobs import JOBS
-from penstock.jobs.job import Job, as_optimizer, short_for
-from penstock.jobs.samples import HELD_OUT, ModelOfArguments, TextData, data_named
+from penstock.jobs.job import CALLS, Job, OptimizerSettings, short_for
+from penstock.runtime.tables import Constraints, LossScaling
 
 
 class TextTable(Entry):
@@ -87,6 +88,19 @@ class MadeOf(Entry):
 KEYS = ("base", *MadeOf.model_fields, *(field.name for field in fields(Job)))
 """The keys of a job file: the fields of a job, those that make them, and a built-in job."""
 
+INNER = (
+    *(f"optimizer.{field.name}" for field in fields(OptimizerSettings)),
+    *(f"loss_scaling.{field.name}" for field in fields(LossScaling)),
+    *(f"constraints.{field.name}" for field in fields(Constraints)),
+)
+"""The keys of its tables."""
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+"""The folder of the built-in jobs."""
+
+PLACE = re.compile(r"[^.:][^:]*:[^:]+")
+"""Text that names a function, whose module is not imported before all else is checked."""
+
 
 def find_job(name_or_path: str | Path, changes: Sequence[str] = ()) -> Job:
     """The built-in job of this name, or the job in the TOML file at this path.
@@ -94,34 +108,96 @@ def find_job(name_or_path: str | Path, changes: Sequence[str] = ()) -> Job:
     ``changes`` are keys of a job file with values of their own, each as ``key=value``; a key of a
     table is ``table.key``, and text needs no quotes.
     """
-    if str(name_or_path) in JOBS and changes:
-        table = changed({"base": str(name_or_path), "name": str(name_or_path)}, changes)
-        return job_of(table, Path(f"{name_or_path}.toml"))
-    if place := JOBS.get(str(name_or_path)):
-        module, _, function = place.partition(":")
-        return getattr(import_module(module), function)()
+    return job_of(*checked_table(name_or_path, changes))
+
+
+def checked_table(
+    name_or_path: str | Path, changes: Sequence[str] = ()
+) -> tuple[dict[str, Any], Path]:
+    """The table of a job, of which all is checked but the functions that it names.
+
+    That imports neither torch nor the job's own modules.
+    """
     path = Path(name_or_path)
-    if not os.path.exists(path):
+    if str(name_or_path) in JOBS:
+        table = dict[str, Any](base=str(name_or_path))
+    elif not os.path.exists(path):
         near = get_close_matches(str(name_or_path), JOBS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "use one of them or write the file"
         raise BadInput(
             f"job '{name_or_path}' is neither built in ({', '.join(JOBS)}) nor an existing TOML "
             f"file; {hint}"
         )
-    return read_job(path, changes)
-
-
-def read_job(path: str | Path, changes: Sequence[str] = ()) -> Job:
-    """The job in a TOML file, with ``changes`` as in `find_job`."""
-    path = Path(path)
-    if path.suffix != ".toml":
+    elif path.suffix != ".toml":
         raise BadInput(f"job file '{path}' does not end in .toml; rename it if it is TOML")
-    table = parse_toml(read_text(path, "job file"), path, "job file")
-    search_beside(path)
-    try:
-        return job_of(changed(table, changes), path)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
+    else:
+        table = parse_toml(read_text(path, "job file"), path, "job file")
+    with in_one_line(f"{path}: " if path.suffix else ""):
+        table = varied(changed(table, changes))
+        for key in table:
+            if key not in KEYS:
+                raise BadInput(unknown_key(key, KEYS, INNER))
+        table.setdefault("name", path.stem)
+        given = made_of(table)
+        if "model" not in table or ("data" not in table and given.text is None):
+            key = "data" if "model" in table else "model"
+            raise BadInput(
+                f"key '{key}' is missing; name a function as \"module:function\", or a "
+                f'built-in job as base = "{JOBS[0]}"'
+                + (', or write text = "FILE"' if key == "data" else "")
+            )
+        own = {key: value for key, value in table.items() if key not in MadeOf.model_fields}
+        unread = {key: without_functions(own[key]) for key in CALLS if key in own}
+        Job(**{"data": len, **own, **unread})
+    return table, path
+
+
+def key_lines(table: Mapping[str, Any], of: str = "") -> Iterator[str]:
+    """The keys of a table with their values, as ``--set`` takes them.
+
+    >>> list(key_lines({"steps": 5, "optimizer": {"name": "sgd"}}))
+    ['steps = 5', 'optimizer.name = "sgd"']
+    """
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from key_lines(cast("dict[str, Any]", value), f"{of}{key}.")
+        else:
+            yield f"{of}{key} = {json.dumps(value, ensure_ascii=False)}"
+
+
+def without_functions(value: Any) -> Any:
+    """The value of a key, with a function for each text that names one."""
+    match value:
+        case str():
+            return len if PLACE.fullmatch(value) else value
+        case list():
+            return [without_functions(each) for each in cast("list[Any]", value)]
+        case dict():
+            named = cast("dict[str, Any]", value)
+            return {key: without_functions(each) for key, each in named.items()}
+        case _:
+            return value
+
+
+def varied(table: dict[str, Any]) -> dict[str, Any]:
+    """The table, with the keys of the built-in job that it varies."""
+    name = table.pop("base", None)
+    if name is None:
+        return table
+    if name not in JOBS:
+        near = get_close_matches(str(name), JOBS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(JOBS)}"
+        raise BadInput(f"base is '{name}', which is not a built-in job; {hint}")
+    path = EXAMPLES / f"{name}.toml"
+    base = varied(parse_toml(read_text(path, "job file"), path, "job file"))
+    if "batch_size" in table:
+        base.pop("micro_batch_sizes", None)
+    if "text" in table:
+        del base["data"]
+    for key, own in table.items():
+        if isinstance(own, dict) and isinstance(base.get(key), dict):
+            table[key] = base[key] | own
+    return base | table
 
 
 def changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
@@ -132,7 +208,7 @@ def changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         if not (equals and last and all(tables)):
             raise BadInput(f"--set {change} is no key=value; write --set steps=40, for example")
         if (top := (*tables, last)[0]) not in KEYS:
-            raise BadInput(f"--set {change}: {unknown_key(top, KEYS)}")
+            raise BadInput(f"--set {change}: {unknown_key(top, KEYS, INNER)}")
         place = table
         for name in tables:
             inner = place.setdefault(name, {})
@@ -166,41 +242,38 @@ def search_beside(path: Path) -> None:
 
 
 def job_of(table: dict[str, Any], path: Path) -> Job:
-    for key in table:
-        if key not in KEYS:
-            raise BadInput(unknown_key(key, KEYS))
-    table.setdefault("name", path.stem)
-    make_parts(table, path)
+    """The job of a table that is checked, with the functions that it names."""
+    if path.suffix:
+        search_beside(path)
     table = beside(table, "save_weights", path)
     table["weights"] = beside(table.get("weights"), "directory", path, Path)
-    if "base" in table:
-        return variation(table.pop("base"), table)
-    for key in ("model", "data"):
-        if key not in table:
-            raise BadInput(
-                f"key '{key}' is missing; name a function as \"module:function\", or a "
-                f'built-in job as base = "{next(iter(JOBS))}"'
-                + (', or write text = "FILE"' if key == "data" else "")
-            )
-    return Job(**table)
+    with in_one_line(f"{path}: " if path.suffix else ""):
+        return Job(**with_parts(table, path))
 
 
-def make_parts(table: dict[str, Any], path: Path) -> None:
-    """Put a model and data in the table where its keys only say how to make them."""
-    with in_one_line():
-        given = MadeOf(**{key: table.pop(key) for key in MadeOf.model_fields if key in table})
+def made_of(table: dict[str, Any]) -> MadeOf:
+    """The keys that say how model and data are made."""
+    return MadeOf(**{key: table[key] for key in MadeOf.model_fields if key in table})
+
+
+def with_parts(table: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The table with a model and data where its keys only say how to make them."""
+    from penstock.jobs.samples import HELD_OUT, ModelOfArguments, TextData, data_named
+
+    given = made_of(table)
+    table = {key: value for key, value in table.items() if key not in MadeOf.model_fields}
     key = "model_arguments"
     try:
         if given.model_arguments is not None:
             arguments = beside(given.model_arguments, "config", path)
-            table["model"] = ModelOfArguments(table.get("model", ""), arguments)
+            table["model"] = ModelOfArguments(table["model"], arguments)
         key = "text" if given.text is not None else "data"
         if given.text is not None:
             if "data" in table:
                 raise ValueError("it stands in place of data; leave one of them out")
             text = beside(beside(vars(given.text), "path", path), "tokenizer", path)
             held_out = HELD_OUT if given.held_out is None else given.held_out
-            own_loss = table.get("loss") is None and "base" not in table
+            own_loss = table.get("loss") is None
             table["data"] = TextData(
                 text["path"], {}, held_out, None, text["tokenizer"], text["length"], own_loss
             )
@@ -209,6 +282,7 @@ def make_parts(table: dict[str, Any], path: Path) -> None:
             table["data"] = data_named(table["data"], arguments, given.held_out, given.collate)
     except ValueError as problem:
         raise BadInput(f"{key}: {problem}") from None
+    return table
 
 
 def beside(table: Any, key: str, path: Path, kind: type = str) -> Any:
@@ -216,19 +290,3 @@ def beside(table: Any, key: str, path: Path, kind: type = str) -> Any:
     table = {key: table} if isinstance(table, str) else table
     own = table.get(key) if isinstance(table, dict) else None
     return {**table, key: kind(path.parent / own)} if isinstance(own, str) and own else table
-
-
-def variation(name: object, table: dict[str, Any]) -> Job:
-    """The built-in job of this name, with what a file changes in it."""
-    if not isinstance(name, str) or name not in JOBS:
-        near = get_close_matches(str(name), JOBS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(JOBS)}"
-        raise BadInput(f"base is '{name}', which is not a built-in job; {hint}")
-    base = find_job(name)
-    if "batch_size" in table:
-        table.setdefault("micro_batch_sizes", ())
-    for key in ("optimizer", "loss_scaling"):
-        changes: Any = as_optimizer(table.get(key))
-        if isinstance(changes, dict):
-            table[key] = asdict(getattr(base, key)) | changes
-    return replace(base, **table)

@@ -97,20 +97,38 @@ def learning_rate_schedule(
     "plateau" is torch's ``ReduceLROnPlateau``, which follows a metric. If weights are updated
     several times in a step, all its updates have the same rate.
 
-    share(k) = min(1, (k + 1) / warm_up_steps) * decay(k),
-    decay(k) = 0.1 + 0.45 (1 + cos(pi * k / steps))    or 1 if the rate is constant
+    share(k) = (k + 1) / w                                        for k < w, then
+    share(k) = 0.1 + 0.45 (1 + cos(pi * (k - w) / (steps - w)))   or 1 if the rate is constant
+
+    w is ``warm_up_steps``. A cosine rises over at most half of its steps, so that it always reaches
+    the full rate; a constant rate depends on no number of steps, so that a run may be prolonged.
     """
+    steps = settings.schedule_steps or steps
+    warm_up = settings.warm_up_steps
+    if settings.schedule == "cosine":
+        warm_up = min(warm_up, steps // 2)
 
     def share(step: int) -> float:
-        warm_up = min(1.0, (step + 1) / max(1, settings.warm_up_steps))
+        if step < warm_up:
+            return (step + 1) / warm_up
         if settings.schedule == "constant":
-            return warm_up
-        wave = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
-        return warm_up * (LEAST_SHARE + (1 - LEAST_SHARE) * wave)
+            return 1.0
+        wave = 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / (steps - warm_up))))
+        return LEAST_SHARE + (1 - LEAST_SHARE) * wave
 
     if settings.schedule == "plateau":
         return lambda optimizer: ReduceLROnPlateau(optimizer, **settings.plateau)
-    return lambda optimizer: LambdaLR(optimizer, lambda update: share(update // updates_per_step))
+    return lambda optimizer: Resumable(optimizer, lambda update: share(update // updates_per_step))
+
+
+class Resumable(LambdaLR):
+    """A schedule that takes the number of updates from a checkpoint, and no rate."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        own = zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True)
+        for group, rate, share in own:
+            group["lr"] = rate * share(self.last_epoch)
 
 
 class MuonWithAdamW(Optimizer):

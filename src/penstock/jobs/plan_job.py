@@ -8,19 +8,19 @@ from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput, Infeasible
 from penstock.jobs.job import Job
 from penstock.jobs.optimizers import state_bytes_per_parameter_byte
-from penstock.jobs.train_request import TrainRequest
-from penstock.plan.in_words import parallel_words
+from penstock.plan.in_words import parallel_words, plan_words
 from penstock.plan.ordering import schedule_refusal, updates_per_batch
+from penstock.plan.pins import read_pin
 from penstock.plan.plan import Plan
-from penstock.plan.problem import PREDICTION_ERROR, SHARED_CORES_ERROR, PlanningProblem
+from penstock.plan.problem import PlanningProblem
 from penstock.plan.side_by_side import pipelines_in
+from penstock.plan_here import problem_under
 from penstock.planning.answers import TimeLimit, find_plan
-from penstock.planning.planning_problem import schedules_named
 from penstock.planning.tensor_groups import on_groups, on_ranks, without_groups
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.conflicts import BY_SLICES, check_conflicts, uses_of
 from penstock.runtime.micro_batches import check_runnable
-from penstock.search.search import PLANNERS
+from penstock.runtime.tables import Constraints
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.meetings import meeting_price
 from penstock.simulate.score import make_score
@@ -46,36 +46,32 @@ def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningPro
     )
 
 
-def training_problem(problem: PlanningProblem, request: TrainRequest) -> PlanningProblem:
-    """The planning problem of a run, with what its request allows."""
-    profile = problem.profile
-    if request.planner not in PLANNERS:
-        raise BadInput(f"planner '{request.planner}' is not one of {', '.join(PLANNERS)}; use one")
-    return replace(
-        problem,
-        schedules=schedules_named(
-            request.schedule,
-            request.planner,
-            norms=profile.has_norms,
-            whole_loss=profile.whole_loss,
-        ),
-        blocks="allowed",
-        sharding=request.sharding,
-        memory_reserve=request.memory_reserve,
-        as_fast=SHARED_CORES_ERROR if problem.cluster.slowing_hosts else PREDICTION_ERROR,
+def training_problem(problem: PlanningProblem, job: Job) -> PlanningProblem:
+    """The planning problem of a run, whose plans keep to the job's constraints.
+
+    A number of stages holds where there are as many workers: fewer may be left after a loss.
+    """
+    profile, cluster = problem.profile, problem.cluster
+    pins, most = job.constraints.pins, len(cluster.devices)
+    held = tuple(pin for pin in pins if read_pin(pin, profile, cluster).stages <= most)
+    return problem_under(
+        replace(job.constraints, pins=held),
+        profile,
+        cluster,
+        problem.global_batch,
+        problem.micro_batch_sizes,
+        problem.optimizer_bytes_per_parameter_byte,
     )
 
 
-def new_plan(
-    job: Job, request: TrainRequest, problem: PlanningProblem, limit: TimeLimit | None = None
-) -> Plan:
-    """A plan of the requested planner, the best one that it finds until the limit.
+def new_plan(job: Job, problem: PlanningProblem, limit: TimeLimit | None = None) -> Plan:
+    """A plan of the job's planner, the best one that it finds until the limit.
 
     It may have tensor groups of the sizes that the job names.
     """
-    problem = training_problem(problem, request)
-    sizes = job.tensor_parallel.ranks
-    plan = find_plan(problem, request.planner, make_score(problem), sizes=sizes, limit=limit)
+    problem = training_problem(problem, job)
+    sizes, planner = job.tensor_parallel.ranks, job.constraints.planner
+    plan = find_plan(problem, planner, make_score(problem), sizes=sizes, limit=limit)
     if job.meet_every:
         pipelines_in(plan)
     return plan
@@ -163,15 +159,24 @@ def predict_step(
     return replace(prediction, iteration_s=mean_s), by_length
 
 
-def without_pipeline_words(job: Job, plan: Plan, problem: PlanningProblem) -> str:
-    """What a step of plain data parallelism would take, in words; empty if the plan is that."""
-    if len(plan.device_groups) == 1:
+def other_words(job: Job, plan: Plan, problem: PlanningProblem) -> str:
+    """What a step takes without the job's constraints, or of plain data parallelism, in words.
+
+    Empty if the plan is that.
+    """
+    if job.constraints != Constraints():
+        other = new_plan(replace(job, constraints=Constraints()), problem)
+        words = f"without constraints {plan_words(other, 'worker').partition(';')[0]}"
+    elif len(plan.device_groups) == 1:
         return ""
-    problem = replace(problem, schedules=("1f1b",), blocks="allowed")
-    try:
-        plain = find_plan(problem, "data-parallel", make_score(problem))
-    except Infeasible:
-        return "data parallelism does not fit in memory"
-    step_s = predict_step(job, plain, problem)[0].iteration_s
-    again = " by block" if plain.stages[0].by_block else ""
-    return f"{parallel_words(plain, 'worker')[0]}{again} would take {seconds_text(step_s)}"
+    else:
+        problem = replace(problem, schedules=("1f1b",), blocks="allowed")
+        try:
+            other = find_plan(problem, "data-parallel", make_score(problem))
+        except Infeasible:
+            return "data parallelism does not fit in memory"
+        words = parallel_words(other, "worker")[0] + " by block" * other.stages[0].by_block
+    if plan_words(other) == plan_words(plan):
+        return ""
+    step_s = predict_step(job, other, problem)[0].iteration_s
+    return f"{words} would take {seconds_text(step_s)}"

@@ -93,13 +93,20 @@ def built_model(job: Job) -> nn.Module:
 
 
 def check_vocabulary(job: Job, model: nn.Module) -> None:
-    """Raise `BadInput` if the job's text has tokens that the model's embedding lacks."""
+    """Raise `BadInput` if the job's text has tokens or windows that an embedding lacks."""
     tokens = getattr(job.data, "vocabulary", 0)
     room = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
     if room and max(room) < tokens:
         raise BadInput(
             f"job '{job.name}': its text has {tokens} tokens, and the model's embedding has room "
             f"for {max(room)}; give the model a vocabulary of {tokens}, or another tokenizer"
+        )
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", 0)
+    window = getattr(job.data, "length", 0)
+    if most in room and window > most:
+        raise BadInput(
+            f"job '{job.name}': its text has windows of {window} tokens, and its model reads "
+            f"{most}; set text.length = {most} or lower"
         )
 
 

@@ -42,9 +42,9 @@ from penstock.jobs.plan_job import (
     check_layers,
     check_plan_fits,
     new_plan,
+    other_words,
     predict_step,
     problem_of,
-    without_pipeline_words,
 )
 from penstock.jobs.profile_job import (
     check_device,
@@ -164,7 +164,9 @@ def run_rank(
         known = circumstances_of(world, request)
         run = JobRun(world, directory, job, request, told, known, history, pause_after)
         check_seen(world, directory.path)
-        result = run_parts(run, termination, given)
+        until = directory.schedule.get("falls_until", job.optimizer.schedule_steps)
+        own = replace(job.optimizer, schedule_steps=until)
+        result = run_parts(replace(run, job=replace(job, optimizer=own)), termination, given)
     # A rank that fails does not leave: others would see that before it has said why.
     world.leave()
     return result
@@ -176,10 +178,17 @@ def run_parts(run: JobRun, termination: Termination, given: Plan | None) -> Trai
     ``given`` is the plan of the first part.
     """
     world = run.world
-    costs = costs_of(run)
-    if run.request.tries > 1 and not run.request.resume:
+    again = run.job.constraints.remeasure and not (run.history.steps or run.history.lost_workers)
+    costs = costs_of(run, again=again)
+    if run.request.tries > 1 and not (run.request.resume or run.request.dry_run):
         run, given = tried(run, costs)
     planned = by_first(world, partial(planned_part, run, costs, given))
+    if run.request.dry_run:
+        return planned and TrainResult(
+            predicted_s=planned.predicted_s,
+            plan=run.directory.path / "plan.json",
+            run_directory=run.directory.path,
+        )
     plan = shared_plan(world, planned and planned.plan)
     part = planned or RunPart(cast(Plan, plan))
     part = replace(part, **world.broadcast({key: getattr(part, key) for key in TOLD}))
@@ -253,8 +262,30 @@ def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
             f"{request.workers} workers; start at least {min(sizes)} with --workers"
         )
     check_trackers(job.trackers, f"job '{job.name}'")
-    find = latest_run if request.resume else new_run
-    return replace(request, out=find(job.name, request.out).path)
+    directory = (latest_run if request.resume else new_run)(job.name, request.out)
+    keep_schedule(directory, job, request, say)
+    return replace(request, out=directory.path)
+
+
+def keep_schedule(directory: RunDirectory, job: Job, request: TrainRequest, say: Log) -> None:
+    """Keep until which step the learning rate falls, as a run that is resumed has begun.
+
+    Raises:
+        BadInput: the run is to take more steps than before, and nothing is said of its rate.
+    """
+    own, choice = job.optimizer.schedule_steps, request.lr_schedule
+    kept = directory.schedule if request.resume else {}
+    until = own or kept.get("falls_until", job.steps)
+    if kept and not own and job.optimizer.schedule == "cosine" and job.steps > kept["end"]:
+        if not choice:
+            raise BadInput(
+                f"the run in '{directory.path}' was to take {kept['end']} steps and is to take "
+                f"{job.steps}, and its learning rate falls until step {until}; add --lr-schedule "
+                f"keep, and it stays as low, or --lr-schedule stretch, and it falls until the end"
+            )
+        until = until if choice == "keep" else job.steps
+        say(f"--lr-schedule {choice}: the learning rate falls until step {until}")
+    directory.write_schedule(max(job.steps, kept.get("end", 0)), until)
 
 
 def with_groups_of(plan: Plan, job: Job) -> Job:
@@ -330,12 +361,15 @@ def check_seen(world: World, path: Path) -> None:
     by_first(world, refuse)
 
 
-def costs_of(run: JobRun) -> PlanningProblem | None:
-    """Profile and cluster, measured now or by the run that is resumed; only rank 0 has them."""
+def costs_of(run: JobRun, *, again: bool) -> PlanningProblem | None:
+    """Profile and cluster, measured now or by the run that is resumed; only rank 0 has them.
+
+    They are measured ``again`` whatever there is.
+    """
     world = run.world
     places = world.all_gather((socket.gethostname(), os.environ.get("GROUP_RANK", "")))
     layout = tuple(len(list(ranks)) for _, ranks in groupby(places))
-    known = by_first(world, partial(known_costs, run, layout))
+    known = by_first(world, lambda: None if again else known_costs(run, layout))
     if world.broadcast(known is not None):
         return known
     HEARTBEAT.phase = "measures the layers"
@@ -386,7 +420,7 @@ def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None)
     directory.write_plan(plan, run.world.size)
     with notice_if_long(run.say, "simulating a step of the plan"):
         prediction, by_length = predict_step(job, plan, costs)
-        other = without_pipeline_words(job, plan, costs)
+        other = other_words(job, plan, costs)
     write_timeline(prediction.timeline, directory.path / "predicted.json")
     step = f"predicted {seconds_text(prediction.iteration_s)} a step"
     run.say("; ".join(filter(None, (f"plan: {plan_words(plan, 'worker')}", step, other))))
@@ -405,15 +439,16 @@ def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None)
 
 def plan_for(run: JobRun, costs: PlanningProblem) -> Plan:
     """The plan that the resumed run has kept for so many ranks with these costs, or a new one."""
-    if not run.request.resume:
+    if not run.request.resume or run.job.constraints.remeasure:
         run.directory.forget_plans()
     kept = run.directory.kept_plan(run.world.size)
     if kept is not None and kept.global_batch == run.job.batch_size:
         return kept
-    if run.request.resume and not run.history.lost_workers:
+    remeasures = run.job.constraints.remeasure
+    if run.request.resume and not (run.history.lost_workers or remeasures):
         run.say("the run gets a new plan, because its hosts, its workers or the batch size changed")
     limit = AFTER_A_LOSS if run.history.lost_workers else None
-    return new_plan(run.job, run.request, costs, limit)
+    return new_plan(run.job, costs, limit)
 
 
 def tried(run: JobRun, costs: PlanningProblem | None) -> tuple[JobRun, Plan | None]:
@@ -497,7 +532,8 @@ def finish(run: JobRun, part: RunPart, trained: TrainedPart, peaks: Sequence[flo
         again = f"--resume --out {directory.path} --plan PLAN"
         run.say(f"{result.drift[0]}; measure and plan again, and continue with {again}")
     here, load = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size)), os.getloadavg()[0]
-    busy = busy_beside(here, usable_cores(), load)
+    error = result.predicted_s / result.measured_s - 1
+    busy = busy_beside(here, usable_cores(), load, error)
     if busy:
         run.say(busy)
     numbers = asdict(result)

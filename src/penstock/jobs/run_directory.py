@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster, write_cluster
-from penstock.document import read_text, write_pieces, write_text
+from penstock.document import json_text, read_text, write_pieces, write_text
 from penstock.errors import BadInput
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan
@@ -124,6 +124,16 @@ class RunDirectory:
     def forget_plans(self) -> None:
         for place in self.path.glob("plan-*.json"):
             place.unlink()
+
+    @property
+    def schedule(self) -> dict[str, int]:
+        """The last step of the run, and the step until which its learning rate falls."""
+        place = self.path / "schedule.json"
+        return json.loads(read_text(place, "schedule")) if place.exists() else {}
+
+    def write_schedule(self, end: int, falls_until: int) -> None:
+        schedule = {"end": end, "falls_until": falls_until}
+        write_text(self.path / "schedule.json", json_text(schedule))
 
 
 def launch_name() -> str:

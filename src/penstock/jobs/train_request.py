@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from penstock.plan.problem import MEMORY_RESERVE, ShardingChoice
 from penstock.report.record import MeasuredLength, TriedPlan
 
 Log = Callable[[str], None]
@@ -16,27 +16,25 @@ Log = Callable[[str], None]
 class TrainRequest:
     """The options of ``penstock train`` that are not about the job.
 
-    ``plan`` is a plan file (None: make a plan with ``planner``, ``schedule`` and ``sharding`` that
-    leaves the fraction ``memory_reserve`` of the memory free). ``out`` is the run directory (None:
-    a new one under ``runs`` or, with ``resume``, the newest there). ``shown`` false: display
-    nothing. The run goes on while no more than ``may_lose`` workers are missing, which were killed
-    or stopped answering. With more than one of ``tries``, so many of the best plans are
-    tried for a few steps, and a new run goes on with the quickest. The report shows the ``command``
-    that asked for it.
+    ``plan`` is a plan file (None: make a plan that keeps to the job's constraints). ``out`` is the
+    run directory (None: a new one under ``runs`` or, with ``resume``, the newest there). ``shown``
+    false: display nothing. The run goes on while no more than ``may_lose`` workers are missing,
+    which were killed or stopped answering. With more than one of ``tries``, so many of the best
+    plans are tried for a few steps, and a new run goes on with the quickest. With ``dry_run`` it
+    ends with its plan. ``lr_schedule`` is what becomes of the learning rate where a run is resumed
+    for more steps than before. The report shows the ``command`` that asked for it.
     """
 
     workers: int = 4
     plan: Path | None = None
-    planner: str = "search"
-    schedule: str = "auto"
-    sharding: ShardingChoice = "off"
-    memory_reserve: float = MEMORY_RESERVE
     resume: bool = False
+    lr_schedule: Literal["", "keep", "stretch"] = ""
     out: Path | None = None
     device: str = "cpu"
     shown: bool = True
     may_lose: int = 0
     tries: int = 1
+    dry_run: bool = False
     command: str = ""
 
 

@@ -31,7 +31,8 @@ from penstock.runtime.metrics import END, PAUSE, StepMetrics, evaluation_row
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.processes.world import World
-from penstock.runtime.settings import Constraints, Safety
+from penstock.runtime.settings import Safety
+from penstock.runtime.tables import Constraints
 from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
 from penstock.simulate.by_length import LengthPrediction

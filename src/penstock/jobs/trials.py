@@ -39,17 +39,17 @@ def plans_to_try(job: Job, request: TrainRequest, problem: PlanningProblem) -> l
     then those of other schedules. Of those that are predicted to take the same to five digits there
     is one: they do the same work.
     """
-    problem, seen = training_problem(problem, request), dict[Plan, float]()
+    problem, seen = training_problem(problem, job), dict[Plan, float]()
     score, sizes = make_score(problem), job.tensor_parallel.ranks
 
     def noted(plan: Plan) -> float:
-        seconds = seen[replace(plan, planner=request.planner)] = score(plan)
+        seconds = seen[replace(plan, planner=job.constraints.planner)] = score(plan)
         return seconds
 
-    found = [find_plan(problem, request.planner, noted, sizes=sizes)]
+    found = [find_plan(problem, job.constraints.planner, noted, sizes=sizes)]
     if sizes:  # plans with groups are scored in another way
         with suppress(Infeasible):
-            find_plan(problem, request.planner, noted)
+            find_plan(problem, job.constraints.planner, noted)
     limit_s = NEAR * min(seen.values(), default=0.0)
     # Planners also look at plans of schedules that are not allowed, to start from.
     allowed = (plan for plan in seen if plan.schedule in problem.schedules)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from resource import RUSAGE_SELF, getrusage
 from time import perf_counter
 
+from penstock.plan.problem import PREDICTION_ERROR, SHARED_CORES_ERROR
+
 MOST_SWITCHES_PER_S = 50.0
 """A process with a core for itself loses it less often."""
 
@@ -47,7 +49,8 @@ class LoadWatch:
         switches_per_s = (switches_now - switches) / max(now_s - start_s, 1e-9)
         lost = not self._shares_cores and switches_per_s > MOST_SWITCHES_PER_S
         busy, spread = lost or load > self._cores, self._most_s / (self._least_s or 1.0)
-        if not busy and spread <= MOST_SPREAD:
+        error = SHARED_CORES_ERROR if self._shares_cores else PREDICTION_ERROR
+        if spread <= (1 + error if busy else MOST_SPREAD):
             return ()
         why = f"{self}, {switches_per_s:.0f} involuntary switches a second" if lost else self
         return (
@@ -56,11 +59,14 @@ class LoadWatch:
         )
 
 
-def busy_beside(workers: int, cores: int, load: float) -> str:
-    """That other work ran beside ``workers`` workers, in one line; empty if none did.
+def busy_beside(workers: int, cores: int, load: float, error: float) -> str:
+    """That other work ran beside ``workers`` workers and a prediction is wrong by this ``error``.
 
-    >>> busy_beside(2, 2, 6.25), busy_beside(2, 2, 2.4)
-    ('machine busy (load 6.2 with 2 workers on 2 cores)', '')
+    Empty if none did, or predictions err as much on an idle machine.
+
+    >>> busy_beside(2, 2, 6.25, -0.2), busy_beside(2, 2, 6.25, 0.02), busy_beside(2, 2, 2.4, -0.2)
+    ('machine busy (load 6.2 with 2 workers on 2 cores)', '', '')
     """
+    usual = SHARED_CORES_ERROR if workers > cores else PREDICTION_ERROR
     words = f"machine busy (load {load:.1f} with {workers} workers on {cores} cores)"
-    return words if load > workers + 1 else ""
+    return words if load > workers + 1 and abs(error) > usual else ""

@@ -67,6 +67,7 @@ def planning_problem(
     batch: int,
     *,
     micro_batch_size: int = 0,
+    micro_batch_sizes: Sequence[int] = (),
     planner: str = "",
     schedule: str = "auto",
     recompute: AskedRecompute = "auto",
@@ -77,7 +78,9 @@ def planning_problem(
     as_fast: float = AS_FAST,
     pins: Sequence[str] = (),
 ) -> PlanningProblem:
-    """The problem for a planner; ``micro_batch_size`` 0 tries every divisor of the batch.
+    """The problem for a planner.
+
+    ``micro_batch_size`` 0 tries all ``micro_batch_sizes``, or every divisor of the batch.
 
     ``recompute``: "auto" lets stages recompute as a whole or by block, "stage" only as a whole.
     With "on" all stages recompute as a whole, with "blocks" by block, with "off" none does.
@@ -92,7 +95,8 @@ def planning_problem(
     schedules = schedules_named(
         schedule, planner, norms=profile.has_norms, whole_loss=profile.whole_loss
     )
-    sizes = (micro_batch_size,) if micro_batch_size else micro_batch_sizes_of(batch)
+    sizes = tuple(micro_batch_sizes) or micro_batch_sizes_of(batch)
+    sizes = (micro_batch_size,) if micro_batch_size else sizes
     whole, blocks = RECOMPUTE[recompute]
     problem = PlanningProblem(
         profile=profile,

@@ -7,16 +7,18 @@ it is none.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-from torch.optim import Optimizer
-
-from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, choices_of, kinds_of_schedule
 from penstock.plan.ordering import has_forwards_first, order_of, schedule_refusal
 from penstock.plan.plan import Plan
+
+if TYPE_CHECKING:  # jobs are checked before torch is loaded
+    import torch
+    from torch.optim import Optimizer
+
+    from penstock.capture.layer_graph import LayerGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ optimizer; give it one
 SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "tensor groups": ("tensor_parallel.ranks", bool),
     "autocast": ("autocast", lambda dtype: dtype not in (None, "off")),
-    "loss_scaling": ("autocast", lambda dtype: dtype in (torch.float16, "float16")),
+    "loss_scaling": ("autocast", lambda dtype: str(dtype).removeprefix("torch.") == "float16"),
     "optimizer": ("shard_optimizer", bool),
     "compile": ("compile", bool),
     "whole parameters": (
@@ -219,7 +221,7 @@ def uses_of_settings(settings: Mapping[str, object], *, toml: bool = False) -> d
     return uses
 
 
-def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
+def uses_of_graph(graph: "LayerGraph", plan: Plan) -> dict[str, str]:
     """The uses of a captured model under a plan."""
     tied = shared = ""
     for use in graph.parameter_uses:
@@ -241,7 +243,7 @@ def uses_of_graph(graph: LayerGraph, plan: Plan) -> dict[str, str]:
     }
 
 
-def uses_of_training(optimizer: Optimizer | None, by_loss: str = "") -> dict[str, str]:
+def uses_of_training(optimizer: "Optimizer | None", by_loss: str = "") -> dict[str, str]:
     """The uses of an optimizer, and of a schedule of class ``by_loss`` that follows the loss."""
     kind = type(optimizer).__name__
     return {
@@ -253,16 +255,18 @@ def uses_of_training(optimizer: Optimizer | None, by_loss: str = "") -> dict[str
     }
 
 
-def looks_at_all(optimizer: Optimizer | None) -> bool:
+def looks_at_all(optimizer: "Optimizer | None") -> bool:
     """Whether an optimizer steps two small parameters otherwise together than each alone.
 
     One that cannot be made again of its class and defaults is not tried.
     """
     if optimizer is None or not optimizer.defaults:
         return False
+    import torch
+    from torch import nn
 
-    def stepped(*groups: Sequence[int]) -> dict[int, torch.Tensor]:
-        found: dict[int, torch.Tensor] = {}
+    def stepped(*groups: Sequence[int]) -> "dict[int, torch.Tensor]":
+        found = dict[int, torch.Tensor]()
         for own in groups:
             parameters = [nn.Parameter(torch.full((4, 4), 1.0 + n)) for n in own]
             made: Optimizer = type(optimizer)(parameters, **optimizer.defaults)

@@ -56,7 +56,6 @@ from penstock.runtime.processes.heartbeat import LIMIT_S, doing
 from penstock.runtime.processes.refusals import print_refusals_once
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.settings import (
-    Constraints,
     MakeOptimizer,
     MakeSchedule,
     Options,
@@ -78,11 +77,11 @@ from penstock.runtime.steps.training import (
     Training,
     stepped_together,
 )
+from penstock.runtime.tables import Constraints, Weights
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
 from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify
 from penstock.runtime.weight_average import ExponentialAverage
-from penstock.runtime.weights.pretrained import Weights
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import say
 

@@ -4,9 +4,8 @@
 it reads one `Options`.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -16,13 +15,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.errors import BadInput
-from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, ShardingChoice
 from penstock.runtime.conflicts import uses_of_settings
-from penstock.runtime.gradients.loss_scaling import LossScaling, loss_scaling_for
+from penstock.runtime.gradients.loss_scaling import loss_scaling_for
 from penstock.runtime.processes.heartbeat import LIMIT_S
+from penstock.runtime.tables import LossScaling, Weights
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.runtime.user_metrics import Metric, check_metrics
-from penstock.runtime.weights.pretrained import Weights
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 """Makes the optimizer of a list of parameters; of pairs with their names, if its argument is called
@@ -151,34 +149,6 @@ class Safety:
             check_every=self.check_every,
             compare_replicas_every=self.compare_replicas_every,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constraints:
-    """What a plan that `Pipeline` finds keeps to: an argument of it, as of `penstock plan`.
-
-    ``schedule`` is one name, or several with commas between them. ``micro_batch_size`` and
-    ``max_stages`` 0 leave these free. ``recompute`` is "auto", "stage", "on", "blocks" or "off";
-    ``sharding`` what ranks of a stage divide: "off", "optimizer" (as ZeRO-1), "parameters" (as
-    FSDP) or "auto". ``memory_reserve`` is the share of each device's memory that stays free.
-    ``pins`` fix parts of the plan, such as "stages: 4" or "lm_head: alone". With ``remeasure``
-    layers and links are measured again, whatever an earlier start has found.
-    """
-
-    planner: str = "search"
-    schedule: str = "auto"
-    micro_batch_size: int = 0
-    max_stages: int = 0
-    recompute: AskedRecompute = "auto"
-    sharding: ShardingChoice = "off"
-    memory_reserve: float = MEMORY_RESERVE
-    pins: tuple[str, ...] = ()
-    remeasure: bool = False
-
-    @property
-    def text(self) -> str:
-        """All that a plan depends on, as JSON."""
-        return json.dumps(asdict(replace(self, remeasure=False)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

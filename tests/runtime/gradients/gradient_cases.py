@@ -26,7 +26,7 @@ from penstock.capture.capture import capture_model
 from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.plan import Plan
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Constraints
+from penstock.runtime.tables import Constraints
 
 BATCH = MICRO_BATCHES * ROWS
 CLIP_NORM = 0.05

@@ -21,7 +21,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Constraints, Safety
+from penstock.runtime.settings import Safety
+from penstock.runtime.tables import Constraints
 
 WIDTH, ROWS, STEPS, LAYERS = 6, 4, 8, 8
 

@@ -13,9 +13,10 @@ from torch.optim import SGD
 from penstock.capture.chain import Chain
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
+from penstock.runtime.gradients.loss_scaling import LossScaler
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
+from penstock.runtime.tables import LossScaling
 
 ROWS, WIDTH, MICRO_BATCHES = 16, 8, 4
 PLAN = Plan((Stage(range(4), (0,), (ROWS // MICRO_BATCHES,)),), MICRO_BATCHES, 4, "gpipe")

@@ -17,7 +17,8 @@ from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Constraints, Update
+from penstock.runtime.settings import Update
+from penstock.runtime.tables import Constraints
 
 WIDTH, ROWS, STEPS, LAYERS, RATE = 16, 4, 3, 4, 0.125
 

@@ -27,7 +27,8 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.side_by_side import pipelines_in
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Constraints, Safety, Update
+from penstock.runtime.settings import Safety, Update
+from penstock.runtime.tables import Constraints
 
 LIMIT = 1e-12
 

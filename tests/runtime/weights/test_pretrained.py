@@ -20,7 +20,8 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
-from penstock.runtime.weights.pretrained import Weights, sources_of
+from penstock.runtime.tables import Weights
+from penstock.runtime.weights.pretrained import sources_of
 from penstock.runtime.weights.safetensors_file import write_tensors
 
 

@@ -8,46 +8,14 @@ grows after many steps without an overflow. At an overflow it is reduced, and th
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from penstock.capture.stage_program import StageProgram
-from penstock.document import Table
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.processes.world import World
-
-
-@dataclass(frozen=True, slots=True)
-class LossScaling(Table):
-    """How the scale of the loss changes.
-
-    It starts at ``initial``, is multiplied by ``growth`` after ``growth_interval`` steps without an
-    overflow and by ``backoff`` at every overflow. A run whose gradients overflow at ``smallest``
-    fails.
-
-    Raises:
-        BadInput: a number is outside its range.
-    """
-
-    initial: float = 2.0**16
-    growth: float = 2.0
-    backoff: float = 0.5
-    growth_interval: int = 2000
-    smallest: float = 2.0**-14
-
-    def __post_init__(self) -> None:
-        within = {
-            "initial": (self.initial, self.smallest <= self.initial < math.inf, ">= smallest"),
-            "growth": (self.growth, 1 <= self.growth < math.inf, ">= 1"),
-            "backoff": (self.backoff, 0 < self.backoff < 1, "between 0 and 1"),
-            "growth_interval": (self.growth_interval, self.growth_interval >= 1, ">= 1"),
-            "smallest": (self.smallest, 0 < self.smallest < math.inf, "> 0"),
-        }
-        for name, (value, good, limit) in within.items():
-            if not good:
-                raise BadInput(f"{name} of the loss scaling is {value}; it must be {limit}")
+from penstock.runtime.tables import LossScaling
 
 
 class LossScaler:

@@ -24,7 +24,8 @@ from penstock.runtime.processes.world import World
 from penstock.runtime.program import places_of
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stages.runner import ModuleRunner
-from penstock.runtime.weights.pretrained import Weights, read_stage, sources_of
+from penstock.runtime.tables import Weights
+from penstock.runtime.weights.pretrained import read_stage, sources_of
 from penstock.runtime.weights.safetensors_file import StoredTensor
 from penstock.words import numbered
 

@@ -27,9 +27,10 @@ from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.ordering import updates_per_batch
 from penstock.runtime.engine import Engine
 from penstock.runtime.gradients.buckets import GradientBuckets
-from penstock.runtime.gradients.loss_scaling import LossScaler, LossScaling
+from penstock.runtime.gradients.loss_scaling import LossScaler
 from penstock.runtime.metrics import LossPathChanged, StepMetrics, Totals, clip_factor
 from penstock.runtime.settings import MakeOptimizer, MakeSchedule, OnNonFinite
+from penstock.runtime.tables import LossScaling
 from penstock.torch_internals import gradient_hooks
 from penstock.words import counted
 

@@ -11,7 +11,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from os.path import isfile
 from pathlib import Path
@@ -24,8 +23,8 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import named_tensors, put_tensor
 from penstock.capture.record.absent import Absent
 from penstock.capture.stage.stage_tensors import StageModule
-from penstock.document import Table
 from penstock.errors import BadInput
+from penstock.runtime.tables import Weights
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
 
 SINGLE_FILE = "model.safetensors"
@@ -35,20 +34,6 @@ LOSS_FILE = "loss.safetensors"
 
 SHOWN = 3
 """The number of names that a message lists."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights(Table):
-    """A directory of initial weights, as written by Hugging Face's ``save_pretrained``.
-
-    ``new`` are patterns (``"classifier.*"``) of tensors of the model that may be missing in the
-    directory; they are initialised. ``unused`` are patterns of tensors in the directory that the
-    model may lack.
-    """
-
-    directory: Path | str
-    new: Sequence[str] = ()
-    unused: Sequence[str] = ()
 
 
 def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, StoredTensor]:
