@@ -167,7 +167,8 @@ class Arm:
 
     def seed(self, number: int) -> int:
         """Return the seed of a pull of the arm or a twin, whatever other arms there are."""
-        return crc32(repr((self.style, self.rounds, self.split, self.depths, number)).encode()) // 2
+        kind = self.schedules[0] if self.is_searched else ""
+        return crc32(repr((self.style, self.rounds, self.split, kind, number)).encode()) // 2
 
     def add(self, found: Found) -> None:
         """Add a point to the pool, which keeps the best that differ in groups or size."""

@@ -54,7 +54,7 @@ FAR, NEAR = 1.2, 1.05
 """How many times as long as the best plan an arm's even points may take for it to be pulled at all;
 and an arm's best plan, for the quarter of the budget that goes to such arms in turn."""
 
-PROVEN, IDLE = 0.005, 0.25
+PROVEN, IDLE = 0.005, 0.2
 """The gap to the bound, and the share of the budget without an improvement, after which the search
 stops."""
 
@@ -91,7 +91,8 @@ class ArmSearch:
 
     def pull(self, arm: Arm) -> None:
         """Walk from a point of the arm, simulate the best exactly, climb from the best plan."""
-        before_s = arm.best_s
+        before_s, before = arm.best_s, self.left
+        is_fresh = not any(other.pulls for other in self.arms if other.is_twin_of(arm))
         self.judge_pool(arm)
         for found in self.walked(arm):
             for twin in self.arms:
@@ -108,6 +109,9 @@ class ArmSearch:
         arm.stale = 0 if arm.best_s < before_s * (1 - 1e-4) else arm.stale + 1
         if arm.stale == 0:
             self.idle_at = self.left
+        elif is_fresh:
+            # The first pull of a placement is a look at it.
+            self.idle_at -= before - self.left
         if arm.best and arm.best_s < before_s:
             for other in self.arms:
                 if other is not arm:
