@@ -63,14 +63,15 @@ def test_constraints_are_kept_and_the_best_plan_without_them_is_said(
     small_profile: ModelProfile, small_cluster: Cluster
 ) -> None:
     job = replace(find_job("gpt-text"), batch_size=12, micro_batch_sizes=(6, 12))
-    four = small_cluster.first(4)
-    plan = new_plan(job, small_profile, four)
+    four = problem_of(job, small_profile, small_cluster.first(4))
+    plan = new_plan(job, four)
     assert plan.schedule == "1f1b"
     assert sorted(stage.devices for stage in plan.stages) == [(0,), (1,), (2,), (3,)]
-    free = new_plan(replace(job, constraints=Constraints()), small_profile, four)
-    step_s = predict(job, free, small_profile, four).iteration_s
+    free = new_plan(replace(job, constraints=Constraints()), four)
+    step_s = predict(job, free, four).iteration_s
     own = plan_words(free, "worker").partition(";")[0]
-    said = other_words(job, plan, small_profile, four)
+    said = other_words(job, plan, four)
     assert said == f"without constraints {own} would take {seconds_text(step_s)}"
     # Four stages are too many for the workers that are left.
-    assert new_plan(job, small_profile, small_cluster.first(2)).schedule == "1f1b"
+    two = problem_of(job, small_profile, small_cluster.first(2))
+    assert new_plan(job, two).schedule == "1f1b"

@@ -185,7 +185,7 @@ def run_parts(run: JobRun, termination: Termination, given: Plan | None) -> Trai
     planned = by_first(world, partial(planned_part, run, costs, given))
     if run.request.dry_run:
         return planned and TrainResult(
-            predicted_s=planned.predicted_s,
+            predicted_s=planned.step_s,
             plan=run.directory.path / "plan.json",
             run_directory=run.directory.path,
         )
