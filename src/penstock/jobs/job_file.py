@@ -245,8 +245,8 @@ def job_of(table: dict[str, Any], path: Path) -> Job:
     """The job of a table that is checked, with the functions that it names."""
     if path.suffix:
         search_beside(path)
-    table = beside(table, "save_weights", path)
-    table["weights"] = beside(table.get("weights"), "directory", path, Path)
+    weights = beside(table.get("weights"), "directory", path, Path)
+    table = {**beside(table, "save_weights", path), "weights": weights}
     with in_one_line(f"{path}: " if path.suffix else ""):
         return Job(**with_parts(table, path))
 
