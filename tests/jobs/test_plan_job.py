@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from penstock.cluster.cluster import Cluster
 from penstock.jobs.job_file import find_job
-from penstock.jobs.plan_job import new_plan, other_words, predict, problem_of
+from penstock.jobs.plan_job import new_plan, other_words, pins_left_out, predict, problem_of
 from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
@@ -75,3 +75,4 @@ def test_constraints_are_kept_and_the_best_plan_without_them_is_said(
     # Four stages are too many for the workers that are left.
     two = problem_of(job, small_profile, small_cluster.first(2))
     assert new_plan(job, two).schedule == "1f1b"
+    assert pins_left_out(job, two) == ("stages: 4",) and not pins_left_out(job, four)

@@ -47,21 +47,24 @@ def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningPro
 
 
 def training_problem(problem: PlanningProblem, job: Job) -> PlanningProblem:
-    """The planning problem of a run, whose plans keep to the job's constraints.
-
-    A number of stages holds where there are as many workers: fewer may be left after a loss.
-    """
-    profile, cluster = problem.profile, problem.cluster
-    pins, most = job.constraints.pins, len(cluster.devices)
-    held = tuple(pin for pin in pins if read_pin(pin, profile, cluster).stages <= most)
+    """The planning problem of a run, whose plans keep to the job's constraints."""
+    left_out = pins_left_out(job, problem)
+    held = tuple(pin for pin in job.constraints.pins if pin not in left_out)
     return problem_under(
         replace(job.constraints, pins=held),
-        profile,
-        cluster,
+        problem.profile,
+        problem.cluster,
         problem.global_batch,
         problem.micro_batch_sizes,
         problem.optimizer_bytes_per_parameter_byte,
     )
+
+
+def pins_left_out(job: Job, problem: PlanningProblem) -> tuple[str, ...]:
+    """The job's pins of more stages than there are workers: fewer may be left after a loss."""
+    profile, cluster = problem.profile, problem.cluster
+    pins = ((pin, read_pin(pin, profile, cluster)) for pin in job.constraints.pins)
+    return tuple(pin for pin, read in pins if read.stages > len(cluster.devices))
 
 
 def new_plan(job: Job, problem: PlanningProblem, limit: TimeLimit | None = None) -> Plan:

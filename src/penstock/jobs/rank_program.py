@@ -43,6 +43,7 @@ from penstock.jobs.plan_job import (
     check_plan_fits,
     new_plan,
     other_words,
+    pins_left_out,
     predict_step,
     problem_of,
 )
@@ -447,6 +448,8 @@ def plan_for(run: JobRun, costs: PlanningProblem) -> Plan:
     remeasures = run.job.constraints.remeasure
     if run.request.resume and not (run.history.lost_workers or remeasures):
         run.say("the run gets a new plan, because its hosts, its workers or the batch size changed")
+    for pin in pins_left_out(run.job, costs):
+        run.say(f"the constraint '{pin}' is left out: there are {run.world.size} workers")
     limit = AFTER_A_LOSS if run.history.lost_workers else None
     return new_plan(run.job, costs, limit)
 
