@@ -88,10 +88,10 @@ def test_arms_draw_the_same_points_whatever_other_arms_there_are() -> None:
     every = replace(problem, schedules=schedules_named("auto", "search"))
     alone = replace(problem, schedules=("zb-h1", "zb-h2"))
     seeds = {
-        arm.title: arm.seed() for arm in arms_of(every, every.schedules) if arm.style == "straight"
+        arm.title: arm.seed(0) for arm in arms_of(every, every.schedules) if arm.style == "straight"
     }
     (only,) = arms_of(alone, alone.schedules)
-    assert seeds[only.title] == only.seed()
+    assert seeds[only.title] == only.seed(0)
     assert len(set(seeds.values())) == len(seeds)
 
 
