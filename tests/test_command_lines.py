@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("penstock tra", "train"), ("penstock train --sched", "--schedule")]
+    ("words", "expected"), [("penstock tra", "train"), ("penstock train --lr", "--lr-schedule")]
 )
 def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
     line = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

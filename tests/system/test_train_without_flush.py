@@ -52,8 +52,8 @@ def test_a_resumed_run_goes_on_as_the_uninterrupted_one(whole: TrainResult, tmp_
 def test_a_plan_is_made_for_the_schedule_that_was_asked_for(
     whole: TrainResult, tmp_path: Path
 ) -> None:
-    asked = {"schedule": "pipedream"}
-    result = train(tmp_path, None, whole.run_directory, request=asked, steps=2)
+    asked = '{ schedule = "pipedream" }'
+    result = train(tmp_path, None, whole.run_directory, constraints=asked, steps=2)
     assert read_plan(result.plan).schedule == "pipedream"
 
 
