@@ -64,9 +64,7 @@ class DataLengths:
 
 
 def data_lengths(job: Job) -> DataLengths | None:
-    """The lengths of the first batches of a job's training data; None if nothing varies."""
-    if not job.dynamic:
-        return None
+    """The lengths of the first batches of a job with ``dynamic``; None if nothing varies."""
     batches = list(islice(job.batches("train"), LOOKED_AT))
     if not batches:
         raise BadInput(f"job '{job.name}': its data has no batch; it must yield one for each step")

@@ -119,7 +119,7 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
     model = built_model(job)
     if not is_on_meta(model):
         model.to(device)
-    lengths = data_lengths(job)
+    lengths = data_lengths(job) if job.dynamic else None
     graph = capture_model(
         model,
         lengths.typical.batch if lengths else job.example_batch(),
@@ -207,7 +207,7 @@ def profile_by(
         found = profile_of(batch)
         return with_tensor_parallel(found, graph, batch) if job.tensor_parallel.is_asked else found
 
-    lengths = data_lengths(job)
+    lengths = data_lengths(job) if job.dynamic else None
     if lengths is None:
         return costed(job.example_batch())
     every = [(group, costed(group.batch)) for group in lengths.groups]
