@@ -66,7 +66,7 @@ def test_the_walk_of_a_job_names_files_and_what_they_define() -> None:
     page = (DOCS / "how-it-works" / "runtime.md").read_text(encoding="utf-8")
     walk = page.partition("## The walk of a job")[2].partition("\n## ")[0]
     paths = re.findall(r"`([\w/]+\.py)`", walk)
-    assert len(paths) == 19
+    assert len(paths) == 20
     sources = [(ROOT / "src" / "penstock" / path).read_text(encoding="utf-8") for path in paths]
     names = set(re.findall(r"`([a-z]+_[a-z_]+)`", walk))
     assert {"run_rank", "costs_of", "planned_part", "train_part"} < names
