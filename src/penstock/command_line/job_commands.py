@@ -63,13 +63,13 @@ def profile(
     terminal: Terminal,
 ) -> None:
     """Measure the time and memory of each layer of JOB's model."""
-    from penstock.jobs.job_file import checked_table, find_job
+    from penstock.jobs.job_file import checked_table, job_of
     from penstock.measure.hardware import hardware_named
 
     terminal.check_places(out)
     if estimate:
         hardware_named(estimate)
-    checked_table(job, changes or ())
+    checked = checked_table(job, changes or ())
     with loading(terminal.note):
         from penstock.jobs.profile_job import check_device, profile_job
         from penstock.profile.json_file import write_profile
@@ -77,7 +77,7 @@ def profile(
 
     if not estimate:
         check_device(device)
-    found = find_job(job, changes or ())
+    found = job_of(*checked)
     terminal.note(f"costing the layers of '{job}'")
     costed = profile_job(found, device=device, estimate_for=estimate)
     if out:
@@ -198,17 +198,17 @@ def verify(
 
     Loss, gradients and buffers are compared. -o writes the result as JSON.
     """
-    from penstock.jobs.job_file import checked_table, find_job
+    from penstock.jobs.job_file import checked_table, job_of
 
     terminal.check_places(out)
-    checked_table(job, changes or ())
+    checked = checked_table(job, changes or ())
     with loading(terminal.note):
         from penstock.jobs.profile_job import check_device
         from penstock.jobs.train import verify_job
 
     if note := check_device(device, workers):
         terminal.note(note)
-    found, place = find_job(job, changes or ()), Path(plan) if plan else None
+    found, place = job_of(*checked), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")
     result = verify_job(found, workers=workers, plan=place, device=device)
     values = {"equal": result.equal, **asdict(result)}

@@ -1,4 +1,4 @@
-// The cost model: what stages cost, by the rules of `penstock.costs.stage_costs` and of the simulator.
+// The cost model: what stages cost, as `tests/reference/stage_formula.py` and the simulator say.
 #pragma once
 
 #include <algorithm>

@@ -46,6 +46,9 @@ RunBytes run_bytes(const SearchCosts& costs, Run run, double rows) {
 /// as much; devices that divide parameters gather and scatter in whole backwards only.
 double StageCosts::weight_s(Run run) const {
   if (costs_.runs.gathers && group_.replicas > 1) return 0;
+  const double bytes = costs_.runs.parameter_bytes[run];
+  const auto reads = [&](const ReplicaKind& kind) { return kind.chip.read_s(bytes) > 0; };
+  if (std::ranges::none_of(group_.kinds, reads)) return slowest_s(costs_.weight, run);
   const double computed_s = slowest_s(costs_.runs.backward, run);
   const double pass_s = costs_.runs.pass_s(group_, run, false) * group_.crowding;
   const double longer = computed_s > 0 ? pass_s / computed_s : 1;

@@ -5,12 +5,12 @@ All times are of one micro-batch, all sizes of one device.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs, message_resources
 from penstock.core import native
-from penstock.core.native import AllReduceCost, RunBytes, SearchCosts, StageSeconds
+from penstock.core.native import AllReduceCost, RunBytes, StageSeconds
 from penstock.costs.tables import costs_with
 from penstock.errors import BadInput
 from penstock.plan.plan import SHARDINGS, Plan, Stage
@@ -67,12 +67,6 @@ def rows_by_speed(cluster: Cluster, devices: Sequence[int], rows: int) -> tuple[
     return split_rows(rows, [cluster.devices[device].speed for device in devices])
 
 
-def costs_of(problem: PlanningProblem, stage: Stage) -> SearchCosts:
-    """Return the costs for the core, by what the stage's devices divide and how it recomputes."""
-    sharding = SHARDINGS.index(problem.sharding_of(stage))
-    return costs_with(problem, sharding, by_block=stage.by_block)
-
-
 def run_bytes(problem: PlanningProblem, stage: Stage, rows: int) -> RunBytes:
     """Return what a replica keeps of a micro-batch of which it has so many rows."""
     layers = stage.layers
@@ -88,8 +82,8 @@ def run_bytes(problem: PlanningProblem, stage: Stage, rows: int) -> RunBytes:
 
 def state_bytes(problem: PlanningProblem, stage: Stage) -> float:
     """Return the bytes that each device of a stage holds all the time."""
-    layers = stage.layers
-    costs = costs_of(problem, replace(stage, by_block=False))
+    layers, sharding = stage.layers, SHARDINGS.index(problem.sharding_of(stage))
+    costs = costs_with(problem, sharding, by_block=False)
     return native.held_bytes(costs, (layers.start, layers.stop), stage.replicas)
 
 
@@ -99,15 +93,14 @@ def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
     Its replicas slow one another down where they share cores.
     """
     cluster, layers = problem.cluster, stage.layers
+    sharding = problem.sharding_of(stage)
 
     def computed() -> StageSeconds:
         all_reduces = [*all_reduce_costs(cluster, stage.devices)] or [AllReduceCost(0.0, 0.0)]
+        costs = costs_with(problem, SHARDINGS.index(sharding), by_block=stage.by_block)
         run = layers.start, layers.stop
-        return native.stage_seconds(
-            costs_of(problem, stage), stage.devices, stage.slices, run, all_reduces
-        )
+        return native.stage_seconds(costs, stage.devices, stage.slices, run, all_reduces)
 
-    sharding = problem.sharding_of(stage)
     key = (layers.start, layers.stop, stage.devices, stage.slices, stage.by_block, sharding)
     return recalled(problem, stage_seconds, key, computed)
 

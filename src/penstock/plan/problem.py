@@ -141,10 +141,6 @@ class PlanningProblem:
             return stage.sharding
         return self.sharding
 
-    def profile_of(self, stage: Stage) -> ModelProfile:
-        """The costs of the layers of a stage, which depend on whether it recomputes by block."""
-        return self.profile.by_block if stage.by_block else self.profile
-
     def __post_init__(self) -> None:
         if not 0 <= self.memory_reserve < 1:
             raise BadInput(
