@@ -166,7 +166,9 @@ class ArmSearch:
         """Simulate the quickest points of the pool exactly that are not yet, so it is in order."""
         for _ in range(1 if arm.is_searched else EXACT):
             one = next((kept for kept in arm.pool[:3] if not kept.is_exact), None)
-            if one is None or arm.estimate_s(one) > NEAR * self.judge.best_s or self.left < 0:
+            # The quick simulation may err by more before the arm has been looked at.
+            limit_s = (NEAR if arm.pulls else FAR) * self.judge.best_s
+            if one is None or arm.estimate_s(one) > limit_s or self.left < 0:
                 break
             self.simulate(arm, one)
 
