@@ -280,8 +280,10 @@ class ArmSearch:
             point = point_of(self.problem, arm.rules, plan)
             if point is not None:
                 one = arm.quick(point)
-                if one.seconds < inf:
+                if arm.estimate_s(one) <= NEAR * self.judge.best_s:
                     self.simulate(arm, one)
+                elif one.seconds < inf:
+                    arm.put(one)
 
     def pulls(self, bound_s: float) -> Iterator[SearchStep]:
         """Pull arms until the budget is spent, the bound is near or nothing has improved."""
@@ -295,12 +297,12 @@ class ArmSearch:
             yield self.judge.step(arm.title)
 
     def ask_planners(self) -> Iterator[SearchStep]:
-        """Ask the cheap planners; climb from a plan that is better."""
+        """Ask the cheap planners, try their stages in all arms, and climb from what is better."""
         for plan in cheap_plans(self.problem, self.judge.score):
             before_s = self.judge.best_s
-            if self.exact_s(plan) < before_s:
+            self.start_from(plan)
+            if self.judge.best_s < before_s:
                 self.left = max(self.left, self.budget / 10)
-                self.start_from(plan)
                 for arm in self.arms:
                     if arm.best_s < before_s:
                         self.climb(arm)
