@@ -51,7 +51,10 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "autocast": ({"autocast": "bfloat16"}, 'autocast = "bfloat16"'),
     "loss_scaling": ({"autocast": "float16"}, 'autocast = "float16"'),
-    "optimizer": ({"shard_optimizer": True}, "shard_optimizer = true"),
+    "optimizer": (
+        {"constraints": Constraints(sharding="optimizer")},
+        'constraints.sharding = "optimizer"',
+    ),
     "compile": ({"compile": True}, "compile = true"),
     "whole parameters": ({"optimizer": OptimizerSettings("muon")}, 'optimizer.name = "muon"'),
     "accumulate": ({"accumulate": 2}, "accumulate = 2"),

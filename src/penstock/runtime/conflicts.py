@@ -186,7 +186,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "tensor groups": ("tensor_parallel.ranks", bool),
     "autocast": ("autocast", lambda dtype: dtype not in (None, "off")),
     "loss_scaling": ("autocast", lambda dtype: str(dtype).removeprefix("torch.") == "float16"),
-    "optimizer": ("shard_optimizer", bool),
+    "optimizer": ("constraints.sharding", lambda choice: choice == "optimizer"),
     "compile": ("compile", bool),
     "whole parameters": (
         "optimizer.name",
@@ -208,8 +208,8 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
 def uses_of_settings(settings: Mapping[str, object], *, toml: bool = False) -> dict[str, str]:
     """The uses of settings by name, in words as in Python, or as in a job file.
 
-    >>> uses_of_settings({"shard_optimizer": True, "compile": False})
-    {'optimizer': 'shard_optimizer=True'}
+    >>> uses_of_settings({"accumulate": 2, "compile": False})
+    {'accumulate': 'accumulate=2'}
     >>> uses_of_settings({"on_non_finite": "skip"}, toml=True)
     {'skip': 'on_non_finite = "skip"'}
     """
