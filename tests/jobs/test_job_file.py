@@ -112,7 +112,8 @@ def test_a_variation_keeps_what_it_does_not_change(folder: Path) -> None:
 
 def test_precision_sharding_and_accumulation_are_keys(folder: Path) -> None:
     text = (
-        'base = "gpt-text"\nautocast = "float16"\naccumulate = 3\nconstraints.sharding = "optimizer"\n'
+        'base = "gpt-text"\nautocast = "float16"\naccumulate = 3\n'
+        '[constraints]\nsharding = "optimizer"\n'
         "[loss_scaling]\ninitial = 1024.0\n"
         '[optimizer]\nname = "muon"\nforeach = true\n'
     )

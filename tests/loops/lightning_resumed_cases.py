@@ -10,8 +10,8 @@ import lightning
 
 from penstock.loops.lightning import PipelineStrategy
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS.parent / "examples")]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from loop_lightning_before import Classifier, data, trainer
 from plan_here_cases import ONE, TWO, find_other_plan
 

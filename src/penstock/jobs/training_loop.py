@@ -121,12 +121,12 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
         clip_norm=job.clip_norm or None,
         autocast=job.autocast_dtype(),
         device=device,
-        constraints=Constraints(sharding="optimizer") if job.shard_optimizer else None,
+        constraints=Constraints(sharding="optimizer") if job.shards_optimizer else None,
         metrics=job.metrics,
         timeout_s=timeout_s,
         verify=job.verify,
         update=job.update,
-        safety=Safety(compare_replicas_every=job.compare_replicas_every),
+        safety=Safety(compare_replicas_every=job.compare_replicas_every, idle_ranks=True),
     )
     pipe.notify(*filter(None, (job.average,)), *job.callbacks)
     return pipe

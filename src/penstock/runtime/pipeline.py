@@ -193,12 +193,6 @@ class Pipeline:
         self._is_gathered = False
         self._any_path = False
         self._connect(update.weights)
-        ranks, used = self._world.size, len(self._plan.ranks)
-        if used < ranks and self._constraints is None and self.rank == 0:
-            say(
-                f"the plan uses {used} of {ranks} ranks, and the others wait; start {used} with "
-                f"torchrun --nproc-per-node {used}, or leave plan=... out"
-            )
 
     def _follow(self, plan: Plan) -> None:
         self._uses = self._options.uses | uses_of(plan) | uses_of_graph(self._graph, plan)
@@ -215,7 +209,8 @@ class Pipeline:
             if world.size > 1:
                 world.all_succeed(self._check_own_model)
             check_alike(plan, graph, world)
-            check_plan_fits(plan, graph, world)
+            is_found = self._constraints is not None
+            check_plan_fits(plan, graph, world, may_idle=is_found or options.safety.idle_ranks)
             graph.batch_leaves(self._batch)
             self._compiler = StageCompiler(world.device) if graph.compiles else None
             self._checkpoints = CheckpointWriter(world)
