@@ -63,6 +63,9 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     "meetings": ({"meet_every": 5}, "meet_every = 5"),
     "average": ({"average_decay": 0.9}, "average_decay = 0.9"),
     "no checkpoints": ({"checkpoint_every": 0}, "checkpoint_every = 0"),
+    "no evaluations": ({"evaluate_every": 0}, "evaluate_every = 0"),
+    "stop early": ({"stop_early": 3}, "stop_early = 3"),
+    "keep best": ({"keep_best": True}, "keep_best = true"),
 }
 
 

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime.state_cases import ALONE, ROWS, batches, compared, program_of
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.settings import Safety
 from penstock.runtime.stages.building import check_plan_fits

@@ -357,9 +357,10 @@ class Job:
 
     ``batch_size`` is the global batch in samples; a plan cuts it into micro-batches of one of
     ``micro_batch_sizes`` (empty: every divisor). ``loss`` is None if the model returns its loss.
-    ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are disabled by 0. ``accumulate`` is
-    the number of batches in a step; each is a flush of the pipeline, so a step has
-    ``accumulate * batch_size`` samples. ``loss_scaling`` is used only with float16;
+    ``clip_norm``, ``evaluate_every``, ``checkpoint_every`` and ``stop_early`` are disabled by 0;
+    the latter and ``keep_best`` are the callbacks of these names, and follow the loss.
+    ``accumulate`` is the number of batches in a step; each is a flush of the pipeline, so a step
+    has ``accumulate * batch_size`` samples. ``loss_scaling`` is used only with float16;
     ``gradient_dtype`` is that of `Update`, or ``""``. ``weights`` are the first weights, as in
     `Pipeline`; ``save_weights`` is a directory for the final weights.
 
@@ -393,6 +394,8 @@ class Job:
     evaluate_every: Interval = 50
     evaluation_batches: Count = 2
     checkpoint_every: Interval = 100
+    stop_early: Interval = 0
+    keep_best: bool = False
     autocast: Literal["off", "bfloat16", "float16"] = "off"
     granularity: Literal["block", "module", "operator"] = "module"
     accumulate: Count = 1

@@ -162,6 +162,11 @@ CONFLICTS = (
         "a run goes back to its last checkpoint",
         "set checkpoint_every to the number of steps between checkpoints",
     ),
+    *(
+        Conflict("no evaluations", use, "it follows evaluations", "set evaluate_every above 0")
+        for use in ("stop early", "keep best")
+    ),
+    Conflict("keep best", "average", "evaluations are of the average, and not of what is kept"),
 )
 
 
@@ -197,6 +202,9 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "skip": ("on_non_finite", lambda policy: policy == "skip"),
     "roll-back": ("on_non_finite", lambda policy: policy == "roll-back"),
     "no checkpoints": ("checkpoint_every", lambda steps: steps == 0),
+    "no evaluations": ("evaluate_every", lambda steps: steps == 0),
+    "stop early": ("stop_early", bool),
+    "keep best": ("keep_best", bool),
     "meetings": ("meet_every", bool),
     "average": ("average_decay", bool),
     "verified later": ("verify_every", bool),

@@ -407,18 +407,20 @@ class Pipeline:
                 self._tell(metrics)
                 yield metrics
 
-    def evaluate(self, batch: Batch) -> Evaluation:
-        """Mean loss and metrics on one batch in evaluation mode; changes nothing.
+    def evaluate(self, *batches: Batch) -> Evaluation:
+        """Mean loss and metrics on batches in evaluation mode; changes nothing.
 
-        What the model's code, the loss function or a metric raises, all ranks raise; the pipeline
-        goes on. The fast path of torch's transformer layers is off.
+        Means of several batches are weighted by their terms. What the model's code, the loss
+        function or a metric raises, all ranks raise; the pipeline goes on. The fast path of torch's
+        transformer layers is off.
 
         Raises:
             BadInput: as in `step`; or there is no loss in evaluation mode.
             RunFailed: a rank failed, which the message names.
         """
         self._drain()
-        evaluation = self._on_its_path(self._evaluate, [batch])
+        found = [self._on_its_path(self._evaluate, [batch]) for batch in batches]
+        evaluation = found[0] if len(found) == 1 else Evaluation.combined(found)
         self._tell(evaluation)
         return evaluation
 
