@@ -52,6 +52,7 @@ with penstock.Pipeline(
     example,
     plan=penstock.plan_for_ranks(plan, run),
     optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+    safety=penstock.Safety(idle_ranks=True),
 ) as pipe:
     pipe.notify(show, penstock.save_at_sigterm(checkpoints, loader=loader))
     if any(checkpoints.glob("step-*")):

@@ -36,10 +36,10 @@ pipe.notify(average)
 for _ in range(6):
     for batch in batches:
         metrics = pipe.step(batch)
-    evaluation = penstock.Evaluation.combined([pipe.evaluate(batch) for batch in held_out])
+    evaluation = pipe.evaluate(*held_out)
     pipe.step_schedule(evaluation.loss)
 with average.weights(pipe):
-    averaged = penstock.Evaluation.combined([pipe.evaluate(batch) for batch in held_out])
+    averaged = pipe.evaluate(*held_out)
 if pipe.rank == 0:
     print(
         f"rate {metrics.learning_rate:g}, loss {evaluation.loss:.3f}, {averaged.loss:.3f} averaged"

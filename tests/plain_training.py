@@ -5,12 +5,12 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 
 # Sums over micro-batches in another order than those of the whole batch.

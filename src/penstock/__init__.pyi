@@ -44,7 +44,9 @@ from penstock.report.timeline_files import write_timeline as write_timeline
 from penstock.runtime.batch_needs import BatchNeeds as BatchNeeds
 from penstock.runtime.callbacks import Closing as Closing
 from penstock.runtime.callbacks import Saved as Saved
+from penstock.runtime.callbacks import keep_best as keep_best
 from penstock.runtime.callbacks import save_at_sigterm as save_at_sigterm
+from penstock.runtime.callbacks import stop_early as stop_early
 from penstock.runtime.checkpoints.checkpoint import read_state as read_state
 from penstock.runtime.checkpoints.loader_state import ResumableLoader as ResumableLoader
 from penstock.runtime.metrics import StepMetrics as StepMetrics

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from penstock.capture.capture import capture_model
+from penstock.document import in_one_line
 from penstock.errors import BadInput
 from penstock.jobs import DEFAULT_JOB, JOBS
 from penstock.jobs.job import Job
@@ -111,13 +112,14 @@ def test_a_variation_keeps_what_it_does_not_change(folder: Path) -> None:
 
 def test_precision_sharding_and_accumulation_are_keys(folder: Path) -> None:
     text = (
-        'base = "gpt-text"\nautocast = "float16"\naccumulate = 3\nshard_optimizer = true\n'
+        'base = "gpt-text"\nautocast = "float16"\naccumulate = 3\n'
+        '[constraints]\nsharding = "optimizer"\n'
         "[loss_scaling]\ninitial = 1024.0\n"
         '[optimizer]\nname = "muon"\nforeach = true\n'
     )
     job = find_job(written(folder, text))
     assert job.autocast_dtype() == torch.float16
-    assert (job.accumulate, job.shard_optimizer) == (3, True)
+    assert (job.accumulate, job.shards_optimizer) == (3, True)
     assert job.loss_scaling == LossScaling(initial=1024.0)
     assert state_bytes_per_parameter_byte(job.optimizer) == 1.0
     assert (job.optimizer.fused, job.optimizer.foreach) == (False, True)
@@ -329,7 +331,7 @@ def test_a_function_that_makes_no_model_is_refused(
 def test_a_key_has_one_limit_in_a_file_and_in_python(
     folder: Path, key: str, written_as: str, value: object, words: str
 ) -> None:
-    with pytest.raises(BadInput) as in_python:
+    with pytest.raises(BadInput) as in_python, in_one_line():
         replace(find_job("gpt-text"), **{key: value})
     assert words in str(in_python.value)
     path = written(folder, f'base = "gpt-text"\n{key} = {written_as}\n')

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
+from penstock.document import in_one_line
 from penstock.errors import BadInput
 from penstock.jobs.job import OptimizerSettings
 from penstock.jobs.optimizers import (
@@ -162,7 +163,7 @@ def test_what_a_class_keeps_is_found_by_trying_it(
     ],
 )
 def test_what_cannot_step_here_is_refused_in_a_line(keys: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput) as refused, in_one_line():
         OptimizerSettings(**keys)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+from penstock.document import in_one_line
 from penstock.errors import BadInput
 from penstock.jobs.job import Job
 from penstock.jobs.training_loop import nothing_left
@@ -55,7 +56,8 @@ def test_other_ranks_are_told_that_this_one_is_reading() -> None:
 
 
 def test_a_limit_below_zero_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"batch_limit_s is -1.*; it must be >= 0"):
+    words = r"batch_limit_s is -1.*; it must be >= 0"
+    with pytest.raises(BadInput, match=words), in_one_line():
         Job("small", model=nn.Identity, data=where, batch_limit_s=-1)
 
 

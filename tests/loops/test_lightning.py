@@ -46,3 +46,15 @@ def test_only_fit_is_of_a_pipeline() -> None:
 
     with pytest.raises(BadInput, match="only fits"):
         check_supported(trainer_of(LightningModule(), "test"))
+
+
+@pytest.mark.timeout(600)
+def test_a_run_that_goes_on_keeps_the_plan_that_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "kept"))
+    printed = by_workers(Path(__file__).with_name("lightning_resumed_cases.py"), tmp_path)[0]
+    said = dict(line.split(": ") for line in printed.splitlines() if " stages, " in line)
+    assert said["resumed"] == said["whole"] and said["whole"].startswith("2 stages")
+    assert said["other"].startswith("1 stages")
+    assert capfd.readouterr().err.count("the plan of the checkpoint is kept: ") == 1

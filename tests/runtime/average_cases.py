@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import plan_of
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from penstock import BadInput, Constraints, ExponentialAverage, Pipeline, capture_model
+from penstock import BadInput, Constraints, ExponentialAverage, capture_model
 
 DECAY = 0.8
 

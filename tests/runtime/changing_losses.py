@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 
 STEPS = 8
 NEAR = 1e-9

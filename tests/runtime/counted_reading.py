@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime.part_cases import adam, join, seeded
 from torch import nn
 from torch.nn import functional
@@ -16,7 +17,6 @@ from torch.utils.data import DataLoader
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints.loader_state import ResumableLoader
-from penstock.runtime.pipeline import Pipeline
 
 SAMPLES, BATCH, WIDTH, CLASSES = 40, 8, 10, 4
 INPUT_BYTES, TARGET_BYTES = 8 * WIDTH, 8

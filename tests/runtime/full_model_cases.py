@@ -7,12 +7,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from penstock import BadInput, Constraints, Pipeline, Plan, Stage, capture_model
+from penstock import BadInput, Constraints, Plan, Stage, capture_model
 from penstock.machine import FreeMemory
 from penstock.runtime import full_model
 

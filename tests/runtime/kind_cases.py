@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from kind_models import batch_of, captions, decaying, loss_of, plain_step, scores_of
+from pipelines_of_any_plan import Pipeline
 
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 
 NEAR = 1e-9

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from torch import nn
 from torch.nn import functional
 
@@ -12,7 +13,6 @@ from penstock.capture.capture import capture_model
 from penstock.capture.lengths import Length
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 
 VOCABULARY, WIDTH, LONGEST = 23, 8, 512

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime.part_cases import Skipping, adam, cut, join, loss_of, rows_of, seeded
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -17,7 +18,6 @@ from penstock.capture.batch_part import BatchPart
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan
 from penstock.runtime.checkpoints.loader_state import ResumableLoader
-from penstock.runtime.pipeline import Pipeline
 
 SAMPLES, BATCH = 32, 8
 

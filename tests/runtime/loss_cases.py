@@ -8,13 +8,13 @@ from typing import Any
 import models
 import torch
 import transformers
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import join, plan_of, sliced
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.capture.stage_program import Loss
-from penstock.runtime.pipeline import Pipeline
 
 ROWS = 6
 WORDS = 5

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from torch import nn
 from torch.nn import functional
 
@@ -11,7 +12,6 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import RunFailed
 from penstock.plan.plan import Plan
-from penstock.runtime.pipeline import Pipeline
 
 ROWS = 12
 now = {"step": 0}

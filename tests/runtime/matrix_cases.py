@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.fixed_dropout import FixedDropout
 from runtime.matrix_plans import Case
 from runtime.pipeline_cases import SUBJECTS, Subject, different, normal, sliced
@@ -20,7 +21,6 @@ from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput, PenstockError, RunFailed
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 from penstock.runtime.transport.shared_memory import rings
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import recurrent_models
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime import length_cases
 from runtime.pipeline_cases import join
 from torch import nn
@@ -16,7 +17,6 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import SplitTable
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 
 WIDTH, CLASSES = 6, 3
 

@@ -10,6 +10,7 @@ import models
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import join, next_token_loss, plan_of
 from safetensors.torch import save_file
 from torch import nn
@@ -25,7 +26,6 @@ from penstock.measure.same_work import parameters_of
 from penstock.plan.plan import Stage
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
 from penstock.runtime.tables import Constraints
 from penstock.simulate.stage_memory import stage_memory

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
@@ -24,7 +25,6 @@ from penstock.errors import BadInput, PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.callbacks import Closing, Event
 from penstock.runtime.evaluation.inference import RankOutputs
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import connection_is_lost, has_timed_out, join_world
 from penstock.runtime.settings import Safety

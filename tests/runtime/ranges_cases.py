@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import join, normal, plan_of
 from torch import nn
 from torch.ao import quantization
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
-from penstock.runtime.pipeline import Pipeline
 
 WIDTH, ROWS = 6, 8
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
@@ -13,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import MICRO_BATCHES, plan_of
 from runtime.steps.bad_number_cases import LAYERS, ROWS, Block, batch_of
 from torch import nn
@@ -13,7 +14,6 @@ from torch.optim import AdamW
 
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 from penstock.runtime.tables import Constraints
 

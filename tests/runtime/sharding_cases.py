@@ -13,6 +13,7 @@ from typing import Any
 import models
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import (
     SUBJECTS,
     Subject,
@@ -36,7 +37,6 @@ from penstock.errors import BadInput
 from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.choices import REFUSED
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 from penstock.runtime.stages.parameter_shards import Unit
 from penstock.runtime.tables import Constraints

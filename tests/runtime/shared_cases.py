@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime.part_cases import adam, cut, join, seeded
 from torch import nn
 from torch.nn import functional
@@ -11,7 +12,6 @@ from penstock.capture.batch_part import BatchPart
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
-from penstock.runtime.pipeline import Pipeline
 
 WIDTH, WORDS, LENGTH = 8, 11, 6
 

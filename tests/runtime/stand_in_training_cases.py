@@ -9,12 +9,12 @@ from typing import Any
 import stand_in_gpu
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime import matrix_cases
 from runtime.matrix_plans import Case
 from torch import nn
 
 from penstock.plan.plan import Plan
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 from penstock.runtime.tables import Constraints
 

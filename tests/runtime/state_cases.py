@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 
 ROWS, CLASSES, STEPS = 8, 5, 4

@@ -13,6 +13,7 @@ from weakref import ref
 import models
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import SINGLE_PRECISION, different, join, tokens
 from safetensors.torch import load_file
 from torch import nn
@@ -25,7 +26,6 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 from penstock.torch_internals import forget_groups
 

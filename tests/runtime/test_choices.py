@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime import test_tensor_groups
 from runtime.gradients import test_gradients
 from runtime.sharding_cases import RUNS, TiedChain, choices_for, choosing, every_run
@@ -17,7 +18,6 @@ from penstock.errors import BadInput
 from penstock.plan.choices import CHOICES, REFUSED, SCHEDULES, choice_refusal
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.conflicts import check_conflicts, uses_of
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 
 FEATURES = {

@@ -51,7 +51,10 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "autocast": ({"autocast": "bfloat16"}, 'autocast = "bfloat16"'),
     "loss_scaling": ({"autocast": "float16"}, 'autocast = "float16"'),
-    "optimizer": ({"shard_optimizer": True}, "shard_optimizer = true"),
+    "optimizer": (
+        {"constraints": Constraints(sharding="optimizer")},
+        'constraints.sharding = "optimizer"',
+    ),
     "compile": ({"compile": True}, "compile = true"),
     "whole parameters": ({"optimizer": OptimizerSettings("muon")}, 'optimizer.name = "muon"'),
     "accumulate": ({"accumulate": 2}, "accumulate = 2"),
@@ -60,6 +63,9 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     "meetings": ({"meet_every": 5}, "meet_every = 5"),
     "average": ({"average_decay": 0.9}, "average_decay = 0.9"),
     "no checkpoints": ({"checkpoint_every": 0}, "checkpoint_every = 0"),
+    "no evaluations": ({"evaluate_every": 0}, "evaluate_every = 0"),
+    "stop early": ({"stop_early": 3}, "stop_early = 3"),
+    "keep best": ({"keep_best": True}, "keep_best = true"),
 }
 
 

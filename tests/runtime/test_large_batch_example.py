@@ -1,4 +1,4 @@
-"""Examples of large batches, divided parameters, rates and averages run, and learn."""
+"""Examples of large batches, divided parameters, rates, averages and stops run, and learn."""
 
 import re
 from pathlib import Path
@@ -21,6 +21,14 @@ def test_the_rate_falls_and_averaged_weights_are_evaluated() -> None:
     assert match, printed
     assert float(match[1]) < 0.05
     assert float(match[2]) < 0.5 and float(match[3]) < 0.5 and match[2] != match[3]
+
+
+def test_a_training_ends_when_it_gets_no_better_and_goes_back_to_its_best(tmp_path: Path) -> None:
+    printed, _ = by_workers(EXAMPLES / "early_stop.py", tmp_path)
+    match = re.fullmatch(r"ended after step (\d+), best after step (\d+): loss (0\.\d+)\n", printed)
+    assert match, printed
+    # Three evaluations follow, and the epoch of 8 steps in which all ranks agree.
+    assert int(match[1]) - int(match[2]) == 4 * 8
 
 
 def test_a_rank_keeps_half_of_the_parameters_while_it_trains() -> None:

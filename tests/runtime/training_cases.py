@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import (
     MICRO_BATCHES,
     ROWS,
@@ -22,7 +23,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 
 BATCH = MICRO_BATCHES * ROWS

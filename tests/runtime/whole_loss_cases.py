@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import join, plan_of
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan
-from penstock.runtime.pipeline import Pipeline
 
 ROWS, WIDTH = 12, 5
 

@@ -61,7 +61,7 @@ if __name__ == "__main__":
 def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with profile and cluster of the small job, measured once."""
     folder = tmp_path_factory.mktemp("costs")
-    result = train(folder, Plan((Stage(range(0, 4), (0,), (4,)),), 4, 4, "gpipe"), workers=3)
+    result = train(folder, Plan((Stage(range(0, 4), (2,), (4,)),), 4, 4, "gpipe"), workers=3)
     return result.run_directory
 
 
@@ -158,7 +158,7 @@ def test_a_plan_for_another_batch_says_which(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_another_model_is_refused(tmp_path: Path, costs: Path) -> None:
-    plan = Plan((Stage(range(0, 9), (0,), (4,)),), 4, 4, "gpipe")
+    plan = Plan((Stage(range(0, 9), (1,), (4,)),), 4, 4, "gpipe")
     with pytest.raises(BadInput, match=r"9 layers, but .* has 4"):
         train(tmp_path, plan, costs)
 
@@ -197,17 +197,25 @@ def test_a_model_too_big_for_the_memory_says_so(tmp_path: Path, costs: Path) -> 
         train(tmp_path, None, small)
 
 
-def test_a_plan_that_leaves_a_worker_idle_says_so_before_anything_is_measured(
+def test_a_plan_for_fewer_workers_is_refused_unless_it_passes_over_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(train_module, "launch_workers", lambda *asked, **more: sys.exit())
-    write_plan(TWO_STAGES, tmp_path / "two.json")
-    request = TrainRequest(workers=3, plan=tmp_path / "two.json", out=tmp_path / "run")
+    place = tmp_path / "plan.json"
+    request = TrainRequest(workers=3, plan=place, out=tmp_path / "run")
+    write_plan(TWO_STAGES, place)
+    with pytest.raises(BadInput) as refused:
+        train_job(find_job(job_file(tmp_path)), request)
+    assert str(refused.value) == (
+        f"plan '{place}' uses 2 of 3 workers, and the others would idle; start 2 with --workers, "
+        f"or plan for 3"
+    )
+    first, second = TWO_STAGES.stages
+    write_plan(replace(TWO_STAGES, stages=(first, replace(second, devices=(2,)))), place)
     with pytest.raises(SystemExit):
         train_job(find_job(job_file(tmp_path)), request)
     assert capsys.readouterr().err.splitlines()[:2] == [
-        f"plan '{tmp_path}/two.json' uses 2 of 3 workers, and the others idle; start 2 with "
-        f"--workers, or plan for 3",
+        f"plan '{place}' uses 2 of 3 ranks, and the others idle",
         "starting 3 workers",
     ]
 

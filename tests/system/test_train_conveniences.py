@@ -9,6 +9,7 @@ from training_jobs import job_file
 from penstock.jobs.job_file import find_job
 from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
+from penstock.runtime.checkpoints.checkpoint import complete_in
 
 
 @pytest.mark.timeout(280)
@@ -31,6 +32,18 @@ def test_metrics_are_recorded_and_a_callback_ends_the_run(
     assert evaluation["step"] == 3 and 0 <= evaluation["evaluation_close"] <= 1
     events = (tmp_path / "events.txt").read_text().split()
     assert events[:5] == ["StepMetrics", "StepMetrics", "Saved", "StepMetrics", "Evaluation"]
-    # Two evaluated batches, three checkpoints: after steps 2, 4 and the last.
-    assert (events.count("Evaluation"), events.count("Saved")) == (2, 3)
+    # One evaluation of two batches, three checkpoints: after steps 2, 4 and the last.
+    assert (events.count("Evaluation"), events.count("Saved")) == (1, 3)
     assert events[-1] == "Closing"
+
+
+@pytest.mark.timeout(280)
+def test_a_run_that_gets_no_better_ends_and_keeps_its_best_checkpoint(tmp_path: Path) -> None:
+    file = job_file(tmp_path, evaluate_every=1, stop_early=2, keep_best="true", steps=20)
+    still = find_job(file, ["optimizer.learning_rate=0.0"])
+    write_plan(TWO_STAGES, tmp_path / "plan.json")
+    request = TrainRequest(workers=2, plan=tmp_path / "plan.json", out=tmp_path / "run")
+    result = train_job(still, request)
+    assert result.steps == 4
+    (best,) = complete_in(result.run_directory / "best")
+    assert best.name == "step-00000001"

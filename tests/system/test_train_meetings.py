@@ -62,7 +62,7 @@ def test_the_final_weights_are_those_of_a_plain_loop_after_a_last_meeting(tmp_pa
 
 def test_a_plan_of_one_pipeline_is_refused_before_workers_start(tmp_path: Path) -> None:
     job = find_job(job_file(tmp_path, meet_every=4))
-    one = Plan((Stage(range(LAYERS), (0,), (4,)),), 4, 4, "1f1b")
+    one = Plan((Stage(range(LAYERS), (1,), (4,)),), 4, 4, "1f1b")
     write_plan(one, tmp_path / "plan.json")
     request = TrainRequest(workers=2, plan=tmp_path / "plan.json", out=tmp_path / "run")
     with pytest.raises(BadInput, match="the plan is one pipeline, which has no other to meet"):

@@ -180,7 +180,11 @@ def test_what_does_not_work_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("plan", "settings", "message"),
     [
-        (GROUP_FIRST, {"shard_optimizer": "true"}, "shard_optimizer = true does not work with the"),
+        (
+            GROUP_FIRST,
+            {"constraints": '{ sharding = "optimizer" }'},
+            'constraints.sharding = "optimizer" does not work with the',
+        ),
         (replace(GROUP_FIRST, schedule="pipedream"), {}, "schedule 'pipedream' (it has no flush)"),
         (
             replace(GROUP_FIRST, tensor_groups=((0, 1), (3,))),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan
     from penstock.planning.plan_files import PlanInputs
     from penstock.profile.model_profile import ModelProfile
+    from penstock.simulate.simulation import Prediction
 
 
 def frameworks() -> list[str]:
@@ -174,9 +175,9 @@ def import_layout(
     read = read_layout(source, Path(layout), costs, asked)
     plan = plan_of_layout(read, asked)
     if cluster:
-        show_simulated(terminal, plan, costs, inputs, out)
+        found = show_simulated(terminal, plan, costs, inputs, out)
         if source == "device-map" and plan.micro_batches == 1:
-            terminal.note(gain_words(plan, costs, inputs))
+            terminal.note(gain_words(plan, costs, inputs, found))
     else:
         if out:
             write_plan(plan, out)
@@ -189,7 +190,7 @@ def import_layout(
 
 def show_simulated(
     terminal: Terminal, plan: "Plan", costs: "ModelProfile", inputs: "PlanInputs", out: str
-) -> None:
+) -> "Prediction":
     """Show a plan that was read with its prediction, and write both to ``out``."""
     from penstock.command_line.shown_plan import show_planned, too_full_words
     from penstock.costs.schedule_costs import priced
@@ -205,10 +206,13 @@ def show_simulated(
     show_planned(terminal, planned, costs, machines, planned.to_json(0.0))
     if planned.prediction.too_full:
         terminal.note(too_full_words(planned.prediction.too_full))
+    return planned.prediction
 
 
-def gain_words(plan: "Plan", costs: "ModelProfile", inputs: "PlanInputs") -> str:
-    """What the stages of a device map would gain if they worked on micro-batches at a time."""
+def gain_words(
+    plan: "Plan", costs: "ModelProfile", inputs: "PlanInputs", found: "Prediction"
+) -> str:
+    """The gain of the stages of a device map from micro-batches; ``found`` is without them."""
     from penstock.planning.planning_problem import problem_of_plan
     from penstock.planning.what_if import in_micro_batches
     from penstock.simulate.score import make_score
@@ -216,8 +220,9 @@ def gain_words(plan: "Plan", costs: "ModelProfile", inputs: "PlanInputs") -> str
 
     problem = problem_of_plan(plan, costs, inputs.read_cluster())
     score = make_score(problem)
+    whole_s = found.iteration_s if found.fits else inf
     best = in_micro_batches(problem, plan, score)
-    whole_s, best_s = score(plan), score(best)
+    best_s = score(best)
     if best_s >= whole_s:
         return "one device works at a time, and smaller micro-batches would not make it faster"
     many = counted(best.micro_batches, "micro-batch")

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from difflib import get_close_matches
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from penstock.capture.lengths import Dimensions, Dynamic, Length
-from penstock.document import Table, in_one_line
+from penstock.document import Table
 from penstock.errors import BadInput
 from penstock.plan.plan import MOST_RANKS
 from penstock.plan.problem import check_batch, micro_batch_sizes_of
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 else:  # a job file is checked before torch is loaded
     Batch = Callback = Loss = Metric = Module = Any
     LeafKey = str | int | tuple[str | int, ...]
-
-T = TypeVar("T")
 
 LONGEST_NAME = 100
 """Longest job name in characters; a run's directory adds the time, and file names are limited."""
@@ -138,20 +136,6 @@ def optimizer_name(name: str) -> str:
     return name
 
 
-def refusing(kind: type[T]) -> type[T]:
-    """Lets a pydantic dataclass raise `BadInput`, in one line, for a value that is not allowed."""
-    check = kind.__init__
-
-    @wraps(check)
-    def init(self: T, *values: Any, **named: Any) -> None:
-        with in_one_line():
-            check(self, *values, **named)
-
-    kind.__init__ = init
-    return kind
-
-
-@refusing
 @dataclass(frozen=True)
 class OptimizerSettings(Table):
     """Which optimizer to use, and how its learning rate changes over the steps.
@@ -227,7 +211,6 @@ class OptimizerSettings(Table):
             )
 
 
-@refusing
 @dataclass(frozen=True)
 class TensorSettings(Table):
     """Which tensor groups a plan may have, and which layers they divide.
@@ -368,16 +351,16 @@ def file_name(name: str) -> str:
     return name
 
 
-@refusing
 @dataclass(frozen=True, config=CHECKED)
 class Job:
     """Everything that ``penstock train`` needs: a model, data, and training settings.
 
     ``batch_size`` is the global batch in samples; a plan cuts it into micro-batches of one of
     ``micro_batch_sizes`` (empty: every divisor). ``loss`` is None if the model returns its loss.
-    ``clip_norm``, ``evaluate_every`` and ``checkpoint_every`` are disabled by 0. ``accumulate`` is
-    the number of batches in a step; each is a flush of the pipeline, so a step has
-    ``accumulate * batch_size`` samples. ``loss_scaling`` is used only with float16;
+    ``clip_norm``, ``evaluate_every``, ``checkpoint_every`` and ``stop_early`` are disabled by 0;
+    the latter and ``keep_best`` are the callbacks of these names, and follow the loss.
+    ``accumulate`` is the number of batches in a step; each is a flush of the pipeline, so a step
+    has ``accumulate * batch_size`` samples. ``loss_scaling`` is used only with float16;
     ``gradient_dtype`` is that of `Update`, or ``""``. ``weights`` are the first weights, as in
     `Pipeline`; ``save_weights`` is a directory for the final weights.
 
@@ -411,10 +394,11 @@ class Job:
     evaluate_every: Interval = 50
     evaluation_batches: Count = 2
     checkpoint_every: Interval = 100
+    stop_early: Interval = 0
+    keep_best: bool = False
     autocast: Literal["off", "bfloat16", "float16"] = "off"
     granularity: Literal["block", "module", "operator"] = "module"
     accumulate: Count = 1
-    shard_optimizer: bool = False
     compile: bool = False
     loss_scaling: LossScaling = LossScaling()
     gradient_dtype: Literal["", "float32"] = ""
@@ -484,6 +468,7 @@ class Job:
     def uses(self) -> dict[str, str]:
         """What the job uses, for `check_conflicts`."""
         settings = vars(self) | {
+            "constraints.sharding": self.constraints.sharding,
             "optimizer.name": self.optimizer.name,
             "tensor_parallel.ranks": self.tensor_parallel.ranks,
         }
@@ -507,6 +492,11 @@ class Job:
             outer_momentum=self.outer_momentum,
             on_non_finite="skip" if self.on_non_finite == "skip" else "stop",
         )
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """Whether replicas divide the optimizer's state, also under a plan that was given."""
+        return self.constraints.sharding == "optimizer"
 
     @property
     def follows_evaluations(self) -> bool:

@@ -133,7 +133,7 @@ def predict(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
     whole = without_groups(grouped)
     ask = partial(
         simulate_plan,
-        with_sharding(whole, "optimizer") if job.shard_optimizer else whole,
+        with_sharding(whole, "optimizer") if job.shards_optimizer else whole,
         own.profile,
         own.cluster,
         optimizer_bytes_per_parameter_byte=own.optimizer_bytes_per_parameter_byte,

@@ -306,7 +306,7 @@ def excess(
         verify="off",
         device=device,
         update=Update(seed=job.seed),
-        safety=Safety(compare_replicas_every=0),
+        safety=Safety(compare_replicas_every=0, idle_ranks=True),
     ) as pipe:
         timelines: list[Timeline] = []
         for _ in range(STEPS):

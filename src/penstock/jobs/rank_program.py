@@ -251,9 +251,8 @@ def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
         if len(given.ranks) < request.workers:
             say(
-                f"plan '{request.plan}' uses {len(given.ranks)} of {request.workers} workers, and "
-                f"the others idle; start {len(given.ranks)} with --workers, or plan for "
-                f"{request.workers}"
+                f"plan '{request.plan}' uses {len(given.ranks)} of {request.workers} ranks, and "
+                f"the others idle"
             )
         job = with_groups_of(given, job)
     sizes = job.tensor_parallel.ranks

@@ -42,6 +42,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def best(self) -> Path:
+        """The directory with the checkpoint of the best evaluation."""
+        return self.path / "best"
+
+    @property
     def metrics(self) -> Path:
         """The file with one JSON object for each step."""
         return self.path / "metrics.jsonl"

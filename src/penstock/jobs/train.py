@@ -54,6 +54,12 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
             f"--may-lose is {request.may_lose}, but of {request.workers} workers at most "
             f"{request.workers - 1} can be lost"
         )
+    needed = max(read_plan(request.plan).ranks) + 1 if request.plan else request.workers
+    if needed < request.workers:
+        raise BadInput(
+            f"plan '{request.plan}' uses {needed} of {request.workers} workers, and the others "
+            f"would idle; start {needed} with --workers, or plan for {request.workers}"
+        )
     request = part = checked_request(job, request, told)
     assert request.out is not None
     directory, history = RunDirectory(request.out), TrainResult()

@@ -25,7 +25,7 @@ from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.report.record import Circumstances
 from penstock.runtime.batch_needs import BatchNeeds
-from penstock.runtime.callbacks import Callback
+from penstock.runtime.callbacks import Callback, keep_best, stop_early
 from penstock.runtime.measured_memory import MeasuredMemory
 from penstock.runtime.metrics import END, PAUSE, StepMetrics, evaluation_row
 from penstock.runtime.pipeline import Pipeline
@@ -121,12 +121,12 @@ def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -
         clip_norm=job.clip_norm or None,
         autocast=job.autocast_dtype(),
         device=device,
-        constraints=Constraints(sharding="optimizer") if job.shard_optimizer else None,
+        constraints=Constraints(sharding="optimizer") if job.shards_optimizer else None,
         metrics=job.metrics,
         timeout_s=timeout_s,
         verify=job.verify,
         update=job.update,
-        safety=Safety(compare_replicas_every=job.compare_replicas_every),
+        safety=Safety(compare_replicas_every=job.compare_replicas_every, idle_ranks=True),
     )
     pipe.notify(*filter(None, (job.average,)), *job.callbacks)
     return pipe
@@ -137,7 +137,9 @@ def train_part(run: JobRun, part: RunPart, termination: "Termination") -> "Train
     job = run.job if part.loads_weights else replace(run.job, weights=None)
     with notice_if_long(run.say, "building the model and the stages"):
         trackers = trackers_of(run.directory.path, job, part.plan, run.say)
-        tracked = replace(job, callbacks=(*job.callbacks, *trackers))
+        best = [keep_best(run.directory.best)] if job.keep_best else []
+        early = [stop_early(job.stop_early)] if job.stop_early else []
+        tracked = replace(job, callbacks=(*job.callbacks, *trackers, *best, *early))
         limit_s = wait_limit_s(part.step_s)
         made = pipeline_of(tracked, part.plan, run.request.device, limit_s)
     with termination.stopping(made), made as pipe:
@@ -390,7 +392,7 @@ def evaluate(pipe: Pipeline, job: Job) -> Evaluation:
     """Loss and metrics on the job's held-out batches, as means weighted by their terms."""
     batches = islice(job.batches("held-out", needs=pipe.needs), job.evaluation_batches)
     with averaged(pipe, job):
-        return Evaluation.combined([pipe.evaluate(batch) for batch in batches])
+        return pipe.evaluate(*batches)
 
 
 def averaged(pipe: Pipeline, job: Job) -> AbstractContextManager[None]:

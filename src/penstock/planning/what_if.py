@@ -94,9 +94,10 @@ def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
 
 
 def in_micro_batches(problem: PlanningProblem, plan: Plan, score: Score) -> Plan:
-    """The fastest plan with the stages of ``plan``, each on one device, and any micro-batches."""
+    """The fastest plan with the stages of ``plan``, each on one device, and some micro-batches."""
     plans: list[Plan] = []
-    for size in micro_batch_sizes_of(plan.global_batch):
+    sizes = micro_batch_sizes_of(plan.global_batch)
+    for size in [own for own in sizes if own < plan.global_batch] or sizes:
         stages = tuple(replace(stage, slices=(size,)) for stage in plan.stages)
         for schedule in (plan.schedule,) if plan.placement else ("gpipe", "1f1b"):
             cut = Plan(stages, plan.global_batch // size, size, schedule)

@@ -11,11 +11,13 @@ Every rank calls its callbacks, with equal events, in the order of the list.
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
 from penstock.errors import BadInput
+from penstock.runtime.checkpoints.checkpoint import complete_in, read_state
 from penstock.runtime.checkpoints.loader_state import StatefulLoader
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.user_metrics import Evaluation
@@ -51,6 +53,78 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
                 f"callback {place} is a {type(callback).__name__}; give functions "
                 f"callback(pipe, event)"
             )
+
+
+@dataclass
+class Followed:
+    """A value of evaluations, ``"loss"`` or the name of a metric, and the ``best`` so far.
+
+    Of a metric that is better where it is ``highest``, ``best`` has the other sign.
+    """
+
+    by: str
+    highest: bool
+    best: float = inf
+
+    def improves(self, evaluation: Evaluation, least: float = 0.0) -> bool:
+        """Whether an evaluation is better than all before by more than ``least``; NaN never is."""
+        values = {"loss": evaluation.loss, **evaluation.metrics}
+        if self.by not in values:
+            raise BadInput(f"evaluations have no '{self.by}'; follow one of {', '.join(values)}")
+        own = -values[self.by] if self.highest else values[self.by]
+        better = own < self.best - least
+        self.best = own if better else self.best
+        return better
+
+
+def stop_early(
+    evaluations: int, *, by: str = "loss", highest: bool = False, least: float = 0.0
+) -> Callback:
+    """A callback for `Pipeline.notify` that stops a training which gets no better.
+
+        pipe.notify(stop_early(3), keep_best("best"))
+
+    After so many evaluations in a row that are not better than the best by more than ``least``,
+    `Pipeline.stop` is called. ``by`` is ``"loss"`` or the name of a metric, which is better where
+    it is ``highest`` if that is said. Each call of `Pipeline.evaluate` is an evaluation. A script
+    that is started again counts from 0.
+    """
+    if evaluations < 1:
+        raise BadInput(f"stop_early was given {evaluations} evaluations; it needs at least 1")
+    followed, since = Followed(by, highest), 0
+
+    def follow(pipe: Any, event: Event) -> None:
+        nonlocal since
+        if isinstance(event, Evaluation):
+            since = 0 if followed.improves(event, least) else since + 1
+            if since >= evaluations:
+                pipe.stop()
+
+    return follow
+
+
+def keep_best(directory: Path | str, *, by: str = "loss", highest: bool = False) -> Callback:
+    """A callback for `Pipeline.notify` that keeps the checkpoint of the best evaluation.
+
+    After an evaluation that is better than all before, ``directory`` has a checkpoint of these
+    weights alone, as `Pipeline.save` writes it; so evaluate with the training's own weights, not
+    with an average. A training that resumes keeps it until there is a better one. ``by`` and
+    ``highest`` are those of `stop_early`.
+    """
+    folder, followed = Path(directory), Followed(by, highest)
+    begun = False
+
+    def follow(pipe: Any, event: Event) -> None:
+        nonlocal begun
+        if not isinstance(event, Evaluation):
+            return
+        if not begun and (kept := complete_in(folder)):
+            followed.best = float(read_state(kept[-1])["extra"]["best"])
+        begun = True
+        if followed.improves(event):
+            pipe.save(folder, extra={"best": followed.best}, keep=1)
+
+    return follow
 
 
 def save_at_sigterm(directory: Path | str, *, loader: StatefulLoader | None = None) -> Callback:

@@ -162,6 +162,11 @@ CONFLICTS = (
         "a run goes back to its last checkpoint",
         "set checkpoint_every to the number of steps between checkpoints",
     ),
+    *(
+        Conflict("no evaluations", use, "it follows evaluations", "set evaluate_every above 0")
+        for use in ("stop early", "keep best")
+    ),
+    Conflict("keep best", "average", "evaluations are of the average, and not of what is kept"),
 )
 
 
@@ -186,7 +191,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "tensor groups": ("tensor_parallel.ranks", bool),
     "autocast": ("autocast", lambda dtype: dtype not in (None, "off")),
     "loss_scaling": ("autocast", lambda dtype: str(dtype).removeprefix("torch.") == "float16"),
-    "optimizer": ("shard_optimizer", bool),
+    "optimizer": ("constraints.sharding", lambda choice: choice == "optimizer"),
     "compile": ("compile", bool),
     "whole parameters": (
         "optimizer.name",
@@ -197,6 +202,9 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "skip": ("on_non_finite", lambda policy: policy == "skip"),
     "roll-back": ("on_non_finite", lambda policy: policy == "roll-back"),
     "no checkpoints": ("checkpoint_every", lambda steps: steps == 0),
+    "no evaluations": ("evaluate_every", lambda steps: steps == 0),
+    "stop early": ("stop_early", bool),
+    "keep best": ("keep_best", bool),
     "meetings": ("meet_every", bool),
     "average": ("average_decay", bool),
     "verified later": ("verify_every", bool),
@@ -208,8 +216,8 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
 def uses_of_settings(settings: Mapping[str, object], *, toml: bool = False) -> dict[str, str]:
     """The uses of settings by name, in words as in Python, or as in a job file.
 
-    >>> uses_of_settings({"shard_optimizer": True, "compile": False})
-    {'optimizer': 'shard_optimizer=True'}
+    >>> uses_of_settings({"accumulate": 2, "compile": False})
+    {'accumulate': 'accumulate=2'}
     >>> uses_of_settings({"on_non_finite": "skip"}, toml=True)
     {'skip': 'on_non_finite = "skip"'}
     """

@@ -193,12 +193,6 @@ class Pipeline:
         self._is_gathered = False
         self._any_path = False
         self._connect(update.weights)
-        ranks, used = self._world.size, len(self._plan.ranks)
-        if used < ranks and self._constraints is None and self.rank == 0:
-            say(
-                f"the plan uses {used} of {ranks} ranks, and the others wait; start {used} with "
-                f"torchrun --nproc-per-node {used}, or leave plan=... out"
-            )
 
     def _follow(self, plan: Plan) -> None:
         self._uses = self._options.uses | uses_of(plan) | uses_of_graph(self._graph, plan)
@@ -215,7 +209,8 @@ class Pipeline:
             if world.size > 1:
                 world.all_succeed(self._check_own_model)
             check_alike(plan, graph, world)
-            check_plan_fits(plan, graph, world)
+            is_found = self._constraints is not None
+            check_plan_fits(plan, graph, world, may_idle=is_found or options.safety.idle_ranks)
             graph.batch_leaves(self._batch)
             self._compiler = StageCompiler(world.device) if graph.compiles else None
             self._checkpoints = CheckpointWriter(world)
@@ -412,18 +407,20 @@ class Pipeline:
                 self._tell(metrics)
                 yield metrics
 
-    def evaluate(self, batch: Batch) -> Evaluation:
-        """Mean loss and metrics on one batch in evaluation mode; changes nothing.
+    def evaluate(self, *batches: Batch) -> Evaluation:
+        """Mean loss and metrics on batches in evaluation mode; changes nothing.
 
-        What the model's code, the loss function or a metric raises, all ranks raise; the pipeline
-        goes on. The fast path of torch's transformer layers is off.
+        Means of several batches are weighted by their terms. What the model's code, the loss
+        function or a metric raises, all ranks raise; the pipeline goes on. The fast path of torch's
+        transformer layers is off.
 
         Raises:
             BadInput: as in `step`; or there is no loss in evaluation mode.
             RunFailed: a rank failed, which the message names.
         """
         self._drain()
-        evaluation = self._on_its_path(self._evaluate, [batch])
+        found = [self._on_its_path(self._evaluate, [batch]) for batch in batches]
+        evaluation = found[0] if len(found) == 1 else Evaluation.combined(found)
         self._tell(evaluation)
         return evaluation
 

@@ -131,6 +131,9 @@ class Safety:
     this process holds all stages of a plan for any devices, for experiments and under a debugger;
     replicas of a stage are then one.
 
+    With ``idle_ranks`` a plan that is given may leave ranks without work, as one that `Pipeline`
+    finds may.
+
     Raises:
         BadInput: an interval below 0, or an unknown transport.
     """
@@ -140,6 +143,7 @@ class Safety:
     compare_replicas_every: int = 50
     check_loss: bool = True
     transport: TransportChoice = "auto"
+    idle_ranks: bool = False
 
     def __post_init__(self) -> None:
         check_choice("transport", self.transport, get_args(TransportChoice))

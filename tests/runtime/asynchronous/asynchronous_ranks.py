@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.asynchronous.asynchronous_cases import (
     OPTIMIZERS,
     ROWS,
@@ -23,7 +24,6 @@ from runtime.pipeline_cases import join
 
 from penstock.plan.plan import Plan
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety, Update
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
@@ -14,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints.loader_state import ResumableLoader
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime.checkpoints.resume_cases import classes, whole_weights
 from runtime.pipeline_cases import captured, join, plan_of
 from torch import nn
@@ -15,7 +16,6 @@ from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.runtime.callbacks import Closing, Event, Saved
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 from penstock.runtime.user_metrics import Evaluation
 

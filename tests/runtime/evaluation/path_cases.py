@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import join, plan_of
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
-from penstock.runtime.pipeline import Pipeline
 
 STEPS = 3
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import (
     MICRO_BATCHES,
     ROWS,
@@ -25,7 +26,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from penstock.capture.capture import capture_model
 from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.plan import Plan
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.tables import Constraints
 
 BATCH = MICRO_BATCHES * ROWS

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import join
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 from penstock.runtime.tables import Constraints
 

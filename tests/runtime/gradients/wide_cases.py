@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import join
 from torch import nn
 from torch.optim import SGD
@@ -16,7 +17,6 @@ from torch.optim import SGD
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
 from penstock.runtime.tables import Constraints
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import integers, join, plan_of
 from torch import nn
 
@@ -19,7 +20,6 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, with_recompute
 from penstock.runtime.measured_memory import MeasuredMemory
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 from penstock.simulate.simulation import Prediction, simulate_plan
 

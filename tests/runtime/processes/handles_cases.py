@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.matrix_cases import batch_of, captured, make_optimizer
 from runtime.matrix_plans import Case
 
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
 
 STEPS, PIPELINES = 2, 2

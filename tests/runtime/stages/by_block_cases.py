@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import MICRO_BATCHES, ROWS, join, normal
 from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.plan.plan import Plan
-from penstock.runtime.pipeline import Pipeline
 
 
 def with_dropout() -> nn.Module:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import join, normal
 from torch import nn
 from torch.nn import functional
@@ -11,7 +12,6 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 
 WIDTH, ROWS = 6, 12
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
@@ -20,7 +21,6 @@ from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
 
 WIDTH, ROWS, MICRO_BATCHES, LAYERS = 6, 4, 3, 7

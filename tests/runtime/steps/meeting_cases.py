@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pipelines_of_any_plan import Pipeline
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety, Update
 
 LAYERS, MICRO_BATCHES = 4, 2

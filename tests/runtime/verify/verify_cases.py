@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import SUBJECTS, Subject, captured, join, normal, plan_of
 from torch import nn
 from torch.nn import functional
@@ -18,7 +19,6 @@ from penstock.capture.stage_program import StageProgram
 from penstock.errors import RunFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime import holdings
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.verify.verify import VerifyResult
 
 ROWS = 8

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 import transformers
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import join
 from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
 
 STAGES, STEPS, RATE = 4, 2, 0.1

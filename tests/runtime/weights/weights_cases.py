@@ -7,12 +7,12 @@ import models
 import peft
 import torch
 import transformers
+from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import join, plan_of, tokens
 from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
-from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Update
 
 STEPS, RATE = 2, 0.1

@@ -1,4 +1,4 @@
-"""Under torchrun a refusal is one line of rank 0, not a traceback of each rank."""
+"""A refusal that ends a script is one line, under torchrun of rank 0 alone, not a traceback."""
 
 import os
 import sys
@@ -15,9 +15,8 @@ SAID_WITHIN = timedelta(seconds=30)
 
 
 def print_refusals_once() -> None:
-    """Print what ends this process, if that is a refusal under torchrun, in one line on rank 0."""
-    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    if by_agent and getattr(sys.excepthook, "func", None) is not print_refusal:
+    """Have Python print what ends this process, if that is a refusal, in one line on rank 0."""
+    if getattr(sys.excepthook, "func", None) is not print_refusal:
         sys.excepthook = partial(print_refusal, sys.excepthook)
 
 
@@ -26,11 +25,15 @@ def print_refusal(otherwise: Any, kind: type[BaseException], error: Any, trace: 
     if not isinstance(error, BadInput | Infeasible):
         otherwise(kind, error, trace)
         return
-    rank, key = int(os.environ["RANK"]), f"penstock/refused/{error}"
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    rank = int(os.environ["RANK"]) if by_agent else 0
     # To the stream of the process: torch holds back what its own hook prints, until this returns.
     line = partial(print, f"error: {error}", file=sys.__stderr__, flush=True)
     if rank == 0:
         line()
+    if not by_agent:
+        return
+    key = f"penstock/refused/{error}"
     try:
         at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store: Any = dist.TCPStore(*at, is_master=False, timeout=SAID_WITHIN)  # pyright: ignore[reportPrivateImportUsage]

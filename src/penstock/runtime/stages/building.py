@@ -85,13 +85,22 @@ def check_alike(plan: Plan, graph: LayerGraph, world: World) -> None:
         )
 
 
-def check_plan_fits(plan: Plan, graph: LayerGraph, world: World) -> None:
-    """Raise `BadInput` if plan, model and number of processes do not fit together."""
+def check_plan_fits(plan: Plan, graph: LayerGraph, world: World, *, may_idle: bool) -> None:
+    """Raise `BadInput` if plan, model and number of processes do not fit together.
+
+    The plan must use all ranks, unless some ``may_idle``.
+    """
     check_runnable(plan)
     check_layers(plan, graph)
-    needed = max(plan.ranks) + 1
+    needed, used = max(plan.ranks) + 1, len(plan.ranks)
+    if used < world.size and needed <= world.size and not may_idle:
+        start = f"start {needed} with torchrun --nproc-per-node {needed}, "
+        raise BadInput(
+            f"the plan uses {used} of {world.size} ranks, and the others would idle; "
+            f"{start * (needed < world.size)}plan for {world.size}, or let them idle with "
+            f"Safety(idle_ranks=True)"
+        )
     if needed > world.size:
-        used = len(plan.ranks)
         what = "ranks" if plan.tensor_groups else "devices"
         counted = f"{used} {what}" if used == needed else f"{what} up to number {needed - 1}"
         run = "one worker runs" if world.size == 1 else f"{world.size} workers run"
