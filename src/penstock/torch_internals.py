@@ -9,7 +9,7 @@ import inspect
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -67,6 +67,11 @@ def as_parameter(tensor: Any) -> Any:
 def storage_id(tensor: torch.Tensor) -> int:
     """What tells storages apart, also those without memory, whose addresses are all 0."""
     return tensor.untyped_storage()._cdata
+
+
+def is_strided(placement: Any) -> bool:
+    """Whether a shard's rows are no neighbours in the whole, as those of packed weights."""
+    return type(placement).__name__ == "_StridedShard"
 
 
 def has_other_users(tensor: torch.Tensor) -> bool:
@@ -200,6 +205,28 @@ def abort_group(group: Any) -> None:
 def forget_groups(mesh: Any) -> None:
     """Let a device mesh refer to no process group, so that their connections are closed."""
     getattr(mesh, "_pg_registry", dict[str, object]()).clear()
+
+
+@contextlib.contextmanager
+def fake_mesh(ranks: int) -> Iterator[Any]:
+    """A device mesh of ranks that are not there, of which this process is the first.
+
+    The process groups of this process are set aside meanwhile, as in torch's own tests.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.testing._internal.distributed import multi_threaded_pg
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed = torch.distributed
+    multi_threaded_pg._install_threaded_pg()
+    internals._distributed_c10d._set_thread_isolation_mode(True)
+    try:
+        distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+        yield DeviceMesh("cpu", torch.arange(ranks), mesh_dim_names=("fake tensor group",))
+        distributed.destroy_process_group()
+    finally:
+        internals._distributed_c10d._set_thread_isolation_mode(False)
+        multi_threaded_pg._uninstall_threaded_pg()
 
 
 OWN_GROUP = "penstock"

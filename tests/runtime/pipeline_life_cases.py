@@ -28,7 +28,7 @@ from penstock.runtime.evaluation.inference import RankOutputs
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import connection_is_lost, has_timed_out, join_world
 from penstock.runtime.settings import Safety
-from penstock.runtime.stages.tensor_shards import copy_values
+from penstock.runtime.stages.shards import copy_values
 from penstock.runtime.tables import Constraints
 from penstock.runtime.transport.shared_memory import segments
 

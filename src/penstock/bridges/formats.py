@@ -94,6 +94,11 @@ def export_layout(
             f"the plan recomputes activations on stages {', '.join(map(str, recomputed))}, and the "
             f"layout does not say so: turn on activation checkpointing there"
         )
+    if layout.group_size > 1:
+        notes.append(
+            f"each pipeline rank is a tensor group of {layout.group_size} ranks; what it divides, "
+            f"tensors or experts, is {form.title}'s to say"
+        )
     return Exported(layout, names, text, actions, tuple(notes))
 
 

@@ -21,7 +21,8 @@ class PipelineLayout:
     """Stages as runs of layers, on the ranks of a pipeline that is copied ``replicas`` times.
 
     ``ranks[stage]`` is the pipeline rank of a stage. Each replica computes ``rows`` samples of each
-    of ``micro_batches`` micro-batches. 0 and "" stand for what a layout does not say.
+    of ``micro_batches`` micro-batches. Each pipeline rank is a tensor group of ``group_size``.
+    0 and "" stand for what a layout does not say.
     """
 
     stages: tuple[range, ...]
@@ -30,6 +31,7 @@ class PipelineLayout:
     micro_batches: int = 0
     rows: int = 0
     schedule: str = ""
+    group_size: int = 1
 
     @property
     def pipeline_size(self) -> int:
@@ -85,6 +87,12 @@ def layout_of_plan(plan: Plan, target: str) -> PipelineLayout:
                 f"{target} gives as many to each; make them equal, or train this plan with "
                 f"'penstock train'"
             )
+    sizes = sorted({len(plan.ranks_of(device)) for device in plan.devices})
+    if len(sizes) > 1:
+        raise BadInput(
+            f"the plan has tensor groups of {sizes} ranks; {target} has groups of one size; plan "
+            f"with devices of one size, or train this plan with 'penstock train'"
+        )
     return PipelineLayout(
         stages=tuple(stage.layers for stage in plan.stages),
         ranks=plan.placement or tuple(range(len(plan.stages))),
@@ -92,6 +100,7 @@ def layout_of_plan(plan: Plan, target: str) -> PipelineLayout:
         micro_batches=plan.micro_batches,
         rows=first.slices[0],
         schedule=plan.schedule,
+        group_size=sizes[0],
     )
 
 

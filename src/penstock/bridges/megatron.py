@@ -60,6 +60,8 @@ def megatron_arguments(given: NamedPlan) -> tuple[str, list[str]]:
         "micro-batch-size": layout.rows,
         "global-batch-size": layout.micro_batches * layout.rows * layout.replicas,
     }
+    if layout.group_size > 1:
+        arguments["tensor-model-parallel-size"] = layout.group_size
     own_order = f"{TARGET} runs 1F1B, or its interleaved form, and not the plan's"
     notes = [] if layout.schedule in OWN_SCHEDULES else [f"{own_order} '{layout.schedule}'"]
     text = "".join(f"--{name} {shlex.quote(str(value))}\n" for name, value in arguments.items())

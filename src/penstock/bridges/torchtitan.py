@@ -39,6 +39,7 @@ def torchtitan_config(given: NamedPlan) -> tuple[str, list[str]]:
             "pipeline_parallel_schedule_csv": given.path.with_suffix(".csv").name,
             "num_pp_microbatches": layout.micro_batches,
             "data_parallel_replicate_degree": layout.replicas,
+            **({"tensor_parallel_degree": layout.group_size} if layout.group_size > 1 else {}),
             "module_fqns_per_model_part": [list(names) for names in given.names],
         },
         "training": {"local_batch_size": layout.micro_batches * layout.rows},

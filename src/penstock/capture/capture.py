@@ -19,7 +19,7 @@ from penstock.capture.batch_layout import (
 )
 from penstock.capture.chain import Chain
 from penstock.capture.kinds import joined, named_in
-from penstock.capture.layer_graph import LayerGraph, SplitTable
+from penstock.capture.layer_graph import LayerGraph, Parallelize, SplitTable
 from penstock.capture.lengths import Dynamic
 from penstock.capture.record.absent import NeedsValues
 from penstock.capture.record.example import Recorded, record_program
@@ -47,7 +47,7 @@ def capture_model(
     autocast: torch.dtype | None = None,
     other_examples: Sequence[Batch] = (),
     compile: bool = False,
-    tensor_parallel: SplitTable | None = None,
+    tensor_parallel: SplitTable | Parallelize | None = None,
 ) -> LayerGraph:
     """The layers of ``model`` with its loss, and the tensors between them.
 
@@ -63,9 +63,10 @@ def capture_model(
     and sizes are those of ``batch``, so let that be of the kind that takes most.
 
     Two arguments say how its stages will be run. ``compile`` compiles them with ``torch.compile``
-    for the rows of a full micro-batch, which takes time once. ``tensor_parallel`` says which linear
-    layers the plan's tensor groups divide, and how (``{"blocks.*.up": "colwise"}``; default: the
-    model's ``base_model_tp_plan``).
+    for the rows of a full micro-batch, which takes time once. ``tensor_parallel`` is a function
+    ``parallelize(model, mesh)`` that divides the model in place among the ranks of a tensor group,
+    or a table of its linear layers (``{"blocks.*.up": "colwise"}``; default: the model's
+    ``base_model_tp_plan``).
 
     The model stays unchanged. A model in evaluation mode is captured in training mode; modules in
     evaluation mode inside a model in training mode stay so (frozen batch norms).

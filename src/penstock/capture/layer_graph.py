@@ -45,6 +45,9 @@ Record: TypeAlias = Callable[..., Recorded]
 SplitTable: TypeAlias = Mapping[str, Literal["colwise", "rowwise"]]
 """Names of linear layers, with ``*`` for any one part of a name, and how each is divided."""
 
+Parallelize: TypeAlias = Callable[[nn.Module, Any], object]
+"""Divides a model in place over a one-dimensional `DeviceMesh`, as in torchtitan."""
+
 
 @dataclass(frozen=True)
 class LayerGraph:
@@ -71,7 +74,7 @@ class LayerGraph:
     costs: Costs = ""
     others: tuple["LayerGraph", ...] = ()
     compiles: bool = False
-    tensor_parallel: SplitTable | None = None
+    tensor_parallel: SplitTable | Parallelize | None = None
     whole_loss: str = ""
     in_evaluation: "LayerGraph | None" = None
     one_slice: str = ""

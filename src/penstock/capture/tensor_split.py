@@ -2,62 +2,84 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from torch import nn
 
-from penstock.capture.layer_graph import LayerGraph, SplitTable
+from penstock.capture.layer_graph import LayerGraph, Parallelize, SplitTable
 from penstock.errors import BadInput
 
-DIMS = {
-    ("colwise", "weight"): 0,
-    ("colwise", "bias"): 0,
-    ("rowwise", "weight"): 1,
-}
-"""The dimension of a linear layer's tensor that is divided; a rowwise layer's bias is whole."""
+PER_HEAD = "replicated_with_grad_allreduce"
+"""Of a plan of Hugging Face: a norm of heads, of which each rank sees its own."""
 
 
-def divided_dims(graph: LayerGraph) -> dict[str, int]:
-    """The divided dimension of each parameter that the graph's table divides."""
-    modules = dict(graph.model.named_modules())
-    dims: dict[str, int] = {}
-    for name, split in divided_layers(graph).items():
-        for kind in ("weight", "bias"):
-            if (split, kind) in DIMS and getattr(modules[name], kind) is not None:
-                dims[f"{name}.{kind}"] = DIMS[split, kind]
-    names = {use.name for use in graph.parameter_uses}
-    tied = {*graph.tied_names, *graph.tied_names.values()}
-    if both := sorted(tied & set(dims)):
-        raise BadInput(
-            f"parameter '{both[0]}' is tied to another, so a tensor group cannot divide it; leave "
-            f"its layer out of tensor_parallel"
-        )
-    return {name: dim for name, dim in dims.items() if name in names}
+def function_of(graph: LayerGraph) -> Parallelize:
+    """The function that divides a graph's model: the user's, or one that follows a table."""
+    given = graph.tensor_parallel
+    if callable(given):
+        return given
+    return partial(parallelize_layers, layers=divided_layers(graph.model, given))
 
 
-def divided_layers(graph: LayerGraph) -> SplitTable:
-    """The linear layers that the graph's table, or the model's own, divides, by full names."""
-    modules = dict(graph.model.named_modules())
-    layers: dict[str, Literal["colwise", "rowwise"]] = {}
-    table = graph.tensor_parallel
-    for pattern, split in (own_table(graph.model) if table is None else table).items():
+def parallelize_layers(model: nn.Module, mesh: Any, *, layers: Mapping[str, str]) -> None:
+    """Divide layers by `parallelize_module`; between a colwise and a rowwise one run shards.
+
+    That is so where both are parts of one module; other colwise layers give whole tensors. Rowwise
+    layers take whole tensors, too, as those that a stage has received. A norm of heads is whole,
+    and the gradients of the ranks' heads are summed.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    def take_whole(module: nn.Linear, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if isinstance(args[0], DTensor) or args[0].shape[-1] != module.in_features:
+            return None
+        placed = DTensor.from_local(args[0], mesh, [Replicate()], run_check=False)
+        return placed.redistribute(placements=[Shard(-1)]), *args[1:]
+
+    parents = {(name.rpartition(".")[0], kind) for name, kind in layers.items()}
+    styles: dict[str, Any] = {}
+    for name, kind in layers.items():
+        parent = name.rpartition(".")[0]
+        if kind == "colwise":
+            local = (parent, "rowwise") in parents
+            styles[name] = ColwiseParallel(output_layouts=Shard(-1) if local else Replicate())
+        elif kind == "rowwise":
+            model.get_submodule(name).register_forward_pre_hook(take_whole)
+            styles[name] = RowwiseParallel()
+        elif (parent, "colwise") in parents:
+            styles[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
+    parallelize_module(model, mesh, styles)
+
+
+def divided_layers(model: nn.Module, table: SplitTable | None) -> dict[str, str]:
+    """The layers that a table, or the model's own, divides, by full names."""
+    modules = dict(model.named_modules())
+    layers: dict[str, str] = {}
+    for pattern, split in (own_table(model) if table is None else table).items():
         found = matching(modules, pattern)
         if table is not None:
             check_pattern(modules, found, pattern, split)
-        layers |= {name: split for name in found if isinstance(modules[name], nn.Linear)}
+        for name in found:
+            if isinstance(modules[name], nn.Linear) != (split == PER_HEAD):
+                layers[name] = split
     return layers
 
 
-def own_table(model: nn.Module) -> SplitTable:
-    """The colwise and rowwise layers of a Hugging Face model's own plan."""
+def own_table(model: nn.Module) -> Mapping[str, str]:
+    """The colwise and rowwise layers, and norms of heads, of a Hugging Face model's own plan."""
     config: Any = getattr(model, "config", None)
     own: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     prefix = str(getattr(model, "base_model_prefix", ""))
     start = f"{prefix}." if prefix and hasattr(model, prefix) else ""
-    found: dict[str, Literal["colwise", "rowwise"]] = {}
-    for pattern, split in own.items():
-        if split == "colwise" or split == "rowwise":
-            found[start + pattern] = split
+    styles = ("colwise", "rowwise", PER_HEAD)
+    found = {start + pattern: split for pattern, split in own.items() if split in styles}
     if not found:
         raise BadInput(
             f"model {type(model).__name__} does not say how its layers are divided among the ranks "

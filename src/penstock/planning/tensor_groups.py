@@ -233,7 +233,7 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
     """The simulator's score of plans for groups as devices, with the costs of layers on them.
 
     Infinite for what cannot be divided alike: replicas of a stage on groups of different sizes, or
-    layers that share a parameter.
+    layers that share a parameter; and for cuts between layers whose groups pass on shards.
     """
     cluster = problem.cluster
     grouped = grouped_cluster(cluster, groups)
@@ -241,12 +241,16 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
         size: [group for group in groups if len(group) == size] for size in set(map(len, groups))
     }
     scores: dict[tuple[int, ...], Score] = {}
+    joined = divided_of(problem.profile).joined
 
     def score(plan: Plan) -> float:
         if any(len({len(groups[d]) for d in stage.devices}) > 1 for stage in plan.stages):
             return inf
         sizes = tuple(len(groups[s.devices[0]]) for s in plan.stages for _ in s.layers)
         if any(len({sizes[n] for n in tied.layers}) > 1 for tied in problem.profile.shared):
+            return inf
+        cuts = (stage.layers.start for stage in plan.stages[1:])
+        if any(max(sizes[cut - 1], sizes[cut]) > 1 for cut in cuts if cut - 1 in joined):
             return inf
         layers = zip(problem.profile.layers, sizes, strict=True)
         if any(stage_refusal(norms=layer.norms > 0, ranks=ranks) for layer, ranks in layers):

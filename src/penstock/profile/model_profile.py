@@ -26,13 +26,15 @@ class TensorParallelCosts(Table):
     ``divided[i]`` is the share of layer ``i``'s compute, and of its parameters' bytes, that t ranks
     divide by t. One forward and backward of the layer takes ``sums[i]`` all-reduces over the group,
     of ``sum_bytes_per_sample[i]`` bytes together for each sample; half of them in the forward.
-    Groups that are not in ``factors`` take as long as computed from these numbers.
+    Groups that are not in ``factors`` take as long as computed from these numbers. No stage of a
+    group ends after one of the layers ``joined``, whose results are divided.
     """
 
     divided: tuple[float, ...]
     sums: tuple[float, ...]
     sum_bytes_per_sample: tuple[float, ...]
     factors: tuple[GroupFactor, ...] = ()
+    joined: tuple[int, ...] = ()
 
     def factor(self, ranks: int) -> float:
         """How many times as long as computed a group of ``ranks`` takes."""

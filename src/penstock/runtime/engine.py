@@ -42,10 +42,11 @@ from penstock.runtime.settings import Options
 from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.stages.building import runner_of, stages_of
 from penstock.runtime.stages.compiled_call import StageCompiler
+from penstock.runtime.stages.parallelized import ParallelizedShards
 from penstock.runtime.stages.parameter_shards import ParameterShards
+from penstock.runtime.stages.partial_recompute import single_layers
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
-from penstock.runtime.stages.tensor_shards import TensorShards
 from penstock.runtime.stages.whole_loss import EndOfPipeline
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, messages_by_rank
 from penstock.runtime.transport.transport import open_transport
@@ -120,10 +121,9 @@ class Engine:
         graph, plan, world = self.graph, self.plan, self.world
         self._abort.callback(world.abandon_gpus)
         by_rows = any(stage.sharding == "parameters" for stage in plan.stages)
-        self.shards: ParameterShards | TensorShards = world.all_succeed(
-            lambda: (
-                ParameterShards(graph, plan, world) if by_rows else TensorShards(graph, plan, world)
-            )
+        kind = ParameterShards if by_rows else ParallelizedShards
+        self.shards: ParameterShards | ParallelizedShards = world.all_succeed(
+            lambda: kind(graph, plan, world)
         )
         for closing in (self._abort, self.disconnect):
             closing.callback(self.shards.leave)
@@ -269,7 +269,7 @@ class Engine:
             take_outputs=take_outputs,
         )
 
-    def shards_of(self, stage: int) -> ParameterShards | TensorShards | None:
+    def shards_of(self, stage: int) -> ParameterShards | ParallelizedShards | None:
         """The shards on which a stage is called, if it is divided."""
         return self.shards if self.shards.divides(stage) else None
 
@@ -494,7 +494,7 @@ class Engine:
     def prepare(self, batch: Batch, compiler: StageCompiler | None) -> None:
         """Give replicas equal values; compile stages, if they are to be, for the size of ``batch``.
 
-        Stages of tensor groups are tried with one sample of it.
+        Stages of tensor groups are compared on one sample of it with themselves left whole.
         """
         self.held.share_first_values(self.groups, self.world)
         share_attributes(self.graph, self.world)
@@ -507,12 +507,15 @@ class Engine:
         compiler.prepare(self.plan, self.world, leaves, self.autocast, lengths)
 
     def _try_shards(self, leaves: Sequence[torch.Tensor]) -> None:
-        if isinstance(self.shards, TensorShards) and self.shards.is_divided:
+        if isinstance(self.shards, ParallelizedShards) and self.shards.is_divided:
             lengths = self.graph.lengths_of(dict(enumerate(leaves)))
             with self.random.set_aside():
-                for program in self.stages.programs.values():
-                    self.shards.attempt(program, leaves, lengths)
-            self.buckets.zero()
+                for number, program in self.stages.programs.items():
+                    stage, parts = self.plan.stages[number], [program]
+                    if stage.by_block:
+                        parts = [p.program for p in single_layers(self.graph, stage, program)]
+                    for part in parts:
+                        self.shards.attempt(part, leaves, lengths, self.autocast)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The autocast context of a forward."""

@@ -117,7 +117,8 @@ def all_weights(engine: Engine, *, rank0_only: bool) -> Iterator[None]:
     for each in gathered.values():
         each.digest = each.digest_now()
     try:
-        yield
+        with engine.shards.left_whole():
+            yield
     except BaseException:
         put_back(engine, gathered)
         raise

@@ -9,7 +9,7 @@ STEPS += 1 (a global)                the same
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from inspect import getclosurevars
 from typing import Any, TypeAlias
@@ -54,6 +54,14 @@ def seed_generators(seed: int) -> None:
 def random_state(device: torch.device) -> RandomState:
     """The states of torch's generators: of the CPU, and of ``device`` if it is a GPU."""
     return torch.get_rng_state(), generator_state(device)
+
+
+def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:
+    """Whether the states are equal, so no random number was drawn in between."""
+    return all(
+        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+        for a, b in zip(before, after, strict=True)
+    )
 
 
 def restore_random_state(device: torch.device, state: RandomState) -> None:

@@ -77,6 +77,10 @@ class StageCall(Protocol):
         """Parameters that get gradients in the first half although ``deferred`` has products."""
         ...
 
+    def in_backward(self) -> AbstractContextManager[None]:
+        """Within, modules hold what they hold while this calls them."""
+        return nullcontext()
+
 
 class ProgramCall(StageCall):
     """Calls a stage that runs the user's program.

@@ -255,7 +255,7 @@ class ModuleRunner:
             return ()
         roots, seeds, around = self._seeds(micro_batch, kept, gradients)
         deferred = kept.deferred
-        with around, self._module.in_backward(micro_batch):
+        with around, self._module.in_backward(micro_batch), self._call.in_backward():
             if roots and deferred is not None and deferred.products:
                 entered = [kept.inputs[i] for i in self._grad_inputs]
                 deferred.first_half(roots, seeds, entered, self._call.others())
@@ -362,7 +362,7 @@ class ModuleRunner:
         """Accumulate gradients; the last backward also starts the sums of complete buckets."""
         with self._around_backward(micro_batch):
             if roots:
-                with self._module.in_backward(micro_batch):
+                with self._module.in_backward(micro_batch), self._call.in_backward():
                     run_backward(roots, seeds)
 
     def _around_backward(self, micro_batch: int) -> AbstractContextManager[object]:

@@ -1,6 +1,7 @@
 """Tensors of a rank's stages that a group of ranks divides: which, and how they become whole."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -55,18 +56,23 @@ class Shards:
             dim = self.dim_of(name)
             if dim is None or tensors[key].dim() <= dim:
                 continue
-            shard = tensors[key].detach()
-            shape = list(shard.shape)
-            shape[dim] = self.rows_of(name)
-            padded = shard.new_zeros(shape)
-            padded.narrow(dim, 0, shard.shape[dim]).copy_(shard)
-            parts = [torch.empty_like(padded) for _ in self.ranks]
-            work = dist.all_gather(parts, padded, group=self.group, async_op=True)
-            await_work(work, self.world, f"the shards of '{key}'", size_bytes=padded.nbytes)
+            whole = self.gathered(key, name, tensors[key].detach())
             if not self.place:
-                size = self.sizes[self.tied.get(name, name)]
-                found[key] = torch.cat(parts, dim).narrow(dim, 0, size).contiguous()
+                found[key] = whole
         return found
+
+    def gathered(self, key: str, name: str, shard: torch.Tensor) -> torch.Tensor:
+        """The whole of a shard called ``key``, on all ranks of the group, which must call this."""
+        dim = self.dims[self.tied.get(name, name)]
+        shape = list(shard.shape)
+        shape[dim] = self.rows_of(name)
+        padded = shard.new_zeros(shape)
+        padded.narrow(dim, 0, shard.shape[dim]).copy_(shard)
+        parts = [torch.empty_like(padded) for _ in self.ranks]
+        work = dist.all_gather(parts, padded, group=self.group, async_op=True)
+        await_work(work, self.world, f"the shards of '{key}'", size_bytes=padded.nbytes)
+        size = self.sizes[self.tied.get(name, name)]
+        return torch.cat(parts, dim).narrow(dim, 0, size).contiguous()
 
     def room(self, name: str, shard: torch.Tensor) -> torch.Tensor:
         """A tensor to read all of the parameter ``name`` into; ``shard`` itself if it is whole."""
@@ -85,6 +91,10 @@ class Shards:
         rows, size = self.rows_of(name), self.sizes[self.tied.get(name, name)]
         first = min(self.place * rows, size)
         return tensor.narrow(dim, first, min(rows, size - first)).contiguous()
+
+    def left_whole(self) -> AbstractContextManager[None]:
+        """Within, modules are as the user made them."""
+        return nullcontext()
 
     def leave(self) -> None:
         """Leave the group, so that after a failure its other ranks do not wait for this one."""

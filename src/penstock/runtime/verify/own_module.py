@@ -36,6 +36,7 @@ from penstock.capture.record.outside_state import (
     random_state,
     restore_generators,
     same_generators,
+    same_state,
 )
 from penstock.capture.record.recording import tensors_in
 from penstock.capture.restored import kept_attributes, kept_buffers
@@ -426,14 +427,6 @@ def norm_of(gradients: Mapping[str, torch.Tensor]) -> float:
     """The Euclidean norm of all gradients together."""
     norms = (torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients.values())
     return hypot(*map(float, norms))
-
-
-def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:
-    """Whether the states are equal, so no random number was drawn in between."""
-    return all(
-        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
-        for a, b in zip(before, after, strict=True)
-    )
 
 
 class RandomCalls(TorchCalls):

@@ -145,7 +145,8 @@ def reference_of(
             options: Any = {"device": world.device, "autocast": autocast, "double": double}
 
             def run(rows: Sequence[range]) -> Reference:
-                with with_attributes(graph, before, world.device, double=double):
+                attributes = with_attributes(graph, before, world.device, double=double)
+                with engine.shards.left_whole(), attributes:
                     return run_own_module(graph, values, leaves, rows, limit=limit, **options)
 
             if limit is not None:
