@@ -184,6 +184,9 @@ Csv: TypeAlias = Annotated[
 ]
 
 
+TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""The types that --precision names."""
+
 AS_JOB: Any = None
 """The value of an option that is not given."""
 
@@ -219,7 +222,7 @@ class JobOptions:
     @property
     def as_changes(self) -> list[str]:
         """The options that are given, as those of ``--set``."""
-        types = {"fp32": "off", "bf16": "bfloat16", "fp16": "float16"}
+        types = {**TYPES, "fp32": "off"}
         values = {
             "steps": self.steps,
             "autocast": types.get(self.precision),

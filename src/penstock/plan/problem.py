@@ -252,21 +252,33 @@ def check_speeds(profile: ModelProfile, cluster: Cluster) -> None:
 
 def other_kinds_words(profile: ModelProfile, cluster: Cluster) -> str:
     """That devices of another kind count as fast as the profile's own; empty where none do."""
-
-    own, own_memory = model_and_memory(profile.device)
-
-    def may_be_own(kind: str) -> bool:
-        model, memory = model_and_memory(kind)
-        return (own <= model or model <= own) and same_memory(memory, own_memory)
-
+    own = profile.device
     kinds = dict.fromkeys(device.kind for device in cluster.devices if device.speed == 1.0)
-    other = [kind for kind in kinds if not may_be_own(kind)]
+    other = [kind for kind in kinds if not may_be(kind, own)]
     if not own or not other:
         return ""
     return (
-        f"the times of profile '{profile.name}' are of {profile.device}, and cluster "
-        f"'{cluster.name}' counts {', '.join(other)} as equally fast (speed = 1)"
+        f"the times of profile '{profile.name}' are of {own}, and cluster '{cluster.name}' counts "
+        f"{', '.join(other)} as equally fast (speed = 1)"
     )
+
+
+def foreign_kinds(profile: ModelProfile, cluster: Cluster) -> list[str]:
+    """The devices for which a profile has only another device's times.
+
+    A speed relative to the profile's own device says what another kind takes; it does where the
+    cluster has that device as well.
+    """
+    own = profile.device
+    kinds = {device.kind: device.speed for device in cluster.devices}
+    other = [kind for kind in kinds if own and not may_be(kind, own)]
+    return [kind for kind in other if kinds[kind] == 1.0 or len(other) == len(kinds)]
+
+
+def may_be(kind: str, own: str) -> bool:
+    """Whether two names of devices may be those of one kind."""
+    (model, memory), (own_model, own_memory) = map(model_and_memory, (kind, own))
+    return (own_model <= model or model <= own_model) and same_memory(memory, own_memory)
 
 
 Score: TypeAlias = Callable[[Plan], float]
