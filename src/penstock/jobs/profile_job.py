@@ -43,7 +43,7 @@ from penstock.plan.row_split import split_rows
 from penstock.plan_here import (
     costs_of_ranks,
     measured_profile,
-    measured_step,
+    measured_steps,
     sizes_to_measure,
     tokens_per_sample,
 )
@@ -245,7 +245,8 @@ def estimated_profile(job: Job, graph: LayerGraph, device: str) -> ModelProfile:
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
     """The profile that this process measures, alone or beside other processes."""
     graph, own = build_and_capture(job), torch.device(device)
-    step_s = measured_step(graph, optimizer_factory(job.optimizer), own, shares_cores=shares_cores)
+    make = optimizer_factory(job.optimizer)
+    steps_s = measured_steps(graph, make, own, shares_cores=shares_cores)
 
     def measured(batch: Batch) -> ModelProfile:
         with types_compared(job, graph, batch):
@@ -254,7 +255,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
                 batch,
                 own,
                 sizes=sizes_to_measure(job.micro_batch_choices()),
-                step_s_per_byte=step_s,
+                steps_s=steps_s,
                 autocast=job.autocast_dtype(),
                 shares_cores=shares_cores,
             )

@@ -55,7 +55,8 @@ class Shards:
             dim = self.dim_of(name)
             if dim is None or tensors[key].dim() <= dim:
                 continue
-            shard = tensors[key].detach()
+            # An optimizer's state may be in host memory, which NCCL does not send.
+            shard = tensors[key].detach().to(self.world.device)
             shape = list(shard.shape)
             shape[dim] = self.rows_of(name)
             padded = shard.new_zeros(shape)
@@ -65,7 +66,8 @@ class Shards:
             await_work(work, self.world, f"the shards of '{key}'", size_bytes=padded.nbytes)
             if not self.place:
                 size = self.sizes[self.tied.get(name, name)]
-                found[key] = torch.cat(parts, dim).narrow(dim, 0, size).contiguous()
+                whole = torch.cat(parts, dim).narrow(dim, 0, size).contiguous()
+                found[key] = whole.to(tensors[key].device)
         return found
 
     def room(self, name: str, shard: torch.Tensor) -> torch.Tensor:
