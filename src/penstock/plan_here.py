@@ -11,9 +11,10 @@ import hashlib
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from itertools import accumulate
 from math import inf
@@ -29,7 +30,7 @@ from penstock.capture.stage_program import Batch
 from penstock.capture.stand_ins import with_values
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import cluster_from_toml, cluster_text
-from penstock.device import check_room, kind_of
+from penstock.device import check_room, is_gpu, kind_of
 from penstock.document import parse_json, read_text, write_text
 from penstock.errors import BadInput, Infeasible
 from penstock.machine import usable_cores
@@ -60,7 +61,8 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.settings import MakeOptimizer, Options
-from penstock.runtime.steps.training import made_of
+from penstock.runtime.steps.host_state import HostState
+from penstock.runtime.steps.training import made_of, smallest_matrix, state_bytes_of
 from penstock.runtime.tables import Constraints
 from penstock.simulate.score import make_score
 from penstock.torch_internals import BatchNorm
@@ -71,9 +73,6 @@ REPEATS = 5
 
 STEPPED_BYTES = 64_000_000
 """Parameters of this size do not fit in a cache, so an optimizer reads them from memory."""
-
-ADAM = 2.0
-"""The state, for each byte of parameters, of an optimizer that cannot be made of one parameter."""
 
 Costs: TypeAlias = tuple[ModelProfile, Cluster]
 
@@ -189,6 +188,7 @@ def problem_under(
     batch: int,
     sizes: Sequence[int],
     state: float,
+    kept_on_device: float = 0.0,
 ) -> PlanningProblem:
     """The problem of a plan that is trained here, with micro-batches of these ``sizes``.
 
@@ -202,6 +202,7 @@ def problem_under(
         batch,
         micro_batch_sizes=sizes,
         optimizer_bytes_per_parameter_byte=state,
+        kept_on_device=kept_on_device,
         as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
         **asked,
     )
@@ -240,9 +241,7 @@ def measured_here(world: World, graph: LayerGraph, batch: Batch, options: Option
             batch,
             device,
             sizes=sizes,
-            step_s_per_byte=measured_step(
-                graph, options.optimizer, device, shares_cores=shares_cores
-            ),
+            steps_s=measured_steps(graph, options.optimizer, device, shares_cores=shares_cores),
             autocast=options.autocast,
             shares_cores=shares_cores,
         )
@@ -298,11 +297,14 @@ def measured_profile(
     device: torch.device,
     *,
     sizes: Sequence[int],
-    step_s_per_byte: float,
+    steps_s: Sequence[float],
     autocast: torch.dtype | None,
     shares_cores: bool,
 ) -> ModelProfile:
-    """The profile that this rank measures, alone or beside others, for these micro-batches."""
+    """The profile that this rank measures, alone or beside others, for these micro-batches.
+
+    ``steps_s`` are the results of `measured_steps`.
+    """
     found = measure_profile(
         graph,
         batch,
@@ -310,16 +312,19 @@ def measured_profile(
         repeats=REPEATS,
         device=device,
         autocast=autocast,
-        step_s_per_byte=step_s_per_byte,
+        step_s_per_byte=steps_s[0],
         shares_cores=shares_cores,
     )
-    return replace(found, tokens_per_sample=tokens_per_sample(graph.batch_leaves(batch)))
+    tokens = tokens_per_sample(graph.batch_leaves(batch))
+    return replace(found, host_step_s_per_byte=steps_s[1], tokens_per_sample=tokens)
 
 
-def measured_step(
+def measured_steps(
     graph: LayerGraph, optimizer: MakeOptimizer | None, device: torch.device, *, shares_cores: bool
-) -> float:
-    """Seconds of an optimizer's step for each byte of parameters.
+) -> tuple[float, float]:
+    """Seconds of an optimizer's step for each byte of parameters: on a device, in host memory.
+
+    The second is 0 on a CPU, where both are the same.
 
     Raises:
         BadInput: the device has no room for the model's largest layer.
@@ -328,7 +333,7 @@ def measured_step(
     least = 2 * max(own for own, _ in parameters)
     check_room(device, least, "to measure the model's largest layer")
     if optimizer is None:
-        return 0.0
+        return 0.0, 0.0
     module = graph.stage(stepped_layers(parameters)).module
     names = {parameter: name for name, parameter in graph.program.named_parameters()}
 
@@ -336,7 +341,12 @@ def measured_step(
         return made_of(optimizer, [(names.get(parameter, ""), parameter) for parameter in those])
 
     with with_values([module], device):
-        return measure_step_s_per_byte(module, make, shares_cores=shares_cores)
+        ask = partial(measure_step_s_per_byte, module, make, shares_cores=shares_cores)
+        on_device = ask()
+        if not is_gpu(device):
+            return on_device, 0.0
+        trained = [p for p in module.parameters() if p.requires_grad]
+        return on_device, ask(in_place=HostState(trained).in_place)
 
 
 def stepped_layers(parameters: Sequence[tuple[int, int]]) -> range:
@@ -382,28 +392,7 @@ def tokens_per_sample(leaves: Sequence[torch.Tensor]) -> float:
 
 
 def state_of(make: MakeOptimizer | None, graph: LayerGraph) -> tuple[float, str]:
-    """The bytes that an optimizer keeps for each byte of parameters, and its kind in words.
-
-    It steps the smallest trained matrix, which is restored.
-    """
+    """The bytes that an optimizer keeps for each byte of parameters, and its kind in words."""
     if make is None:
         return 0.0, "none"
-    named = graph.program.named_parameters()
-    trained = [(n, p) for n, p in named if p.requires_grad and p.dim() > 1]
-    name, like = min(trained, key=lambda own: own[1].numel(), default=("", torch.ones(2, 2)))
-    is_own = isinstance(like, nn.Parameter) and not like.is_meta
-    parameter: Any = like if is_own else nn.Parameter(torch.ones(like.shape, dtype=like.dtype))
-    value, gradient = parameter.detach().clone(), parameter.grad
-    parameter.grad = torch.zeros_like(parameter)
-    try:
-        made = made_of(make, [(name, parameter)])
-        made.step()
-        state: Mapping[str, Any] = made.state[parameter]
-    except Exception:  # one that needs more than a parameter; it is made again for training
-        return ADAM, "unknown"
-    finally:
-        with torch.no_grad():
-            parameter.copy_(value)
-        parameter.grad = gradient
-    kept = [v.nbytes for v in state.values() if isinstance(v, torch.Tensor) and v.dim()]
-    return sum(kept) / parameter.nbytes, type(made).__name__
+    return state_bytes_of(make, *smallest_matrix(graph.program.named_parameters()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planning_strategies import clusters
 
 from penstock.cluster import toml_file
-from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.cluster.cluster import Cluster, Device, Host, Link, unknown_memory_words
 from penstock.cluster.collectives import best_ring
 from penstock.cluster.tensor_groups import grouped_cluster, one_each
 from penstock.cluster.toml_file import (
@@ -22,6 +22,7 @@ from penstock.cluster.toml_file import (
     write_cluster,
 )
 from penstock.errors import BadInput
+from penstock.measure.hardware import hardware_named
 
 TWO_HOSTS = """
 name = "two hosts"
@@ -47,6 +48,15 @@ def test_units_are_read_as_people_write_them():
     assert cluster.devices == (Device("V100-16GB", 16e9),) * 16
     assert cluster.bandwidth(0, 8) == 25e9 / 8
     assert cluster.latency(0, 1) == 5e-6
+
+
+def test_the_memory_of_a_host_is_its_own_and_may_be_unknown():
+    cluster = cluster_from_toml(TWO_HOSTS, "c.toml")
+    assert unknown_memory_words(cluster).startswith("host memory unknown: [[hosts]] 'a0'")
+    told = cluster_from_toml(TWO_HOSTS.replace("count = 2", 'memory = "1 TB"\ncount = 2'), "c.toml")
+    assert [host.memory_bytes for host in told.hosts] == [1e12, 1e12]
+    assert told.devices == cluster.devices
+    assert unknown_memory_words(told) == unknown_memory_words(local_cluster(2, 2, 8e9)) == ""
 
 
 @pytest.mark.parametrize(
@@ -249,6 +259,10 @@ def test_every_preset_is_in_the_guide(name: str):
         ("dapple-a-effective", 16, 25e9, 3.0e9),
         ("dapple-c-effective", 16, 25e9, 1.25e9),
         ("h100-pod-1024", 1024, 450e9, 400e9),
+        ("a100-8", 8, 300e9, 300e9),
+        ("h100-8", 8, 450e9, 450e9),
+        ("rtx4090-2x4", 8, 12.5e9, 1.25e9),
+        ("dgx-spark-2", 2, 0, 12e9),
     ],
 )
 def test_presets_have_the_published_rates(name: str, devices: int, inside: float, between: float):
@@ -256,6 +270,20 @@ def test_presets_have_the_published_rates(name: str, devices: int, inside: float
     assert len(cluster.devices) == devices
     assert cluster.hosts[0].link_bytes_per_s == inside
     assert cluster.bandwidth(0, devices - 1) == between
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CLUSTERS if name.startswith(("a100-", "h100-8", "rtx", "dgx"))]
+)
+def test_estimates_know_the_devices_of_presets_of_today(name: str):
+    first = CLUSTERS[name]().devices[0]
+    assert first.speed == 1.0
+    for device in CLUSTERS[name]().devices:
+        known = hardware_named(device.kind)
+        assert device.memory_bytes == known.memory_bytes
+        assert device.peak_flops_per_s == known.half_flops_per_s
+        ratio = known.half_flops_per_s / hardware_named(first.kind).half_flops_per_s
+        assert device.speed == pytest.approx(ratio, rel=0.01)
 
 
 def test_the_graph_preset_is_asymmetric_and_its_best_ring_is_the_fast_one():

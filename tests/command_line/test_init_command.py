@@ -1,8 +1,9 @@
 """``penstock init`` writes jobs that are read, and writes over nothing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +12,7 @@ from penstock.errors import BadInput
 from penstock.jobs import samples
 from penstock.jobs.job_file import find_job
 from penstock.jobs.profile_job import built_model
+from penstock.jobs.samples import TextData
 
 Penstock = Callable[..., Any]
 
@@ -40,6 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--from", "config.json", "--data", "text.txt"),
         ("--from", "older.json", "--data", "text.txt"),
         ("--from", ".", "--data", "text.txt", "-o", "jobs/job.toml"),
+        ("--from", "config.json"),
         ("--model", "mine:build", "--data", "mine:dataset"),
     ],
 )
@@ -52,6 +55,9 @@ def test_what_it_writes_is_a_job(penstock: Penstock, folder: Path, given: tuple[
     assert text.count("#") > 8
     job = find_job(folder / place)
     assert sum(parameter.numel() for parameter in built_model(job).parameters()) > 0
+    if given == ("--from", "config.json"):
+        assert "next: penstock profile job.toml --estimate GPU" in answer.output
+        job = replace(job, data=replace(cast(TextData, job.data), shape_only=True))
     batch = next(job.batches("train"), None)
     assert batch is not None
     if "--from" in given:

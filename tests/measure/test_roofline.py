@@ -165,6 +165,8 @@ def test_the_name_that_a_driver_gives_a_device_is_known() -> None:
         "NVIDIA L40S": "L40S-48GB",
         "NVIDIA GeForce RTX 3090": "RTX3090-24GB",
         "NVIDIA GeForce RTX 4090": "RTX4090-24GB",
+        "NVIDIA GeForce RTX 4080": "RTX4080-16GB",
+        "NVIDIA GB10": "GB10-128GB",
         "AMD Instinct MI300X": "MI300X-192GB",
     }
     assert set(names.values()) == set(HARDWARE) - {"cpu"}

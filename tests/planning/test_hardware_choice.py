@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.toml_file import read_cluster, write_cluster
+from penstock.cluster.toml_file import find_cluster, read_cluster, write_cluster
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.throughput import throughput_of
 from penstock.planning.assessment import PlannedPipeline
@@ -75,10 +75,42 @@ def test_a_cluster_on_which_nothing_fits_comes_last(
 
 
 def test_what_is_missing_is_named(small_profile: ModelProfile, small_cluster: Cluster) -> None:
-    with pytest.raises(BadInput, match=r"cluster 'four' has no prices; add price_per_hour"):
-        plan_on_clusters(small_profile, [small_cluster], 16, 1e6)
+    both = [small_cluster, priced(small_cluster, "priced", 1.0)]
+    with pytest.raises(BadInput, match=r"cluster 'four' has no prices, and others have; add price"):
+        plan_on_clusters(small_profile, both, 16, 1e6)
     with pytest.raises(BadInput, match=r"how many tokens a sample has; add tokens_per_sample"):
         samples_of(small_profile, 1e9)
+
+
+def test_without_prices_the_fastest_is_chosen(
+    small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    slow, fast = (priced(small_cluster, f"by {s:g}", 0.0, speed=s) for s in (1.0, 2.0))
+    choices = plan_on_clusters(small_profile, [slow, fast], 16, 1e6, planner="gpipe")
+    assert choose_cluster(choices).cluster.name == "by 2"
+    assert [choice.price for choice in choices] == [0.0, 0.0]
+
+
+def test_times_of_one_device_are_not_those_of_another(
+    small_profile: ModelProfile, penstock: Callable[..., Any], tmp_path: Path
+) -> None:
+    profile = replace(small_profile, device="A100-80GB")
+    with pytest.raises(BadInput, match=r"are of A100-80GB, and .* 'rtx4090-4' has RTX4090-24GB; "):
+        plan_on_clusters(profile, [find_cluster("rtx4090-4")], 16, 1e6, planner="gpipe")
+    # The speeds of this cluster are relative to a device that is neither there nor the profile's.
+    with pytest.raises(BadInput, match="has H100-80GB; name a job"):
+        plan_on_clusters(profile, [find_cluster("h100-pod-16")], 16, 1e6, planner="gpipe")
+    # Here they are relative to the profile's own.
+    mixed = replace(small_profile, device="V100-16GB")
+    assert plan_on_clusters(mixed, [find_cluster("mixed-gpus")], 16, 1e6, planner="gpipe")
+    write_profile(profile, tmp_path / "p.json")
+    command = ("choose", str(tmp_path / "p.json"), "--clusters", "rtx4090-4", "--batch", "16")
+    asked = ("--samples", "1e6", "--planner", "gpipe")
+    assert penstock(*command, *asked).code == 2
+    told = penstock(*command, *asked, "--foreign-times")
+    assert told.code == 0, told.errors
+    assert "rtx4090-4: the times of A100-80GB stand for RTX4090-24GB" in told.errors
+    assert "fastest: rtx4090-4" in told.output and "A100-80GB" in told.output
 
 
 def test_rates_follow_their_definitions(

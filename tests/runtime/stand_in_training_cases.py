@@ -15,7 +15,7 @@ from runtime.matrix_plans import Case
 from torch import nn
 
 from penstock.plan.plan import Plan
-from penstock.runtime.settings import Safety
+from penstock.runtime.settings import Safety, StateOn, Update
 from penstock.runtime.tables import Constraints
 
 STEPS = 3
@@ -53,10 +53,12 @@ class Run:
     sharding: str = ""
     shard_optimizer: bool = False
     clip_norm: float | None = None
+    state_on: StateOn = "device"
 
     def __str__(self) -> str:
         chosen = [self.sharding] * bool(self.sharding) + ["ZeRO-1"] * self.shard_optimizer
         chosen += ["clipped"] * (self.clip_norm is not None)
+        chosen += ["state on the host"] * (self.state_on == "host")
         return ", ".join([str(self.case), *chosen])
 
     def plan(self, layers: int) -> Plan:
@@ -108,6 +110,7 @@ def trained(run: Run) -> Trained:
         constraints=Constraints(sharding="optimizer") if run.shard_optimizer else None,
         clip_norm=run.clip_norm,
         autocast=torch.bfloat16 if case.autocast else None,
+        update=Update(state_on=run.state_on),
         safety=Safety(transport="process-groups"),
         timeout_s=100,
         device=matrix_cases.DEVICE,

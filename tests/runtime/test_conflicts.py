@@ -32,6 +32,7 @@ ASYNCHRONOUS: dict[str, tuple[dict[str, Any], str]] = {
         {"constraints": Constraints(sharding="optimizer")},
         "needs one update of all stages",
     ),
+    "host state": ({"update": Update(state_on="host")}, "each stage steps between passes"),
     "skipping": ({"update": Update(on_non_finite="skip")}, "a step cannot be left out afterwards"),
 }
 
@@ -62,6 +63,7 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     "roll-back": ({"on_non_finite": "roll-back"}, 'on_non_finite = "roll-back"'),
     "meetings": ({"meet_every": 5}, "meet_every = 5"),
     "average": ({"average_decay": 0.9}, "average_decay = 0.9"),
+    "host state": ({"state_on": "host"}, 'state_on = "host"'),
     "no checkpoints": ({"checkpoint_every": 0}, "checkpoint_every = 0"),
     "no evaluations": ({"evaluate_every": 0}, "evaluate_every = 0"),
     "stop early": ({"stop_early": 3}, "stop_early = 3"),

@@ -27,6 +27,18 @@ RUNS = {
         Case("1f1b", (2, 1), 4, optimizer="adamw", **OPTIONS), shard_optimizer=True, clip_norm=0.5
     ),
     "ZeRO-3": Run(Case("1f1b", (2, 1), 4, optimizer="adamw", **OPTIONS), sharding="parameters"),
+    "state on the host": Run(
+        Case("1f1b", (1, 2), 4, optimizer="adamw", **OPTIONS), clip_norm=0.5, state_on="host"
+    ),
+    "ZeRO-1, state on the host": Run(
+        Case("1f1b", (2, 1), 4, optimizer="adamw", **OPTIONS),
+        shard_optimizer=True,
+        clip_norm=0.25,
+        state_on="host",
+    ),
+    "split backwards, state on the host": Run(
+        Case("zb-h1", (1, 1), 4, model="gpt2", optimizer="adamw", **OPTIONS), state_on="host"
+    ),
     "autocast, recompute": Run(
         Case("1f1b", (1, 2), 4, model="gpt2", autocast=True, recompute=True, **OPTIONS)
     ),

@@ -60,6 +60,7 @@ class Host:
     directions take turns, on each device's link and on the port. With ``separate_links`` every pair
     of devices of the host has its own link, so messages to or from different devices of the host do
     not wait for one another. ``price_per_hour`` is in any currency (0: not known).
+    ``memory_bytes`` is the host's own memory, beside that of its devices (0: not known).
     """
 
     name: str
@@ -72,6 +73,7 @@ class Host:
     half_duplex: bool = False
     separate_links: bool = False
     price_per_hour: float = 0.0
+    memory_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +271,8 @@ def check_host(cluster: Cluster, host: Host) -> None:
             raise BadInput(f"{where}: {figure} is {latency_s}; give finite seconds >= 0")
     if not 0 <= host.price_per_hour < float("inf"):
         raise BadInput(f"{where}: price_per_hour is {host.price_per_hour}; give a price >= 0")
+    if not 0 <= host.memory_bytes < float("inf"):
+        raise BadInput(f"{where}: memory_bytes is {host.memory_bytes}; give finite bytes >= 0")
     if host.full_speed_devices < 0:
         raise BadInput(
             f"{where}: full_speed_devices is {host.full_speed_devices}; it must be >= 0 (0: all)"
@@ -325,6 +329,17 @@ def check_link(cluster: Cluster, link: Link) -> None:
         )
     if not 0 <= link.latency_s < float("inf"):
         raise BadInput(f"{where} has latency {link.latency_s} s; give finite seconds >= 0")
+
+
+def unknown_memory_words(cluster: Cluster) -> str:
+    """That the memory of hosts of accelerators is not known; empty where it is.
+
+    The memory of CPU workers is that of their host.
+    """
+    names = [h.name for h in cluster.hosts if not h.memory_bytes and h.devices[0].kind != "cpu"]
+    if not names:
+        return ""
+    return f"host memory unknown: [[hosts]] '{names[0]}' of '{cluster.name}' has no key memory"
 
 
 def check_connected(cluster: Cluster, links: set[tuple[int, int]]) -> None:

@@ -124,6 +124,7 @@ class HostEntry(Entry):
     half_duplex: bool = False
     separate_links: bool = False
     price_per_hour: float = 0.0
+    memory: Bytes = 0.0
     count: Count = 1
 
 

@@ -3,23 +3,32 @@
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from penstock.command_line import options
+from penstock.command_line.job_commands import loading
 from penstock.command_line.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import BadInput, Infeasible
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from penstock.cluster.cluster import Cluster
     from penstock.planning.hardware_choice import ClusterChoice
+    from penstock.profile.model_profile import ModelProfile
 
 
 def choose(
     *,
-    profile: options.ProfilePath,
+    profile: Annotated[
+        str,
+        Argument(
+            metavar="PROFILE",
+            help="A job, for which each cluster's own device is estimated; or a profile.",
+        ),
+    ],
     clusters: Annotated[
-        str, Option(metavar="a,b", help="Clusters with prices: names or TOML files, with commas.")
+        str, Option(metavar="a,b", help="Clusters: names or TOML files, with commas.")
     ],
     batch: options.Batch,
     tokens: Annotated[float, Option(min=0, metavar="N", help="Tokens to train on.")] = 0.0,
@@ -29,30 +38,39 @@ def choose(
     ] = 0.0,
     planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
     profile_batch: options.ProfileBatch = 0,
+    foreign_times: Annotated[
+        bool,
+        Option("--foreign-times", help="Use the times of PROFILE's device for other kinds, too."),
+    ] = False,
     csv: options.Csv = "",
     out: options.Out = "",
     terminal: Terminal,
 ) -> None:
-    """Name the cheapest of several clusters to train PROFILE on.
+    """Name the cheapest of several clusters to train PROFILE on, or the fastest without prices.
 
     -o writes the result as JSON.
     """
     collect_garbage_rarely()
     from penstock.cluster.toml_file import find_cluster
+    from penstock.plan.problem import foreign_kinds
     from penstock.planning.hardware_choice import choose_cluster, plan_on_clusters, samples_of
-    from penstock.profile.find import find_profile
 
     terminal.check_places(out, csv)
     asked = [amount for amount in (tokens, samples) if amount]
     if len(asked) != 1 or not asked[0] < inf or not options.names_in(clusters):
         raise BadInput("say how long to train, by --tokens or --samples, on which --clusters")
-    costs = find_profile(profile, profile_batch or None)
+    named = [find_cluster(name) for name in options.names_in(clusters)]
+    every, named = costs_for(profile, profile_batch, named, terminal)
+    for costs, cluster in zip(every, named, strict=True):
+        for kind in foreign_kinds(costs, cluster) if foreign_times else ():
+            terminal.note(f"{cluster.name}: the times of {costs.device} stand for {kind}")
     found = plan_on_clusters(
-        costs,
-        [find_cluster(name) for name in options.names_in(clusters)],
+        every,
+        named,
         batch,
-        samples or samples_of(costs, tokens),
+        samples or samples_of(every[0], tokens),
         planner=planner,
+        foreign_times=foreign_times,
         on_cluster=lambda name: terminal.note(f"planning for {name}"),
     )
     chosen = choose_cluster(found, within if within > 0 else inf)
@@ -63,14 +81,35 @@ def choose(
     terminal.save(values, out)
     terminal.save_csv((choice.to_json() for choice in found), csv)
     limit = f" within {within:g} h" if within else ""
+    best, price = ("cheapest", f", {chosen.price:.4g}") if chosen.price else ("fastest", "")
     terminal.show(
         values,
-        f"cheapest{limit}: {chosen.cluster.name}, {chosen.hours:.3g} h, {chosen.price:.4g}",
+        f"{best}{limit}: {chosen.cluster.name}, {chosen.hours:.3g} h{price}",
         table_of(found),
         *(f"{c.cluster.name}: {c.outcome}" for c in found if c.hours == inf),
     )
-    if not costs.flops_per_sample:
-        terminal.note(f"no MFU: profile '{costs.name}' has no flops_per_sample")
+    if not every[0].flops_per_sample:
+        terminal.note(f"no MFU: profile '{every[0].name}' has no flops_per_sample")
+
+
+def costs_for(
+    name: str, profile_batch: int, clusters: "list[Cluster]", terminal: Terminal
+) -> "tuple[list[ModelProfile], list[Cluster]]":
+    """A profile for each cluster: estimated for its own device, if a job is named."""
+    from penstock.jobs import JOBS
+    from penstock.profile.find import find_profile
+
+    if name not in JOBS and not name.endswith(".toml"):
+        return [find_profile(name, profile_batch or None)] * len(clusters), clusters
+    from penstock.jobs.job_file import checked_table, job_of
+    from penstock.measure.hardware import hardware_named
+
+    for device in (device for cluster in clusters for device in cluster.devices):
+        hardware_named(device.kind)
+    checked = checked_table(name)
+    with loading(terminal.note):
+        from penstock.jobs.profile_job import estimates_for
+    return estimates_for(job_of(*checked), clusters)
 
 
 def table_of(choices: "list[ClusterChoice]") -> "Table":
@@ -80,22 +119,23 @@ def table_of(choices: "list[ClusterChoice]") -> "Table":
     from penstock.words import percent_text, seconds_text
 
     numbers = ("devices", "hours", "price", "an hour", "iteration", "samples/s", "MFU")
-    table = plain_table(("cluster",), numbers)
+    table = plain_table(("cluster", "times of"), numbers)
     table.columns[0].no_wrap = True
     table.add_column("plan", overflow="fold")
     for choice in choices:
         name, devices = choice.cluster.name, str(len(choice.cluster.devices))
         outcome = choice.outcome
         if isinstance(outcome, Infeasible):
-            table.add_row(name, devices, "no plan", style="dim")
+            table.add_row(name, choice.times_of, devices, "no plan", style="dim")
             continue
         rates = outcome.throughput
         table.add_row(
             name,
+            choice.times_of or "-",
             devices,
             f"{choice.hours:.3g}",
-            f"{choice.price:.4g}",
-            f"{rates.price_per_hour:g}",
+            f"{choice.price:.4g}" if choice.price else "-",
+            f"{rates.price_per_hour:g}" if choice.price else "-",
             seconds_text(outcome.prediction.iteration_s),
             f"{rates.samples_per_s:.3g}",
             percent_text(rates.mfu) if rates.mfu else "-",

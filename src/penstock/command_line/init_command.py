@@ -17,6 +17,12 @@ HELD_OUT = 0.1
 LONGEST_WINDOW = 128
 """Tokens in a window of text, unless the model reads fewer."""
 
+PLANNED_WINDOW = 2048
+"""The same, where there is no text yet and the job only serves to plan."""
+
+TYPE_OF_WEIGHTS = ("dtype", "torch_dtype")
+"""What configurations call the type of their weights."""
+
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 """What configurations call the largest number of tokens that their model reads."""
 
@@ -58,7 +64,10 @@ def init(
     else:
         lines += [*model_lines(config, model, out), "", *data_lines(config, model, data, out)]
     write_text(out, "\n".join([*lines, "", *TRAINING]) + "\n")
-    terminal.show({"job": out}, f"wrote {out}; next: penstock train {out}")
+    following = (
+        f"penstock profile {out} --estimate GPU" if config and not data else f"penstock train {out}"
+    )
+    terminal.show({"job": out}, f"wrote {out}; next: {following}")
 
 
 TRAINING = (
@@ -68,7 +77,7 @@ TRAINING = (
     "steps = 100",
     "# Fixes the first weights and the order of samples.",
     "seed = 0",
-    '# "bfloat16" computes products in that type; weights stay float32.',
+    '# "bfloat16" computes products in that type; weights stay as they are.',
     'autocast = "off"',
     "# How often, in steps, held-out samples are judged and a checkpoint is written (0: never).",
     "evaluate_every = 50",
@@ -87,10 +96,15 @@ TRAINING = (
 def model_lines(config: str, model: str, out: str) -> list[str]:
     """The keys of the model."""
     if config:
+        named = filter(None, map(read_config(config).get, TYPE_OF_WEIGHTS))
+        dtype = quoted(str(next(named, "float32")))
         return [
             "# A class of transformers, whose configuration is the file with these changes.",
+            '# The dtype is that of the weights: "float32" for finer updates and twice the bytes.',
             f"model = {quoted(class_of(config))}",
-            f"model_arguments = {{ config = {quoted(beside(config, out))} }}",
+            f"model_arguments = {{ config = {quoted(beside(config, out))}, dtype = {dtype} }}",
+            "# A plan cuts between blocks.",
+            'granularity = "block"',
         ]
     if model:
         return [
@@ -110,6 +124,12 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
     loss = (
         [] if config else ["# loss(output, target)", 'loss = "torch.nn.functional:cross_entropy"']
     )
+    if config and not data:
+        return [
+            "# Enough for 'penstock profile --estimate GPU'. To train, name text as well:",
+            f'# text = {{ path = "corpus.txt", length = {LONGEST_WINDOW} }}',
+            f"text = {{ length = {window_of(config, PLANNED_WINDOW)} }}",
+        ]
     if not data:
         return [
             '# A dataset or DataLoader as module:name, or text in its place: text = "corpus.txt"',
@@ -128,8 +148,7 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
     length = LONGEST_WINDOW
     tokenizer = ""
     if config:
-        known = map(read_config(config).get, POSITIONS)
-        length = min([length, *(longest for longest in known if isinstance(longest, int))])
+        length = window_of(config, length)
         beside_it = Path(config).parent / "tokenizer.json"
         if beside_it.exists():
             tokenizer = f"tokenizer = {quoted(beside(str(beside_it), out))}, "
@@ -143,6 +162,12 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
         "# The share of samples that the training does not see.",
         f"held_out = {HELD_OUT}",
     ]
+
+
+def window_of(config: str, most: int) -> int:
+    """The tokens in a window: as many as a model reads, and at most so many."""
+    known = map(read_config(config).get, POSITIONS)
+    return min([most, *(longest for longest in known if isinstance(longest, int))])
 
 
 def class_of(config: str) -> str:

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from penstock.command_line import options
 from penstock.command_line.terminal import Terminal
-from penstock.errors import RunFailed
+from penstock.errors import BadInput, RunFailed
 from penstock.waiting import notice_if_long
 
 if TYPE_CHECKING:
@@ -59,19 +59,29 @@ def profile(
             help="Estimate for this GPU, such as H100-80GB or a TOML file, instead of measuring.",
         ),
     ] = "",
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"] | None,
+        Option(help="With --estimate: the type of weights and products (default: the job's)."),
+    ] = None,
     out: options.Out = "",
     terminal: Terminal,
 ) -> None:
-    """Measure the time and memory of each layer of JOB's model."""
+    """Measure the time and memory of each layer of JOB's model, or estimate them.
+
+    An estimate needs neither the device nor text, and a model of any size: it has no values.
+    """
     from penstock.jobs.job_file import checked_table, job_of
     from penstock.measure.hardware import hardware_named
 
     terminal.check_places(out)
     if estimate:
         hardware_named(estimate)
+    elif precision:
+        raise BadInput("--precision is for --estimate; to measure, write --set autocast=bfloat16")
     checked = checked_table(job, changes or ())
     with loading(terminal.note):
-        from penstock.jobs.profile_job import check_device, profile_job
+        from penstock.jobs.profile_job import check_device, estimate_job, measure_job
+        from penstock.jobs.samples import type_named
         from penstock.profile.json_file import write_profile
         from penstock.report.tables import profile_table
 
@@ -79,7 +89,12 @@ def profile(
         check_device(device)
     found = job_of(*checked)
     terminal.note(f"costing the layers of '{job}'")
-    costed = profile_job(found, device=device, estimate_for=estimate)
+    if estimate:
+        dtype = type_named(options.TYPES[precision]) if precision else None
+        costed = estimate_job(found, [estimate], dtype)[0]
+        terminal.note(costed.source)
+    else:
+        costed = measure_job(found, device)
     if out:
         write_profile(costed, out)
     for text in costed.notes:

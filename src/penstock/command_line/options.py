@@ -101,6 +101,13 @@ Sharding: TypeAlias = Annotated[
         "'parameters': parameters, gradients and state (FSDP), in every stage."
     ),
 ]
+OptimizerState: TypeAlias = Annotated[
+    Literal["auto", "device", "host"],
+    Option(
+        help="Where optimizers have their state and step, in all stages. 'device': beside the "
+        "parameters; 'host': in host memory; 'auto': there if that makes a plan faster or possible."
+    ),
+]
 ScheduleNames: TypeAlias = Annotated[
     str,
     Option(
@@ -184,6 +191,9 @@ Csv: TypeAlias = Annotated[
 ]
 
 
+TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""The types that --precision names."""
+
 AS_JOB: Any = None
 """The value of an option that is not given."""
 
@@ -205,6 +215,7 @@ class JobOptions:
     micro_batch: MicroBatch = AS_JOB
     recompute: Recompute = AS_JOB
     sharding: Sharding = AS_JOB
+    optimizer_state: OptimizerState = AS_JOB
     max_stages: MaxStages = AS_JOB
     memory_reserve: MemoryReserve = AS_JOB
     pin: Pins = None
@@ -219,7 +230,7 @@ class JobOptions:
     @property
     def as_changes(self) -> list[str]:
         """The options that are given, as those of ``--set``."""
-        types = {"fp32": "off", "bf16": "bfloat16", "fp16": "float16"}
+        types = {**TYPES, "fp32": "off"}
         values = {
             "steps": self.steps,
             "autocast": types.get(self.precision),
@@ -228,6 +239,7 @@ class JobOptions:
             "constraints.micro_batch_size": self.micro_batch,
             "constraints.recompute": self.recompute,
             "constraints.sharding": self.sharding,
+            "constraints.state_on": self.optimizer_state,
             "constraints.max_stages": self.max_stages,
             "constraints.memory_reserve": self.memory_reserve,
             "constraints.pins": self.pin or None,
@@ -251,6 +263,7 @@ class AskedProblem:
     micro_batch: MicroBatch = 0
     recompute: Recompute = "auto"
     sharding: Sharding = "auto"
+    optimizer_state: OptimizerState = "device"
     optimizer: Optimizer = "adamw"
     max_stages: MaxStages = 0
     memory_reserve: MemoryReserve = 0.05
@@ -277,6 +290,7 @@ class AskedProblem:
             schedule=schedule,
             recompute=self.recompute,
             sharding=self.sharding,
+            state_on=self.optimizer_state,
             optimizer_bytes_per_parameter_byte=optimizer_state(self.optimizer),
             max_stages=self.max_stages,
             memory_reserve=self.memory_reserve,

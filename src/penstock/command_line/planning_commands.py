@@ -36,6 +36,7 @@ def plan(
 ) -> None:
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
+    from penstock.cluster.cluster import unknown_memory_words
     from penstock.command_line.shown_plan import show_planned, stage_rows
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import write_planned
@@ -48,6 +49,7 @@ def plan(
     problem = asked.problem(planner, schedule)
     costs = problem.profile
     terminal.note(other_kinds_words(costs, problem.cluster))
+    terminal.note(unknown_memory_words(problem.cluster))
     sizes = sizes_of(tensor_parallel)
     with planning_progress(terminal) as progress:
         found = found_and_assessed(problem, planner, sizes, (time_limit, effort), explain, progress)

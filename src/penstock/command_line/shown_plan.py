@@ -92,6 +92,8 @@ def headline(planned: PlannedPipeline) -> list[str]:
     ]
     if plan.tensor_groups:
         lines.append(groups_line(plan.tensor_groups))
+    if planned.on_host is not None:
+        lines.append(f"{planned.on_host} an iteration")
     lines += reserve_lines(planned.memory_reserve)
     if planned.by_length:
         mean_s = seconds_text(expected_s(planned.by_length))

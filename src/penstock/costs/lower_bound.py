@@ -55,6 +55,9 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
     only. Otherwise it holds for every order of whole or split backwards, any stages a device, one
     or both directions.
     """
+    if problem.state_on != "device":
+        bounds = (lower_bound(problem.with_state_on(place)) for place in problem.places)
+        return min(bounds, key=lambda bound: bound.seconds)
     flushes = all(FAMILIES[name].flushes for name in problem.schedules)
     covers = (WHOLE_BACKWARDS if has_whole_backwards(problem) else ANY_ORDER) if flushes else ""
     # Messages of divided parameters do not wait for others (`penstock.costs.sharding`).

@@ -68,9 +68,10 @@ from penstock.runtime.tables import Constraints, LossScaling
 
 
 class TextTable(Entry):
-    """Text as data: a file or directory, a tokenizer's file, and tokens in a window."""
+    """Text as data: a file or directory (none for estimates), a tokenizer's file, and tokens in a
+    window."""
 
-    path: str
+    path: str = ""
     tokenizer: str = ""
     length: int = 128
 

@@ -43,6 +43,7 @@ def problem_of(job: Job, profile: ModelProfile, cluster: Cluster) -> PlanningPro
         global_batch=job.batch_size,
         micro_batch_sizes=job.micro_batch_choices(),
         optimizer_bytes_per_parameter_byte=state_bytes_per_parameter_byte(job.optimizer) + more,
+        kept_on_device=more,
     )
 
 
@@ -50,13 +51,15 @@ def training_problem(problem: PlanningProblem, job: Job) -> PlanningProblem:
     """The planning problem of a run, whose plans keep to the job's constraints."""
     left_out = pins_left_out(job, problem)
     held = tuple(pin for pin in job.constraints.pins if pin not in left_out)
+    own = replace(job.constraints, pins=held)
     return problem_under(
-        replace(job.constraints, pins=held),
+        replace(own, state_on="host") if job.state_on == "host" else own,
         problem.profile,
         problem.cluster,
         problem.global_batch,
         problem.micro_batch_sizes,
         problem.optimizer_bytes_per_parameter_byte,
+        problem.kept_on_device,
     )
 
 
@@ -129,7 +132,8 @@ def predict(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
     share of a meeting. With ``accumulate``, replicas are summed only after the last batch; here
     that is counted for each. Its devices are the workers, also where the plan has tensor groups.
     """
-    grouped, own = on_groups(plan, problem)
+    place = "host" if job.state_on == "host" else plan.state_on
+    grouped, own = on_groups(plan, problem.with_state_on(place))
     whole = without_groups(grouped)
     ask = partial(
         simulate_plan,

@@ -10,10 +10,11 @@ size of groups one factor says how many times as long as computed it takes.
 """
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
+from typing import cast
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch
 from penstock.capture.stand_ins import is_on_meta
-from penstock.cluster.cluster import Cluster, Host
+from penstock.cluster.cluster import Cluster, Host, with_devices
 from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import local_cluster
 from penstock.device import check_gpu_is_here
@@ -32,6 +33,7 @@ from penstock.jobs.data_lengths import data_lengths, mean_profile
 from penstock.jobs.job import GivenGroups, Job
 from penstock.jobs.optimizers import optimizer_factory
 from penstock.jobs.plan_job import problem_of
+from penstock.jobs.samples import TextData
 from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.tensor_parallel import with_tensor_parallel
@@ -41,7 +43,7 @@ from penstock.plan.row_split import split_rows
 from penstock.plan_here import (
     costs_of_ranks,
     measured_profile,
-    measured_step,
+    measured_steps,
     sizes_to_measure,
     tokens_per_sample,
 )
@@ -119,6 +121,11 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
     model = built_model(job)
     if not is_on_meta(model):
         model.to(device)
+    return captured(job, model)
+
+
+def captured(job: Job, model: nn.Module) -> LayerGraph:
+    """The job's model where it is, captured."""
     lengths = data_lengths(job) if job.dynamic else None
     graph = capture_model(
         model,
@@ -139,18 +146,98 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
     """The profile of a job's model on this device, or estimated for absent hardware."""
     if not estimate_for:
         return measure_job(job, device)
-    graph = build_and_capture(job)
+    return estimate_job(job, (estimate_for,))[0]
+
+
+def estimate_job(
+    job: Job, devices: Sequence[str], dtype: torch.dtype | None = None
+) -> list[ModelProfile]:
+    """The profile of a job's model on each of absent ``devices``, from shapes alone.
+
+    The model is built on the meta device, and text is not read. With ``dtype`` its parameters and
+    products are of that type.
+    """
+    if isinstance(job.data, TextData):
+        job = replace(job, data=replace(job.data, shape_only=True))
+    if dtype is not None:
+        job = replace(job, autocast="off")
+    graph = captured_without_values(job, dtype)
+    return [estimated_profile(job, graph, device) for device in devices]
+
+
+def captured_without_values(job: Job, dtype: torch.dtype | None) -> LayerGraph:
+    """The job's model, captured on the meta device.
+
+    A model that needs values is built on the CPU, unless it is known not to fit into memory.
+    """
+    try:
+        with torch.device("meta"):
+            model = job.model()
+    except (Exception, SystemExit):  # whatever a constructor does where there are no values
+        return captured(job, in_type(built_model(job), dtype))
+    if not isinstance(cast(object, model), nn.Module):
+        return build_and_capture(job)  # which says so
+    check_vocabulary(job, model)
+    try:
+        return captured(job, in_type(model, dtype))
+    except Exception:
+        if sum(parameter.nbytes for parameter in model.parameters()) > usable_memory_bytes():
+            raise
+        return captured(job, in_type(built_model(job), dtype))
+
+
+def in_type(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """The model with its parameters in a type; buffers, such as angles, keep theirs."""
+    for parameter in model.parameters() if dtype else ():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def estimates_for(
+    job: Job, clusters: Sequence[Cluster]
+) -> tuple[list[ModelProfile], list[Cluster]]:
+    """For each cluster the profile of its first device, and the cluster with speeds to match.
+
+    The speed of another kind is the ratio of the estimated seconds of the whole model.
+
+    Raises:
+        BadInput: a device that nothing is known of.
+    """
+    kinds = list(dict.fromkeys(device.kind for each in clusters for device in each.devices))
+    found = dict(zip(kinds, estimate_job(job, kinds), strict=True))
+
+    def seconds(kind: str) -> float:
+        known = found[kind]
+        whole = range(len(known.layers))
+        size = known.batch_size
+        return known.forward_s(whole, size) + known.backward_s(whole, size)
+
+    def at_own_speed(cluster: Cluster) -> Cluster:
+        first_s = seconds(cluster.devices[0].kind)
+        return with_devices(cluster, lambda d: replace(d, speed=first_s / seconds(d.kind)))
+
+    return [found[each.devices[0].kind] for each in clusters], list(map(at_own_speed, clusters))
+
+
+def estimated_profile(job: Job, graph: LayerGraph, device: str) -> ModelProfile:
+    """The profile of a captured model on an absent device."""
 
     def estimated(batch: Batch) -> ModelProfile:
         found = estimate_profile(
             graph,
             batch,
-            estimate_for,
+            device,
             batch_sizes=sizes_to_measure(job.micro_batch_choices()),
             autocast=job.autocast_dtype(),
             compiled=job.compile,
         )
-        return replace(found, tokens_per_sample=tokens_per_sample(graph.batch_leaves(batch)))
+        types = sorted({str(p.dtype).removeprefix("torch.") for p in graph.model.parameters()})
+        return replace(
+            found,
+            tokens_per_sample=tokens_per_sample(graph.batch_leaves(batch)),
+            source=f"{found.source}, parameters in {' and '.join(types)}",
+        )
 
     return profile_by(job, graph, estimated)
 
@@ -158,7 +245,8 @@ def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> Mod
 def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
     """The profile that this process measures, alone or beside other processes."""
     graph, own = build_and_capture(job), torch.device(device)
-    step_s = measured_step(graph, optimizer_factory(job.optimizer), own, shares_cores=shares_cores)
+    make = optimizer_factory(job.optimizer)
+    steps_s = measured_steps(graph, make, own, shares_cores=shares_cores)
 
     def measured(batch: Batch) -> ModelProfile:
         with types_compared(job, graph, batch):
@@ -167,7 +255,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
                 batch,
                 own,
                 sizes=sizes_to_measure(job.micro_batch_choices()),
-                step_s_per_byte=step_s,
+                steps_s=steps_s,
                 autocast=job.autocast_dtype(),
                 shares_cores=shares_cores,
             )

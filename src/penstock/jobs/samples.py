@@ -49,7 +49,8 @@ class ModelOfArguments:
     """The model ``place`` (``module:Class``), built with ``arguments``.
 
     A class of transformers takes them as keys of its configuration. ``config`` is then a file or
-    directory of one, in which the other arguments change keys.
+    directory of one, in which the other arguments change keys. Only ``dtype`` is no such key: it is
+    the type of the weights.
     """
 
     place: str
@@ -73,9 +74,27 @@ class ModelOfArguments:
         make = configuration_of(kind)
         if make is None:
             return kind(**self.arguments)
-        config = make(self.arguments)
-        # A configuration names the type of published weights; those of a training are float32.
-        return kind.from_config(config, dtype=torch.float32) if is_auto(kind) else kind(config)
+        arguments = dict(self.arguments)
+        # A configuration names the type of published weights; a training has its own.
+        dtype = type_named(arguments.pop("dtype", "float32"))
+        config = make(arguments)
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            return kind.from_config(config, dtype=dtype) if is_auto(kind) else kind(config)
+        finally:
+            torch.set_default_dtype(usual)
+
+
+TYPES = ("float32", "bfloat16", "float16")
+"""The types that the weights of a training may have."""
+
+
+def type_named(name: object) -> torch.dtype:
+    """The type of weights that a job names."""
+    if name not in TYPES:
+        raise BadInput(f"model_arguments.dtype is {name!r}; use one of {', '.join(TYPES)}")
+    return getattr(torch, str(name))
 
 
 def is_auto(kind: Any) -> bool:
@@ -373,13 +392,15 @@ class TextWindows:
 class TextData(SampleData):
     """The batches of files of text, as a job's ``data``.
 
-    ``place`` is a file, or a directory, of which all files ``*.txt`` and ``*.md`` are read.
-    ``tokenizer`` is a file as the package tokenizers writes it; without one, bytes are tokens.
+    ``place`` is a file, or a directory, of which all files ``*.txt`` and ``*.md`` are read; empty
+    where only estimates are made. ``tokenizer`` is a file as the package tokenizers writes it;
+    without one, bytes are tokens. ``shape_only``: no text is read, and all tokens are zeros.
     """
 
     tokenizer: str = ""
     length: int = 128
     own_loss: bool = False
+    shape_only: bool = False
 
     def __post_init__(self) -> None:
         for place in filter(None, (self.place, self.tokenizer)):
@@ -415,6 +436,13 @@ class TextData(SampleData):
 
     def windows(self) -> TextWindows:
         """All windows of the text."""
+        if self.shape_only:
+            return TextWindows(torch.zeros(3 * self.length + 1), self.length, self.own_loss)
+        if not self.place:
+            raise BadInput(
+                "the text has a length and no path, which is enough for 'penstock profile "
+                "--estimate'; to train, name a file or directory as text.path"
+            )
         place = Path(self.place)
         files = [place]
         if place.is_dir():

@@ -12,7 +12,9 @@ Peaks are from data sheets. The shares are from these sources:
   November 2026): A100 SXM 271.2 of 312 TFLOP/s, H100 SXM and H200 794.5 of 989. V100: 83 of 125
   TFLOP/s (Markidis et al., NVIDIA tensor core programmability, performance and precision, 2018).
   MI300X 668.4 of 1,307 TFLOP/s (Bekman's table again). Nobody's figures were found for the others:
-  Ampere and Ada are assumed to be as the A100, Blackwell as the H100, Turing as the V100.
+  Ampere and Ada are assumed to be as the A100, Blackwell as the H100, Turing as the V100. The GB10
+  of a DGX Spark runs kernels as Ada does, without those of the B200, and is assumed to be as that.
+  Its peak in bfloat16 is not published: it is an eighth of the 1 PFLOP/s in FP4 with sparsity.
 - Fused attention, heads of 128, 4,096 words: A100 at most 73 % of the peak forward and 63 %
   backward (Dao, FlashAttention-2, 2023, section 4.1); the same kernel on the H100 368 and 310
   TFLOP/s (Shah et al., FlashAttention-3, NeurIPS 2024, figures 5 and 6). Newer kernels reach more
@@ -102,7 +104,8 @@ MI300X_SHARES = (0.51, 0.37, 0.31, 0.67)
 PROCESSORS = {
     **{"V100-16GB": 80, "A100-40GB": 108, "A100-80GB": 108, "H100-80GB": 132, "H200-141GB": 132},
     **{"H20-96GB": 78, "B200-180GB": 148, "T4-16GB": 40, "A10-24GB": 72, "L4-24GB": 58},
-    **{"L40S-48GB": 142, "RTX3090-24GB": 82, "RTX4090-24GB": 128},
+    **{"L40S-48GB": 142, "RTX3090-24GB": 82, "RTX4090-24GB": 128, "RTX4080-16GB": 76},
+    **{"GB10-128GB": 48},
 }
 """Multiprocessors of NVIDIA's devices."""
 
@@ -148,6 +151,8 @@ KINDS = (
     gpu("L40S-48GB", (91.6e12, 362e12, 0.864e12), 48e9, ADA_SHARES, "NVIDIA L40S data sheet"),
     gpu("RTX3090-24GB", (35.6e12, 71e12, 0.936e12), 24e9, A100_SHARES, "NVIDIA GA102 white paper"),
     gpu("RTX4090-24GB", (82.6e12, 165.2e12, 1.008e12), 24e9, ADA_SHARES, "NVIDIA Ada white paper"),
+    gpu("RTX4080-16GB", (48.7e12, 97.5e12, 0.717e12), 16e9, ADA_SHARES, "NVIDIA Ada white paper"),
+    gpu("GB10-128GB", (31e12, 125e12, 0.273e12), 128e9, ADA_SHARES, "NVIDIA DGX Spark page"),
     gpu("MI300X-192GB", (163.4e12, 1307e12, 5.3e12), 192e9, MI300X_SHARES, "AMD MI300X data sheet"),
     Hardware(
         *("cpu", 83e9, 83e9, 12e9, 8e9, 2e-6),

@@ -3,7 +3,7 @@
 import gc
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -453,25 +453,28 @@ def measure_step_s_per_byte(
     *,
     repeats: int = 5,
     shares_cores: bool = False,
+    in_place: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> float:
     """Seconds of all that a training step does once, per byte of parameters.
 
     That is: clear the gradients (which are contiguous in memory), compute their norm, scale them
-    (mean and clipping), and step the optimizer. The parameters are restored.
+    (mean and clipping), and step the optimizer, within ``in_place``. The parameters are restored.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:
         return 0.0
     values, kept = [p.detach().clone() for p in parameters], [p.grad for p in parameters]
     flats = [flat_gradients(group) for group in by_dtype(parameters)]
-    stepper = optimizer(parameters)
+    with in_place():
+        stepper = optimizer(parameters)
 
     def step() -> None:
         for flat in flats:
             flat.zero_()
             torch.linalg.vector_norm(flat)
             flat.mul_(1.0)
-        stepper.step()
+        with in_place():
+            stepper.step()
 
     seconds_of = work_s(parameters[0].device, shares_cores=shares_cores)
     seconds = [seconds_of(step) for _ in range(repeats + 1)]

@@ -248,6 +248,15 @@ HOME = torch.device("cpu")
 ADAM_STEP_PASSES = 7
 """Adam reads a parameter, its gradient and two moments, and writes all but the gradient."""
 
+HOST_COPIES = 3
+"""Gradients and parameters come to host memory, and parameters go back."""
+
+HOST_BYTES_PER_S, HOST_LINK_BYTES_PER_S = 50e9, 25e9
+"""Assumed of a GPU's share of its host: of the memory's rate, and a PCIe 4.0 link of 16 lanes with
+pinned memory. No data sheet of a GPU says them; a measured profile has its own."""
+
+HOST_STEP_S_PER_BYTE = ADAM_STEP_PASSES / HOST_BYTES_PER_S + HOST_COPIES / HOST_LINK_BYTES_PER_S
+
 
 def estimate_profile(
     graph: LayerGraph,
@@ -281,6 +290,7 @@ def estimate_profile(
         shared=shared,
         batch_size=max(sizes),
         step_s_per_byte=ADAM_STEP_PASSES / (hardware.memory_share * hardware.bytes_per_s),
+        host_step_s_per_byte=HOST_STEP_S_PER_BYTE,
         source=f"estimated for {hardware.name} ({hardware.source})"
         + (", compiled" if compiled else ""),
         device=hardware.name,

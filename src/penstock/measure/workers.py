@@ -134,6 +134,7 @@ def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:
             for every in lengths
         ),
         step_s_per_byte=median(profile.step_s_per_byte for profile in profiles),
+        host_step_s_per_byte=median(profile.host_step_s_per_byte for profile in profiles),
         stage_forward_s=median(profile.stage_forward_s for profile in profiles),
         stage_backward_s=median(profile.stage_backward_s for profile in profiles),
         notes=max((profile.notes for profile in profiles), key=len),

@@ -37,6 +37,8 @@ def plan_words(plan: Plan, device: str = "device") -> str:
     for sharding, stages in sorted(divided.items()):
         where = "" if stages == len(plan.stages) else f" in {stages}"
         words.append(f"{DIVIDED[sharding]} divided{where}")
+    if plan.state_on == "host":
+        words.append("optimizer state in host memory")
     if turns := sum(stage.in_turn for stage in plan.stages):
         words.append(f"whole micro-batches in turn in {turns}")
     return f"{', '.join(words)}; {micro_batch_words(plan)}"

@@ -16,7 +16,7 @@ from penstock.document import (
     write_text,
 )
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, StateOn
 from penstock.schedule.shape import StageCost
 
 VERSION = 2
@@ -67,6 +67,7 @@ class PlanEntry(Entry):
     memory_bytes: list[NotNegative] = Field(default_factory=list[float])
     costs: list[CostEntry] = Field(default_factory=list[CostEntry])
     tensor_groups: list[list[int]] = Field(default_factory=list[list[int]])
+    state_on: StateOn = "device"
     stages: list[StageEntry]
 
 
@@ -114,6 +115,7 @@ def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
             costs=tuple(StageCost(**cost.model_dump()) for cost in entry.costs),
             memory_bytes=tuple(entry.memory_bytes),
             tensor_groups=tuple(tuple(group) for group in entry.tensor_groups),
+            state_on=entry.state_on,
         )
 
 
@@ -130,6 +132,8 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
         }
     if plan.tensor_groups:
         adapted["tensor_groups"] = [list(group) for group in plan.tensor_groups]
+    if plan.state_on != "device":
+        adapted["state_on"] = plan.state_on
     return {
         "format": "penstock-plan",
         "schema_version": VERSION,

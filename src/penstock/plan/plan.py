@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 from penstock.errors import BadInput
 from penstock.schedule.registry import FAMILIES
@@ -57,6 +58,10 @@ class Stage:
         return len(self.devices)
 
 
+StateOn: TypeAlias = Literal["device", "host"]
+"""Where optimizers have their state, and step."""
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """Stages with their devices, the micro-batches, and the name of the schedule.
@@ -70,6 +75,8 @@ class Plan:
 
     A device of the plan is one rank, that of its number, or a group of ranks that share its stages
     by tensor parallelism: ``tensor_groups[device]`` are its ranks. Empty: every device is one rank.
+
+    With ``state_on="host"`` optimizers have their state in host memory, and step there.
 
     Raises:
         BadInput: layers not covered once, stages that share some devices but not all, slices that
@@ -85,6 +92,7 @@ class Plan:
     costs: tuple[StageCost, ...] = ()
     memory_bytes: tuple[float, ...] = ()
     tensor_groups: tuple[tuple[int, ...], ...] = ()
+    state_on: StateOn = "device"
 
     def __post_init__(self) -> None:
         check_plan(self)
@@ -209,6 +217,15 @@ def in_order(
     fresh = {"schedule": schedule, "in_flight_limit": in_flight_limit}
     kept = {name: value for name, value in vars(plan).items() if not name.startswith("known_")}
     vars(other).update(kept, **fresh, costs=costs, memory_bytes=memory_bytes)
+    return other
+
+
+def with_state_on(plan: Plan, place: StateOn) -> Plan:
+    """The plan with optimizer state elsewhere; its stages were checked before."""
+    if plan.state_on == place:
+        return plan
+    other: Plan = object.__new__(Plan)
+    vars(other).update(vars(plan), state_on=place)
     return other
 
 

@@ -11,7 +11,7 @@ from penstock.errors import BadInput
 from penstock.plan.choices import choice_refusal
 from penstock.plan.ordering import blocks_refusal
 from penstock.plan.pins import Pin
-from penstock.plan.plan import MOST_MICRO_BATCHES, Plan, Stage
+from penstock.plan.plan import MOST_MICRO_BATCHES, Plan, Stage, StateOn
 from penstock.profile.model_profile import ModelProfile, check_costs_at
 from penstock.words import html_table
 
@@ -30,6 +30,10 @@ PREDICTION_ERROR, SHARED_CORES_ERROR = 0.03, 0.05
 equally fast: by so much measured runs differ from their predictions, and most of them are slower,
 the more devices and stages they have (`benchmarks/prediction/README.md`). The second holds where
 ranks share cores, for which they wait after every message."""
+
+StateChoice: TypeAlias = Literal["auto", "device", "host"]
+"""Where optimizers have their state and step: where a plan is faster or possible, on the devices,
+or in host memory."""
 
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 """Whether whole stages recompute: where memory asks for it, all of them, none."""
@@ -51,7 +55,8 @@ class PlanningProblem:
 
     - ``micro_batch_sizes``: the sizes to try; each must divide ``global_batch``.
     - ``optimizer_bytes_per_parameter_byte``: the optimizer's state, 2 for Adam in the precision of
-      the parameters.
+      the parameters. Of these ``kept_on_device`` is no optimizer's, as an average of the weights.
+    - ``state_on``: where it is, in all stages. Costs are those on the devices.
     - ``schedules``: the names of the schedules that a plan may use, in order of preference.
     - ``max_stages``: the most stages; 0 for no bound.
     - ``memory_reserve``: the share of each device's memory that plans leave free. The devices of
@@ -78,6 +83,8 @@ class PlanningProblem:
     memory_reserve: float = 0.0
     as_fast: float = 0.0
     pins: tuple[Pin, ...] = ()
+    state_on: StateChoice = "device"
+    kept_on_device: float = 0.0
 
     def __repr__(self) -> str:
         return (
@@ -109,6 +116,26 @@ class PlanningProblem:
         other = replace(self, schedules=schedules)
         other.__dict__["known_answers"] = self.known_answers
         return other
+
+    def with_state_on(self, place: StateChoice) -> "PlanningProblem":
+        """The problem with the costs of a place of the optimizer's state, as if on the devices."""
+        if place == "device" or self.profile.device == "cpu":
+            return replace(self, state_on="device") if self.state_on != "device" else self
+        kept = min(self.kept_on_device, self.optimizer_bytes_per_parameter_byte)
+        return replace(
+            self,
+            profile=self.profile.stepped_on_host,
+            optimizer_bytes_per_parameter_byte=kept,
+            state_on="device",
+        )
+
+    @property
+    def places(self) -> tuple[StateOn, ...]:
+        """The places of the optimizer's state that a plan may have."""
+        if self.state_on != "auto":
+            return (self.state_on,)
+        known = self.profile.host_step_s_per_byte and self.profile.device != "cpu"
+        return ("device", "host") if known else ("device",)
 
     @property
     def recompute_choices(self) -> tuple[bool, ...]:
@@ -252,21 +279,33 @@ def check_speeds(profile: ModelProfile, cluster: Cluster) -> None:
 
 def other_kinds_words(profile: ModelProfile, cluster: Cluster) -> str:
     """That devices of another kind count as fast as the profile's own; empty where none do."""
-
-    own, own_memory = model_and_memory(profile.device)
-
-    def may_be_own(kind: str) -> bool:
-        model, memory = model_and_memory(kind)
-        return (own <= model or model <= own) and same_memory(memory, own_memory)
-
+    own = profile.device
     kinds = dict.fromkeys(device.kind for device in cluster.devices if device.speed == 1.0)
-    other = [kind for kind in kinds if not may_be_own(kind)]
+    other = [kind for kind in kinds if not may_be(kind, own)]
     if not own or not other:
         return ""
     return (
-        f"the times of profile '{profile.name}' are of {profile.device}, and cluster "
-        f"'{cluster.name}' counts {', '.join(other)} as equally fast (speed = 1)"
+        f"the times of profile '{profile.name}' are of {own}, and cluster '{cluster.name}' counts "
+        f"{', '.join(other)} as equally fast (speed = 1)"
     )
+
+
+def foreign_kinds(profile: ModelProfile, cluster: Cluster) -> list[str]:
+    """The devices for which a profile has only another device's times.
+
+    A speed relative to the profile's own device says what another kind takes; it does where the
+    cluster has that device as well.
+    """
+    own = profile.device
+    kinds = {device.kind: device.speed for device in cluster.devices}
+    other = [kind for kind in kinds if own and not may_be(kind, own)]
+    return [kind for kind in other if kinds[kind] == 1.0 or len(other) == len(kinds)]
+
+
+def may_be(kind: str, own: str) -> bool:
+    """Whether two names of devices may be those of one kind."""
+    (model, memory), (own_model, own_memory) = map(model_and_memory, (kind, own))
+    return (own_model <= model or model <= own_model) and same_memory(memory, own_memory)
 
 
 Score: TypeAlias = Callable[[Plan], float]

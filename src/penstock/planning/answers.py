@@ -10,7 +10,7 @@ from penstock.costs.infeasible import first_fitting, infeasible
 from penstock.costs.tables import whole_chain
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.pins import pins_text
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, StateOn, with_state_on
 from penstock.plan.problem import PlanningProblem, Score, dividing, in_blocks
 from penstock.planners.variants import plan_of_planner
 from penstock.planning.planning_problem import member_named
@@ -59,6 +59,22 @@ def find_plan(
             pins.
     """
     member_named(PLANNERS, planner, "planner")
+    if problem.state_on != "device":
+        places = problem.places
+        part = replace(limit, seconds=limit.seconds / len(places)) if limit else None
+
+        def find_at(place: StateOn) -> Plan:
+            own = problem.with_state_on(place)
+
+            def scored(plan: Plan) -> float:
+                return score(with_state_on(plan, place))
+
+            found = find_plan(
+                own, planner, scored, sizes=sizes, limit=part, effort=effort, on_step=on_step
+            )
+            return with_state_on(found, place)
+
+        return best_found(places, find_at, score)
     if sizes:
         check_groups(problem)
         ways = sum(1 for _ in groupings(problem.cluster, sizes))
@@ -90,6 +106,22 @@ def find_plan(
         if not problem.pins:
             raise
         raise pins_refused(problem, planner, refusal) from None
+
+
+def best_found(
+    places: Sequence[StateOn],
+    find: Callable[[StateOn], Plan],
+    score: Score,
+) -> Plan:
+    """The fastest of the plans that are found for places of the optimizer's state."""
+    found = list[Plan]()
+    for place in places:
+        try:
+            found.append(find(place))
+        except Infeasible:
+            if place == places[-1] and not found:
+                raise
+    return min(found, key=score)
 
 
 def searched_plan(

@@ -9,7 +9,7 @@ from penstock.document import Json
 from penstock.errors import Infeasible
 from penstock.plan.in_words import plan_html, plan_words
 from penstock.plan.json_file import plan_to_json
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, with_state_on
 from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.plan.throughput import NOT_KNOWN, Throughput, throughput_of
 from penstock.planning.answers import find_plan
@@ -19,6 +19,10 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.words import seconds_text, size_text
+
+PARTS = ("stages", "tensor_groups", "state_on")
+"""Keys of a plan's file that the command line prints, too, where they are."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,18 @@ class Baselines:
         return self.rivals[0].iteration_s if self.rivals else inf
 
 
+@dataclass(frozen=True, slots=True)
+class HostStatePrice:
+    """What optimizer state in host memory saves each device of a plan, and costs an iteration."""
+
+    less_bytes: tuple[float, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        saved, seconds = size_text(max(self.less_bytes)), seconds_text(self.seconds)
+        return f"optimizer state in host memory: up to {saved} less on a device, {seconds} more"
+
+
 @dataclass(frozen=True, repr=False)
 class PlannedPipeline:
     """A plan with what the simulator predicts of it.
@@ -47,7 +63,7 @@ class PlannedPipeline:
     ``by_length`` has the prediction of each length. ``memory_reserve`` is the share of each
     device's memory that the plan had to leave free. ``throughput`` is what it trains each second,
     by the mean over lengths. ``optimizer_state`` are the bytes that the optimizer keeps for each
-    byte of parameters.
+    byte of parameters, and ``on_host`` is the price of keeping them in host memory, if that is so.
     """
 
     plan: Plan
@@ -59,6 +75,7 @@ class PlannedPipeline:
     memory_reserve: float = 0.0
     throughput: Throughput = NOT_KNOWN
     optimizer_state: float = 2.0
+    on_host: HostStatePrice | None = None
 
     def __repr__(self) -> str:
         return f"PlannedPipeline({plan_words(self.plan)}: {self.prediction!r}, {self.throughput})"
@@ -104,7 +121,11 @@ class PlannedPipeline:
     def to_json(self, planning_s: float) -> dict[str, Json]:
         """The keys that the command line documents; an infinite value becomes null."""
         whole = plan_to_json(self.plan)
-        groups = {name: whole[name] for name in ("stages", "tensor_groups") if name in whole}
+        groups = {name: whole[name] for name in PARTS if name in whole}
+        price = {}
+        if self.on_host is not None:
+            saved: list[Json] = [*self.on_host.less_bytes]
+            price = {"host_state_saves_bytes": saved, "host_state_costs_s": self.on_host.seconds}
         by_length: list[Json] = [found.to_json() for found in self.by_length]
         lengths = {"expected_s": expected_s(self.by_length), "by_length": by_length}
         return {
@@ -124,6 +145,7 @@ class PlannedPipeline:
             "fits": self.prediction.fits,
             "memory_reserve": self.memory_reserve,
             "optimizer_bytes_per_parameter_byte": self.optimizer_state,
+            **price,
             "planning_s": planning_s,
             **self.throughput.to_json(),
             "speedup_over_one_device": finite(self.speedup_over_one_device),
@@ -195,9 +217,20 @@ def assess_plan(
         prediction,
         bound or lower_bound(problem),
         baselines,
-        spp_bound_s(problem, plan) if is_spp_order(plan) else inf,
+        spp_bound_s(problem.with_state_on(plan.state_on), plan) if is_spp_order(plan) else inf,
         by_length,
         problem.memory_reserve,
         throughput_of(problem.profile, problem.cluster, plan.devices, plan.global_batch, mean_s),
         problem.optimizer_bytes_per_parameter_byte,
+        host_state_price(plan, prediction, problem) if plan.state_on == "host" else None,
     )
+
+
+def host_state_price(
+    plan: Plan, prediction: Prediction, problem: PlanningProblem
+) -> HostStatePrice:
+    """A plan's prediction beside that with the optimizer's state on the devices."""
+    other = predict_plan(problem, with_state_on(plan, "device"), with_timeline=False)
+    peaks = zip(other.peak_memory_bytes, prediction.peak_memory_bytes, strict=True)
+    saved = tuple(more - own for more, own in peaks)
+    return HostStatePrice(saved, prediction.iteration_s - other.iteration_s)

@@ -183,6 +183,7 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
     that is tried would need a new order.
     """
     timeline, plan = planned.prediction.timeline, planned.plan
+    own = problem.with_state_on(plan.state_on)
     shares = path_shares(timeline, problem.cluster)
     path = critical_path(timeline)
     by_kind = seconds_on_path(path)
@@ -200,7 +201,7 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
         busiest=used[0],
         busiest_link=links[0] if links else None,
         fullest=fullest_of(problem.cluster, peaks),
-        forbidden=best_forbidden(problem, plan, stage) if is_planned else None,
+        forbidden=best_forbidden(own, plan, stage) if is_planned else None,
     )
 
 

@@ -7,6 +7,7 @@ from math import inf
 from penstock.cluster.cluster import Cluster
 from penstock.document import Json
 from penstock.errors import BadInput, Infeasible
+from penstock.plan.problem import foreign_kinds
 from penstock.planning.answers import find_plan
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.planning_problem import planning_problem
@@ -16,11 +17,15 @@ from penstock.simulate.score import make_score
 
 @dataclass(frozen=True, repr=False)
 class ClusterChoice:
-    """What a training of so many ``samples`` takes on a cluster; infinite where no plan fits."""
+    """What a training of so many ``samples`` takes on a cluster; infinite where no plan fits.
+
+    ``times_of`` is the device whose times count, empty where the profile does not say it.
+    """
 
     cluster: Cluster
     outcome: PlannedPipeline | Infeasible
     samples: float
+    times_of: str = ""
 
     def __repr__(self) -> str:
         return f"ClusterChoice('{self.cluster.name}', {self.hours:.3g} h, price {self.price:.4g})"
@@ -34,12 +39,12 @@ class ClusterChoice:
 
     @property
     def price(self) -> float:
-        """What the whole cluster costs for so long."""
-        return self.hours * self.cluster.price_per_hour
+        """What the whole cluster costs for so long; 0 where its price is not known."""
+        return self.hours * self.cluster.price_per_hour if self.hours < inf else inf
 
     def to_json(self) -> dict[str, Json]:
         """The keys that the command line documents."""
-        head: dict[str, Json] = {"cluster": self.cluster.name}
+        head: dict[str, Json] = {"cluster": self.cluster.name, "times_of": self.times_of}
         if isinstance(self.outcome, Infeasible):
             return head | {"infeasible": str(self.outcome)}
         plan = self.outcome.to_json(planning_s=0.0)
@@ -58,31 +63,42 @@ def samples_of(profile: ModelProfile, tokens: float) -> float:
 
 
 def plan_on_clusters(
-    profile: ModelProfile,
+    profile: ModelProfile | Sequence[ModelProfile],
     clusters: Sequence[Cluster],
     batch: int,
     samples: float,
     *,
     planner: str = "search",
+    foreign_times: bool = False,
     on_cluster: Callable[[str], None] = lambda name: None,
 ) -> list[ClusterChoice]:
     """The plan for each cluster, cheapest training first; the choices that plans have by default.
 
-    ``on_cluster`` is called with the name of each cluster before it is planned for.
+    ``profile`` is one for all clusters, or one for each. With ``foreign_times`` the times of one
+    device count for another kind, too. ``on_cluster`` is called with the name of each cluster
+    before it is planned for. Where no cluster has prices, the fastest comes first.
 
     Raises:
-        BadInput: a cluster has no prices, or a speed that does not go with the profile.
+        BadInput: only some clusters have prices, a device is not the profile's, or a speed does not
+            go with it.
     """
-    for cluster in clusters:
-        if not cluster.price_per_hour:
+    every = [profile] * len(clusters) if isinstance(profile, ModelProfile) else profile
+    for own, cluster in zip(every, clusters, strict=True):
+        if not cluster.price_per_hour and any(each.price_per_hour for each in clusters):
             raise BadInput(
-                f"cluster '{cluster.name}' has no prices; add price_per_hour to each of its "
-                f"[[hosts]], in any one currency"
+                f"cluster '{cluster.name}' has no prices, and others have; add price_per_hour to "
+                f"each of its [[hosts]], in the same currency"
+            )
+        if not foreign_times and (foreign := foreign_kinds(own, cluster)):
+            raise BadInput(
+                f"the times of profile '{own.name}' are of {own.device}, and cluster "
+                f"'{cluster.name}' has {', '.join(foreign)}; name a job in place of the profile, "
+                f"and each device is estimated, or accept them with --foreign-times"
             )
     choices: list[ClusterChoice] = []
-    for cluster in clusters:
+    for own, cluster in zip(every, clusters, strict=True):
         on_cluster(cluster.name)
-        problem = planning_problem(profile, cluster, batch, planner=planner)
+        problem = planning_problem(own, cluster, batch, planner=planner)
         score = make_score(problem)
         outcome: PlannedPipeline | Infeasible
         try:
@@ -90,7 +106,7 @@ def plan_on_clusters(
             outcome = assess_plan(plan, problem, baselines_of(problem, score))
         except Infeasible as refusal:
             outcome = refusal
-        choices.append(ClusterChoice(cluster, outcome, samples))
+        choices.append(ClusterChoice(cluster, outcome, samples, own.device))
     return sorted(choices, key=lambda choice: (choice.price, choice.hours))
 
 

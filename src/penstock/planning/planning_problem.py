@@ -18,6 +18,7 @@ from penstock.plan.problem import (
     PlanningProblem,
     RecomputeChoice,
     ShardingChoice,
+    StateChoice,
     micro_batch_sizes_of,
 )
 from penstock.planners.pinned import check_pins
@@ -72,6 +73,8 @@ def planning_problem(
     schedule: str = "auto",
     recompute: AskedRecompute = "auto",
     sharding: ShardingChoice = "auto",
+    state_on: StateChoice = "device",
+    kept_on_device: float = 0.0,
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,
     memory_reserve: float = MEMORY_RESERVE,
@@ -86,11 +89,13 @@ def planning_problem(
     With "on" all stages recompute as a whole, with "blocks" by block, with "off" none does.
     ``sharding``: what the devices of a stage may divide, as `penstock.costs.sharding` explains;
     with "optimizer" or "parameters" those of all stages do. Of its own accord only `search`
-    divides. `schedules_named` explains ``schedule``. ``planner`` counts for schedule "auto" only:
-    `search` chooses among more than the others. ``max_stages`` 0 allows any number of stages.
-    ``memory_reserve`` is the share of each device's memory that plans leave free. `search` returns
-    the simplest of the plans that are slower than the fastest by at most the share ``as_fast``.
-    ``pins`` are parts of the plan to keep, as `penstock.plan.pins.read_pin` reads them.
+    divides. ``state_on`` is where the optimizer's state is, but for ``kept_on_device`` (see
+    `PlanningProblem`). `schedules_named` explains ``schedule``. ``planner`` counts for schedule
+    "auto" only: `search` chooses among more than the others. ``max_stages`` 0 allows any number of
+    stages. ``memory_reserve`` is the share of each device's memory that plans leave free. `search`
+    returns the simplest of the plans that are slower than the fastest by at most the share
+    ``as_fast``. ``pins`` are parts of the plan to keep, as `penstock.plan.pins.read_pin` reads
+    them.
     """
     schedules = schedules_named(
         schedule, planner, norms=profile.has_norms, whole_loss=profile.whole_loss
@@ -107,6 +112,8 @@ def planning_problem(
         recompute=whole,
         blocks=blocks,
         sharding=sharding,
+        state_on=state_on,
+        kept_on_device=kept_on_device,
         schedules=schedules,
         max_stages=max_stages,
         memory_reserve=memory_reserve,
@@ -197,6 +204,7 @@ def problem_of_plan(
         planner=plan.planner,
         memory_reserve=memory_reserve,
         optimizer_bytes_per_parameter_byte=optimizer_state,
+        state_on=plan.state_on,
     )
     # The bound of the problem must hold for the plan.
     return replace(problem, schedules=tuple(dict.fromkeys((*problem.schedules, plan.schedule))))

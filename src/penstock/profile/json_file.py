@@ -31,6 +31,7 @@ OFTEN_EMPTY = (
     "notes",
     "whole_loss",
     "recomputes",
+    "host_step_s_per_byte",
     "tokens_per_sample",
     "flops_per_sample",
     "by_length",

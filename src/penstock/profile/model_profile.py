@@ -234,9 +234,11 @@ class ModelProfile(Table):
     """A chain of layers with measured or estimated costs.
 
     ``batch_size`` is the largest batch (samples) that was measured. ``step_s_per_byte`` is the
-    optimizer's seconds per byte of parameters. Every run of a stage takes ``stage_forward_s`` or
-    ``stage_backward_s`` beyond the sum of its layers (at speed 1; simulations count it, planners'
-    own estimates do not). ``source`` says where the numbers come from: which clock, what load.
+    optimizer's seconds per byte of parameters, ``host_step_s_per_byte`` those of a step in host
+    memory with the copies to and from it (0: not known). Every run of a stage takes
+    ``stage_forward_s`` or ``stage_backward_s`` beyond the sum of its layers (at speed 1;
+    simulations count it, planners' own estimates do not). ``source`` says where the numbers come
+    from: which clock, what load.
     ``device`` is the name of the device model that they hold for, if known. ``notes`` say what
     people should know before they trust the numbers, in a line each.
 
@@ -259,6 +261,7 @@ class ModelProfile(Table):
     shared: tuple[SharedParameter, ...] = ()
     batch_size: int = 1
     step_s_per_byte: float = 0.0
+    host_step_s_per_byte: float = 0.0
     stage_forward_s: float = 0.0
     stage_backward_s: float = 0.0
     source: str = "unknown"
@@ -295,6 +298,23 @@ class ModelProfile(Table):
             read[consumer] += edge.bytes
         layers = tuple(map(recomputed, self.layers, read))
         return replace(self, layers=layers, by_length=(), recomputes=True)
+
+    @property
+    def stepped_on_host(self) -> "ModelProfile":
+        """The costs where the optimizer steps in host memory; a CPU does so in any case.
+
+        Raises:
+            BadInput: its seconds are not known.
+        """
+        if self.device == "cpu":
+            return self
+        if not self.host_step_s_per_byte:
+            raise BadInput(
+                f"profile '{self.name}' does not say how long an optimizer's step in host memory "
+                f"takes (host_step_s_per_byte); profile the model again, or leave the state on the "
+                f"devices (--optimizer-state device)"
+            )
+        return replace(self, step_s_per_byte=self.host_step_s_per_byte)
 
     def at(self, costs: LengthCosts) -> "ModelProfile":
         """The profile of batches of one length."""
@@ -372,7 +392,8 @@ def check_profile(profile: ModelProfile) -> None:
     if profile.batch_size < 1:
         raise BadInput(f"profile '{profile.name}': batch_size {profile.batch_size} must be >= 1")
     rates = ("tokens_per_sample", "flops_per_sample")
-    for figure in ("step_s_per_byte", "stage_forward_s", "stage_backward_s", *rates):
+    steps = ("step_s_per_byte", "host_step_s_per_byte")
+    for figure in (*steps, "stage_forward_s", "stage_backward_s", *rates):
         check_number(profile, figure, getattr(profile, figure))
     for index, layer in enumerate(profile.layers):
         affine = ("forward_s", "backward_input_s", "backward_weight_s")

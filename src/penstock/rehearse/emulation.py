@@ -113,6 +113,8 @@ def emulation_of(
     iterations: int = 2,
 ) -> Emulation:
     """How to carry out a plan; a time scale of 0 is chosen."""
+    if plan.state_on == "host":
+        profile = profile.stepped_on_host
     check_can_be_rehearsed(plan, profile, cluster)
     workload = workload_of(plan, profile, cluster, order_of(plan))
     sent_bytes = sum(message.bytes for message in workload.messages) * workload.micro_batches

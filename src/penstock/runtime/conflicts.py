@@ -121,6 +121,9 @@ CONFLICTS = (
         Conflict(use, "one slice", "each would take a number of its own samples", ONE_SLICE)
         for use in ("slices", "accumulate")
     ),
+    Conflict(
+        "no flush", "host state", "each stage steps between passes, which would wait", FLUSHED
+    ),
     Conflict("no flush", "no optimizer", "that needs an optimizer", "give it one"),
     Conflict("no flush", "loss_scaling", ONE_UPDATE, "use bfloat16"),
     Conflict("no flush", "accumulate", ONE_UPDATE, "set it to 1, or use another schedule"),
@@ -207,6 +210,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "keep best": ("keep_best", bool),
     "meetings": ("meet_every", bool),
     "average": ("average_decay", bool),
+    "host state": ("state_on", lambda place: place == "host"),
     "verified later": ("verify_every", bool),
     "one process": ("transport", lambda transport: transport == "in-process"),
 }
@@ -318,4 +322,6 @@ def uses_of(plan: Plan, whose: str = "a plan") -> dict[str, str]:
         and order_of(plan).weights.version == "newest"
     ):
         uses["newer weights"] = f"{name} (its backwards use newer weights than its forwards)"
+    if plan.state_on == "host":
+        uses["host state"] = f"{whose} with optimizer state in host memory"
     return uses

@@ -91,7 +91,7 @@ def lasting_tensors(engine: Engine, training: Training) -> Iterator[torch.Tensor
         yield tensor
         if tensor.grad is not None:
             yield tensor.grad
-    yield from training.tensors().values()
+    yield from (t for t in training.tensors().values() if t.device == engine.world.device)
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

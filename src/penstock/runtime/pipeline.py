@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -75,6 +76,8 @@ from penstock.runtime.steps.training import (
     Steps,
     StreamedSteps,
     Training,
+    smallest_matrix,
+    state_bytes_of,
     stepped_together,
 )
 from penstock.runtime.tables import Constraints, Weights
@@ -87,6 +90,7 @@ from penstock.waiting import say
 
 if TYPE_CHECKING:
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
+    from penstock.runtime.steps.host_state import HostState
     from penstock.runtime.steps.meeting import Meetings
 
 
@@ -186,7 +190,11 @@ class Pipeline:
         )
         check_conflicts(options.uses | (uses_of(plan) if isinstance(plan, Plan) else {}))
         graph = graph_of(model, batch, loss)
-        self._constraints = (constraints or Constraints()) if plan in (None, "auto") else None
+        if plan in (None, "auto"):
+            constraints = constraints or Constraints()
+            if update.state_on == "host":
+                constraints = replace(constraints, state_on="host")
+        self._constraints = constraints if plan in (None, "auto") else None
         self._graph, self._batch = graph.with_outputs() if metrics else graph, batch
         self._follow(plan_of(plan, constraints, graph, batch, options))
         self._callbacks: list[Callback] = []
@@ -226,17 +234,14 @@ class Pipeline:
                 engine.prepare(self._batch, self._compiler)
                 self._reading = BatchReading(engine)
                 self._inference = Inference(engine, self._reading, view)
+                together = stepped_together(engine)
                 training = self._training = Training(
-                    stepped_together(engine),
+                    together,
                     world.device,
-                    options.optimizer,
-                    options.learning_rate_schedule,
-                    clip_norm=options.clip_norm,
-                    loss_scaling=options.loss_scaling,
-                    on_non_finite=options.update.on_non_finite,
+                    options,
                     meetings=meetings_of(engine, options.update),
+                    on_host=self._host_state([pair for own in together for pair in own]),
                 )
-                training.by_loss = options.update.schedule_follows == "loss"
                 uses = uses_of_training(training.optimizer, training.by_loss * training.follows)
                 check_conflicts(self._uses | uses)
                 made = partial(way_to_train, engine, training, options.update)
@@ -247,6 +252,18 @@ class Pipeline:
                 )
             undo.pop_all()
         OPEN.add(self)
+
+    def _host_state(self, named: Sequence[tuple[str, nn.Parameter]]) -> "HostState | None":
+        """Host memory for the optimizer's state, if that is to be there."""
+        make = self._options.optimizer
+        if make is None or not self._uses.get("host state"):
+            return None
+        # Imported here: few runs need it.
+        from penstock.runtime.steps.host_state import HostState, check_host_room
+
+        parameters = [parameter for _, parameter in named]
+        check_host_room(self._world, parameters, state_bytes_of(make, *smallest_matrix(named))[0])
+        return HostState(parameters)
 
     def _check_own_model(self) -> None:
         """Raise `BadInput` if an open pipeline trains a part of the model.

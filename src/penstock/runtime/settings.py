@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from penstock.errors import BadInput
+from penstock.plan.plan import StateOn
 from penstock.runtime.conflicts import uses_of_settings
 from penstock.runtime.gradients.loss_scaling import loss_scaling_for
 from penstock.runtime.processes.heartbeat import LIMIT_S
@@ -67,6 +68,10 @@ class Update:
     all ranks, without an error. ``prediction_error_every``: under a schedule that predicts weights,
     measure the error of the prediction every that many updates (0: never).
 
+    With ``state_on="host"`` the optimizer of a GPU's parameters has its state in host memory and
+    steps there, whichever optimizer it is: the GPU then has neither, and a step takes longer. A
+    plan can ask for it, too.
+
     A learning-rate schedule whose ``step`` needs a metric, as torch's ``ReduceLROnPlateau`` does,
     follows the loss of every step; with ``schedule_follows="evaluation"`` it follows what is given
     to `Pipeline.step_schedule`.
@@ -88,6 +93,7 @@ class Update:
     on_non_finite: OnNonFinite = "stop"
     prediction_error_every: int = 0
     schedule_follows: Follows = "loss"
+    state_on: StateOn = "device"
     meet_every: int = 0
     outer_learning_rate: float = 1.0
     outer_momentum: float = 0.0
@@ -95,6 +101,7 @@ class Update:
     def __post_init__(self) -> None:
         check_choice("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
         check_choice("schedule_follows", self.schedule_follows, get_args(Follows))
+        check_choice("state_on", self.state_on, get_args(StateOn))
         if self.gradient_dtype not in (None, torch.float32):
             raise BadInput(
                 f"gradient_dtype is {self.gradient_dtype}; it must be torch.float32, or None for "
@@ -201,7 +208,7 @@ class Options:
     def uses(self) -> dict[str, str]:
         """What these options use, for `check_conflicts`."""
         names = ("autocast", "optimizer")
-        of_update = ("on_non_finite", "meet_every")
+        of_update = ("on_non_finite", "meet_every", "state_on")
         of_safety = ("verify_every", "transport")
         divided = {"optimizer": 'sharding="optimizer"'} if self.shard_optimizer else {}
         return divided | uses_of_settings(

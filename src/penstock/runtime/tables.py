@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.document import Table
 from penstock.errors import BadInput
-from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, ShardingChoice
+from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, ShardingChoice, StateChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class Constraints(Table):
     ``schedule`` is one name, or several with commas between them. ``micro_batch_size`` and
     ``max_stages`` 0 leave these free. ``recompute`` is "auto", "stage", "on", "blocks" or "off";
     ``sharding`` what ranks of a stage divide: "off", "optimizer" (as ZeRO-1), "parameters" (as
-    FSDP) or "auto". ``memory_reserve`` is the share of each device's memory that stays free.
+    FSDP) or "auto". ``state_on`` is where the optimizer's state is: "device", "host" or "auto".
+    ``memory_reserve`` is the share of each device's memory that stays free.
     ``pins`` fix parts of the plan, such as "stages: 4" or "lm_head: alone". With ``remeasure``
     layers and links are measured again, whatever an earlier start has found.
     """
@@ -74,6 +75,7 @@ class Constraints(Table):
     max_stages: int = 0
     recompute: AskedRecompute = "auto"
     sharding: ShardingChoice = "off"
+    state_on: StateChoice = "device"
     memory_reserve: float = MEMORY_RESERVE
     pins: tuple[str, ...] = ()
     remeasure: bool = False

@@ -1,9 +1,10 @@
 """The predicted seconds of a plan, fast enough to compare tens of thousands of plans."""
 
+from functools import cache
 from math import inf
 
 from penstock.plan.pins import broken_pin
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, with_state_on
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.simulate.catalogue import Catalogue, Recent
 from penstock.simulate.compiled import iteration_s
@@ -27,6 +28,7 @@ def predict_plan(
     with_timeline: bool = True,
 ) -> Prediction:
     """`simulate_plan` with the costs, the devices and the optimizer of a problem."""
+    problem = problem.with_state_on(plan.state_on)
     return simulate_plan(
         plan,
         problem.profile,
@@ -52,7 +54,13 @@ def make_score(problem: PlanningProblem) -> Score:
     orders_of_shapes = Recent[object, FlatOrders](MOST_ACTIONS, lambda orders: len(orders.words))
     plans = Recent[Plan, float](MOST_PLANS, lambda _: 1)
 
+    @cache
+    def score_on_host() -> Score:
+        return make_score(problem.with_state_on("host"))
+
     def score(plan: Plan) -> float:
+        if plan.state_on == "host":
+            return score_on_host()(with_state_on(plan, "device"))
         return plans.find(plan, lambda: simulated_s(plan))
 
     def simulated_s(plan: Plan) -> float:

@@ -10,6 +10,7 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from penstock.errors import BadInput
+from penstock.runtime.settings import Options
 from penstock.runtime.steps.training import Training
 
 
@@ -21,7 +22,8 @@ class OfTwo:
 
 def training(make: Callable[..., Optimizer], schedule: Callable[..., Any]) -> Training:
     own = [("weight", nn.Parameter(torch.ones(2)))]
-    return Training([own], torch.device("cpu"), lambda p: make(p, lr=0.1), schedule)
+    options = Options(optimizer=lambda p: make(p, lr=0.1), learning_rate_schedule=schedule)
+    return Training([own], torch.device("cpu"), options)
 
 
 def test_a_step_that_needs_more_is_refused() -> None:

@@ -56,9 +56,11 @@ class Shards:
             dim = self.dim_of(name)
             if dim is None or tensors[key].dim() <= dim:
                 continue
-            whole = self.gathered(key, name, tensors[key].detach())
+            # An optimizer's state may be in host memory, which NCCL does not send.
+            shard = tensors[key].detach().to(self.world.device)
+            whole = self.gathered(key, name, shard)
             if not self.place:
-                found[key] = whole
+                found[key] = whole.to(tensors[key].device)
         return found
 
     def gathered(self, key: str, name: str, shard: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ parameters, the learning-rate schedule, the number of steps.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from math import isfinite
@@ -29,16 +29,19 @@ from penstock.runtime.engine import Engine
 from penstock.runtime.gradients.buckets import GradientBuckets
 from penstock.runtime.gradients.loss_scaling import LossScaler
 from penstock.runtime.metrics import LossPathChanged, StepMetrics, Totals, clip_factor
-from penstock.runtime.settings import MakeOptimizer, MakeSchedule, OnNonFinite
-from penstock.runtime.tables import LossScaling
+from penstock.runtime.settings import MakeOptimizer, MakeSchedule, OnNonFinite, Options
 from penstock.torch_internals import gradient_hooks
 from penstock.words import counted
 
 if TYPE_CHECKING:
     # These register at a seam here, which is to know nothing of them.
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
+    from penstock.runtime.steps.host_state import HostState
     from penstock.runtime.steps.meeting import Meetings
     from penstock.runtime.verify.loss_check import LossCheck
+
+ADAM = 2.0
+"""The state, for each byte of parameters, of an optimizer that cannot be made of one parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +78,45 @@ def made_of(make: MakeOptimizer, parameters: Sequence[tuple[str, nn.Parameter]])
         takes_names = False
     hooks = [len(gradient_hooks(parameter)[1] or ()) for _, parameter in parameters]
     made = make(list(parameters) if takes_names else [parameter for _, parameter in parameters])
+    kind = type(made).__name__
     for before, (name, parameter) in zip(hooks, parameters, strict=True):
-        if len(gradient_hooks(parameter)[1] or ()) > before:
+        if len(gradient_hooks(parameter)[1] or ()) > before or kind == "CPUOffloadOptimizer":
             raise BadInput(
-                f"optimizer {type(made).__name__} takes the gradient of '{name}' from the backward "
-                f"by a hook, before those of all micro-batches and replicas are summed; use one "
-                f'that reads .grad in step(), such as AdamW (sharding="optimizer" divides its '
-                f"state)"
+                f"optimizer {kind} takes the gradient of '{name}' from the backward by a hook, "
+                f"before those of all micro-batches and replicas are summed; use one that reads "
+                f'.grad in step(), such as AdamW (sharding="optimizer" divides its state, and '
+                f'state_on="host" keeps it in host memory)'
             )
     return made
+
+
+def state_bytes_of(make: MakeOptimizer, name: str, like: torch.Tensor) -> tuple[float, str]:
+    """The bytes that an optimizer keeps for each byte of ``like``, and its kind in words.
+
+    It steps a parameter of these values, which is restored.
+    """
+    is_own = isinstance(like, nn.Parameter) and not like.is_meta
+    parameter: Any = like if is_own else nn.Parameter(torch.ones(like.shape, dtype=like.dtype))
+    value, gradient = parameter.detach().clone(), parameter.grad
+    parameter.grad = torch.zeros_like(parameter)
+    try:
+        made = made_of(make, [(name, parameter)])
+        made.step()
+        state: Mapping[str, Any] = made.state[parameter]
+    except Exception:  # one that needs more than a parameter; it is made again for training
+        return ADAM, "unknown"
+    finally:
+        with torch.no_grad():
+            parameter.copy_(value)
+        parameter.grad = gradient
+    kept = [v.nbytes for v in state.values() if isinstance(v, torch.Tensor) and v.dim()]
+    return sum(kept) / parameter.nbytes, type(made).__name__
+
+
+def smallest_matrix(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, torch.Tensor]:
+    """The smallest trained matrix, with its name; a small one of ones where there is none."""
+    trained = [(n, p) for n, p in named if p.requires_grad and p.dim() > 1]
+    return min(trained, key=lambda own: own[1].numel(), default=("", torch.ones(2, 2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,38 +162,45 @@ class Training:
     are those of pipelines side by side that train alone. A schedule that follows a metric follows
     the loss of every step, if ``by_loss``. ``averages`` are those of the weights by name, if any
     are kept, and ``averaged``: the parameters have their values for now. ``loss_check`` compares
-    the loss of the next step, if that is due.
+    the loss of the next step, if that is due. With ``on_host`` the optimizer's state is in host
+    memory.
     """
 
     def __init__(
         self,
         parameters: Sequence[Sequence[tuple[str, nn.Parameter]]],
         device: torch.device,
-        optimizer: MakeOptimizer | None,
-        schedule: MakeSchedule | None,
+        options: Options,
         *,
-        clip_norm: float | None = None,
-        loss_scaling: LossScaling | None = None,
-        on_non_finite: OnNonFinite = "stop",
         meetings: "Meetings | None" = None,
+        on_host: "HostState | None" = None,
     ) -> None:
         self.steps = self.left_out = 0
-        self.by_loss = True
+        self.by_loss = options.update.schedule_follows == "loss"
         self.loss_check: LossCheck | None = None
         self.averages: dict[str, torch.Tensor] | None = None
         self.averaged = False
         self.meetings = meetings
         self.resting: tuple[dict[str, torch.Tensor], dict[str, Any]] = {}, {}
-        self.on_non_finite: OnNonFinite = on_non_finite
-        self.scaler = LossScaler(loss_scaling) if loss_scaling is not None else None
-        self.clip_norm = clip_norm
+        self.on_non_finite: OnNonFinite = options.update.on_non_finite
+        scaling = options.loss_scaling
+        self.scaler = LossScaler(scaling) if scaling is not None else None
+        self.clip_norm = options.clip_norm
+        self.on_host = on_host
         self.names: dict[torch.Tensor, str] = {p: name for own in parameters for name, p in own}
         self.steppers: list[Stepper] = []
-        if optimizer is not None:
+        make = options.optimizer
+        if make is not None:
             # A stage without parameters must also follow the learning-rate schedule.
             nothing = nn.Parameter(torch.zeros(0, device=device))
-            made = [made_of(optimizer, own or [("", nothing)]) for own in parameters]
+            with self.in_place():
+                made = [made_of(make, own or [("", nothing)]) for own in parameters]
+            schedule = options.learning_rate_schedule
             self.steppers = [Stepper.of(each, schedule) for each in made]
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Within, the parameters are where the optimizer keeps its state."""
+        return self.on_host.in_place() if self.on_host is not None else nullcontext()
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -223,8 +263,9 @@ class Training:
         if buckets is not None:
             buckets.scale(factor)
             buckets.narrow()
-        for stepper in self.steppers:
-            stepper.step()
+        with self.in_place():
+            for stepper in self.steppers:
+                stepper.step()
 
     @property
     def follows(self) -> str:
@@ -263,8 +304,10 @@ class Training:
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         """Restore what `tensors` and `state` returned, on this rank or merged over all ranks."""
         groups = [ParameterGroup(**group) for group in state["groups"]]
+        with self.in_place():
+            for stepper in self.steppers:
+                restore_optimizer(stepper.optimizer, self.names, tensors, state["entries"], groups)
         for stepper in self.steppers:
-            restore_optimizer(stepper.optimizer, self.names, tensors, state["entries"], groups)
             if stepper.schedule is not None and state["schedule"] is not None:
                 stepper.schedule.load_state_dict(state["schedule"])
         # Checkpoints of runs without loss scaling lack it.
