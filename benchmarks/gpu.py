@@ -68,6 +68,8 @@ PARTS = (
     Part("2.1", "lonely_rank", "each_rank_alone", 180),
     Part("2.2", "judged_estimates", "estimates_and_predictions", 260),
     Part("2.4", "overhead", "overhead_and_copies", 60),
+    Part("2.5", "small_memory", "state_in_host_memory", 60),
+    Part("2.6", "small_memory", "quantised_bases", 90),
 )
 SEVERAL = Part("3", "several_gpus", "several_gpus", 600)
 

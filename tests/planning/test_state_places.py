@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import write_cluster
 from penstock.costs.lower_bound import lower_bound_s
 from penstock.errors import BadInput, Infeasible
+from penstock.jobs.job import Job
+from penstock.jobs.plan_job import training_problem
 from penstock.plan.in_words import plan_words
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.problem import PlanningProblem, StateChoice
@@ -20,6 +23,7 @@ from penstock.planning.assessment import assess_plan, baselines_of
 from penstock.planning.planning_problem import planning_problem
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.runtime.tables import Constraints
 from penstock.simulate.score import make_score, predict_plan
 
 MEGABYTE = 1_000_000
@@ -152,3 +156,11 @@ def test_the_command_line_prints_it(tmp_path: Path, penstock: Callable[..., Any]
     simulated = json.loads(penstock("simulate", f"{here}/plan.json", "--json").output)
     assert simulated["iteration_s"] == pytest.approx(told["iteration_s"])
     assert simulated["host_state_costs_s"] == pytest.approx(told["host_state_costs_s"])
+
+
+def test_a_job_asks_for_it_by_a_key_or_a_constraint() -> None:
+    own = Job("small", model=nn.Identity, data=lambda *asked: iter(()), state_on="host")
+    assert own.update.state_on == "host"
+    asked = replace(own, state_on="device", constraints=Constraints(state_on="host"))
+    for job in (own, asked):
+        assert training_problem(problem(5000, "device"), job).state_on == "host"

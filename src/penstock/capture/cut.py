@@ -24,6 +24,7 @@ from penstock.capture.record.recording import RecordedCall
 from penstock.capture.record.sizes import BatchSize, Formula, Size
 from penstock.capture.record.user_program import LOSS, UserProgram
 from penstock.capture.stage_program import ParameterUse, TensorSpec
+from penstock.capture.tensor_parts import bytes_of
 
 _COST_OF_UNORDERED_ROWS = 1 << 60
 
@@ -509,7 +510,7 @@ class Cut:
         found: list[ParameterUse] = []
         for held, is_buffer in ((tensors.parameters, False), (tensors.buffers, True)):
             for name, tensor in held.items():
-                size = tensor.numel() * tensor.element_size()
+                size = bytes_of(tensor)
                 own = sorted(users.get(name) or (every if is_buffer else {0}))
                 found.append(ParameterUse(name, tuple(own), size, tensor.requires_grad, is_buffer))
         return tuple(found)

@@ -27,6 +27,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch, StageProgram
 from penstock.capture.stand_ins import standing_in
+from penstock.capture.tensor_parts import is_quantised, is_wrapper
 from penstock.capture.torch_calls import CountedNorms
 from penstock.errors import BadInput
 from penstock.measure.fused_attention import (
@@ -329,8 +330,11 @@ def estimate(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def without_values(tensor: torch.Tensor) -> torch.Tensor:
+        if is_quantised(tensor) and not is_wrapper(tensor):
+            return tensor  # its layer reads what is kept beside it
+        shape = tensor.shape, tensor.stride()  # of a wrapper as if it were not quantised
         with mode:
-            return torch.empty_like(tensor, device=HOME, requires_grad=False)
+            return torch.empty_strided(*shape, dtype=tensor.dtype, device=HOME)
 
     policy = gpu_autocast() if target.autocast is not None else nullcontext()
     with standing_in([whole], without_values), policy:

@@ -16,6 +16,7 @@ from torch import nn
 from penstock.capture.record.absent import Absent, give_back, release
 from penstock.device import free_memory
 from penstock.errors import BadInput
+from penstock.runtime.checkpoints.weight_saving import check_not_quantised
 from penstock.runtime.engine import Engine
 from penstock.runtime.processes.world import as_bytes
 from penstock.words import size_text
@@ -79,6 +80,7 @@ def gather_weights(engine: Engine, *, everywhere: bool = True) -> Mapping[str, G
 
     All ranks must call this. Returns what the tensors were before, by their first names.
     """
+    check_not_quantised(engine, "full_model() or close(gather=True)")
     world, program, held = engine.world, engine.graph.program, engine.held.named_tensors()
     found: dict[str, Gathered] = {}
     wanted = 0

@@ -11,6 +11,7 @@ from penstock.capture.record.absent import Absent
 from penstock.capture.record.elsewhere import Whence
 from penstock.capture.record.model_state import StatePlace
 from penstock.capture.stage_program import ParameterUse, StageProgram
+from penstock.capture.tensor_parts import parts_of
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import holders_of_parameters, owners_of_parameters
 from penstock.runtime.processes.world import Groups, World
@@ -87,9 +88,18 @@ class Holdings:
         return dict([*self.named_parameters(), *self.named_buffers()])
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of the model that this rank holds; others may be stale here."""
+        """Parameters and buffers of the model that this rank holds; others may be stale here.
+
+        A quantised weight is in its parts."""
         named = self.held_tensors().items()
-        return {name: t for name, t in named if self._rank in self.holders.get(name, ())}
+        own = ((name, t) for name, t in named if self._rank in self.holders.get(name, ()))
+        return {part: plain for name, t in own for part, plain in parts_of(name, t).items()}
+
+    def whole_name(self, name: str) -> str:
+        """The name of the tensor to which a part, or optimizer state ``<name>.<key>``, belongs."""
+        while name and name not in self.holders:
+            name = name.rpartition(".")[0]
+        return name
 
     def whole_tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of `named_tensors`; all ranks must call this.
@@ -108,8 +118,7 @@ class Holdings:
         The owner is the rank that steps a parameter if its state is divided, else the first holder,
         at the first place of its tensor group, to which divided tensors are gathered.
         """
-        if name not in self.holders:
-            name = name.rpartition(".")[0]
+        name = self.whole_name(name)
         if not self.holders.get(name) or self.place:
             return False
         return self.owners.get(name, self._firsts[name]) == self._rank
@@ -120,9 +129,10 @@ class Holdings:
         Otherwise scripts that do not seed would train replicas with different weights unnoticed.
         """
         for name, tensor in sorted(self.named_tensors().items()):
-            group = groups.get(self.copies[name])
+            copies = self.copies[self.whole_name(name)]
+            group = groups.get(copies)
             if group is not None:
-                copy_values(tensor, self.copies[name][0], group, world)
+                copy_values(tensor, copies[0], group, world)
 
 
 def share_attributes(graph: LayerGraph, world: World) -> None:

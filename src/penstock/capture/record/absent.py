@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.capture.tensor_parts import is_quantised, parts_of
 from penstock.device import DEVICE_NAMES, is_gpu
 from penstock.torch_internals import (
     FakeTensor,
@@ -223,23 +224,31 @@ def release(parameter: torch.Tensor, whence: object = None, *, may_be_read: bool
     if type(parameter) is Absent:
         return 0
     needs_grad = parameter.requires_grad
+    absent: Any = parameter
     with NoFunctionCalls():
-        plain = torch.empty_like(parameter, device=META, requires_grad=False)
+        like = parameter.shape, parameter.stride()
+        plain = torch.empty_strided(*like, dtype=parameter.dtype, device=META)
         parameter.grad = None
-        storage = parameter.untyped_storage()
-        own = parameter.numel() * parameter.element_size()
-        freed = 0
-        if not parameter.is_meta and storage.nbytes() == own:
-            if storage.resizable() and not may_be_read:
-                storage.resize_(0)
-            else:  # also that of a file, or of NumPy
-                parameter.data = parameter.new_empty(0)
-            freed = own
+        parts = parts_of("", parameter).values()
+        freed = sum(free(part, may_be_read=may_be_read) for part in parts)
+        if is_quantised(parameter):
+            absent.released = type(parameter)
     into_absent(parameter, plain, needs_grad)
     as_parameter(parameter)
-    absent: Any = parameter
     absent.whence = whence
     return freed
+
+
+def free(tensor: torch.Tensor, *, may_be_read: bool) -> int:
+    """Free a tensor's memory, if it is its own; returns the bytes."""
+    storage, own = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
+    if tensor.is_meta or storage.nbytes() != own:
+        return 0
+    if storage.resizable() and not may_be_read:
+        storage.resize_(0)
+    else:  # also that of a file, or of NumPy
+        tensor.data = tensor.new_empty(0)
+    return own
 
 
 def give_back(parameter: torch.Tensor, value: torch.Tensor) -> None:

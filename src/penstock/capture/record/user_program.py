@@ -15,6 +15,7 @@ from penstock.capture.batch_call import BatchCall, WeightedLosses, loss_in_resul
 from penstock.capture.record.absent import RUNS, Absent, absent_like
 from penstock.capture.record.closures import CopiedFunctions
 from penstock.capture.stage_program import LossFunction
+from penstock.capture.tensor_parts import is_quantised
 from penstock.capture.user_lines import line_of_user, line_with_source
 from penstock.errors import BadInput, CaptureFailed
 from penstock.torch_internals import InOneProcess, holder_of
@@ -202,7 +203,10 @@ class UserProgram:
             if type(tensor) is Absent:
                 continue
             trains = is_parameter and (tensor.is_floating_point() or tensor.is_complex())
-            if is_parameter and keeps_parameters and not tensor.is_meta:
+            if is_parameter and not trains and is_quantised(tensor) and not tensor.is_meta:
+                # A quantised weight, with all that its class keeps beside it.
+                memo[id(tensor)] = tensor
+            elif is_parameter and keeps_parameters and not tensor.is_meta:
                 memo[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=trains)
             elif is_parameter or tensor.is_meta:
                 shape = tuple(tensor.shape)

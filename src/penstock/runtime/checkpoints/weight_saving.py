@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.capture.tensor_parts import is_quantised
 from penstock.errors import BadInput
 from penstock.runtime.checkpoints.extra_state import extra_states
 from penstock.runtime.checkpoints.folders import NewFolder
@@ -32,6 +33,18 @@ def check_free(directory: Path) -> None:
         raise BadInput(
             f"'{directory}' holds weights already, which are not overwritten; name another "
             f"directory, or delete them"
+        )
+
+
+def check_not_quantised(engine: Engine, what: str) -> None:
+    """Raise `BadInput` for ``what`` needs whole weights, if any weight is quantised."""
+    named = engine.graph.program.named_parameters()
+    name = next((name for name, parameter in named if is_quantised(parameter)), "")
+    if name:
+        raise BadInput(
+            f"{what} writes or gathers whole weights, and '{name}' is quantised, in parts that "
+            f"only its own library reads; write the adapters with save_adapters(), to be used with "
+            f"the same base, or a checkpoint with save()"
         )
 
 
@@ -56,6 +69,7 @@ def save_weights(engine: Engine, directory: Path, max_shard_bytes: int) -> None:
     world = engine.world
     if max_shard_bytes < 1:
         raise BadInput(f"max_shard_bytes is {max_shard_bytes}; it must be >= 1")
+    check_not_quantised(engine, "save_pretrained()")
     folder = begun(engine, directory)
     owned = engine.held.owned_tensors()
     own = split(saved_tensors(engine, owned), max_shard_bytes)
@@ -111,6 +125,7 @@ def main_name(model: nn.Module, names: Sequence[str]) -> str:
 
 def whole_state_dict(engine: Engine) -> dict[str, Any]:
     """What ``state_dict`` of model and loss gives, on rank 0; see `Pipeline.model_state_dict`."""
+    check_not_quantised(engine, "model_state_dict()")
     program, tied = engine.graph.program, engine.graph.tied_names
     own = engine.held.owned_tensors()
     copies = {name: t.detach().to("cpu", copy=True) for name, t in own.items()}

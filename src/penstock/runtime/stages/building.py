@@ -15,6 +15,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import check_values, materialise, named_tensors
 from penstock.capture.stage.call import StageCall
 from penstock.capture.stage_program import Batch, Loss, StageProgram
+from penstock.capture.tensor_parts import is_quantised
 from penstock.capture.user_lines import line_with_source
 from penstock.errors import BadInput, shortened
 from penstock.plan.choices import choices_of
@@ -188,6 +189,12 @@ def give_values(
 ) -> None:
     """Read a stage's tensors from ``sources``, initialise those without values, move the others."""
     module = program.module
+    for name, parameter in module.named_parameters():
+        if is_quantised(parameter) and (parameter.is_meta or sources):
+            raise BadInput(
+                f"'{name}' is quantised and has no values yet, which it gets only from its own "
+                f"library; give the model its weights before it is quantised, without weights=..."
+            )
     read_stage(module, sources, graph.tied_names, device)
     check_values(program)
     if any(tensor.is_meta for _, tensor in named_tensors(module)):

@@ -30,11 +30,6 @@ class HostState:
         self._values = [room_for(p) for p in self._parameters]
         self._gradients = [room_for(p) for p in self._parameters]
 
-    @property
-    def copies(self) -> list[torch.Tensor]:
-        """What is kept in host memory beside the optimizer's state."""
-        return [*self._values, *self._gradients]
-
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Within, parameters are in host memory; at the end the GPU gets their new values."""

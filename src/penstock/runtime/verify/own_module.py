@@ -40,6 +40,7 @@ from penstock.capture.record.outside_state import (
 )
 from penstock.capture.record.recording import tensors_in
 from penstock.capture.restored import kept_attributes, kept_buffers
+from penstock.capture.tensor_parts import is_wrapper, parts_of, rebuilt
 from penstock.capture.torch_calls import TorchCalls, backward_seen
 from penstock.capture.user_lines import line_in_words, line_of_user
 from penstock.runtime.verify.cause import cause_of
@@ -372,8 +373,10 @@ def own_tensors(
             holder = holder_of(owner, last)
             is_buffer, old = holder is own_buffers(owner), holder[last]
             assert old is not None
-            value = values[first].detach() if first in values else old.detach()
-            elsewhere = old.is_meta or type(old) is Absent
+            elsewhere = old.is_meta or type(old) is Absent or is_wrapper(old)
+            parts = parts_of(first, old)
+            value = rebuilt(first, old, values) if parts.keys() <= values.keys() else old
+            value = value.detach()
             if first not in held and (is_buffer or elsewhere or double):
                 held[first] = replacement(old, value.to(device), copied=is_buffer)
             elif first not in held:

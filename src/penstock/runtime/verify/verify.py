@@ -125,7 +125,8 @@ def reference_of(
         return Reference(skipped=why)
     before = before or begin_of(engine)
     whole = held.whole_tensors()
-    others = {n: t for n, t in whole.items() if held.owns(n) and 0 not in held.holders[n]}
+    owned = {n: t for n, t in whole.items() if held.owns(n)}
+    others = {n: t for n, t in owned.items() if 0 not in held.holders[held.whole_name(n)]}
     others.update({n: t for n, t in before.tensors.items() if n in others})
     own = {**whole, **before.tensors} if world.rank == 0 else {}
     values = {**own, **world.gather_tensors(others)}  # what is not this rank's may be stale here
