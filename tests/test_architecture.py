@@ -255,9 +255,6 @@ READ_OF_OTHERS = {
     "planners/dapple/dapple.py": "costs of stages, from the core",
     "planning/explanation.py": "an explained step",
     "planning/spp_bound.py": "messages between two replicas",
-    "simulate/stage_memory.py": "sums over layers, and a replica",
-    "simulate/stage_work.py": "sums over layers, and a replica",
-    "simulate/transfers.py": "messages between two replicas",
     "simulate/workload.py": "messages between two replicas",
 }
 """Files in which something else has a cost of the same name."""

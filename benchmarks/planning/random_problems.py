@@ -149,7 +149,8 @@ def random_cluster(draw: Random, profile: ModelProfile) -> Cluster:
     outside = inside / between(draw, 1, 10)
     state = 4 * profile.parameter_bytes(total) / (count * width)
     largest = max(4 * layer.parameter_bytes + 2 * layer.saved_bytes.at(1) for layer in layers)
-    memory = 1.1 * largest + state * between(draw, 1, 4) + profile.saved_bytes(total, 1)
+    saved = sum(layer.saved_bytes.at(1) for layer in layers)
+    memory = 1.1 * largest + state * between(draw, 1, 4) + saved
     memory *= draw.choice([1, 1, 4, 100])
     speeds = draw.choice([(1.0,), (1.0,), (1.0,), (1.0, 0.5), (1.0, 1.0, 0.7), (1.0, 2.3)])
     hosts = tuple(

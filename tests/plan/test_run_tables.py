@@ -10,7 +10,7 @@ from planning_strategies import profiles
 from penstock.cluster.toml_file import local_cluster
 from penstock.costs.run_tables import at, run_tables, runs_at, workspace_table
 from penstock.plan.problem import PlanningProblem
-from penstock.profile.model_profile import ModelProfile
+from penstock.profile.model_profile import ModelProfile, first_of_each_tensor
 
 
 @given(profiles(max_layers=6), st.integers(1, 8))
@@ -20,12 +20,13 @@ def test_every_entry_is_the_profiles_sum_over_that_run(profile: ModelProfile, ro
     workspaces = workspace_table(profile, rows)
     for lo, hi in combinations(range(len(profile.layers) + 1), 2):
         run = range(lo, hi)
-        inputs = sum(edge.bytes.at(rows) for edge in profile.incoming(run))
+        read = (edge for edge in profile.crossing[lo] if edge.consumer in run)
+        inputs = sum(edge.bytes.at(rows) for edge in first_of_each_tensor(read))
         buffers = sum(profile.layers[i].buffer_bytes for i in run)
         expected = {
             "forward": profile.forward_s(run, rows),
             "backward": profile.backward_s(run, rows),
-            "saved": profile.saved_bytes(run, rows),
+            "saved": sum(profile.layers[i].saved_bytes.at(rows) for i in run),
             "inputs": inputs,
             "parameters": profile.parameter_bytes(run),
             "held": 4 * profile.parameter_bytes(run) + buffers,

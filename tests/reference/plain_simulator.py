@@ -11,11 +11,11 @@ from typing import Literal, TypeAlias
 
 from reference.plain_workload import PlainWorkload, Segment
 
+from penstock.core.native import ReplicaWork
 from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.message_order import in_planned_order, unit_times
 from penstock.schedule.shape import PipelineShape
 from penstock.simulate.instances import updating
-from penstock.simulate.stage_work import ReplicaWork
 from penstock.simulate.trace import Span, Trace
 from penstock.simulate.workload import DeviceWork, Workload
 

@@ -9,8 +9,7 @@ from functools import cached_property
 from itertools import product
 from typing import Self
 
-from penstock.simulate.gradients import Ports
-from penstock.simulate.stage_work import StageWork
+from penstock.core.native import Ports, StageWork
 from penstock.simulate.workload import Replica, Workload
 
 

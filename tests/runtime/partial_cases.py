@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.costs.layer_sums import LayerSums
+from penstock.cluster.toml_file import local_cluster
 from penstock.errors import BadInput
 from penstock.measure.same_work import parameters_of
 from penstock.plan.plan import Stage
@@ -28,7 +28,8 @@ from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
 from penstock.runtime.settings import Update
 from penstock.runtime.tables import Constraints
-from penstock.simulate.stage_memory import stage_memory
+from penstock.simulate.catalogue import Catalogue
+from penstock.simulate.instances import StageUse
 
 VOCABULARY, WORDS, ROWS = 31, 6, 6
 
@@ -117,9 +118,9 @@ def lasting_bytes(graph: LayerGraph, layers: range) -> float:
     own, shared = parameters_of(graph)
     nothing = Affine()
     costs = [LayerCost("", nothing, nothing, nothing, *sizes) for sizes in own]
-    sums = LayerSums(ModelProfile("", tuple(costs), shared=shared))
-    stage = Stage(layers, (0,), (1,))
-    return stage_memory(stage, 1, sums, optimizer_bytes_per_parameter_byte=2.0).fixed_bytes
+    catalogue = Catalogue(ModelProfile("", tuple(costs), shared=shared), local_cluster(1, 1, 1e9))
+    work = catalogue.stage(Stage(layers, (0,), (1,)), StageUse())
+    return work.replicas[0].memory.fixed_bytes
 
 
 def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from strategies import clusters, profiles
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
+from penstock.core.native import StageMemory, most_bytes
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
@@ -24,7 +25,6 @@ from penstock.simulate.memory import held_while
 from penstock.simulate.orders import flatten, orders_of_plan
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
-from penstock.simulate.stage_memory import StageMemory, most_bytes
 
 RELATIVE = 1e-12
 

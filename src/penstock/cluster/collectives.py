@@ -41,25 +41,6 @@ def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) ->
     return min((cost.of(size_bytes) for cost in costs), default=0.0)
 
 
-def norm_sums_s(
-    cluster: Cluster, devices: Sequence[int], norms: int, channels: int
-) -> tuple[float, float]:
-    """Seconds that replicas need for statistics in a micro-batch's forward, and in its backward.
-
-    Each of ``norms`` batch normalisations, with ``channels`` channels in all, sums two tables. That
-    of the forward has a row for each replica: mean and variance of each channel, and a count. That
-    of the backward has two numbers for each channel.
-    """
-    if not norms or len(devices) < 2:
-        return 0.0, 0.0
-    row_bytes = 2 * channels / norms * STATISTIC_BYTES
-    forward_bytes = len(devices) * (row_bytes + STATISTIC_BYTES)
-    return (
-        norms * (STATISTICS_S + all_reduce_s(cluster, devices, forward_bytes)),
-        norms * (STATISTICS_S + all_reduce_s(cluster, devices, row_bytes)),
-    )
-
-
 def all_reduce_costs(cluster: Cluster, devices: Sequence[int]) -> tuple[AllReduceCost, ...]:
     """The algorithms of `all_reduce_s`; none for a single device. The result is cached.
 

@@ -73,21 +73,21 @@ void Play::make_replicas(const std::vector<int>& first_device) {
   const int inputs_each = 1 + streams_each_;
   int segments = 0;
   for (std::size_t i = 0; i < parts_.stages.size(); ++i) {
-    const StageTimes& stage = *parts_.stages[i];
+    const StageWork& stage = *parts_.stages[i];
     first_replica_.push_back(static_cast<int>(replicas_.size()));
     first_segment_.push_back(segments);
     int number = first_device[orders_.groups[i]];
-    for (const ReplicaTimes& times : stage.replicas) {
+    for (const ReplicaWork& work : stage.replicas) {
       Device& device = devices_[number];
-      device.host = times.host;
-      device.overlaps = times.overlaps;
-      device.step_s += times.of(Kind::step);
-      any_stands_still_ |= !times.overlaps;
+      device.host = work.host;
+      device.overlaps = work.overlaps;
+      device.step_s += work.of(Kind::step);
+      any_stands_still_ |= !work.overlaps;
       const std::size_t row = inputs_each * replicas_.size(), each = orders_.micro_batches;
-      replicas_.push_back({&times, number++, segments, 2 * static_cast<int>(replicas_.size()),
+      replicas_.push_back({&work, number++, segments, 2 * static_cast<int>(replicas_.size()),
                            {row * each, (row + 1) * each, (row + 2) * each}});
     }
-    segments += static_cast<int>(stage.buckets_of_segment.size());
+    segments += static_cast<int>(stage.segment_layers.size());
   }
   first_segment_.push_back(segments);
   for (int s = 0; s < static_cast<int>(streams_.size()); ++s)
@@ -111,18 +111,18 @@ void Play::make_messages() {
                        bool uses_port, int sender, int consumer) {
     const int receiver = to.device * streams_each_ + (forward ? 0 : streams_each_ - 1);
     senders.emplace_back(from.first_sent + forward, made.size());
-    const bool streams = from.times->streams_messages && seconds > 0;
+    const bool streams = from.work->streams_messages && seconds > 0;
     any_streams_ |= streams;
     made.push_back({seconds, from.device, receiver, sender, consumer, to.inputs[!forward],
                     forward, uses_port, streams});
   };
   for (const auto& [producer, consumer, boundary] : parts_.connections) {
-    for (const PairTimes& pair : boundary->pairs) {
+    for (const Pair& pair : boundary->pairs) {
       const Replica& up = replicas_[first_replica_[producer] + pair.sender];
       const Replica& down = replicas_[first_replica_[consumer] + pair.receiver];
-      add(pair.forward_s, up, down, true, pair.forward_uses_port, producer, consumer);
+      add(pair.forward_s, up, down, true, pair.port_down, producer, consumer);
       if (pair.returns)
-        add(pair.backward_s, down, up, false, pair.backward_uses_port, consumer, producer);
+        add(pair.backward_s, down, up, false, pair.port_up, consumer, producer);
     }
   }
   // Sorted by sender, then backwards before forwards, then receiver.
@@ -140,10 +140,8 @@ void Play::make_messages() {
 }
 
 /// Start the reduction of a stage or of a tie.
-template <typename Group>
-void Play::start_reduction(const Group& group) {
-  const int first_bucket = static_cast<int>(buckets_.size());
-  reductions_.push_back({&group.buckets_s, &group.outgoing, &group.incoming, first_bucket});
+void Play::start_reduction(const Gradients& gradients) {
+  reductions_.push_back({&gradients, static_cast<int>(buckets_.size())});
 }
 
 /// The reductions of stages and of ties, sorted by their instances.
@@ -151,21 +149,21 @@ void Play::make_reductions() {
   std::vector<std::pair<int, int>> completed;
   auto tie = parts_.ties.begin();
   for (int i = 0; i < static_cast<int>(parts_.stages.size()); ++i) {
-    const StageTimes& stage = *parts_.stages[i];
-    if (!stage.buckets_s.empty()) {
-      start_reduction(stage);
+    const StageWork& stage = *parts_.stages[i];
+    if (!stage.gradients.shares.empty()) {
+      start_reduction(stage.gradients);
       add_members(i);
       int bucket = static_cast<int>(buckets_.size());
-      for (std::size_t k = 0; k < stage.buckets_of_segment.size(); ++k)
-        for (int n = 0; n < stage.buckets_of_segment[k]; ++n)
-          completed.emplace_back(first_segment_[i] + static_cast<int>(k), bucket++);
+      for (const GradientShare& share : stage.gradients.shares)
+        for (int n = 0; n < share.buckets; ++n)
+          completed.emplace_back(first_segment_[i] + share.segment, bucket++);
       end_reduction();
     }
     for (; tie != parts_.ties.end() && (*tie)->instances[0] == i; ++tie) {
-      start_reduction(**tie);
+      start_reduction((*tie)->gradients);
       for (const int instance : (*tie)->instances) {
         add_members(instance);
-        for (std::size_t k = 0; k < (*tie)->buckets_s.size(); ++k)
+        for (std::size_t k = 0; k < (*tie)->gradients.buckets_s.size(); ++k)
           completed.emplace_back(first_segment_[instance + 1] - 1,
                                  static_cast<int>(buckets_.size() + k));
       }
@@ -182,7 +180,7 @@ void Play::add_members(int instance) {
   for (int r = first_replica_[instance]; r < first_replica_[instance] + replicas; ++r) {
     Device& device = devices_[replicas_[r].device];
     reduction.members.push_back(replicas_[r].device);
-    device.buckets_left = device.buckets += static_cast<int>(reduction.buckets_s->size());
+    device.buckets_left = device.buckets += static_cast<int>(reduction.gradients->buckets_s.size());
   }
   if (orders_.rounds[instance]) reduction.working += replicas;
   reduction.rounds = std::max(reduction.rounds, orders_.rounds[instance]);
@@ -191,7 +189,7 @@ void Play::add_members(int instance) {
 void Play::end_reduction() {
   const Reduction& reduction = reductions_.back();
   const Bucket bucket{static_cast<int>(reductions_.size()) - 1, reduction.working};
-  buckets_.insert(buckets_.end(), reduction.buckets_s->size(), bucket);
+  buckets_.insert(buckets_.end(), reduction.gradients->buckets_s.size(), bucket);
 }
 
 int Play::receive_engine(int device) const {
@@ -266,8 +264,8 @@ void Play::occupy_message(const Message& message) {
 }
 
 void Play::occupy_reduction(const Reduction& reduction) {
-  for (const int host : *reduction.outgoing) occupied_.add(first_port_ + host);
-  for (const int host : *reduction.incoming) occupied_.add(incoming_port(host));
+  for (const int host : reduction.gradients->ports.outgoing) occupied_.add(first_port_ + host);
+  for (const int host : reduction.gradients->ports.incoming) occupied_.add(incoming_port(host));
   for (const int device : reduction.members) {
     occupied_.add(device);
     if (receive_engine(device) != device) occupied_.add(receive_engine(device));
@@ -291,7 +289,7 @@ void Play::make_spans() {
       items += orders_.micro_batches;
     } else {
       const Reduction& reduction = reductions_[k - messages_.size()];
-      items += reduction.buckets_s->size() * reduction.rounds;
+      items += reduction.gradients->buckets_s.size() * reduction.rounds;
     }
   }
   spans_->items.resize(items);

@@ -21,17 +21,9 @@ std::vector<double> numbers(const auto& array) {
   return {array.data(), array.data() + array.size()};
 }
 
-/// Costs from an array whose first half has the fixed parts, and whose second half those a row.
-std::vector<Affine> affine(const auto& array) {
-  std::vector<Affine> made;
-  const std::size_t count = array.size() / 2;
-  for (std::size_t k = 0; k < count; ++k)
-    made.push_back({array.data()[k], array.data()[count + k]});
-  return made;
-}
-
 void bind_orders(nb::module_& module);
 void bind_planners(nb::module_& module);
 void bind_walk(nb::module_& module);
+void bind_work(nb::module_& module);
 
 }  // namespace penstock

@@ -11,9 +11,8 @@ namespace {
 
 using Pairs = Array<double, 2>;
 
-void make_costs(GroupCosts* self, const RunCosts& runs, const Pairs& down, const Pairs& up,
-                const std::vector<Pairs>& workspaces, std::vector<Group> groups) {
-  new (self) GroupCosts{runs, affine(down), affine(up), {}, std::move(groups)};
+void make_costs(GroupCosts* self, const RunCosts& runs, const std::vector<Pairs>& workspaces, std::vector<Group> groups) {
+  new (self) GroupCosts{runs, {}, std::move(groups)};
   for (const Pairs& workspace : workspaces)
     self->workspaces.emplace_back(runs.cuts(), numbers(workspace));
 }
@@ -183,7 +182,7 @@ void bind_planners(nb::module_& module) {
       .def(nb::init<std::vector<ReplicaKind>, double, int, double, std::vector<ReduceCost>>(),
            "kinds"_a, "crowding"_a, "replicas"_a, "step_s_per_byte"_a, "all_reduces"_a);
   nb::class_<GroupCosts>(module, "GroupCosts")
-      .def("__init__", make_costs, "runs"_a, "down"_a, "up"_a, "workspaces"_a, "groups"_a)
+      .def("__init__", make_costs, "runs"_a, "workspaces"_a, "groups"_a)
       .def_prop_ro("cuts", &RunCosts::cuts)
       .def("forward_s", cost_of<&RunCosts::forward_s>, "group"_a, "lo"_a, "hi"_a)
       .def("backward_s", cost_of<&RunCosts::backward_s>, "group"_a, "lo"_a, "hi"_a)

@@ -5,24 +5,45 @@
 namespace penstock {
 namespace {
 
-using Floats = Array<double, 1>;
-using Pairs = Array<double, 2>;
-using Tables = Array<double, 3>;
 
-void make_runs(RunCosts* self, const std::vector<Pairs>& sums, const Pairs& parameters,
-               const std::vector<Pairs>& held, std::pair<bool, bool> ways, const Tables& inputs,
-               const ReduceRules& rules) {
-  const int cuts = static_cast<int>(parameters.shape(0));
-  const auto kept = [&](std::size_t part) {
-    return part < held.size() ? PerRun<double>(cuts, numbers(held[part])) : PerRun<double>();
-  };
-  new (self) RunCosts{affine(sums.at(0)),          affine(sums.at(1)),
-                      affine(sums.at(2)),          affine(sums.at(3)),
-                      {cuts, numbers(parameters)}, kept(0),
-                      kept(1),                     kept(2),
-                      ways.first,                  ways.second,
-                      {cuts, affine(inputs)},
-                      rules};
+void make_runs(RunCosts* self, const Layers& layers, const std::vector<int>& cuts, int sharding,
+               double state) {
+  new (self) RunCosts(run_costs(layers, cuts, static_cast<Sharding>(sharding), state));
+}
+
+/// A view of sums up to each cut: the fixed parts, then those of each row.
+template <auto field>
+auto sums_of(const RunCosts& self) {
+  const std::vector<Affine>& sums = self.*field;
+  return nb::ndarray<nb::numpy, const double, nb::ndim<2>>(&sums[0].fixed, {2, sums.size()},
+                                                           nb::find(self), {1, 2});
+}
+
+/// A view of the bytes of each run, by its first and its last cut.
+template <PerRun<double> RunCosts::* field>
+auto table_of(const RunCosts& self) {
+  const std::size_t cuts = self.cuts();
+  return nb::ndarray<nb::numpy, const double, nb::ndim<2>>((self.*field).values().data(),
+                                                           {cuts, cuts}, nb::find(self));
+}
+
+auto inputs_of(const RunCosts& self) {
+  const std::size_t cuts = self.cuts();
+  const std::int64_t row = 2 * self.cuts();
+  return nb::ndarray<nb::numpy, const double, nb::ndim<3>>(
+      &self.input_bytes.values()[0].fixed, {2, cuts, cuts}, nb::find(self), {1, row, 2});
+}
+
+auto held_by(const RunCosts& self, int devices) {
+  const int cuts = self.cuts();
+  auto* made = new std::vector<double>;
+  const nb::capsule owner(made, [](void* old) noexcept {
+    delete static_cast<std::vector<double>*>(old);
+  });
+  for (int lo = 0; lo < cuts; ++lo)
+    for (int hi = 0; hi < cuts; ++hi) made->push_back(self.held({lo, hi}, devices));
+  const std::size_t side = cuts;
+  return nb::ndarray<nb::numpy, const double, nb::ndim<2>>(made->data(), {side, side}, owner);
 }
 
 double gathered_pass_s(const std::vector<double>& gathers_s, const std::vector<double>& computes_s,
@@ -33,28 +54,9 @@ double gathered_pass_s(const std::vector<double>& gathers_s, const std::vector<d
   return pass.seconds();
 }
 
-void make_links(Links* self, const Pairs& bytes_per_s, const Pairs& both_ways_bytes_per_s,
-                const Pairs& latency_s, const Array<std::uint8_t, 2>& uses_port,
-                double sum_step_s) {
-  new (self) Links{bytes_per_s.data(), both_ways_bytes_per_s.data(), latency_s.data(),
-                   uses_port.data(), static_cast<int>(latency_s.shape(0)), sum_step_s};
-}
-
-void make_costs(SearchCosts* self, const RunCosts& runs, const Pairs& weight, const Pairs& layers,
-                double step_s_per_byte, const Array<std::int64_t, 2>& edges,
-                const Pairs& edge_bytes, std::vector<Machine> devices,
-                std::vector<HostRules> hosts, const Links& links) {
-  new (self) SearchCosts{runs, affine(weight), {}, {}, step_s_per_byte, {}, std::move(devices),
-                         std::move(hosts), links};
-  for (std::size_t k = 0; k < layers.shape(1); ++k) {
-    self->parameter_bytes.push_back(layers(0, k));
-    self->workspace.push_back({layers(1, k), layers(2, k)});
-  }
-  for (std::size_t k = 0; k < edges.shape(1); ++k) {
-    const auto end = [&](int row) { return static_cast<int>(edges(row, k)); };
-    self->tensors.push_back({end(0), end(1), end(2), {edge_bytes(0, k), edge_bytes(1, k)},
-                             {edge_bytes(2, k), edge_bytes(3, k)}});
-  }
+void make_costs(SearchCosts* self, const RunCosts& runs, const Layers& layers,
+                const Hardware& hardware) {
+  new (self) SearchCosts{layers, hardware, runs};
 }
 
 void make_question(LoadQuestion* self, int recompute, double power, bool steady) {
@@ -94,23 +96,19 @@ std::vector<int> rows_of(const SearchCosts& costs, const std::vector<int>& devic
 }
 
 void bind_costs(nb::module_& module) {
-  nb::class_<ReduceRules>(module, "ReduceRules")
-      .def(nb::init<double, double, double>(), "bucket_bytes"_a, "statistic_bytes"_a,
-           "statistics_s"_a);
   nb::class_<RunCosts>(module, "RunCosts")
-      .def("__init__", make_runs, "sums"_a, "parameters"_a, "held"_a, "ways"_a,
-           "inputs"_a, "rules"_a);
-  nb::class_<Machine>(module, "Machine")
-      .def(nb::init<double, double, int, ChipMemory>(), "speed"_a, "memory_bytes"_a, "host"_a,
-           "chip"_a);
-  // Links and whatever has them point to the arrays.
-  nb::class_<Links>(module, "Links")
-      .def("__init__", make_links, "bytes_per_s"_a, "both_ways_bytes_per_s"_a, "latency_s"_a,
-           "uses_port"_a, "sum_step_s"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
-           nb::keep_alive<1, 5>());
+      .def("__init__", make_runs, "layers"_a, "cuts"_a, "sharding"_a, "state"_a)
+      .def_prop_ro("forward", sums_of<&RunCosts::forward>)
+      .def_prop_ro("backward", sums_of<&RunCosts::backward>)
+      .def_prop_ro("saved", sums_of<&RunCosts::saved>)
+      .def_prop_ro("down", sums_of<&RunCosts::down>)
+      .def_prop_ro("up", sums_of<&RunCosts::up>)
+      .def_prop_ro("inputs", inputs_of)
+      .def_prop_ro("parameters", table_of<&RunCosts::parameter_bytes>)
+      .def_prop_ro("held", table_of<&RunCosts::held_bytes>)
+      .def("held_by", held_by, "devices"_a);
   nb::class_<SearchCosts>(module, "SearchCosts")
-      .def("__init__", make_costs, "runs"_a, "weight"_a, "layers"_a, "step_s_per_byte"_a,
-           "edges"_a, "edge_bytes"_a, "devices"_a, "hosts"_a, "links"_a, nb::keep_alive<1, 10>());
+      .def("__init__", make_costs, "runs"_a, "layers"_a, "hardware"_a, nb::keep_alive<1, 4>());
   nb::class_<StageCost>(module, "StageCost")
       .def_ro("forward_s", &StageCost::forward_s)
       .def_ro("backward_s", &StageCost::backward_s)
@@ -187,9 +185,15 @@ void bind_walk(nb::module_& module) {
   module.def("stage_seconds", stage_seconds, "costs"_a, "devices"_a, "rows"_a, "run"_a,
              "all_reduces"_a);
   module.def("run_bytes", [](const SearchCosts& costs, std::pair<int, int> run, double rows) {
-    return run_bytes(costs, {run.first, run.second}, rows);
+    const Run own = {run.first, run.second};
+    return run_bytes(costs, own, costs.runs.input_bytes[own], rows);
   }, "costs"_a, "run"_a, "rows"_a);
-  module.def("held_bytes", [](const SearchCosts& costs, std::pair<int, int> run, int replicas) {
+  module.def("held_bytes", [](int sharding, double devices, double parameters, double two_layers,
+                              double copies, double state) {
+    return held_bytes(static_cast<Sharding>(sharding), devices, parameters, two_layers, copies,
+                      state);
+  }, "sharding"_a, "devices"_a, "parameters"_a, "two_layers"_a, "copies"_a, "state"_a);
+  module.def("state_bytes", [](const SearchCosts& costs, std::pair<int, int> run, int replicas) {
     return costs.runs.held({run.first, run.second}, replicas);
   }, "costs"_a, "run"_a, "replicas"_a);
   module.def("rows_of", rows_of, "costs"_a, "devices"_a, "size"_a);

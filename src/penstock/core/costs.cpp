@@ -3,14 +3,6 @@
 namespace penstock {
 namespace {
 
-/// The longest of the replicas' times.
-double slowest_s(const Group& group, Affine seconds) {
-  double longest_s = 0;
-  for (const ReplicaKind& kind : group.kinds)
-    longest_s = std::max(longest_s, seconds.at(kind.rows) / kind.speed);
-  return longest_s;
-}
-
 /// The longest time that a replica reads parameters in an action.
 double longest_read_s(const Group& group, double parameter_bytes) {
   double longest_s = 0;
@@ -27,7 +19,14 @@ double Group::all_reduce_s(double bytes) const {
   return least_s;
 }
 
-double RunCosts::norms_s(const Group& group, Run run, bool forward) const {
+double Group::slowest_s(Affine seconds) const {
+  double longest_s = 0;
+  for (const ReplicaKind& kind : kinds)
+    longest_s = std::max(longest_s, seconds.at(kind.rows) / kind.speed);
+  return longest_s;
+}
+
+double LayerSums::norms_s(const Group& group, Run run, bool forward) const {
   const auto [count, channels] = norms[run.hi] - norms[run.lo];
   if (count <= 0 || group.replicas < 2) return 0;
   double bytes = 2 * channels / count * rules.statistic_bytes;
@@ -36,20 +35,13 @@ double RunCosts::norms_s(const Group& group, Run run, bool forward) const {
   return again && !forward ? sums_s + norms_s(group, run, true) : sums_s;
 }
 
-/// Layers are what is between neighbouring cuts; what they share is gathered with the first of them.
 double RunCosts::pass_s(const Group& group, Run run, bool is_forward) const {
   const std::vector<Affine>& sums = is_forward ? forward : backward;
   const double read_s = longest_read_s(group, parameter_bytes[run]);
   if (!gathers || group.replicas < 2)
-    return std::max(read_s, slowest_s(group, sums[run.hi] - sums[run.lo]));
-  GatheredPass pass;
-  for (int k = 0; k < run.hi - run.lo; ++k) {
-    const int layer = is_forward ? run.lo + k : run.hi - 1 - k;
-    const double bytes = parameter_bytes[{run.lo, layer + 1}] - parameter_bytes[{run.lo, layer}];
-    const double half_s = bytes > 0 ? group.all_reduce_s(bytes) / 2 : 0;
-    pass.add(half_s, slowest_s(group, sums[layer + 1] - sums[layer]), is_forward ? 0 : half_s);
-  }
-  return std::max(read_s, pass.seconds());
+    return std::max(read_s, group.slowest_s(sums[run.hi] - sums[run.lo]));
+  const auto bytes_up_to = [&](int cut) { return parameter_bytes[{run.lo, cut}]; };
+  return std::max(read_s, gathered_s(group, run, is_forward, bytes_up_to));
 }
 
 double RunCosts::forward_s(const Group& group, Run run) const {
@@ -65,7 +57,7 @@ double RunCosts::micro_batch_s(const Group& group, Run run) const {
   if (reads || (gathers && group.replicas > 1))
     return forward_s(group, run) + backward_s(group, run);
   const Affine seconds = forward[run.hi] - forward[run.lo] + backward[run.hi] - backward[run.lo];
-  double longest_s = slowest_s(group, seconds);
+  double longest_s = group.slowest_s(seconds);
   longest_s += norms_s(group, run, true) + norms_s(group, run, false);
   return longest_s * group.crowding;
 }

@@ -1,4 +1,5 @@
-// The cost model: what stages cost, as `tests/reference/stage_formula.py` and the simulator say.
+// The cost model: what stages, messages and gradients cost, as `tests/reference/stage_formula.py` and
+// `tests/reference/part_formulas.py` say.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +28,11 @@ struct Run {
   bool operator==(const Run&) const = default;
 };
 
+/// The cost of a run, from sums up to each cut; never below zero by rounding.
+inline double sum_of(const std::vector<Affine>& sums, Run run, double rows) {
+  return std::max(0.0, (sums[run.hi] - sums[run.lo]).at(rows));
+}
+
 /// A table with an entry for each run.
 template <class T>
 class PerRun {
@@ -34,6 +40,7 @@ class PerRun {
   PerRun() = default;
   PerRun(int cuts, std::vector<T> values) : cuts_(cuts), values_(std::move(values)) {}
   bool empty() const { return values_.empty(); }
+  const std::vector<T>& values() const { return values_; }
   const T& operator[](Run run) const { return values_[run.lo * cuts_ + run.hi]; }
 
  private:
@@ -57,6 +64,8 @@ struct ReduceCost {
 struct ChipMemory {
   double bytes = 0, off_chip_bytes_per_s = 0;  // 0: there is none beyond, and no limit
 
+  bool operator==(const ChipMemory&) const = default;
+
   /// Seconds that an action takes at least.
   double read_s(double parameter_bytes) const {
     const bool reads = off_chip_bytes_per_s > 0 && parameter_bytes > bytes;
@@ -79,6 +88,12 @@ struct Group {
   std::vector<ReduceCost> all_reduces;  // the algorithms, of which the fastest counts
 
   double all_reduce_s(double bytes) const;
+  /// The longest of the replicas' times.
+  double slowest_s(Affine seconds) const;
+  /// Seconds of the optimizer step, of which each device that divides parameters does its share.
+  double step_s(double parameter_bytes, bool divides) const {
+    return step_s_per_byte * parameter_bytes / (divides ? replicas : 1);
+  }
 };
 
 /// A pass over layers whose devices divide their parameters: a layer is gathered, it computes, its
@@ -113,23 +128,70 @@ struct ReduceRules {
   double bucket_bytes, statistic_bytes, statistics_s;
 };
 
+/// Seconds of a message of some tensors, each of which has the latency of the link.
+inline double message_s(int tensors, double latency_s, double bytes, double bytes_per_s) {
+  return tensors * latency_s + bytes / bytes_per_s;
+}
+
+/// What the devices of a stage divide (`penstock.plan.plan.SHARDINGS`).
+enum class Sharding { none, optimizer, parameters };
+
+/// Bytes that each of some devices holds all the time: parameters, gradients, optimizer state.
+///
+/// `copies` are those of parameters and gradients, `state` the optimizer's bytes for each byte of
+/// parameters. Where parameters are divided, two layers that follow one another are whole at a time,
+/// with their gradients: `two_layers` are the bytes of the two largest.
+inline double held_bytes(Sharding sharding, double devices, double parameters, double two_layers,
+                         double copies, double state) {
+  if (sharding == Sharding::parameters)
+    return parameters * ((copies + state) / devices) + two_layers * 2;
+  return parameters * (copies + (sharding == Sharding::optimizer ? state / devices : state));
+}
+
 /// Whether stages recompute: where memory asks for it, all of them, none.
 enum class RecomputeChoice { where_needed, all, none };
 
 /// A stage on its devices: it does not fit, keeps its activations, or recomputes them.
 enum class Fit { too_large = -1, keeps, recomputes };
 
-/// The costs of the layers of a chain between some cuts. Sums are those up to each cut.
-struct RunCosts {
+/// Sums of the costs of layers, up to each cut.
+struct LayerSums {
   std::vector<Affine> forward, backward, saved;
-  std::vector<Affine> norms;            // batch normalisations, and their channels
+  std::vector<Affine> norms;  // batch normalisations, and their channels
+  bool again;                 // each backward begins with the forward
+  ReduceRules rules;
+
+  /// Seconds that replicas wait for batch norm's statistics in a micro-batch's forward or backward.
+  ///
+  /// Each normalisation sums two tables. That of the forward has a row for each replica: mean and
+  /// variance of each channel, and a count. That of the backward has two numbers for each channel.
+  double norms_s(const Group& group, Run run, bool forward) const;
+
+  /// Seconds of a pass of a group that divides parameters. Of each layer the slowest device counts,
+  /// because the others wait for its messages. Layers are what is between neighbouring cuts;
+  /// `bytes_up_to(k)` are the parameters of those from the first one of the run up to cut k.
+  template <class Bytes>
+  double gathered_s(const Group& group, Run run, bool is_forward, Bytes bytes_up_to) const {
+    const std::vector<Affine>& sums = is_forward ? forward : backward;
+    GatheredPass pass;
+    for (int k = 0; k < run.hi - run.lo; ++k) {
+      const int layer = is_forward ? run.lo + k : run.hi - 1 - k;
+      const double bytes = bytes_up_to(layer + 1) - bytes_up_to(layer);
+      const double half_s = bytes > 0 ? group.all_reduce_s(bytes) / 2 : 0;
+      pass.add(half_s, group.slowest_s(sums[layer + 1] - sums[layer]), is_forward ? 0 : half_s);
+    }
+    return pass.seconds();
+  }
+};
+
+/// The costs of the layers of a chain between some cuts, with tables of all runs of them.
+struct RunCosts : LayerSums {
+  std::vector<Affine> down, up;  // bytes that cross each cut, and of their gradients
   PerRun<double> parameter_bytes;       // what layers share counts once
   PerRun<double> held_bytes;            // all the time: parameters, gradients, optimizer state
   PerRun<double> whole_bytes, divided_bytes;  // the same of several devices that divide it, or empty
   bool gathers;                         // they divide parameters and gradients, too
-  bool again;                           // each backward begins with the forward
   PerRun<Affine> input_bytes;           // tensors that a run reads from earlier layers
-  ReduceRules rules;
 
   int cuts() const { return static_cast<int>(forward.size()); }
 
@@ -150,18 +212,14 @@ struct RunCosts {
   double micro_batch_s(const Group& group, Run run) const;
   /// Seconds of the optimizer step.
   double step_s(const Group& group, Run run) const {
-    const int shares = gathers ? group.replicas : 1;
-    return group.step_s_per_byte * parameter_bytes[run] / shares;
+    return group.step_s(parameter_bytes[run], gathers);
   }
   /// Seconds after a stage's last backward: gradient all-reduce and optimizer step.
   double after_s(const Group& group, Run run) const;
-  /// Seconds that replicas wait for batch norm's statistics, as `collectives.norm_sums_s`.
-  double norms_s(const Group& group, Run run, bool forward) const;
 };
 
 /// The costs of a chain on groups of devices that are known before.
 struct GroupCosts : RunCosts {
-  std::vector<Affine> down, up;  // bytes that cross each cut, and of their gradients
   std::vector<PerRun<double>> workspaces;  // by number of rows
   std::vector<Group> groups;
 

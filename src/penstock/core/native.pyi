@@ -12,61 +12,147 @@ version: str
 sources: str
 """The digest of the C++ files that it was built from (`penstock.core.digest`)."""
 
-class ReplicaTimes:
-    """The seconds of a replica of a stage (`penstock.simulate.stage_work.ReplicaWork`)."""
+class StageMemory:
+    """Bytes of one replica of one stage."""
 
     def __init__(
         self,
-        device: int,
-        host: int,
-        overlaps: bool,
-        streams_messages: bool,
-        seconds: Sequence[float],
-        segments_s: Sequence[float],
+        fixed_bytes: float,
+        saved_bytes: float,
+        input_bytes: float,
+        workspace_bytes: float,
+    ) -> None: ...
+    fixed_bytes: float
+    saved_bytes: float
+    input_bytes: float
+    workspace_bytes: float
+    def at(self, saved: int, inputs: int) -> float:
+        """Bytes while nothing runs; micro-batches held with everything saved, and inputs only."""
+
+class Holding:
+    """What each instance on a device holds while an action of the instance ``running`` runs.
+
+    ``held``: how many micro-batches with everything saved, and how many with inputs only.
+    """
+
+    def __init__(self, running: int, held: Sequence[tuple[int, int]]) -> None: ...
+
+def most_bytes(memories: Sequence[StageMemory], holdings: Sequence[Holding]) -> float:
+    """Peak bytes of a device with replicas of these memories, while an action runs."""
+
+class ReplicaWork:
+    """Seconds of one replica for each micro-batch, and its memory (`part_costs.cpp`).
+
+    ``segments_s`` are the parts of its last action that makes gradients (B, or W if the backward is
+    split), cut where gradients are complete.
+    """
+
+    forward_s: float
+    backward_s: float
+    step_s: float
+    segments_s: list[float]
+    memory: StageMemory
+    def seconds(self, kind: str) -> float:
+        """Seconds of one action at full speed; R is the forward of the recomputed layers."""
+
+class GradientShare:
+    """Gradients that are complete with one segment of the last backward, in equal buckets.
+
+    ``seconds`` and ``bytes`` are those of one bucket. Segment -1 is the last one.
+    """
+
+    segment: int
+    buckets: int
+    seconds: float
+    bytes: float
+
+class Ports:
+    """The hosts whose outgoing and incoming ports an all-reduce or a message uses."""
+
+    def __init__(self, outgoing: Sequence[int] = (), incoming: Sequence[int] = ()) -> None: ...
+    outgoing: list[int]
+    incoming: list[int]
+
+class StageWork:
+    """One instance of a stage on its devices.
+
+    Segment ``k`` of the last backward ends at layer ``segment_layers[k]``. ``shares`` are the
+    gradients that the replicas reduce among themselves through ``ports``.
+    """
+
+    devices: tuple[int, ...]
+    hosts: tuple[int, ...]
+    overlaps: tuple[bool, ...]
+    streams_messages: tuple[bool, ...]
+    size: int
+    """The number of replicas."""
+    replicas: list[ReplicaWork]
+    segment_layers: list[int]
+    shares: list[GradientShare]
+    ports: Ports
+    def summed_last(self) -> StageWork:
+        """The same work where all gradients wait for the end of the last backward."""
+
+class Pair:
+    """The messages between replica ``sender`` of the producer and ``receiver`` of the consumer.
+
+    Activations are sent down, gradients up. ``returns``: there is a message up. ``port_down`` and
+    ``port_up``: that message uses the ports of the hosts.
+    """
+
+    sender: int
+    receiver: int
+    forward_s: float
+    forward_bytes: float
+    returns: bool
+    backward_s: float
+    backward_bytes: float
+    port_down: bool
+    port_up: bool
+
+class Boundary:
+    """All pairs of a producer and a consumer stage, sorted."""
+
+    pairs: list[Pair]
+
+class TiedGroup:
+    """Parameters that several instances hold; complete with the last segment of each.
+
+    These are parameters tied across stages, and all parameters of a mirrored stage.
+    """
+
+    stages: list[int]
+    shares: list[GradientShare]
+    ports: Ports
+
+class Layers:
+    """The costs of the layers of a profile (`penstock.costs.run_tables.layers_in_core`)."""
+
+    def __init__(
+        self,
+        layers: npt.NDArray[np.float64],
+        edges: npt.NDArray[np.int64],
+        edge_bytes: npt.NDArray[np.float64],
+        shared: Sequence[tuple[float, Sequence[int]]],
+        stage: tuple[float, float, float],
+        again: bool,
+        rules: ReduceRules,
     ) -> None:
-        """``seconds`` are those of each kind of action, then of the optimizer step."""
-
-class StageTimes:
-    """An instance of a stage (`penstock.simulate.stage_work.StageWork`)."""
-
-    def __init__(
-        self,
-        replicas: Sequence[ReplicaTimes],
-        buckets_of_segment: Sequence[int],
-        buckets_s: Sequence[float],
-        outgoing: Sequence[int],
-        incoming: Sequence[int],
-    ) -> None: ...
-
-class PairTimes:
-    """The messages between two replicas (`penstock.simulate.transfers.Pair`)."""
-
-    def __init__(
-        self,
-        sender: int,
-        receiver: int,
-        forward_s: float,
-        backward_s: float,
-        returns: bool,
-        forward_uses_port: bool,
-        backward_uses_port: bool,
-    ) -> None: ...
-
-class BoundaryTimes:
-    """The messages between two stages (`penstock.simulate.transfers.Boundary`)."""
-
-    def __init__(self, pairs: Sequence[PairTimes]) -> None: ...
-
-class TieTimes:
-    """Parameters of several instances (`penstock.simulate.gradients.TiedGroup`)."""
-
-    def __init__(
-        self,
-        instances: Sequence[int],
-        buckets_s: Sequence[float],
-        outgoing: Sequence[int],
-        incoming: Sequence[int],
-    ) -> None: ...
+        """``layers`` has two rows, the fixed part and that of a sample, for each of forward, the
+        halves of the backward, saved bytes, batch normalisations and their channels, workspace; and
+        one for each of parameters, buffers, casts. ``stage``: seconds of any forward and backward
+        of a stage beside its layers, and of the optimizer for each byte. ``again``: backwards begin
+        with the forward."""
+    def forward_s(self, run: tuple[int, int], rows: float) -> float:
+        """Seconds of a forward of layers ``run[0]`` to ``run[1] - 1`` at speed 1."""
+    def backward_s(self, run: tuple[int, int], rows: float) -> float:
+        """The same of a whole backward."""
+    def own_bytes(self, run: tuple[int, int]) -> float:
+        """Bytes of the parameters that only one layer uses."""
+    def first_bucket(self, run: tuple[int, int]) -> int:
+        """The layer at which the first bucket of gradients is complete; -1 if there is none."""
+    def crossing_bytes(self, rows: float) -> list[float]:
+        """For each cut the bytes of all tensors that cross it and of their gradients."""
 
 class HostRules:
     """How the devices of a host share it (`penstock.cluster.cluster.Host`)."""
@@ -79,22 +165,63 @@ class HostRules:
     half_duplex: bool
     separate_links: bool
 
-class PartTimes:
+class Hardware:
+    """The devices of a cluster (`penstock.costs.tables.hardware_in_core`)."""
+
+    def __init__(
+        self, devices: Sequence[Machine], hosts: Sequence[HostRules], links: Links
+    ) -> None: ...
+    hosts: list[HostRules]
+
+class PartCosts:
+    """The work of the parts of plans (`part_costs.hpp`).
+
+    ``state`` are the optimizer's bytes for each byte of parameters.
+    """
+
+    def __init__(self, layers: Layers, hardware: Hardware, state: float) -> None: ...
+    def stage(
+        self,
+        run: tuple[int, int],
+        devices: Sequence[int],
+        rows: Sequence[int],
+        sharding: int,
+        use: tuple[bool, int, bool, int],
+        all_reduces: Sequence[AllReduceCost],
+    ) -> StageWork:
+        """The work of a stage; ``use`` is a `penstock.simulate.instances.StageUse`."""
+    def boundary(self, producer: StageWork, consumer: StageWork) -> Boundary:
+        """The messages between two stages for each micro-batch."""
+    def tie(
+        self,
+        instances: Sequence[int],
+        sizes: Sequence[float],
+        devices: Sequence[int],
+        all_reduces: Sequence[AllReduceCost],
+    ) -> TiedGroup:
+        """Parameters of these sizes, summed over all devices of some instances."""
+    def connected(self, cuts: Sequence[int]) -> list[tuple[int, int]]:
+        """All stages between which messages pass: neighbours, and ends of skipping tensors."""
+    def whole_bytes(self, stage: StageWork) -> float:
+        """Bytes of the parameters that only the layers of a stage use."""
+
+class PlanParts:
     """The work of a plan without its order (`penstock.simulate.workload.Parts`)."""
 
     def __init__(
         self,
-        stages: tuple[StageTimes, ...],
-        connections: tuple[tuple[int, int, BoundaryTimes], ...],
-        ties: tuple[TieTimes, ...],
-        hosts: tuple[HostRules, ...],
+        stages: Sequence[StageWork],
+        connections: Sequence[tuple[int, int, Boundary]],
+        ties: Sequence[TiedGroup],
+        hosts: Sequence[HostRules],
         in_order: bool,
     ) -> None: ...
 
 class Orders:
     """The orders of all streams (`penstock.simulate.orders.FlatOrders`).
 
-    ``rounds`` and ``micro_batches`` are those of all iterations together.
+    ``rounds`` are those of all iterations together; ``repeated`` are their micro-batches, and how
+    many iterations there are. ``held`` are the states of memory of each group.
     """
 
     def __init__(
@@ -104,8 +231,8 @@ class Orders:
         streams_each: int,
         groups: Sequence[int],
         rounds: Sequence[int],
-        micro_batches: int,
-        iterations: int,
+        repeated: tuple[int, int],
+        held: Sequence[Sequence[Holding]],
     ) -> None:
         """Raises ValueError if an action has no instance or micro-batch that exists."""
 
@@ -118,11 +245,14 @@ class Spans:
     """Every micro-batch of each message, then the buckets of each reduction in each round."""
     end_s: float
 
-def iteration_s(parts: PartTimes, orders: Orders) -> float:
+def iteration_s(parts: PlanParts, orders: Orders) -> float:
     """Seconds of all iterations, by the rules in `play.hpp`; it ends at a deadlock."""
 
-def play(parts: PartTimes, orders: Orders, steps_together: bool) -> Spans:
+def play(parts: PlanParts, orders: Orders, steps_together: bool) -> Spans:
     """The same with all spans; steps may wait for the gradients of all devices."""
+
+def fits(parts: PlanParts, orders: Orders) -> bool:
+    """Whether every device has enough memory for all its replicas."""
 
 class ReduceRules:
     """Sizes that `penstock.cluster.collectives` defines."""
@@ -132,28 +262,46 @@ class ReduceRules:
     ) -> None: ...
 
 class RunCosts:
-    """The costs of runs of layers (`penstock.costs.run_tables.RunTables`)."""
+    """The costs of all runs of layers that begin and end at some cuts of a chain.
+
+    Run ``lo, hi`` holds the layers between the cuts of these numbers. Costs that depend
+    on samples have two rows: the fixed part, and the part for each sample.
+
+    - ``forward``, ``backward``, ``saved``: sums up to each cut.
+    - ``down``, ``up``: bytes that cross each cut, of activations and of their gradients.
+    - ``inputs``, ``parameters``, ``held``: a run is row ``lo``, column ``hi``. ``inputs`` are the
+      bytes of the tensors that it reads from earlier layers. ``held`` are the bytes that a device
+      keeps all the time: parameters, gradients, optimizer state, buffers.
+    """
 
     def __init__(
-        self,
-        sums: Sequence[npt.NDArray[np.float64]],
-        parameters: npt.NDArray[np.float64],
-        held: Sequence[npt.NDArray[np.float64]],
-        ways: tuple[bool, bool],
-        inputs: npt.NDArray[np.float64],
-        rules: ReduceRules,
-    ) -> None:
-        """``sums`` are those of forward, backward, saved bytes and norms, up to each cut.
-
-        Affine costs have two rows: the fixed part, and the part for each sample. ``held`` are the
-        bytes of one device; then, where several divide them, what each keeps and what they divide.
-        ``ways``: whether they divide the parameters, too; whether backwards begin with a forward.
-        """
+        self, layers: Layers, cuts: Sequence[int], sharding: int, state: float
+    ) -> None: ...
+    forward: npt.NDArray[np.float64]
+    backward: npt.NDArray[np.float64]
+    saved: npt.NDArray[np.float64]
+    down: npt.NDArray[np.float64]
+    up: npt.NDArray[np.float64]
+    inputs: npt.NDArray[np.float64]
+    parameters: npt.NDArray[np.float64]
+    held: npt.NDArray[np.float64]
+    def held_by(self, devices: int) -> npt.NDArray[np.float64]:
+        """The bytes that each of so many devices keeps all the time."""
 
 class Machine:
     """A device (`penstock.cluster.cluster.Device`)."""
 
-    def __init__(self, speed: float, memory_bytes: float, host: int, chip: ChipMemory) -> None: ...
+    def __init__(
+        self,
+        speed: float,
+        memory_bytes: float,
+        host: int,
+        chip: ChipMemory,
+        overlaps: bool,
+        streams_messages: bool,
+        message_s: float,
+        message_bytes_per_s: float,
+    ) -> None: ...
 
 class Links:
     """The links from each device (row) to each device (column)."""
@@ -161,29 +309,15 @@ class Links:
     def __init__(
         self,
         bytes_per_s: npt.NDArray[np.float64],
-        both_ways_bytes_per_s: npt.NDArray[np.float64],
         latency_s: npt.NDArray[np.float64],
         uses_port: npt.NDArray[np.uint8],
         sum_step_s: float,
     ) -> None: ...
 
 class SearchCosts:
-    """A profile on a cluster (`penstock.search.points.search_costs`)."""
+    """A profile on a cluster, with tables (`penstock.costs.tables.search_costs`)."""
 
-    def __init__(
-        self,
-        runs: RunCosts,
-        weight: npt.NDArray[np.float64],
-        layers: npt.NDArray[np.float64],
-        step_s_per_byte: float,
-        edges: npt.NDArray[np.int64],
-        edge_bytes: npt.NDArray[np.float64],
-        devices: Sequence[Machine],
-        hosts: Sequence[HostRules],
-        links: Links,
-    ) -> None:
-        """``weight`` has the seconds of weight gradients up to each cut, in two parts; ``layers`` a
-        row of the parameter bytes of each layer, and two of its workspace."""
+    def __init__(self, runs: RunCosts, layers: Layers, hardware: Hardware) -> None: ...
 
 class StageCost:
     """Seconds of a stage for a micro-batch on its slowest replica, and its memory."""
@@ -345,8 +479,23 @@ def stage_seconds(
 def run_bytes(costs: SearchCosts, run: tuple[int, int], rows: float) -> RunBytes:
     """The bytes of layers for so many rows of a micro-batch."""
 
-def held_bytes(costs: SearchCosts, run: tuple[int, int], replicas: int) -> float:
-    """Bytes that each of so many devices holds all the time."""
+def held_bytes(
+    sharding: int,
+    devices: float,
+    parameters: float,
+    two_layers: float,
+    copies: float,
+    state: float,
+) -> float:
+    """Bytes that each of some devices holds all the time: parameters, gradients, optimizer state.
+
+    ``copies`` are those of parameters and gradients, ``state`` the optimizer's bytes for each byte
+    of parameters. Where parameters are divided, two layers that follow one another are whole at a
+    time, with their gradients: ``two_layers`` are the bytes of the two largest.
+    """
+
+def state_bytes(costs: SearchCosts, run: tuple[int, int], replicas: int) -> float:
+    """Bytes that each of so many devices holds all the time, buffers too."""
 
 def rows_of(costs: SearchCosts, devices: Sequence[int], size: int) -> list[int]:
     """Rows of each replica in proportion to speed."""
@@ -410,13 +559,10 @@ class GroupCosts:
     def __init__(
         self,
         runs: RunCosts,
-        down: npt.NDArray[np.float64],
-        up: npt.NDArray[np.float64],
         workspaces: Sequence[npt.NDArray[np.float64]],
         groups: Sequence[DeviceGroup],
     ) -> None:
-        """``down`` and ``up``: bytes that cross each cut, of activations and of gradients.
-        ``workspaces`` has a table for each number of rows."""
+        """``workspaces`` has a table for each number of rows."""
     cuts: int
     def forward_s(self, group: int, lo: int, hi: int) -> float:
         """Seconds of one forward on the slowest replica."""

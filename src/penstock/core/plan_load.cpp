@@ -119,8 +119,7 @@ double PlanLoad::carry(Affine bytes, const Stage& from, const Stage& to) {
   for_shared_rows(now_.rows, senders, receivers, [&](int i, int j, int shared) {
     const int source = now_.order[i], target = now_.order[j];
     const std::size_t link = costs_.links.of(source, target);
-    const double seconds =
-        costs_.links.latency_s[link] + bytes.at(shared) / costs_.links.bytes_per_s[link];
+    const double seconds = costs_.links.message_s(link, 1, bytes.at(shared));
     engines_[i].sent_s += seconds;
     engines_[j].received_s += seconds;
     if (costs_.links.uses_port[link]) {

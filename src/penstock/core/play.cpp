@@ -46,7 +46,7 @@ void Play::start_if_ready(int number) {
     occupy(number, device.step_s, device.step_s);
     return;
   }
-  const ReplicaTimes& times = *replica_of(stream, action).times;
+  const ReplicaWork& times = *replica_of(stream, action).work;
   const bool goes_forward = kind == Kind::forward || kind == Kind::recompute;
   occupy(number, action.updates() ? times.segments_s[stream.segment] : times.of(kind),
          times.of(goes_forward ? Kind::forward : Kind::backward));
@@ -212,7 +212,7 @@ void Play::end_action(Stream& stream, Action action) {
   const Replica& replica = replica_of(stream, action);
   const bool goes_forward = action.kind() == Kind::forward;
   const int segment = stream.segment++;
-  const int segments = action.updates() ? static_cast<int>(replica.times->segments_s.size()) : 1;
+  const int segments = action.updates() ? static_cast<int>(replica.work->segments_s.size()) : 1;
   if (stream.segment == segments) {
     stream.segment = 0;
     end_word(stream);
@@ -244,7 +244,7 @@ void Play::complete_buckets(int segment) {
     Bucket& bucket = buckets_[number];
     if (--bucket.members_left > 0) continue;
     const Reduction& reduction = reductions_[bucket.reduction];
-    const int size = static_cast<int>(reduction.buckets_s->size());
+    const int size = static_cast<int>(reduction.gradients->buckets_s.size());
     bucket.members_left = reduction.working;
     const int item = bucket.rounds_done++ * size + number - reduction.first_bucket;
     offer(static_cast<int>(messages_.size()) + bucket.reduction, item);
@@ -253,7 +253,7 @@ void Play::complete_buckets(int segment) {
 
 double Play::seconds_of(int lane, int item) const {
   if (is_message(lane)) return messages_[lane].seconds;
-  const std::vector<double>& buckets_s = *reductions_[lane - messages_.size()].buckets_s;
+  const std::vector<double>& buckets_s = reductions_[lane - messages_.size()].gradients->buckets_s;
   return buckets_s[item % buckets_s.size()];
 }
 

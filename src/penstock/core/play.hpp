@@ -93,7 +93,7 @@ class Play {
   };
 
   struct Replica {
-    const ReplicaTimes* times;
+    const ReplicaWork* work;
     int device, first_segment;
     int first_sent;  // its list in `sent_` after backwards; the next one: after forwards
     std::array<std::size_t, 3> inputs;  // rows of `inputs_`: forwards, backwards, its own forwards
@@ -114,8 +114,7 @@ class Play {
   };
 
   struct Reduction {
-    const std::vector<double>* buckets_s;
-    const std::vector<int>*outgoing, *incoming;  // hosts whose ports it uses
+    const Gradients* gradients;
     int first_bucket;
     int working = 0, rounds = 0;  // members that give gradients; how often the buckets are summed
     std::vector<int> members = {};  // devices
@@ -146,8 +145,7 @@ class Play {
     return works_[static_cast<std::size_t>(instance) * orders_.micro_batches + number];
   }
   void make_reductions();
-  template <typename Group>
-  void start_reduction(const Group& group);
+  void start_reduction(const Gradients& gradients);
   void add_members(int instance);
   void end_reduction();
   void make_resources();

@@ -141,8 +141,7 @@ void QuickPlay::add_messages(Pair& pair, int way) {
   const Places senders = places_of(group_[from]), receivers = places_of(group_[to]);
   for_shared_rows(rows_, senders, receivers, [&](int i, int j, int shared) {
     const std::size_t link = links.of(point_->order[i], point_->order[j]);
-    const double seconds = pair.tensors[way] * links.latency_s[link] +
-                           pair.bytes[way].at(shared) / links.bytes_per_s[link];
+    const double seconds = links.message_s(link, pair.tensors[way], pair.bytes[way].at(shared));
     const int here = host_at(i), there = host_at(j);
     const HostRules& host = costs().hosts[there];
     const int none = nothing();

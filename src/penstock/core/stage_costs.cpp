@@ -34,14 +34,6 @@ StageSeconds StageCosts::seconds(std::span<const int> devices, std::span<const i
           runs.micro_batch_s(group_, run), runs.after_s(group_, run)};
 }
 
-RunBytes run_bytes(const SearchCosts& costs, Run run, double rows) {
-  double workspace = 0;
-  for (int layer = run.lo; layer < run.hi; ++layer)
-    workspace = std::max(workspace, costs.workspace[layer].at(rows));
-  return {(costs.runs.saved[run.hi] - costs.runs.saved[run.lo]).at(rows),
-          costs.runs.input_bytes[run].at(rows), workspace};
-}
-
 /// The weights' part of a backward. Where reads make a backward longer, both of its parts are so by
 /// as much; devices that divide parameters gather and scatter in whole backwards only.
 double StageCosts::weight_s(Run run) const {
@@ -139,7 +131,7 @@ void StageCosts::set_depths(StageCost& cost, std::span<const int> devices,
   cost.held = runs.held(run, group_.replicas);
   RunBytes bytes{};
   for (std::size_t i = 0; i < devices.size(); ++i) {
-    if (i == 0 || rows[i] != rows[i - 1]) bytes = run_bytes(costs_, run, rows[i]);
+    if (i == 0 || rows[i] != rows[i - 1]) bytes = run_bytes(costs_, run, runs.input_bytes[run], rows[i]);
     const auto [saved, inputs, workspace] = bytes;
     cost.memory = std::min(cost.memory, costs_.devices[devices[i]].memory_bytes);
     cost.workspace = std::max(cost.workspace, workspace);
@@ -166,12 +158,18 @@ void StageCosts::set_reduce_costs(std::span<const int> devices) {
   ring.assign(devices.begin(), devices.end());
   std::ranges::sort(ring);
   const auto host_of = [&](int device) { return costs_.devices[device].host; };
+  const auto both_ways_bytes_per_s = [&](int i, int j) {
+    const bool in_turn =
+        costs_.hosts[host_of(i)].half_duplex || costs_.hosts[host_of(j)].half_duplex;
+    return links.bytes_per_s[links.of(i, j)] * (in_turn ? 0.5 : 1);
+  };
   const auto steps_around = [&](const std::vector<int>& members) {
     double slowest = kInfinity, latency_s = 0;
     for (std::size_t i = 0; i < members.size(); ++i) {
-      const std::size_t link = links.of(members[i], members[(i + 1) % members.size()]);
-      slowest = std::min(slowest, links.both_ways_bytes_per_s[link]);
-      latency_s = std::max({latency_s, links.latency_s[link], links.sum_step_s});
+      const int next = members[(i + 1) % members.size()];
+      slowest = std::min(slowest, both_ways_bytes_per_s(members[i], next));
+      latency_s = std::max({latency_s, links.latency_s[links.of(members[i], next)],
+                            links.sum_step_s});
     }
     return std::pair(slowest, latency_s);
   };
@@ -191,7 +189,7 @@ void StageCosts::set_reduce_costs(std::span<const int> devices) {
     }
     const std::size_t link = links.of(ring[i - 1], ring[i]);
     chain_latency_s += std::max(links.latency_s[link], links.sum_step_s);
-    chain_rate = std::max(chain_rate, 1 / links.both_ways_bytes_per_s[link]);
+    chain_rate = std::max(chain_rate, 1 / both_ways_bytes_per_s(ring[i - 1], ring[i]));
     inside_latency_s = std::max(inside_latency_s, chain_latency_s);
     // Only devices inside a longer chain send and receive at the same time.
     inside_rate = std::max(inside_rate, alone ? 1 / links.bytes_per_s[link] : chain_rate);
@@ -205,8 +203,8 @@ void StageCosts::set_reduce_costs(std::span<const int> devices) {
 }
 
 double StageCosts::buckets_s(double bytes) const {
-  const double count = std::ceil(bytes / costs_.runs.rules.bucket_bytes);
-  return count > 0 ? count * group_.all_reduce_s(bytes / count) : 0;
+  const GradientShare share = share_of(group_, 0, bytes, costs_.rules);
+  return share.buckets > 0 ? share.buckets * share.seconds : 0;
 }
 
 /// Add the seconds from the end of a stage's last backward to the end of its buckets. They are
@@ -216,34 +214,26 @@ double StageCosts::buckets_s(double bytes) const {
 /// share are complete at the end of the backward.
 void StageCosts::add_buckets(StageCost& cost, Run run) const {
   const RunCosts& runs = costs_.runs;
-  const double bucket_bytes = runs.rules.bucket_bytes;
   const double pass_s = split_ ? cost.weight_s : cost.backward_s;
-  double waiting = 0, shared = runs.parameter_bytes[run], free_s = -pass_s;
-  int lowest = run.lo;
-  for (int layer = run.hi - 1; layer >= run.lo; --layer) {
-    if (costs_.parameter_bytes[layer] > 0) {
-      waiting += costs_.parameter_bytes[layer];
-      shared -= costs_.parameter_bytes[layer];
-      lowest = layer;
+  const double own = costs_.own_bytes[run.hi] - costs_.own_bytes[run.lo];
+  double free_s = -pass_s;
+  for_buckets(costs_.own_bytes, run, costs_.rules.bucket_bytes, [&](int layer, double bytes) {
+    const Run down = {layer, run.hi};
+    const double norms_s = split_ ? 0 : runs.norms_s(group_, down, false) * group_.crowding;
+    const double done_s =
+        slowest_s(split_ ? costs_.weight : runs.backward, down) - pass_s + norms_s;
+    const double start_s = std::max(free_s, done_s);
+    const GradientShare share = share_of(group_, 0, bytes, costs_.rules);
+    free_s = start_s + share.buckets * share.seconds;
+    if (start_s < -kRounding * pass_s) {
+      cost.early_s = -start_s;
+      cost.blocked_s =
+          std::min(free_s, start_s + share.seconds * std::ceil(-start_s / share.seconds));
+      cost.blocked_s = std::max(0.0, cost.blocked_s);
     }
-    if (waiting >= bucket_bytes || (layer == run.lo && waiting > 0)) {
-      const int at = waiting >= bucket_bytes ? layer : lowest;
-      const double norms_s =
-          split_ ? 0 : runs.norms_s(group_, {at, run.hi}, false) * group_.crowding;
-      const double done_s =
-          slowest_s(split_ ? costs_.weight : runs.backward, {at, run.hi}) - pass_s + norms_s;
-      const double start_s = std::max(free_s, done_s);
-      free_s = start_s + buckets_s(waiting);
-      if (start_s < -kRounding * pass_s) {
-        const double each_s = buckets_s(waiting) / std::ceil(waiting / bucket_bytes);
-        cost.early_s = -start_s;
-        cost.blocked_s = std::min(free_s, start_s + each_s * std::ceil(-start_s / each_s));
-        cost.blocked_s = std::max(0.0, cost.blocked_s);
-      }
-      waiting = 0;
-    }
-  }
-  if (std::ceil(shared / bucket_bytes) > 0) free_s = std::max(free_s, 0.0) + buckets_s(shared);
+  });
+  const double shared = runs.parameter_bytes[run] - own;
+  if (shared > 0) free_s = std::max(free_s, 0.0) + buckets_s(shared);
   cost.after_s += std::max(0.0, free_s);
 }
 

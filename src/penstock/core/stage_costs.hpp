@@ -2,96 +2,17 @@
 // memory, and when gradients are summed.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <span>
 #include <vector>
 
-#include "costs.hpp"
-#include "work.hpp"
+#include "layers.hpp"
 
 namespace penstock {
 
-/// A tensor that one layer makes and another one reads.
-struct Tensor {
-  int producer, consumer, number;
-  Affine bytes, gradient_bytes;
-};
-
-struct Machine {
-  double speed, memory_bytes;
-  int host;
-  ChipMemory chip;
-};
-
-/// The links from each device to each device, row after row. They belong to Python.
-struct Links {
-  const double *bytes_per_s, *both_ways_bytes_per_s, *latency_s;
-  const std::uint8_t* uses_port;
-  int devices;
-  double sum_step_s;  // the least seconds of a step of an all-reduce
-
-  std::size_t of(int source, int target) const {
-    return static_cast<std::size_t>(source) * devices + target;
-  }
-};
-
-/// A profile on a cluster. Tensors are sorted by number and consumer.
-struct SearchCosts {
+/// A profile on a cluster, with tables of all runs.
+struct SearchCosts : Layers, Hardware {
   RunCosts runs;
-  std::vector<Affine> weight;           // the gradients of weights, a part of backwards
-  std::vector<Affine> workspace;        // of each layer
-  std::vector<double> parameter_bytes;  // of each layer alone
-  double step_s_per_byte;
-  std::vector<Tensor> tensors;
-  std::vector<Machine> devices;
-  std::vector<HostRules> hosts;
-  Links links;
 };
-
-/// Bytes that a replica keeps of a micro-batch, without recompute and with it, and needs while it
-/// computes.
-struct RunBytes {
-  double saved, inputs, workspace;
-};
-RunBytes run_bytes(const SearchCosts& costs, Run run, double rows);
-
-/// Call `each(s, t, tensor)` for every tensor that stage s sends a later stage t: once, however many
-/// of its layers read it. `stage_of_layer` is overwritten.
-template <class Each>
-void for_sent_tensors(const SearchCosts& costs, const std::vector<int>& cuts,
-                      std::vector<int>& stage_of_layer, Each each) {
-  stage_of_layer.resize(cuts.back());
-  for (int s = 0; s + 1 < static_cast<int>(cuts.size()); ++s)
-    std::fill(stage_of_layer.begin() + cuts[s], stage_of_layer.begin() + cuts[s + 1], s);
-  int last_tensor = -1, last_stage = -1;
-  for (const Tensor& tensor : costs.tensors) {
-    const int s = stage_of_layer[tensor.producer], t = stage_of_layer[tensor.consumer];
-    if (s == t || (tensor.number == last_tensor && t == last_stage)) continue;
-    last_tensor = tensor.number;
-    last_stage = t;
-    each(s, t, tensor);
-  }
-}
-
-/// Places of a group in an order of devices: first .. last - 1.
-struct Places {
-  int first, last;
-};
-
-/// Call `each(i, j, shared)` for all places i and j that have rows of a micro-batch in common.
-template <class Each>
-void for_shared_rows(const std::vector<int>& rows, Places from, Places to, Each each) {
-  int i = from.first, j = to.first, left_i = rows[i], left_j = rows[j];
-  while (i < from.last && j < to.last) {
-    const int shared = std::min(left_i, left_j);
-    each(i, j, shared);
-    left_i -= shared;
-    left_j -= shared;
-    if (left_i == 0 && ++i < from.last) left_i = rows[i];
-    if (left_j == 0 && ++j < to.last) left_j = rows[j];
-  }
-}
 
 /// Seconds of a stage for a micro-batch, and of its all-reduce; its memory.
 ///

@@ -62,7 +62,7 @@ void Play::make_turns() {
   const std::vector<std::vector<int>> times = unit_times();
   const int each = orders_.micro_batches / orders_.iterations;
   std::vector<int> numbers(devices_.size());
-  for (const Replica& replica : replicas_) numbers[replica.device] = replica.times->device;
+  for (const Replica& replica : replicas_) numbers[replica.device] = replica.work->device;
   std::vector<Planned> planned;
   for (int lane = 0; lane < static_cast<int>(messages_.size()); ++lane) {
     const Message& message = messages_[lane];

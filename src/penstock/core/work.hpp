@@ -1,8 +1,9 @@
-// What the parts of a plan cost. Python makes each part once, and every plan that has it uses it.
+// What the parts of a plan cost. Each part is made once, and every plan that has it uses it.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -24,43 +25,92 @@ struct Action {
   int number() const { return static_cast<int>(word >> 24); }
 };
 
-/// One replica of a stage: seconds of each kind, and of the parts of its last backward, which is
-/// cut where the gradients of buckets are complete.
-struct ReplicaTimes {
-  int device, host;
+/// Bytes of one replica of a stage.
+struct StageMemory {
+  double fixed_bytes, saved_bytes, input_bytes, workspace_bytes;
+
+  bool operator==(const StageMemory&) const = default;
+  /// Bytes while nothing runs: so many micro-batches have all saved, or their inputs only.
+  double at(int saved, int inputs) const {
+    return fixed_bytes + saved * saved_bytes + inputs * input_bytes;
+  }
+};
+
+/// What each instance on a device holds while an action of the instance in place `running` runs:
+/// how many micro-batches with everything saved, and how many with inputs only.
+struct Holding {
+  int running;
+  std::vector<std::pair<int, int>> held;
+};
+
+/// Peak bytes of a device with replicas of these memories, while an action runs.
+double most_bytes(const std::vector<StageMemory>& memories, const std::vector<Holding>& holdings);
+
+/// One replica of a stage: seconds of each kind, and of the parts of its last action that makes
+/// gradients (B, or W if the backward is split), cut where the gradients of buckets are complete.
+struct ReplicaWork {
+  int device, host, rows;
   bool overlaps;          // computes while it communicates
   bool streams_messages;  // sends a message beside the action that makes it
+  double device_bytes;    // the memory of its device
+  StageMemory memory;
   std::array<double, kTimedKinds> seconds;
   std::vector<double> segments_s;
 
   double of(Kind kind) const { return seconds[static_cast<int>(kind)]; }
 };
 
-/// One instance of a stage. Segment k of the last backward completes `buckets_of_segment[k]` of
-/// the buckets, whose all-reduces take `buckets_s`.
-struct StageTimes {
-  std::vector<ReplicaTimes> replicas;
-  std::vector<int> buckets_of_segment;
-  std::vector<double> buckets_s;
-  std::vector<int> outgoing, incoming;  // hosts whose ports the all-reduces use
+/// Gradients that are complete with one segment of the last backward, in equal buckets; seconds and
+/// bytes of one of them. Segment -1 is the last one.
+struct GradientShare {
+  int segment, buckets;
+  double seconds, bytes;
 };
 
-/// The messages of a micro-batch between two replicas: activations forward, gradients back.
-struct PairTimes {
-  int sender, receiver;
-  double forward_s, backward_s;
-  bool returns, forward_uses_port, backward_uses_port;
-};
-
-struct BoundaryTimes {
-  std::vector<PairTimes> pairs;
-};
-
-/// Parameters that several instances hold. They are complete with the last segment of each.
-struct TieTimes {
-  std::vector<int> instances;
-  std::vector<double> buckets_s;
+/// Hosts whose outgoing and incoming ports an all-reduce or a message uses.
+struct Ports {
   std::vector<int> outgoing, incoming;
+};
+
+/// What some devices sum after a last backward, through which ports.
+struct Gradients {
+  std::vector<GradientShare> shares;
+  Ports ports;
+  std::vector<double> buckets_s = {};  // of every bucket, one after the other
+
+  void add(const GradientShare& share) {
+    shares.push_back(share);
+    buckets_s.insert(buckets_s.end(), share.buckets, share.seconds);
+  }
+};
+
+/// One instance of a stage. Segment k of the last backward ends at layer `segment_layers[k]`.
+struct StageWork {
+  int first_layer, end_layer;
+  std::vector<ReplicaWork> replicas;
+  std::vector<int> segment_layers;
+  Gradients gradients;
+};
+
+/// The messages of a micro-batch between two replicas: activations down, gradients up.
+struct Pair {
+  int sender, receiver;
+  double forward_s, forward_bytes;
+  bool returns;  // there is a message up
+  double backward_s, backward_bytes;
+  bool port_down, port_up;
+};
+
+/// All pairs of a producer and a consumer, sorted.
+struct Boundary {
+  std::vector<Pair> pairs;
+};
+
+/// Parameters that several instances hold: those tied across stages, and all of a mirrored stage.
+/// They are complete with the last segment of each.
+struct TiedGroup {
+  std::vector<int> instances;
+  Gradients gradients;
 };
 
 struct HostRules {
@@ -78,6 +128,7 @@ struct Orders {
   std::vector<int> rounds;  // updates of every instance in all iterations; 0: it has no work
   int micro_batches;        // of all iterations
   int iterations;
+  std::vector<std::vector<Holding>> held;  // by each group while actions run
 
   int group_count() const { return (static_cast<int>(start.size()) - 1) / streams_each; }
 
@@ -87,16 +138,19 @@ struct Orders {
 
 struct Connection {
   int producer, consumer;  // instances
-  const BoundaryTimes* boundary;
+  const Boundary* boundary;
 };
 
 /// The work of a plan without its order. Ties are sorted by their instances.
 struct Parts {
-  std::vector<const StageTimes*> stages;
+  std::vector<const StageWork*> stages;
   std::vector<Connection> connections;
-  std::vector<const TieTimes*> ties;
+  std::vector<const TiedGroup*> ties;
   std::vector<HostRules> hosts;
   bool in_order;  // a device's messages pass one after another, in the planned order
 };
+
+/// Whether every device has enough memory for all its replicas.
+bool fits(const Parts& parts, const Orders& orders);
 
 }  // namespace penstock

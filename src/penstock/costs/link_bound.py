@@ -39,8 +39,9 @@ import numpy as np
 
 from penstock.cluster.cluster import Cluster, Host
 from penstock.cluster.link_matrices import link_matrices
+from penstock.core.native import held_bytes
 from penstock.costs.run_tables import Floats
-from penstock.costs.sharding import held_bytes
+from penstock.plan.plan import SHARDINGS
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, ModelProfile
 
@@ -176,7 +177,7 @@ def link_bound(problem: PlanningProblem, size: int, floor_s: float) -> tuple[flo
     if len(problem.cluster.hosts) == 1:
         return found
     hosts, layers = hosts_of(problem.cluster), problem.profile.layers
-    kinds = [sharding for sharding in problem.shardings if sharding != "parameters"]
+    kinds = [SHARDINGS.index(what) for what in problem.shardings if what != "parameters"]
     state = problem.optimizer_bytes_per_parameter_byte
 
     def least_s(costs: list[Affine]) -> Floats:

@@ -11,10 +11,10 @@ import numpy as np
 
 from penstock.cluster.collectives import BUCKET_BYTES, all_reduce_costs
 from penstock.cluster.link_matrices import link_matrices
-from penstock.costs.layer_sums import LayerSums
+from penstock.core.native import Layers, held_bytes
 from penstock.costs.link_bound import Core, floor_of, host_speeds, least_per_sample, link_bound
-from penstock.costs.sharding import held_bytes
-from penstock.plan.plan import Plan, Stage
+from penstock.costs.run_tables import layers_in_core
+from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled, remembered, remembered_by_schedules
 from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.schedule.registry import FAMILIES
@@ -67,7 +67,10 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
     size, state = float(fattest.parameter_bytes), problem.optimizer_bytes_per_parameter_byte
     devices = len(problem.cluster.devices)
     kept = ("", 1), *((sharding, devices) for sharding in problem.shardings)
-    least = min(held_bytes(sharding, count, size, size, 2.0, state) for sharding, count in kept)
+    least = min(
+        held_bytes(SHARDINGS.index(sharding), count, size, size, 2.0, state)
+        for sharding, count in kept
+    )
     if least > largest * (1 + MEMORY_ROUNDING):
         return LowerBound(inf, f"memory: layer '{fattest.name}' fits no device", covers)
     found: list[LowerBound] = []
@@ -160,7 +163,7 @@ class Prepared:
     beside the pass that makes it.
     """
 
-    sums: LayerSums
+    layers: Layers
     near: tuple[tuple[Edge, ...], ...]
     receive_rates: tuple[float, ...]
     any_streams: bool
@@ -172,7 +175,7 @@ def prepare(problem: PlanningProblem) -> Prepared:
     rates = link_matrices(problem.cluster).bytes_per_s
     np.fill_diagonal(rates, 0.0)
     return Prepared(
-        sums=LayerSums(problem.profile),
+        layers=layers_in_core(problem.profile),
         near=near_edges(problem.profile),
         receive_rates=tuple(rates.max(axis=0).tolist()),
         any_streams=any(device.concurrent_passes for device in problem.cluster.devices),
@@ -269,15 +272,15 @@ class ReplicaTimes:
 def replica_times(problem: PlanningProblem, stage: Stage) -> list[ReplicaTimes]:
     """The times of the replicas that differ."""
     devices = problem.cluster.devices
-    sums = prepare(problem).sums
+    layers, run = prepare(problem).layers, (stage.layers.start, stage.layers.stop)
     kinds = {
         (rows, devices[device].speed)
         for device, rows in zip(stage.devices, stage.slices, strict=True)
     }
     return [
         ReplicaTimes(
-            sums.forward_s.of(stage.layers, rows) / speed,
-            sums.backward_s.of(stage.layers, rows) / speed,
+            layers.forward_s(run, rows) / speed,
+            layers.backward_s(run, rows) / speed,
             rows,
             speed,
         )
@@ -324,18 +327,15 @@ def gradient_tail_s(problem: PlanningProblem, stage: Stage, slow: ReplicaTimes) 
     Gradients come from the last layer on; nothing is reduced before `BUCKET_BYTES` are there. Where
     devices divide parameters, gradients are summed in the backwards.
     """
-    sums = prepare(problem).sums
-    lo, hi, sizes = stage.layers.start, stage.layers.stop, sums.own_parameter_bytes
-    size_bytes = sizes.of(stage.layers)
+    layers, run = prepare(problem).layers, (stage.layers.start, stage.layers.stop)
+    size_bytes = layers.own_bytes(run)
     fastest = max(problem.cluster.devices[device].speed for device in stage.devices)
     step_s = size_bytes * problem.profile.step_s_per_byte / fastest
     if problem.sharding_of(stage) == "parameters":
         return slow.backward_s + step_s / stage.replicas
     if stage.replicas == 1 or size_bytes <= 0:
         return slow.backward_s + step_s
-    # The first bucket ends with the last layer from which on enough bytes are there.
-    full = max(sizes.highest(hi, BUCKET_BYTES), min(sizes.lowest(lo), hi - 1))
-    ready_s = sums.backward_s.of(range(full, hi), slow.rows)
+    ready_s = layers.backward_s((layers.first_bucket(run), stage.layers.stop), slow.rows)
     reduce_s = size_bytes / BUCKET_BYTES * bucket_s(problem, stage)
     return max(slow.backward_s, ready_s / slow.speed + reduce_s) + step_s
 

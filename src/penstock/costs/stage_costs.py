@@ -84,7 +84,7 @@ def state_bytes(problem: PlanningProblem, stage: Stage) -> float:
     """Return the bytes that each device of a stage holds all the time."""
     layers, sharding = stage.layers, SHARDINGS.index(problem.sharding_of(stage))
     costs = costs_with(problem, sharding, by_block=False)
-    return native.held_bytes(costs, (layers.start, layers.stop), stage.replicas)
+    return native.state_bytes(costs, (layers.start, layers.stop), stage.replicas)
 
 
 def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
@@ -184,7 +184,7 @@ def device_memory_bytes(problem: PlanningProblem, stage: Stage, rows: int, in_fl
       + (in flight - 1) * stage inputs + max(saved, inputs)   (recompute)
 
     By block a layer saves what it reads (`ModelProfile.by_block`). What devices divide counts as
-    `penstock.costs.sharding.held_bytes` says.
+    `held_bytes` of `core/costs.hpp` says.
     """
     run = run_bytes(problem, stage, rows)
     held = state_bytes(problem, stage) + run.workspace

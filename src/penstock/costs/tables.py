@@ -8,30 +8,25 @@ from typing import TypeAlias
 import numpy as np
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.collectives import (
-    BUCKET_BYTES,
-    STATISTIC_BYTES,
-    STATISTICS_S,
-    all_reduce_costs,
-)
+from penstock.cluster.collectives import all_reduce_costs
 from penstock.cluster.link_matrices import LinkMatrices, link_matrices
 from penstock.core.native import (
     AllReduceCost,
     DeviceGroup,
     GroupCosts,
+    Hardware,
     HostRules,
     LinkNetwork,
     Links,
     Machine,
-    ReduceRules,
     ReplicaKind,
     RunCosts,
     SearchCosts,
 )
-from penstock.costs.run_tables import Floats, Integers, RunTables, run_tables, sums, workspace_table
+from penstock.costs.run_tables import Floats, layers_in_core, run_tables, workspace_table
 from penstock.plan.plan import SHARDINGS
 from penstock.plan.problem import PlanningProblem, in_blocks, recalled, remembered
-from penstock.profile.model_profile import Affine, ModelProfile
+from penstock.profile.model_profile import Affine
 
 Devices: TypeAlias = tuple[int, ...]
 OfGroup: TypeAlias = tuple[float, float, list[AllReduceCost]]
@@ -66,12 +61,8 @@ class ChainCosts:
     known: dict[Devices, OfGroup] = field(default_factory=dict[Devices, OfGroup])
 
     @cached_property
-    def runs(self) -> RunTables:
+    def runs(self) -> RunCosts:
         return run_tables(self.problem, self.cuts)
-
-    @cached_property
-    def runs_in_core(self) -> RunCosts:
-        return runs_in_core(self.runs)
 
     @cached_property
     def by_block(self) -> "ChainCosts":
@@ -119,7 +110,7 @@ class ChainCosts:
 
     def costs(self, groups: Sequence[Devices], slices: Sequence[Sequence[int]]) -> GroupCosts:
         """The groups with the rows of their devices, for stages."""
-        devices, runs = self.problem.cluster.devices, self.runs
+        devices = self.problem.cluster.devices
         counts = sorted({rows for own in slices for rows in own}) if self.has_workspace else [0]
         number = {rows: place for place, rows in enumerate(counts)}
         made: list[DeviceGroup] = []
@@ -135,7 +126,7 @@ class ChainCosts:
             crowded, step_s, all_reduces = self.of_group(group)
             made.append(DeviceGroup(replicas, crowded, len(group), step_s, all_reduces))
         workspaces = [self.workspace(count) for count in counts]
-        return GroupCosts(self.runs_in_core, runs.down, runs.up, workspaces, made)
+        return GroupCosts(self.runs, workspaces, made)
 
     def workspace(self, rows: int) -> Floats:
         """The largest workspace of each run, for so many rows."""
@@ -164,43 +155,31 @@ def whole_chain(problem: PlanningProblem) -> ChainCosts:
     return ChainCosts(problem, tuple(range(len(problem.profile.layers) + 1)))
 
 
-def runs_in_core(runs: RunTables) -> RunCosts:
-    """The tables of runs for the core's cost model."""
-    return RunCosts(
-        [runs.forward, runs.backward, runs.saved, runs.norms],
-        runs.parameters,
-        [runs.held, *runs.divided],
-        (runs.gathers, runs.again),
-        runs.inputs,
-        ReduceRules(BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S),
-    )
-
-
 @remembered
 def search_costs(problem: PlanningProblem) -> SearchCosts:
-    """Return profile and cluster for the core, with the links between all pairs of devices.
-
-    A link is slower while both of its ends also send or receive the other way.
-    """
-    profile, cluster = problem.profile, problem.cluster
-    edges, edge_bytes = edge_table(profile)
-    links, layers = link_matrices(cluster), profile.layers
-    sizes = (
-        [layer.parameter_bytes for layer in layers],
-        [layer.workspace_bytes.fixed for layer in layers],
-        [layer.workspace_bytes.per_sample for layer in layers],
-    )
-    turns = np.array([cluster.hosts[host].half_duplex for host in cluster.host_index])
-    both_ways = links.bytes_per_s / (1 + (turns[:, None] | turns[None, :]))
+    """Return profile and cluster for the core, with tables of all runs of layers."""
     return SearchCosts(
-        runs_in_core(run_tables(problem)),
-        np.ascontiguousarray(sums(profile, lambda layer: layer.backward_weight_s)),
-        np.array(sizes, dtype=np.float64),
-        profile.step_s_per_byte,
-        edges,
-        edge_bytes,
+        run_tables(problem),
+        layers_in_core(problem.profile),
+        hardware_in_core(problem.cluster),
+    )
+
+
+def hardware_in_core(cluster: Cluster) -> Hardware:
+    """Return the devices of a cluster for the core, with the links between all pairs of them."""
+    links = link_matrices(cluster)
+    return Hardware(
         [
-            Machine(device.speed, device.memory_bytes, host, device.chip)
+            Machine(
+                device.speed,
+                device.memory_bytes,
+                host,
+                device.chip,
+                device.overlaps_communication,
+                device.concurrent_passes,
+                device.message_s,
+                device.message_bytes_per_s,
+            )
             for device, host in zip(cluster.devices, cluster.host_index, strict=True)
         ],
         [
@@ -209,30 +188,11 @@ def search_costs(problem: PlanningProblem) -> SearchCosts:
         ],
         Links(
             links.bytes_per_s,
-            both_ways,
             links.latency_s,
             links.uses_port.astype(np.uint8),
             cluster.sum_step_s,
         ),
     )
-
-
-def edge_table(profile: ModelProfile) -> tuple[Integers, Floats]:
-    """Return the edges, sorted by tensor and consumer: producer, consumer, number of the tensor.
-
-    Then their bytes: the two parts of the activation's, and of its gradient's.
-    """
-    number: dict[str, int] = {}
-    for edge in profile.edges:
-        number.setdefault(edge.tensor, len(number))
-    ordered = sorted(profile.edges, key=lambda edge: (number[edge.tensor], edge.consumer))
-    edges = np.zeros((3, len(ordered)), dtype=np.int64)
-    sizes = np.zeros((4, len(ordered)))
-    for i, edge in enumerate(ordered):
-        edges[:, i] = edge.producer, edge.consumer, number[edge.tensor]
-        sizes[:2, i] = edge.bytes.fixed, edge.bytes.per_sample
-        sizes[2:, i] = edge.gradient_bytes.fixed, edge.gradient_bytes.per_sample
-    return edges, sizes
 
 
 def costs_with(problem: PlanningProblem, sharding: int, *, by_block: bool) -> SearchCosts:

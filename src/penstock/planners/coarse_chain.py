@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from penstock.core.native import GroupCosts, LinkNetwork
-from penstock.costs.run_tables import Integers, at, crossing_table
+from penstock.costs.run_tables import Integers, layers_in_core
 from penstock.costs.stage_costs import rows_by_speed
 from penstock.costs.tables import ChainCosts
 from penstock.plan.problem import PlanningProblem
@@ -31,7 +31,7 @@ def likely_cuts(problem: PlanningProblem, most: int) -> tuple[int, ...]:
         return tuple(range(layers + 1))
     size = max(problem.micro_batch_sizes)
     work = list(accumulate((layer.work_s.at(size) for layer in profile.layers), initial=0.0))
-    crossing = at(crossing_table(profile, lambda edge: edge.bytes + edge.gradient_bytes), size)
+    crossing = layers_in_core(profile).crossing_bytes(size)
     best: dict[int, int] = {}
     for cut in range(1, layers):
         part = min(most - 1, int(work[cut] / max(work[-1], 1e-300) * most))

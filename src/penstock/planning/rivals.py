@@ -17,7 +17,6 @@ from penstock.planning.answers import find_plan
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.compiled import play
 from penstock.simulate.score import predict_plan
-from penstock.simulate.stage_work import summed_last
 from penstock.words import seconds_text, size_text
 
 PLAIN = "1f1b"
@@ -87,7 +86,7 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
 def without_overlap_s(problem: PlanningProblem, plan: Plan) -> float:
     """Seconds of an iteration of a plan of one stage whose gradients wait for the last backward."""
     workload = workload_of(plan, problem.profile, problem.cluster, order_of(plan))
-    stages = tuple(map(summed_last, workload.parts.stages))
+    stages = tuple(stage.summed_last() for stage in workload.parts.stages)
     return play(replace(workload, parts=replace(workload.parts, stages=stages))).iteration_s
 
 

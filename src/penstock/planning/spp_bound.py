@@ -6,13 +6,12 @@ from math import inf
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import message_resources
+from penstock.core.native import GradientShare, Ports, StageWork
 from penstock.costs.tables import crowding
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.simulate.catalogue import Catalogue
-from penstock.simulate.gradients import GradientShare, Ports
 from penstock.simulate.orders import one_instance_a_stage
-from penstock.simulate.stage_work import StageWork
 from penstock.simulate.workload import Parts
 
 Resource = tuple[str, int]
@@ -110,9 +109,9 @@ def shared_s(one: Occupation, others: Iterable[Occupation]) -> float:
 def messages_of(cluster: Cluster, parts: Parts) -> Iterator[Occupation]:
     """The messages of one micro-batch between each pair of devices, in each direction."""
     for producer, consumer, boundary in parts.boundaries:
+        above, below = parts.stages[producer].devices, parts.stages[consumer].devices
         for pair in boundary.pairs:
-            down = parts.stages[producer].devices[pair.sender]
-            up = parts.stages[consumer].devices[pair.receiver]
+            down, up = above[pair.sender], below[pair.receiver]
             for ends, seconds in (((down, up), pair.forward_s), ((up, down), pair.backward_s)):
                 if seconds > 0:
                     yield Occupation(seconds, frozenset(message_resources(cluster, *ends)))

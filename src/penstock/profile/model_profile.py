@@ -339,10 +339,6 @@ class ModelProfile(Table):
             shared.bytes for shared in self.shared if any(i in layers for i in shared.layers)
         )
 
-    def saved_bytes(self, layers: range, samples: float) -> float:
-        """Bytes that ``layers`` keep for the backward of one micro-batch of ``samples``."""
-        return sum(self.layers[i].saved_bytes.at(samples) for i in layers)
-
     @cached_property
     def crossing(self) -> tuple[tuple[Edge, ...], ...]:
         """For each cut the edges from a layer before it to one at or after it, in order."""
@@ -351,12 +347,6 @@ class ModelProfile(Table):
             for cut in range(edge.producer + 1, edge.consumer + 1):
                 found[cut].append(edge)
         return tuple(map(tuple, found))
-
-    def incoming(self, layers: range) -> tuple[Edge, ...]:
-        """One edge for each tensor that a stage of ``layers`` reads from earlier layers."""
-        return first_of_each_tensor(
-            edge for edge in self.edges if edge.producer < layers.start and edge.consumer in layers
-        )
 
     def prefix_sums(self, samples: float) -> tuple[list[float], list[float]]:
         """Forward and backward seconds of layers ``0..i-1``, for ``i = 0..len(layers)``."""

@@ -18,7 +18,6 @@ from penstock.rehearse.emulation import Crossings, SharedPiece
 from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work
 from penstock.runtime.transport.messages import BoundaryTensors, Message
 from penstock.schedule.action import ActionKind
-from penstock.simulate.stage_work import StageWork
 from penstock.simulate.workload import Replica
 
 FLOAT_BYTES = 4
@@ -72,18 +71,19 @@ def parameter_of(piece: SharedPiece, byte_scale: float) -> nn.Parameter:
 
 def last_parts(
     replica: Replica,
-    work: StageWork,
+    layers: range,
+    segment_layers: Sequence[int],
     parameters: Mapping[SharedPiece, nn.Parameter],
     time_scale: float,
 ) -> list[Part]:
     """The parts of a replica's last action that makes gradients; see `EmulatedStage`."""
     parts: list[Part] = []
-    above = work.layers.stop
-    for end, seconds in zip(work.segment_layers, replica.work.segments_s, strict=True):
+    above = layers.stop
+    for end, seconds in zip(segment_layers, replica.work.segments_s, strict=True):
         complete = [
             parameter
             for piece, parameter in parameters.items()
-            if replica.stage in piece.stages and end <= max(piece.layer, work.layers.start) < above
+            if replica.stage in piece.stages and end <= max(piece.layer, layers.start) < above
         ]
         parts.append((seconds * time_scale, complete[::-1]))
         above = end

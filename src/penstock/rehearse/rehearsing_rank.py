@@ -229,7 +229,13 @@ class RehearsingRank:
             runners[stage] = EmulatedStage(
                 programs[stage],
                 {kind: replica.work.seconds(kind) * time_scale for kind in ACTION_KINDS},
-                last_parts(replica, workload.parts.stages[instance], own, time_scale),
+                last_parts(
+                    replica,
+                    plan.stages[stage].layers,
+                    workload.parts.stages[instance].segment_layers,
+                    own,
+                    time_scale,
+                ),
                 partial(self.buckets.launching, stage),
                 client.sleep_until,
             )

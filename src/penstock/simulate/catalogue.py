@@ -1,27 +1,22 @@
 """Caches the parts that plans consist of: the work of each stage and the messages of each pair."""
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from itertools import count, pairwise
+from functools import cached_property
+from itertools import pairwise
 from math import lcm
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs
-from penstock.core.native import HostRules
-from penstock.costs.layer_sums import LayerSums
+from penstock.core.native import Boundary, PartCosts, StageWork, TiedGroup
+from penstock.costs.run_tables import layers_in_core
+from penstock.costs.tables import hardware_in_core
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan, Stage
-from penstock.profile.model_profile import ModelProfile
+from penstock.plan.plan import SHARDINGS, Plan, Stage
+from penstock.profile.model_profile import ModelProfile, SharedParameter
 from penstock.schedule.schedule import Schedule
-from penstock.simulate.gradients import (
-    TiedGroup,
-    bytes_of_own,
-    group_ports,
-    share_of,
-    tied_parameters,
-)
 from penstock.simulate.instances import (
     Instances,
     StageUse,
@@ -29,8 +24,6 @@ from penstock.simulate.instances import (
     instances_of,
     stages_of_instances,
 )
-from penstock.simulate.stage_work import StageWork, stage_work
-from penstock.simulate.transfers import Boundary, boundary_between, connected_stages
 from penstock.simulate.workload import Parts, Workload
 
 MOST_SECONDS = 1_000_000
@@ -49,67 +42,65 @@ class Catalogue:
         cluster: Cluster,
         optimizer_bytes_per_parameter_byte: float = 2.0,
     ) -> None:
-        self.cluster = cluster
-        self.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte
-        self.sums = LayerSums(profile)
-        self.shared = profile.shared
-        skips = [edge for edge in profile.edges if edge.consumer - edge.producer > 1]
-        self.producers = np.array([edge.producer for edge in skips], dtype=np.int64)
-        self.consumers = np.array([edge.consumer for edge in skips], dtype=np.int64)
-        self.hosts = tuple(
-            HostRules(host.full_speed_devices, host.half_duplex, host.separate_links)
-            for host in cluster.hosts
-        )
-        self.numbers = count()
+        self.profile, self.cluster = profile, cluster
+        self.hardware = hardware_in_core(cluster)
+        self.state = optimizer_bytes_per_parameter_byte
+        self.skips = any(edge.consumer - edge.producer > 1 for edge in profile.edges)
         self.stages = Recent[object, StageWork](MOST_SECONDS, weight_of_stage)
         self.boundaries = Recent[object, Boundary](MOST_PAIRS, weight_of_boundary)
         self.ties = Recent[object, TiedGroup](MOST_PAIRS, lambda tie: len(tie.shares))
 
+    @cached_property
+    def costs(self) -> PartCosts:
+        return PartCosts(layers_in_core(self.profile), self.hardware, self.state)
+
+    @cached_property
+    def by_block(self) -> PartCosts:
+        """The costs of stages that recompute by block."""
+        return PartCosts(layers_in_core(self.profile.by_block), self.hardware, self.state)
+
     def parts_of(self, plan: Plan, instances: Instances) -> Parts:
-        """The parts of ``plan``, used as ``instances`` say."""
+        """The parts of ``plan``, used as ``instances`` say.
+
+        Messages pass between neighbours and, for each skip connection, between its ends.
+        """
         stages = tuple(map(self.stage, stages_of_instances(plan), instances.uses))
         ends: list[tuple[int, int]] = list(pairwise(range(len(plan.stages))))
         ties: tuple[TiedGroup, ...] = ()
-        if len(self.producers) or self.shared or instances.in_turn:
-            lengths = [len(stage.layers) for stage in plan.stages]
-            stage_of_layer = np.repeat(np.arange(len(plan.stages)), lengths)
-            ends = list(connected_stages(stage_of_layer, self.producers, self.consumers))
-            ties = self.ties_of(stages, stage_of_layer.tolist(), instances)
+        if self.skips or self.profile.shared or instances.in_turn:
+            cuts = [0, *(stage.layers.stop for stage in plan.stages)]
+            ends = self.costs.connected(cuts)
+            ties = self.ties_of(stages, cuts, instances)
         if instances.in_turn:
             ends = sorted(pair for both in ends for pair in copies_joined(both, instances.copies))
         boundaries = tuple((p, c, self.boundary(stages[p], stages[c])) for p, c in ends)
-        return Parts(stages, boundaries, ties, self.hosts, self.cluster.messages_in_order)
+        in_order = self.cluster.messages_in_order
+        return Parts(stages, boundaries, ties, self.hardware.hosts, in_order)
 
     def stage(self, stage: Stage, use: StageUse) -> StageWork:
-        layers, how = stage.layers, (stage.by_block, stage.sharding)
-        key = (layers.start, layers.stop, stage.devices, stage.slices, use, how)
+        """The work of an instance of a stage; its devices are ``stage.devices``."""
+        run, sharding = (stage.layers.start, stage.layers.stop), SHARDINGS.index(stage.sharding)
+        ways = (run, stage.devices, stage.slices, sharding, use)
+        costs = self.by_block if stage.by_block else self.costs
         return self.stages.find(
-            key,
-            lambda: stage_work(
-                next(self.numbers),
-                stage,
-                use,
-                self.sums.by_block if stage.by_block else self.sums,
-                self.cluster,
-                optimizer_bytes_per_parameter_byte=self.optimizer_bytes_per_parameter_byte,
-            ),
+            (ways, stage.by_block),
+            lambda: costs.stage(*ways, all_reduce_costs(self.cluster, stage.devices)),
         )
 
     def boundary(self, producer: StageWork, consumer: StageWork) -> Boundary:
         """The messages between two stages."""
         return self.boundaries.find(
-            (producer.number, consumer.number),
-            lambda: boundary_between(producer, consumer, self.sums, self.cluster),
+            (producer, consumer), lambda: self.costs.boundary(producer, consumer)
         )
 
     def ties_of(
-        self, stages: Sequence[StageWork], stage_of_layer: Sequence[int], instances: Instances
+        self, stages: Sequence[StageWork], cuts: Sequence[int], instances: Instances
     ) -> tuple[TiedGroup, ...]:
         """Parameters held by several instances, sorted by these: tied ones, and whole stages.
 
         Instances that share one device sum their gradients without a message.
         """
-        held = tied_parameters(stage_of_layer, self.shared)
+        held = tied_parameters(cuts, self.profile.shared)
         if instances.in_turn:
             copies = instances.copies
             held = {
@@ -117,24 +108,34 @@ class Catalogue:
                 for users in held
             }
             for stage, own in enumerate(copies):
-                if len(own) > 1 and (own_bytes := bytes_of_own(stages[stage].layers, self.sums)):
+                if len(own) > 1 and (own_bytes := self.costs.whole_bytes(stages[stage])):
                     held[own] = [own_bytes]
         found = (self.tie(users, sizes, stages) for users, sizes in sorted(held.items()))
         return tuple(tie for tie in found if tie.shares)
 
     def tie(
-        self, users: tuple[int, ...], sizes: Sequence[int], stages: Sequence[StageWork]
+        self, users: tuple[int, ...], sizes: Sequence[float], stages: Sequence[StageWork]
     ) -> TiedGroup:
         """The reduction of parameters over all replicas of all instances that hold them."""
 
         def make() -> TiedGroup:
             devices = list(dict.fromkeys(d for user in users for d in stages[user].devices))
-            costs = all_reduce_costs(self.cluster, devices)
-            shares = tuple(share_of(costs, -1, size) for size in sizes) if costs else ()
-            return TiedGroup(users, shares, group_ports(self.cluster, devices))
+            return self.costs.tie(users, sizes, devices, all_reduce_costs(self.cluster, devices))
 
-        key = (users, tuple(stages[user].number for user in users), tuple(sizes))
+        key = (users, tuple(stages[user] for user in users), tuple(sizes))
         return self.ties.find(key, make)
+
+
+def tied_parameters(
+    cuts: Sequence[int], shared: Sequence[SharedParameter]
+) -> dict[tuple[int, ...], list[float]]:
+    """Bytes of the parameters that several stages share, by these stages."""
+    found: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    for parameter in shared:
+        stages = tuple(sorted({bisect_right(cuts, layer) - 1 for layer in parameter.layers}))
+        if len(stages) > 1 and parameter.bytes:
+            found[stages].append(parameter.bytes)
+    return found
 
 
 def copies_joined(ends: tuple[int, int], copies: Sequence[tuple[int, ...]]) -> set[tuple[int, int]]:
@@ -146,7 +147,7 @@ def copies_joined(ends: tuple[int, int], copies: Sequence[tuple[int, ...]]) -> s
 
 def weight_of_stage(work: StageWork) -> int:
     """Numbers that a stage keeps: those of each replica, and its segments."""
-    return len(work.devices) * (17 + len(work.segment_layers)) + 20
+    return work.size * (17 + len(work.segment_layers)) + 20
 
 
 def weight_of_boundary(boundary: Boundary) -> int:

@@ -17,13 +17,13 @@ Spans: TypeAlias = npt.NDArray[np.float64]
 
 def iteration_s(parts: Parts, orders: FlatOrders) -> float:
     """Seconds of all iterations; makes no trace."""
-    return native.iteration_s(parts.times, orders.in_core)
+    return native.iteration_s(parts.in_core, orders.in_core)
 
 
 def play(workload: Workload) -> Trace:
     """Play all iterations. The schedule must be valid; otherwise the trace ends at the deadlock."""
     orders = orders_of(workload)
-    played = native.play(workload.parts.times, orders.in_core, workload.steps_together)
+    played = native.play(workload.parts.in_core, orders.in_core, workload.steps_together)
     kinds, words = kinds_of_words(workload, orders), played.actions
     messages = len(workload.messages) * workload.micro_batches
     return Trace(
@@ -50,7 +50,7 @@ class Summary:
 def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Summary:
     """Play iterations of ``micro_batches`` each, without a trace: for the largest plans."""
     orders = orders_of(workload)
-    spans = native.play(workload.parts.times, orders.in_core, workload.steps_together).actions
+    spans = native.play(workload.parts.in_core, orders.in_core, workload.steps_together).actions
     each, ends_s, busy_s = workload.streams_each, np.zeros(iterations), dict[int, float]()
     number = (orders.words >> MICRO_SHIFT) // micro_batches
     is_wait, first = (orders.words & KIND_MASK) > STEP, 0

@@ -3,12 +3,12 @@
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 
-from penstock.costs.layer_sums import LayerSums
 from penstock.document import Json
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.side_by_side import pipelines_in
-from penstock.simulate.gradients import group_ports, seconds_of_buckets, shares_of_stage
+from penstock.simulate.catalogue import Catalogue
+from penstock.simulate.instances import StageUse
 from penstock.simulate.score import predict_plan
 from penstock.words import counted, seconds_text
 
@@ -51,13 +51,12 @@ def meeting_price(problem: PlanningProblem, plan: Plan, every: int) -> MeetingPr
     pipelines_in(plan)
     alone = [one_pipeline(plan, number) for number in range(plan.stages[0].replicas)]
     alone_s = max(predict_plan(problem, one, with_timeline=False).iteration_s for one in alone)
-    sums = LayerSums(problem.profile)
+    catalogue = Catalogue(problem.profile, problem.cluster)
     busy_s = defaultdict[object, float](float)
     for stage in plan.stages:
-        _, shares = shares_of_stage(stage.layers, stage.devices, sums, problem.cluster)
-        ports = group_ports(problem.cluster, stage.devices)
-        for place in (stage, *{*ports.outgoing, *ports.incoming}):
-            busy_s[place] += sum(seconds_of_buckets(shares))
+        work = catalogue.stage(replace(stage, sharding=""), StageUse())
+        for place in (stage, *{*work.ports.outgoing, *work.ports.incoming}):
+            busy_s[place] += sum(share.buckets * share.seconds for share in work.shares)
     return MeetingPrice(every, alone_s, max(busy_s.values()))
 
 

@@ -1,21 +1,41 @@
 """Bytes in use on each device of a plan: the peak, and over time.
 
-`penstock.simulate.stage_memory` says what one replica needs. The peak depends only on the order of
-work, not on its times, unless forwards run beside backwards.
+    replica = parameters * versions + gradients + optimizer state + buffers   all the time
+            + parameters in the autocast type                                 all the time
+            + saved bytes of its slice, for every micro-batch in flight       F (or R) to B (or W)
+            + workspace of its largest layer                                  while it computes
+    device  = sum of its replicas at each moment
+
+A stage that recomputes keeps only its inputs from F to R, and everything (including the inputs)
+from R to B. If the backward directly follows its forward there is no R, and everything is kept at
+once.
+
+If only some layers are recomputed, the stage keeps from F to R what the other layers save, and each
+tensor that passes between a recomputed layer and another one. That is too much by at most what the
+other layers save of these tensors anyway.
+
+A stage that recomputes by block keeps what its layers read, as if they saved that, and needs
+what the largest layer saves beside it as workspace (`ModelProfile.by_block`).
+
+What replicas divide is `held_bytes` of `core/costs.hpp`. Buffers of messages in transfer are
+not counted. Without a flush several versions of the parameters are kept
+(`penstock.schedule.weight_rule`), and each micro-batch keeps its own in the autocast type.
+
+The peak depends only on the order of work, not on its times, unless forwards run beside backwards.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.native import Holding, StageMemory, StageWork, most_bytes
 from penstock.schedule.action import KIND_CODES, Action
 from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
 from penstock.simulate.instances import Instances
-from penstock.simulate.stage_memory import Held, Holding, StageMemory, most_bytes
-from penstock.simulate.stage_work import StageWork
 from penstock.simulate.trace import Span, Trace, spans_of_actions
 from penstock.simulate.workload import DeviceWork, Workload
 from penstock.timeline.timeline import MemorySample
@@ -23,6 +43,34 @@ from penstock.timeline.timeline import MemorySample
 Whole: TypeAlias = npt.NDArray[np.int64]
 
 F, B, W, R = (KIND_CODES[kind] for kind in ("F", "B", "W", "R"))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Held:
+    """How many micro-batches a stage holds with everything saved, and how many with inputs only."""
+
+    saved: int = 0
+    inputs: int = 0
+
+    def after_start(self, action: Action, recomputed: bool) -> "Held":
+        """What is held while ``action`` runs: memory is allocated at its start."""
+        match action.kind:
+            case "F" if recomputed:
+                return Held(self.saved, self.inputs + 1)
+            case "F":
+                return Held(self.saved + 1, self.inputs)
+            case "R":
+                return Held(self.saved + 1, self.inputs - 1)
+            case "B" | "I" | "W":
+                return self
+
+    def after_end(self, action: Action) -> "Held":
+        """What is held after ``action``: B or W frees a micro-batch."""
+        match action.kind:
+            case "B" | "W":
+                return Held(self.saved - 1, self.inputs)
+            case "F" | "R" | "I":
+                return self
 
 
 def held_while(schedule: Schedule, instances: Instances) -> tuple[tuple[Holding, ...], ...]:
@@ -54,8 +102,7 @@ def held_by_group(order: Order, instance: Whole, members: tuple[int, ...]) -> tu
         columns += [saved, inputs]
     states = undominated(np.stack([works, *columns], axis=1))
     return tuple(
-        Holding(row[0], tuple(Held(*row[k : k + 2]) for k in range(1, len(row), 2)))
-        for row in states.tolist()
+        Holding(row[0], list(zip(row[1::2], row[2::2], strict=True))) for row in states.tolist()
     )
 
 
@@ -85,9 +132,9 @@ def peaks_bytes(
     peaks = [0.0] * devices
     for instances, held_by in zip(members, held, strict=True):
         mine = [stages[instance] for instance in instances]
-        for index, device in enumerate(mine[0].devices):
-            memories = [stage.replicas[index].memory for stage in mine]
-            peaks[device] = most_bytes(memories, held_by)
+        replicas = zip(*(stage.replicas for stage in mine), strict=True)
+        for device, own in zip(mine[0].devices, replicas, strict=True):
+            peaks[device] = most_bytes([replica.memory for replica in own], held_by)
     return tuple(peaks)
 
 
@@ -156,4 +203,7 @@ def in_time(
 
 def bytes_of(memories: dict[int, StageMemory], held: dict[int, Held]) -> float:
     """Bytes of all replicas on a device while nothing runs."""
-    return sum(memory.at(held[instance]) for instance, memory in memories.items())
+    return sum(
+        memory.at(held[instance].saved, held[instance].inputs)
+        for instance, memory in memories.items()
+    )

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.native import Orders
+from penstock.core.native import Holding, Orders
 from penstock.plan.ordering import check_choices, order_of
 from penstock.plan.plan import Plan
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
@@ -31,7 +31,6 @@ from penstock.schedule.schedule import Schedule
 from penstock.schedule.warm_up import warm_up_depths
 from penstock.simulate.instances import Instances, StageUse, dealt, instances_of, updating
 from penstock.simulate.memory import held_while
-from penstock.simulate.stage_memory import Held, Holding
 
 Whole: TypeAlias = npt.NDArray[np.int64]
 
@@ -71,9 +70,8 @@ class FlatOrders:
         instances = self.instances
         rounds = [rounds * self.iterations for rounds in instances.rounds]
         repeated = (self.micro_batches, self.iterations)
-        return Orders(
-            self.start, self.words, self.streams_each, instances.groups, rounds, *repeated
-        )
+        own = (self.start, self.words, self.streams_each, instances.groups, rounds)
+        return Orders(*own, repeated, self.held)
 
 
 def orders_of_plan(plan: Plan) -> FlatOrders:
@@ -136,8 +134,8 @@ def early_backward_words(
     kept = micro < micro_batches
     words = np.append(kind[kept] | micro[kept] << MICRO_SHIFT, STEP)
     words[-2] |= UPDATES
-    held = (Held(0, depth), Held(1, depth - 1)) if recomputes else (Held(depth, 0),)
-    return words, tuple(Holding(0, (now,)) for now in held)
+    held = ((0, depth), (1, depth - 1)) if recomputes else ((depth, 0),)
+    return words, tuple(Holding(0, [now]) for now in held)
 
 
 def flatten(

@@ -3,6 +3,7 @@
 from functools import cache
 from math import inf
 
+from penstock.core import native
 from penstock.plan.pins import broken_pin
 from penstock.plan.plan import Plan, with_state_on
 from penstock.plan.problem import PlanningProblem, Score
@@ -10,8 +11,6 @@ from penstock.simulate.catalogue import Catalogue, Recent
 from penstock.simulate.compiled import iteration_s
 from penstock.simulate.orders import FlatOrders, orders_of_plan
 from penstock.simulate.simulation import Prediction, check_plan_fits_inputs, simulate_plan
-from penstock.simulate.stage_memory import most_bytes
-from penstock.simulate.workload import Parts
 
 MOST_ACTIONS = 1_000_000
 """Actions kept in the orders of one cache generation; an action takes 8 bytes."""
@@ -72,27 +71,11 @@ def make_score(problem: PlanningProblem) -> Score:
         if orders.concurrent:
             return score_by_times(plan)
         parts = catalogue.parts_of(plan, orders.instances)
-        return iteration_s(parts, orders) if fits(parts, orders) else inf
+        fits = native.fits(parts.in_core, orders.in_core)
+        return iteration_s(parts, orders) if fits else inf
 
     def score_by_times(plan: Plan) -> float:
         prediction = predict_plan(problem, plan)
         return prediction.iteration_s if prediction.fits else inf
 
     return score
-
-
-def fits(parts: Parts, orders: FlatOrders) -> bool:
-    """Whether every device has enough memory for all its replicas."""
-    if len(orders.held) == len(parts.stages):
-        return all(
-            most_bytes((memory,), held) <= limit_bytes
-            for stage, held in zip(parts.stages, orders.held, strict=True)
-            for memory, limit_bytes in stage.memory_limits
-        )
-    for members, held in zip(orders.instances.members, orders.held, strict=True):
-        stages = [parts.stages[instance] for instance in members]
-        memories = zip(*([r.memory for r in stage.replicas] for stage in stages), strict=True)
-        limits = dict.fromkeys(zip(memories, stages[0].device_bytes, strict=True))
-        if any(most_bytes(of_device, held) > limit_bytes for of_device, limit_bytes in limits):
-            return False
-    return True

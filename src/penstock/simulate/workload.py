@@ -11,18 +11,24 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
-from penstock.core.native import HostRules, PartTimes
+from penstock.core.native import (
+    Boundary,
+    GradientShare,
+    HostRules,
+    PlanParts,
+    Ports,
+    ReplicaWork,
+    StageWork,
+    TiedGroup,
+)
 from penstock.schedule.schedule import Schedule
-from penstock.simulate.gradients import GradientShare, Ports, TiedGroup
 from penstock.simulate.instances import Instances
-from penstock.simulate.stage_work import ReplicaWork, StageWork
-from penstock.simulate.transfers import Boundary
 
 Direction: TypeAlias = Literal["F", "B"]
 """Forwards send activations, backwards send gradients."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Parts:
     """The work of a plan without its order.
 
@@ -33,16 +39,13 @@ class Parts:
     stages: tuple[StageWork, ...]
     boundaries: tuple[tuple[int, int, Boundary], ...]
     ties: tuple[TiedGroup, ...]
-    hosts: tuple[HostRules, ...]
+    hosts: Sequence[HostRules]
     in_order: bool = False
 
-    @property
-    def times(self) -> PartTimes:
+    @cached_property
+    def in_core(self) -> PlanParts:
         """The same for the core's engine."""
-        stages = tuple([stage.times for stage in self.stages])
-        boundaries = tuple([(p, c, boundary.times) for p, c, boundary in self.boundaries])
-        ties = tuple([tie.times for tie in self.ties])
-        return PartTimes(stages, boundaries, ties, self.hosts, self.in_order)
+        return PlanParts(self.stages, self.boundaries, self.ties, self.hosts, self.in_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +184,10 @@ class Workload:
         return tuple(sorted(made, key=lambda m: (m.sender, m.direction, m.receiver)))
 
     @cached_property
-    def reduced(self) -> tuple[tuple[tuple[int, ...], tuple[GradientShare, ...], Ports], ...]:
+    def reduced(self) -> tuple[tuple[tuple[int, ...], Sequence[GradientShare], Ports], ...]:
         """Instances, gradients and ports of every reduction, sorted by instances."""
         own = [((s,), stage.shares, stage.ports) for s, stage in enumerate(self.parts.stages)]
-        tied = [(tie.stages, tie.shares, tie.ports) for tie in self.parts.ties]
+        tied = [(tuple(tie.stages), tie.shares, tie.ports) for tie in self.parts.ties]
         found = (group for group in [*own, *tied] if group[1])
         return tuple(sorted(found, key=lambda group: group[0]))
 

@@ -14,14 +14,15 @@ from torch.optim import AdamW
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.costs.layer_sums import LayerSums
+from penstock.cluster.toml_file import local_cluster
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime import engine
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.settings import Safety
-from penstock.simulate.stage_memory import stage_memory
+from penstock.simulate.catalogue import Catalogue
+from penstock.simulate.instances import StageUse
 from penstock.torch_internals import TorchDispatchMode, storage_id
 
 WIDTH, STAGES, MICRO_BATCHES = 48, 4, 4
@@ -144,10 +145,12 @@ def test_a_profile_counts_the_copies_once(source: str) -> None:
     # The first layer gets no gradient of its input, so its weight is not saved.
     assert sizes == [0, *[2 * WIDTH * WIDTH] * (STAGES - 1), 0]
     assert not any(layer.cast_bytes for layer in plain.layers)
-    sums = LayerSums(cast)
     every = range(len(cast.layers))
-    stage = Stage(every, (0,), (2,))
-    flushed, kept = (stage_memory(stage, 2, sums, 2.0, versions) for versions in (1, 2))
-    parameters = sums.parameter_bytes(every)
+    catalogue, stage = Catalogue(cast, local_cluster(1, 1, 1e9)), Stage(every, (0,), (2,))
+    flushed, kept = (
+        catalogue.stage(stage, StageUse(versions=versions)).replicas[0].memory
+        for versions in (1, 2)
+    )
+    parameters = cast.parameter_bytes(every)
     assert kept.fixed_bytes - flushed.fixed_bytes == parameters - sum(sizes)
     assert kept.saved_bytes - flushed.saved_bytes == sum(sizes)

@@ -11,8 +11,9 @@ import numpy as np
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.link_matrices import link_matrices
 from penstock.core import native
+from penstock.core.native import RunCosts
 from penstock.costs.fit import Assignment, fitted_plan
-from penstock.costs.run_tables import Floats, Integers, RunTables, at, run_tables, runs_at
+from penstock.costs.run_tables import Floats, Integers, at, run_tables, runs_at
 from penstock.costs.stage_costs import rows_by_speed
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
@@ -228,7 +229,7 @@ class DynamicProgram:
     """The tables of all levels for micro-batches of ``size`` samples; equal ones are made once."""
 
     problem: PlanningProblem
-    tables: RunTables
+    tables: RunCosts
     levels: tuple[Level, ...]
     size: int
     solutions: dict[object, Solved] = field(default_factory=dict[object, Solved])
