@@ -399,7 +399,6 @@ class Job:
     autocast: Literal["off", "bfloat16", "float16"] = "off"
     granularity: Literal["block", "module", "operator"] = "module"
     accumulate: Count = 1
-    state_on: Literal["device", "host"] = "device"
     compile: bool = False
     loss_scaling: LossScaling = LossScaling()
     gradient_dtype: Literal["", "float32"] = ""
@@ -487,7 +486,7 @@ class Job:
             seed=self.seed,
             loss_scaling=self.loss_scaling if self.autocast == "float16" else None,
             gradient_dtype=torch.float32 if self.gradient_dtype else None,
-            state_on=self.state_on,
+            state_on="host" if self.constraints.state_on == "host" else "device",
             schedule_follows="evaluation" if self.follows_evaluations else "loss",
             meet_every=self.meet_every,
             outer_learning_rate=self.outer_learning_rate,

@@ -51,9 +51,8 @@ def training_problem(problem: PlanningProblem, job: Job) -> PlanningProblem:
     """The planning problem of a run, whose plans keep to the job's constraints."""
     left_out = pins_left_out(job, problem)
     held = tuple(pin for pin in job.constraints.pins if pin not in left_out)
-    own = replace(job.constraints, pins=held)
     return problem_under(
-        replace(own, state_on="host") if job.state_on == "host" else own,
+        replace(job.constraints, pins=held),
         problem.profile,
         problem.cluster,
         problem.global_batch,
@@ -132,7 +131,7 @@ def predict(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
     share of a meeting. With ``accumulate``, replicas are summed only after the last batch; here
     that is counted for each. Its devices are the workers, also where the plan has tensor groups.
     """
-    place = "host" if job.state_on == "host" else plan.state_on
+    place = "host" if job.constraints.state_on == "host" else plan.state_on
     grouped, own = on_groups(plan, problem.with_state_on(place))
     whole = without_groups(grouped)
     ask = partial(
