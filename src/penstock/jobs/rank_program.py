@@ -423,7 +423,9 @@ def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None)
         other = other_words(job, plan, costs)
     write_timeline(prediction.timeline, directory.path / "predicted.json")
     step = f"predicted {seconds_text(prediction.iteration_s)} a step"
-    run.say("; ".join(filter(None, (f"plan: {plan_words(plan, 'worker')}", step, other))))
+    idle = 0 if request.plan else run.world.size - len(plan.ranks)
+    waits = f"{counted(idle, 'worker')} would not make it faster and will wait" if idle else ""
+    run.say("; ".join(filter(None, (f"plan: {plan_words(plan, 'worker')}", step, other, waits))))
     # A checkpoint contains all weights.
     needless = resumes and job.weights and not Path(job.weights.directory).exists()
     return RunPart(
