@@ -143,7 +143,18 @@ def test_a_plan_is_compared_with_data_parallelism_of_every_kind() -> None:
     cluster = Cluster("c", (Host("h", (Device("gpu", 400e6),) * 4, 1e9),))
     problem = planning_problem(profile, cluster, 4, memory_reserve=0.0)
     score = make_score(problem)
-    plain, by_block, zero, fsdp, late = baselines_of(problem, score).rivals
+    found = baselines_of(problem, score)
+    plain, by_block, zero, fsdp, late, naive, on_host = found.rivals
+    # One card at a time is no faster than one card with the memory of all.
+    assert found.one_device_s <= naive.iteration_s < inf
+    assert naive.peak_memory_bytes <= 400e6
+    assert on_host.iteration_s == inf  # the profile does not say what a step there takes
+    known = replace(profile, host_step_s_per_byte=1e-12)
+    told = baselines_of(replace(problem, profile=known), make_score(problem)).rivals[-1]
+    assert told.peak_memory_bytes < fsdp.peak_memory_bytes
+    small = replace(cluster.hosts[0], memory_bytes=1e6)
+    little = replace(problem, profile=known, cluster=replace(cluster, hosts=(small,)))
+    assert baselines_of(little, make_score(little)).rivals[-1].iteration_s == inf
     assert late.iteration_s == inf
     assert (plain.iteration_s, plain.to_json()["peak_memory_bytes"]) == (inf, None)
 

@@ -138,7 +138,7 @@ def test_the_command_of_the_guide_runs(
     text = GUIDE.read_text(encoding="utf-8")
     for name, file in re.findall(r"^# ([\w-]+\.toml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         (tmp_path / name).write_text(file, encoding="utf-8")
-    (command,) = re.findall(r"^penstock (.+)$", text, re.MULTILINE)
+    command = re.findall(r"^penstock (.+)$", text, re.MULTILINE)[0]
     answer = penstock(*shlex.split(command), "--planner", "gpipe", "--json")
     assert answer.code == 0, answer.errors
     found = json.loads(answer.output)

@@ -98,7 +98,8 @@ Sharding: TypeAlias = Annotated[
     Option(
         help="What the devices of a stage divide. 'auto': what makes a plan faster or possible; "
         "'off': nothing; 'optimizer': the optimizer's state (ZeRO-1), in every stage; "
-        "'parameters': parameters, gradients and state (FSDP), in every stage."
+        "'parameters': parameters, gradients and state (FSDP), in every stage. One stage on all "
+        "devices is data parallelism: DDP with 'off'."
     ),
 ]
 OptimizerState: TypeAlias = Annotated[
@@ -186,6 +187,9 @@ Pins: TypeAlias = Annotated[
         "'blocks.0: stage 0'; or a TOML file with the table [pins]. Repeatable.",
     ),
 ]
+PipelineStages: TypeAlias = Annotated[
+    int, Option("--pp", min=0, metavar="N", help="So many stages: short for --pin 'stages: N'.")
+]
 Csv: TypeAlias = Annotated[
     str, Option("--csv", metavar="PATH", help="Write the rows of the answer as CSV, too.")
 ]
@@ -193,6 +197,12 @@ Csv: TypeAlias = Annotated[
 
 TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """The types that --precision names."""
+
+
+def pins_with(pins: list[str] | None, stages: int) -> list[str] | None:
+    """The pins, with that of so many stages; None where there are none."""
+    return [*(pins or ()), *([f"stages: {stages}"] if stages else ())] or None
+
 
 AS_JOB: Any = None
 """The value of an option that is not given."""
@@ -219,6 +229,7 @@ class JobOptions:
     max_stages: MaxStages = AS_JOB
     memory_reserve: MemoryReserve = AS_JOB
     pin: Pins = None
+    pp: PipelineStages = 0
     remeasure: Annotated[
         bool, Option("--remeasure", help="With --resume: measure and plan again.")
     ] = False
@@ -242,7 +253,7 @@ class JobOptions:
             "constraints.state_on": self.optimizer_state,
             "constraints.max_stages": self.max_stages,
             "constraints.memory_reserve": self.memory_reserve,
-            "constraints.pins": self.pin or None,
+            "constraints.pins": pins_with(self.pin, self.pp),
             "constraints.remeasure": self.remeasure or None,
             "verify": "off" if self.no_verify else None,
             "save_weights": os.path.abspath(self.save_weights) if self.save_weights else None,
@@ -268,6 +279,7 @@ class AskedProblem:
     max_stages: MaxStages = 0
     memory_reserve: MemoryReserve = 0.05
     pin: Pins = None
+    pp: PipelineStages = 0
 
     @property
     def inputs(self) -> "PlanInputs":
@@ -294,7 +306,7 @@ class AskedProblem:
             optimizer_bytes_per_parameter_byte=optimizer_state(self.optimizer),
             max_stages=self.max_stages,
             memory_reserve=self.memory_reserve,
-            pins=self.pin or (),
+            pins=pins_with(self.pin, self.pp) or (),
         )
 
 

@@ -11,6 +11,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.command_line.terminal import Terminal
 from penstock.plan.in_words import plan_words
 from penstock.planning.assessment import PlannedPipeline
+from penstock.planning.rivals import rivals_line
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.tables import plain_table, plan_table
 from penstock.simulate.by_length import expected_s
@@ -94,6 +95,8 @@ def headline(planned: PlannedPipeline) -> list[str]:
         lines.append(groups_line(plan.tensor_groups))
     if planned.on_host is not None:
         lines.append(f"{planned.on_host} an iteration")
+    if any(rival.name.startswith("naive") for rival in planned.baselines.rivals):
+        lines.append(rivals_line(planned.baselines.rivals))
     lines += reserve_lines(planned.memory_reserve)
     if planned.by_length:
         mean_s = seconds_text(expected_s(planned.by_length))

@@ -1,5 +1,8 @@
 """What people would do without a pipeline: data parallelism, with less and less on each device.
 
+On one host of cards also a naive split (``device_map="auto"`` of transformers), in which one card
+computes at a time, and FSDP with the optimizer's state in host memory.
+
 A plan is compared with all of them, so that it is not praised for beating only the weakest.
 """
 
@@ -10,13 +13,13 @@ from math import inf
 from penstock.document import Json
 from penstock.errors import Infeasible
 from penstock.plan.ordering import order_of
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, with_state_on
 from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.planners.data_parallel import dividing_plan
 from penstock.planning.answers import find_plan
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.compiled import play
-from penstock.simulate.score import predict_plan
+from penstock.simulate.score import make_score, predict_plan
 from penstock.words import seconds_text, size_text
 
 PLAIN = "1f1b"
@@ -65,11 +68,11 @@ def rivals_line(rivals: Iterable[Rival]) -> str:
 
 
 def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
-    """Data parallelism in five kinds, whatever recompute the problem allows.
+    """Data parallelism in five kinds, whatever recompute the problem allows, and those of cards.
 
     The first two are the plans of `penstock.planners.data_parallel` that keep all activations, and
     that recompute by block. With ZeRO-1 all devices also divide the optimizer's state, and with
-    FSDP the parameters too; they may do either (`penstock.costs.sharding`). The last is the first
+    FSDP the parameters too; they may do either (`penstock.costs.sharding`). The fifth is the first
     one where gradients are exchanged after the last backward, as in many papers' baselines.
     """
     plain = replace(problem, schedules=(PLAIN,), recompute="off", blocks="no", sharding="off")
@@ -80,7 +83,52 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
     rivals = [rival(problem, name, plan) for name, plan in zip(names, found, strict=True)]
     late_s = without_overlap_s(problem, found[0]) if found[0] else inf
     late = replace(rivals[0], name="data parallelism without overlap", iteration_s=late_s)
-    return (*rivals, late)
+    rivals.append(late)
+    if is_host_of_cards(problem):
+        rivals += [naive_split(free), sharded_on_host(free)]
+    return tuple(rivals)
+
+
+MOST_CARDS = 16
+"""So many accelerators people have in one host."""
+
+
+def is_host_of_cards(problem: PlanningProblem) -> bool:
+    """Whether the cluster is one host of a few accelerators."""
+    cluster = problem.cluster
+    cards = [device for device in cluster.devices if device.kind != "cpu"]
+    return len(cluster.hosts) == 1 and 1 < len(cards) <= MOST_CARDS
+
+
+def naive_split(problem: PlanningProblem) -> Rival:
+    """The model cut over as few cards as hold it; a micro-batch ends before the next begins."""
+    best = Rival("naive split, one card at a time")
+    stepless = replace(problem.profile, step_s_per_byte=0.0)
+    for size in problem.micro_batch_sizes:
+        one = replace(problem, global_batch=size, micro_batch_sizes=(size,), blocks="no")
+        try:
+            plan = find_plan(one, "gpipe", make_score(one))
+        except Infeasible:
+            continue
+        prediction = predict_plan(one, plan, with_timeline=False)
+        pass_s = predict_plan(replace(one, profile=stepless), plan, with_timeline=False).iteration_s
+        whole_s = prediction.iteration_s + (problem.global_batch // size - 1) * pass_s
+        if whole_s < best.iteration_s:
+            best = Rival(best.name, whole_s, max(prediction.peak_memory_bytes))
+    return best
+
+
+def sharded_on_host(problem: PlanningProblem) -> Rival:
+    """FSDP whose optimizer steps in host memory, where that holds weights, gradients and state."""
+    name = "FSDP, optimizer state in host memory"
+    profile, room = problem.profile, problem.cluster.hosts[0].memory_bytes
+    parameters = profile.parameter_bytes(range(len(profile.layers)))
+    kept = parameters * (2 + problem.optimizer_bytes_per_parameter_byte)
+    if not profile.host_step_s_per_byte or 0 < room < kept:
+        return Rival(name)
+    own = problem.with_state_on("host")
+    plan = dividing_plan(own, make_score(own), "parameters")[1]
+    return rival(problem, name, with_state_on(plan, "host") if plan else None)
 
 
 def without_overlap_s(problem: PlanningProblem, plan: Plan) -> float:
