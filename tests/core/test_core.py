@@ -50,13 +50,13 @@ def test_the_stub_has_the_names_of_the_core() -> None:
 def test_words_that_lead_nowhere_are_refused(word: int, why: str) -> None:
     start, words = np.array([0, 1]), np.array([word])
     with pytest.raises(ValueError, match=why):
-        native.Orders(start, words, 1, (0,), (1,), 2, 1)
+        native.Orders(start, words, 1, (0,), (1,), (2, 1), ())
     with pytest.raises(ValueError, match="must cover all"):
-        native.Orders(np.array([0, 2]), np.array([0]), 1, (0,), (1,), 2, 1)
+        native.Orders(np.array([0, 2]), np.array([0]), 1, (0,), (1,), (2, 1), ())
     with pytest.raises(ValueError, match="equally many"):
-        native.Orders(start, np.array([0]), 1, (0,), (1,), 2, 3)
+        native.Orders(start, np.array([0]), 1, (0,), (1,), (2, 3), ())
     with pytest.raises(ValueError, match="each instance has a group and its rounds"):
-        native.Orders(start, np.array([0]), 1, (0, 0), (1,), 2, 1)
+        native.Orders(start, np.array([0]), 1, (0, 0), (1,), (2, 1), ())
 
 
 def names_in(node: ast.Module | ast.ClassDef) -> set[str]:

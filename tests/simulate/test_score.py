@@ -139,8 +139,9 @@ def test_orders_written_down_at_once_are_the_valid_ones(data: st.DataObject) -> 
     assert found.instances == expected.instances
     numbers = st.integers(0, 5).map(float)
     memory = StageMemory(1.0, data.draw(numbers), data.draw(numbers), 2.0)
-    for own, all_of_them in zip(found.held, held, strict=True):
-        assert most_bytes((memory,), own) == most_bytes((memory,), all_of_them)
+    for own, all_of_them, members in zip(found.held, held, instances.members, strict=True):
+        memories = (memory,) * len(members)
+        assert most_bytes(memories, own) == most_bytes(memories, all_of_them)
 
 
 def test_what_was_used_lately_is_remembered_within_the_capacity() -> None:
