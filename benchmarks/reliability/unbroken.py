@@ -68,10 +68,10 @@ def estimated(ranks: int, run: Path) -> None:
     """Write estimated costs, a thousandfold: no busy core seems slower than planned."""
     from penstock.cluster.toml_file import local_cluster, write_cluster
     from penstock.jobs.job_file import find_job
-    from penstock.jobs.profile_job import profile_job
+    from penstock.jobs.profile_job import estimate_job
     from penstock.profile.json_file import write_profile
 
-    write_profile(profile_job(find_job(JOB), estimate_for="cpu"), run / COSTS[0])
+    write_profile(estimate_job(find_job(JOB), ["cpu"])[0], run / COSTS[0])
     profile = json.loads((run / COSTS[0]).read_text())
     for layer in profile["layers"]:
         for figure in ("forward_s", "backward_input_s", "backward_weight_s"):

@@ -19,7 +19,7 @@ from penstock.errors import BadInput
 from penstock.jobs.data_lengths import data_lengths, mean_profile, mean_s, measured_lengths
 from penstock.jobs.job import Job
 from penstock.jobs.job_file import find_job
-from penstock.jobs.profile_job import build_and_capture, profile_job
+from penstock.jobs.profile_job import build_and_capture, estimate_job
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
@@ -57,7 +57,7 @@ def job(**changes: object) -> Job:
 
 
 def estimated(**changes: object) -> ModelProfile:
-    return profile_job(job(**changes), estimate_for="H100-80GB")
+    return estimate_job(job(**changes), ["H100-80GB"])[0]
 
 
 def test_a_profile_has_the_mean_times_over_lengths_and_the_bytes_of_the_longest() -> None:
@@ -147,10 +147,10 @@ def uneven(*where: Any) -> Iterator[dict[str, torch.Tensor]]:
 def test_a_batch_that_does_not_vary_as_declared_is_refused_before_anything_is_trained() -> None:
     declared = r"batch 2 of the training data: 'length' is declared to be one length, but dimension"
     with pytest.raises(BadInput, match=declared):
-        profile_job(job(data=uneven), estimate_for="H100-80GB")
+        estimate_job(job(data=uneven), ["H100-80GB"])
     narrow = {"tokens": {1: Length("length", max=20)}, "labels": {1: "length"}}
     with pytest.raises(BadInput, match=r"batch 1 .* is 30, but 'length' is declared to be at most"):
-        profile_job(job(dynamic=narrow), estimate_for="H100-80GB")
+        estimate_job(job(dynamic=narrow), ["H100-80GB"])
 
 
 def recurrent_batches(
@@ -164,7 +164,7 @@ def test_a_job_whose_model_goes_through_the_words_is_profiled_at_the_lengths_of_
     own = job(data=recurrent_batches, loss=loss_of, granularity="block")
     own = replace(own, model=tagger)
     assert build_and_capture(own).layer_names[1:4] == ("blocks.0", "blocks.1", "blocks.2")
-    by_length = profile_job(own, estimate_for="H100-80GB").by_length
+    by_length = estimate_job(own, ["H100-80GB"])[0].by_length
     assert [dict(found.lengths) for found in by_length] == [{"length": n} for n in (3, 4, 6)]
     seconds = [sum(layer.forward_s.at(2) for layer in found.layers) for found in by_length]
     assert seconds[0] < seconds[2]

@@ -45,7 +45,7 @@ def test_a_step_is_measured_with_a_part_of_a_large_model(
     monkeypatch.setattr(plan_here, "STEPPED_BYTES", MOST)
     loss = nn.functional.mse_loss
     job = Job("layers", build, rows, batch_size=2, loss=loss)
-    profile = profile_job.profile_job(job)
+    profile = profile_job.measure_job(job, "cpu")
     whole = sum(layer.parameter_bytes for layer in profile.layers)
     one = 4 * (128 * 128 + 128)
     assert whole == 60 * one

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from penstock.jobs.job import Job
-from penstock.jobs.profile_job import profile_job
+from penstock.jobs.profile_job import estimate_job
 
 
 def llama(dtype: torch.dtype) -> nn.Module:
@@ -41,9 +41,7 @@ def words(split: str, seed: int, start_step: int, batch_size: int) -> Iterator[A
 @pytest.mark.parametrize("autocast", ["off", "bfloat16"])
 def test_a_model_without_values_is_estimated_as_one_with_values(autocast: Any) -> None:
     meta, real = (
-        profile_job(
-            Job("llama", build, words, batch_size=4, autocast=autocast), estimate_for="H100-80GB"
-        )
+        estimate_job(Job("llama", build, words, batch_size=4, autocast=autocast), ["H100-80GB"])[0]
         for build in (half_llama_on_meta, half_llama)
     )
     assert meta.layers == real.layers

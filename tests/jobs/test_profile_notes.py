@@ -17,7 +17,7 @@ def test_profile_says_its_notes_on_standard_error(
     penstock: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, small_profile: ModelProfile
 ) -> None:
     noted = replace(small_profile, notes=("machine busy",))
-    monkeypatch.setattr("penstock.jobs.profile_job.profile_job", lambda *_, **__: noted)
+    monkeypatch.setattr("penstock.jobs.profile_job.measure_job", lambda *_, **__: noted)
     answer = penstock("profile", "gpt-text", "--json")
     assert "machine busy" in answer.errors.splitlines()
     assert "busy" not in answer.output

@@ -142,13 +142,6 @@ def captured(job: Job, model: nn.Module) -> LayerGraph:
     return graph
 
 
-def profile_job(job: Job, *, device: str = "cpu", estimate_for: str = "") -> ModelProfile:
-    """The profile of a job's model on this device, or estimated for absent hardware."""
-    if not estimate_for:
-        return measure_job(job, device)
-    return estimate_job(job, (estimate_for,))[0]
-
-
 def estimate_job(
     job: Job, devices: Sequence[str], dtype: torch.dtype | None = None
 ) -> list[ModelProfile]:

@@ -11,7 +11,7 @@ from penstock.cluster.toml_file import local_cluster
 from penstock.errors import BadInput, Infeasible, RunFailed
 from penstock.jobs.job import Job
 from penstock.jobs.plan_job import check_plan_fits, problem_of
-from penstock.jobs.profile_job import profile_job
+from penstock.jobs.profile_job import estimate_job
 from penstock.jobs.rank_program import (
     LOST,
     checked_request,
@@ -123,7 +123,7 @@ def verify_job(
 
 def estimated_problem(job: Job, workers: int) -> PlanningProblem:
     """The planning problem with estimated costs; all memory may be used."""
-    profile = profile_job(job, estimate_for="cpu")
+    (profile,) = estimate_job(job, ["cpu"])
     return problem_of(job, profile, local_cluster(workers, usable_cores(), usable_memory_bytes()))
 
 
