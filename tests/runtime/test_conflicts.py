@@ -63,7 +63,10 @@ USED: dict[str, tuple[dict[str, Any], str]] = {
     "roll-back": ({"on_non_finite": "roll-back"}, 'on_non_finite = "roll-back"'),
     "meetings": ({"meet_every": 5}, "meet_every = 5"),
     "average": ({"average_decay": 0.9}, "average_decay = 0.9"),
-    "host state": ({"state_on": "host"}, 'state_on = "host"'),
+    "host state": (
+        {"constraints": Constraints(state_on="host")},
+        'constraints.state_on = "host"',
+    ),
     "no checkpoints": ({"checkpoint_every": 0}, "checkpoint_every = 0"),
     "no evaluations": ({"evaluate_every": 0}, "evaluate_every = 0"),
     "stop early": ({"stop_early": 3}, "stop_early = 3"),

@@ -469,6 +469,7 @@ class Job:
         """What the job uses, for `check_conflicts`."""
         settings = vars(self) | {
             "constraints.sharding": self.constraints.sharding,
+            "constraints.state_on": self.constraints.state_on,
             "optimizer.name": self.optimizer.name,
             "tensor_parallel.ranks": self.tensor_parallel.ranks,
         }

@@ -210,7 +210,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "keep best": ("keep_best", bool),
     "meetings": ("meet_every", bool),
     "average": ("average_decay", bool),
-    "host state": ("state_on", lambda place: place == "host"),
+    "host state": ("constraints.state_on", lambda place: place == "host"),
     "verified later": ("verify_every", bool),
     "one process": ("transport", lambda transport: transport == "in-process"),
 }

@@ -208,10 +208,11 @@ class Options:
     def uses(self) -> dict[str, str]:
         """What these options use, for `check_conflicts`."""
         names = ("autocast", "optimizer")
-        of_update = ("on_non_finite", "meet_every", "state_on")
+        of_update = ("on_non_finite", "meet_every")
         of_safety = ("verify_every", "transport")
         divided = {"optimizer": 'sharding="optimizer"'} if self.shard_optimizer else {}
-        return divided | uses_of_settings(
+        host = {"host state": 'state_on="host"'} if self.update.state_on == "host" else {}
+        return divided | host | uses_of_settings(
             {name: getattr(self, name) for name in names}
             | {name: getattr(self.update, name) for name in of_update}
             | {name: getattr(self.safety, name) for name in of_safety}
