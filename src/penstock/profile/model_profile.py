@@ -121,11 +121,6 @@ class LayerCost(Table):
     cast_bytes: int = 0
 
     @property
-    def held_besides(self) -> int:
-        """Bytes that a stage holds beside parameters, whatever is in flight."""
-        return self.buffer_bytes + self.cast_bytes
-
-    @property
     def backward_s(self) -> Affine:
         """A whole backward: input half plus weight half."""
         return self.backward_input_s + self.backward_weight_s
