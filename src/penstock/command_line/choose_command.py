@@ -46,9 +46,9 @@ def choose(
     out: options.Out = "",
     terminal: Terminal,
 ) -> None:
-    """Name the cheapest of several clusters to train PROFILE on, or the fastest without prices.
+    """Name the cheapest of several clusters to train PROFILE on.
 
-    -o writes the result as JSON.
+    Without prices it names the fastest. -o writes the result as JSON.
     """
     collect_garbage_rarely()
     from penstock.cluster.toml_file import find_cluster

@@ -66,7 +66,7 @@ def profile(
     out: options.Out = "",
     terminal: Terminal,
 ) -> None:
-    """Measure the time and memory of each layer of JOB's model, or estimate them.
+    """Measure or estimate the layers of JOB's model; -o writes that.
 
     An estimate needs neither the device nor text, and a model of any size: it has no values.
     """

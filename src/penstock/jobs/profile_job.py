@@ -202,9 +202,7 @@ def estimates_for(
 
     def seconds(kind: str) -> float:
         known = found[kind]
-        whole = range(len(known.layers))
-        size = known.batch_size
-        return known.forward_s(whole, size) + known.backward_s(whole, size)
+        return known.work_s(range(len(known.layers)), known.batch_size)
 
     def at_own_speed(cluster: Cluster) -> Cluster:
         first_s = seconds(cluster.devices[0].kind)

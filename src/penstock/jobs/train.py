@@ -54,7 +54,9 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
             f"--may-lose is {request.may_lose}, but of {request.workers} workers at most "
             f"{request.workers - 1} can be lost"
         )
-    needed = max(read_plan(request.plan).ranks) + 1 if request.plan else request.workers
+    needed = request.workers
+    if request.plan and request.tries <= 1:
+        needed = max(read_plan(request.plan).ranks) + 1
     if needed < request.workers:
         raise BadInput(
             f"plan '{request.plan}' uses {needed} of {request.workers} workers, and the others "

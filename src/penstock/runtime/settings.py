@@ -212,8 +212,12 @@ class Options:
         of_safety = ("verify_every", "transport")
         divided = {"optimizer": 'sharding="optimizer"'} if self.shard_optimizer else {}
         host = {"host state": 'state_on="host"'} if self.update.state_on == "host" else {}
-        return divided | host | uses_of_settings(
-            {name: getattr(self, name) for name in names}
-            | {name: getattr(self.update, name) for name in of_update}
-            | {name: getattr(self.safety, name) for name in of_safety}
+        return (
+            divided
+            | host
+            | uses_of_settings(
+                {name: getattr(self, name) for name in names}
+                | {name: getattr(self.update, name) for name in of_update}
+                | {name: getattr(self.safety, name) for name in of_safety}
+            )
         )
