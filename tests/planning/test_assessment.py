@@ -144,11 +144,11 @@ def test_a_plan_is_compared_with_data_parallelism_of_every_kind() -> None:
     problem = planning_problem(profile, cluster, 4, memory_reserve=0.0)
     score = make_score(problem)
     found = baselines_of(problem, score)
-    plain, by_block, zero, fsdp, late, naive, on_host = found.rivals
+    # The profile does not say what a step in host memory takes, so there is no FSDP with one.
+    plain, by_block, zero, fsdp, late, naive = found.rivals
     # One card at a time is no faster than one card with the memory of all.
     assert found.one_device_s <= naive.iteration_s < inf
     assert naive.peak_memory_bytes <= 400e6
-    assert on_host.iteration_s == inf  # the profile does not say what a step there takes
     known = replace(profile, host_step_s_per_byte=1e-12)
     told = baselines_of(replace(problem, profile=known), make_score(problem)).rivals[-1]
     assert told.peak_memory_bytes < fsdp.peak_memory_bytes

@@ -85,7 +85,9 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
     late = replace(rivals[0], name="data parallelism without overlap", iteration_s=late_s)
     rivals.append(late)
     if is_host_of_cards(problem):
-        rivals += [naive_split(free), sharded_on_host(free)]
+        rivals.append(naive_split(free))
+        if problem.profile.host_step_s_per_byte:
+            rivals.append(sharded_on_host(free))
     return tuple(rivals)
 
 
@@ -124,7 +126,7 @@ def sharded_on_host(problem: PlanningProblem) -> Rival:
     profile, room = problem.profile, problem.cluster.hosts[0].memory_bytes
     parameters = profile.parameter_bytes(range(len(profile.layers)))
     kept = parameters * (2 + problem.optimizer_bytes_per_parameter_byte)
-    if not profile.host_step_s_per_byte or 0 < room < kept:
+    if 0 < room < kept:
         return Rival(name)
     own = problem.with_state_on("host")
     plan = dividing_plan(own, make_score(own), "parameters")[1]
