@@ -128,7 +128,7 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
                     f"--may-lose is {request.may_lose}, but torchrun or srun has started the ranks "
                     f"and starts them again; leave it out and give torchrun --max-restarts"
                 )
-            return checked_request(job, asked, told)
+            return checked_request(job, asked, told, may_idle=True)
 
         first = by_first(world, checked)
         place = world.broadcast(str(first.out.absolute()) if first and first.out else "")
@@ -234,8 +234,11 @@ def ignore(text: str) -> None:
     """Print nothing."""
 
 
-def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
-    """The request with its run directory, which is made if it is a new one."""
+def checked_request(job: Job, request: TrainRequest, say: Log, *, may_idle: bool) -> TrainRequest:
+    """The request with its run directory, which is made if it is a new one.
+
+    Unless workers ``may_idle``, there must be no more than its plan needs.
+    """
     if request.tries > 1 and (request.plan or request.resume):
         given = "--plan" if request.plan else "--resume"
         raise BadInput(
@@ -249,6 +252,12 @@ def checked_request(job: Job, request: TrainRequest, say: Log) -> TrainRequest:
     if request.plan:
         given = read_plan(request.plan)
         check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
+        needed = max(given.ranks) + 1
+        if needed < request.workers and not may_idle:
+            raise BadInput(
+                f"plan '{request.plan}' uses {needed} of {request.workers} workers, and the others "
+                f"would idle; start {needed} with --workers, or plan for {request.workers}"
+            )
         if len(given.ranks) < request.workers:
             say(
                 f"plan '{request.plan}' uses {len(given.ranks)} of {request.workers} ranks, and "

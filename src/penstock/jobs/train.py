@@ -54,15 +54,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
             f"--may-lose is {request.may_lose}, but of {request.workers} workers at most "
             f"{request.workers - 1} can be lost"
         )
-    needed = request.workers
-    if request.plan and request.tries <= 1:
-        needed = max(read_plan(request.plan).ranks) + 1
-    if needed < request.workers:
-        raise BadInput(
-            f"plan '{request.plan}' uses {needed} of {request.workers} workers, and the others "
-            f"would idle; start {needed} with --workers, or plan for {request.workers}"
-        )
-    request = part = checked_request(job, request, told)
+    request = part = checked_request(job, request, told, may_idle=False)
     assert request.out is not None
     directory, history = RunDirectory(request.out), TrainResult()
     with directory.held():
