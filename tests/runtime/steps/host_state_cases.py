@@ -1,5 +1,6 @@
 """Training with the optimizer's state in host memory, on stand-in GPUs, beside plain training."""
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,7 @@ def trained(
         pipe.load(folder)
         losses += [pipe.step(batch(step)).loss for step in range(SAVED, STEPS)]
         state = pipe._training.tensors().values()
+        gc.collect()
         found = {
             "losses": losses,
             "on": {value.device.type for value in state if value.dim()},
