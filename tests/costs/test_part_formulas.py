@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 from random_pipelines import RandomPipeline, random_pipeline
-from reference.part_formulas import PartFormula, messages_between
+from reference.part_formulas import PartFormula, earlier_at_home, messages_between
 
 from penstock.plan.plan import SHARDINGS, Stage
 from penstock.plan.problem import PlanningProblem
@@ -48,7 +48,11 @@ def test_stages_are_those_of_the_formula(seed: int) -> None:
     problem = PlanningProblem(
         made.profile, made.cluster, 8, (8,), optimizer_bytes_per_parameter_byte=3.0
     )
-    found, formula = catalogue.stage(stage, use), PartFormula(problem, stage, use)
+    # Stages before it on its devices have received some of what it reads.
+    cuts = sorted(random.choices(range(stage.layers.start + 1), k=4))
+    earlier = tuple(range(lo, hi) for lo, hi in (cuts[:2], cuts[2:]) if lo < hi)
+    runs = tuple((layers.start, layers.stop) for layers in earlier)
+    found, formula = catalogue.stage(stage, use, runs), PartFormula(problem, stage, use, earlier)
     assert found.segment_layers == formula.segment_layers
     shares = [(s.segment, s.buckets, s.seconds, s.bytes) for s in found.shares]
     assert len(shares) == len(formula.shares)
@@ -73,11 +77,17 @@ def test_stages_are_those_of_the_formula(seed: int) -> None:
 def test_messages_are_those_of_the_formula(seed: int) -> None:
     made, _ = varied(seed)
     catalogue, stages = Catalogue(made.profile, made.cluster), made.plan.stages
-    works = [catalogue.stage(stage, StageUse()) for stage in stages]
+    works = [
+        catalogue.stage(
+            stage,
+            StageUse(),
+            tuple((layers.start, layers.stop) for layers in earlier_at_home(stages, number)),
+        )
+        for number, stage in enumerate(stages)
+    ]
     for consumer in range(len(stages)):
         for producer in range(consumer):
-            ends = (stages[producer], stages[consumer])
-            expected = messages_between(made.profile, made.cluster, *ends)
+            expected = messages_between(made.profile, made.cluster, stages, (producer, consumer))
             pairs = catalogue.boundary(works[producer], works[consumer]).pairs
             assert [(pair.sender, pair.receiver) for pair in pairs] == list(expected)
             for pair, (down, up) in zip(pairs, expected.values(), strict=True):

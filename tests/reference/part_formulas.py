@@ -1,6 +1,7 @@
 """What the parts of a plan cost, written layer by layer: stages, messages and gradients."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
@@ -18,9 +19,13 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True)
 class PartFormula(StageFormula):
-    """A stage as a schedule uses it; seconds and bytes are those of each replica ``j``."""
+    """A stage as a schedule uses it; seconds and bytes are those of each replica ``j``.
+
+    ``earlier`` are the layers of the stages before it on its devices, with its slices.
+    """
 
     use: StageUse
+    earlier: tuple[range, ...] = ()
 
     @property
     def sharding(self) -> str:
@@ -64,12 +69,8 @@ class PartFormula(StageFormula):
     def message_s(self, j: int, size: str, *, read: bool) -> float:
         """Seconds that messages keep the device from computing: its inputs, or what it makes."""
         layers, device = self.stage.layers, self.device(j)
-        ends = (
-            edge
-            for edge in self.profile.edges
-            if (edge.producer < layers.start and edge.consumer in layers and read)
-            or (edge.producer in layers and edge.consumer >= layers.stop and not read)
-        )
+        made = (e for e in self.profile.edges if e.producer in layers and e.consumer >= layers.stop)
+        ends = received_by(self.profile, layers, self.earlier) if read else made
         sizes = [
             getattr(edge, size).at(self.stage.slices[j]) for edge in first_of_each_tensor(ends)
         ]
@@ -143,8 +144,7 @@ class PartFormula(StageFormula):
             return parts_s
         for k, run in enumerate(runs):
             part = Stage(run, self.stage.devices, self.stage.slices, by_block=self.stage.by_block)
-            waits = PartFormula(self.problem, part, self.use).statistics_s(forward=False)
-            parts_s[k] += waits
+            parts_s[k] += replace(self, stage=part).statistics_s(forward=False)
         parts_s[0] += self.begins_s(j, forward=False)
         parts_s[0] += self.message_s(j, "gradient_bytes", read=False)
         parts_s[-1] += self.message_s(j, "gradient_bytes", read=True)
@@ -163,12 +163,12 @@ class PartFormula(StageFormula):
             sizes = self.layer_bytes
             two = max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
             held = held / self.stage.replicas + 2 * two
-        edges = (edge for edge in self.profile.crossing[layers.start] if edge.consumer in layers)
+        edges = received_by(self.profile, layers, self.earlier)
         return (
             held + buffers + (casts if self.use.versions == 1 else 0),
             sum(layer.saved_bytes.at(rows) for layer in run)
             + (casts if self.use.versions > 1 else 0),
-            sum(edge.bytes.at(rows) for edge in first_of_each_tensor(edges)),
+            sum(edge.bytes.at(rows) for edge in edges),
             max(layer.workspace_bytes.at(rows) for layer in run),
         )
 
@@ -178,9 +178,10 @@ Message = tuple[float, float]
 
 
 def messages_between(
-    profile: ModelProfile, cluster: Cluster, producer: Stage, consumer: Stage
+    profile: ModelProfile, cluster: Cluster, stages: Sequence[Stage], ends: tuple[int, int]
 ) -> dict[tuple[int, int], tuple[Message, Message | None]]:
     """Of each pair of replicas the message down and up: each tensor once, with its own latency."""
+    producer, consumer = (stages[end] for end in ends)
     down: dict[tuple[int, int], list[float]] = {}
     up: dict[tuple[int, int], list[float]] = {}
     shared = [
@@ -189,7 +190,9 @@ def messages_between(
     if producer.layers.stop == consumer.layers.start:
         down |= {(i, j): [] for i, j, _ in shared}
         up |= {(i, j): [] for i, j, _ in shared}
-    for edge in edges_between(profile, producer, consumer):
+    for edge in received_by(profile, consumer.layers, earlier_at_home(stages, ends[1])):
+        if edge.producer not in producer.layers:
+            continue
         whole = [(j % producer.replicas, j, 1) for j in range(consumer.replicas)]
         for i, j, rows in whole if edge.goes_whole else shared:
             down.setdefault((i, j), []).append(edge.bytes.at(rows))
@@ -208,9 +211,26 @@ def messages_between(
     return found
 
 
-def edges_between(profile: ModelProfile, producer: Stage, consumer: Stage) -> tuple[Edge, ...]:
+def earlier_at_home(stages: Sequence[Stage], number: int) -> tuple[range, ...]:
+    """The layers of the stages before a stage that are on its devices and have its slices."""
+    own = stages[number]
+    return tuple(
+        stage.layers
+        for stage in stages[:number]
+        if (stage.devices, stage.slices) == (own.devices, own.slices)
+    )
+
+
+def received_by(profile: ModelProfile, layers: range, earlier: Sequence[range]) -> tuple[Edge, ...]:
+    """Each tensor that comes from before a stage, but for those that earlier stages received."""
+    known = {
+        edge.tensor
+        for edge in profile.edges
+        for other in earlier
+        if edge.producer < other.start and edge.consumer in other
+    }
     return first_of_each_tensor(
         edge
-        for edge in profile.edges
-        if edge.producer in producer.layers and edge.consumer in consumer.layers
+        for edge in sorted(profile.edges, key=lambda edge: edge.consumer)
+        if edge.producer < layers.start and edge.consumer in layers and edge.tensor not in known
     )

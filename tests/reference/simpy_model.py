@@ -349,7 +349,7 @@ class Model:
         made: dict[str, float] = {}
         for edge in self.profile.edges:
             size = edge.bytes if kind == "F" else edge.gradient_bytes
-            if edge.producer < copy.layers.start and edge.consumer in copy.layers:
+            if edge.consumer in copy.layers and self.first_reader(edge, copy):
                 read[edge.tensor] = size.at(rows)
             if edge.producer in copy.layers and edge.consumer >= copy.layers.stop:
                 made[edge.tensor] = size.at(rows)
@@ -362,6 +362,23 @@ class Model:
 
         ends = seconds(read), seconds(made)
         return ends if kind == "F" else ends[::-1]
+
+    def first_reader(self, edge: Edge, copy: Copy) -> bool:
+        """Whether no earlier stage with the devices and slices of ``copy`` has got a tensor."""
+        return (
+            not any(
+                other.way == copy.way
+                and (other.devices, other.slices) == (copy.devices, copy.slices)
+                and edge.producer < other.layers.start < copy.layers.start
+                and any(
+                    e.consumer in other.layers
+                    for e in self.profile.edges
+                    if e.tensor == edge.tensor
+                )
+                for other in self.copies.values()
+            )
+            and edge.producer < copy.layers.start
+        )
 
     def step(self, g: int, j: int, number: int, kinds: str) -> Process:
         """The optimizer's step of a device, once all gradients that it holds are summed."""
@@ -588,7 +605,7 @@ class Model:
         seen: set[tuple[str, int]] = set()
         for edge in self.profile.edges:
             s, t = plan.stage_of_layer(edge.producer), plan.stage_of_layer(edge.consumer)
-            if s == t or (edge.tensor, t) in seen:
+            if (edge.tensor, t) in seen or not self.first_reader(edge, self.copies[t, way]):
                 continue
             seen.add((edge.tensor, t))
             for i, j, rows in self.paths(edge, self.copies[s, way], self.copies[t, way]):

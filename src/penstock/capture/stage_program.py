@@ -102,7 +102,8 @@ class StageProgram:
     of its slice, and the number of terms of that mean as a 0-dim float tensor (rows, or valid
     targets if the loss ignores some), so that slices can be weighted exactly. Last come the model's
     outputs with the indices ``outputs``. Parameters and buffers keep their names in the user's
-    model. Of the leaves ``sized`` only sizes and the device are read.
+    model. Of the leaves ``sized`` only sizes and the device are read. The last tensors in ``sent``
+    are not made here but passed on: those of ``received`` with the indices ``relayed``.
     """
 
     layers: range
@@ -113,3 +114,4 @@ class StageProgram:
     is_last: bool
     outputs: tuple[int, ...] = ()
     sized: frozenset[int] = frozenset()
+    relayed: tuple[int, ...] = ()

@@ -74,11 +74,13 @@ void make_links(Links* self, const Table& bytes_per_s, const Table& latency_s,
                    static_cast<int>(latency_s.shape(0)), sum_step_s};
 }
 
-StageWork stage_of(const PartCosts& self, Cuts run, std::vector<int> devices,
-                   std::vector<int> rows, int sharding, std::tuple<bool, int, bool, int> use,
-                   std::vector<ReduceCost> all_reduces) {
+StageWork stage_of(const PartCosts& self, Cuts run, const std::vector<Cuts>& earlier,
+                   std::vector<int> devices, std::vector<int> rows, int sharding,
+                   std::tuple<bool, int, bool, int> use, std::vector<ReduceCost> all_reduces) {
   const auto [split, versions, reduces, predictions] = use;
-  return self.stage({{run.first, run.second}, std::move(devices), std::move(rows),
+  std::vector<Run> runs;
+  for (const auto& [lo, hi] : earlier) runs.push_back({lo, hi});
+  return self.stage({{run.first, run.second}, std::move(runs), std::move(devices), std::move(rows),
                      static_cast<Sharding>(sharding), split, versions, reduces, predictions,
                      std::move(all_reduces)});
 }
@@ -207,11 +209,11 @@ void bind_tables(nb::module_& module) {
   nb::class_<PartCosts>(module, "PartCosts")
       .def(nb::init<const Layers&, const Hardware&, double>(), "layers"_a, "hardware"_a, "state"_a,
            nb::keep_alive<1, 3>())
-      .def("stage", stage_of, "run"_a, "devices"_a, "rows"_a, "sharding"_a, "use"_a,
+      .def("stage", stage_of, "run"_a, "earlier"_a, "devices"_a, "rows"_a, "sharding"_a, "use"_a,
            "all_reduces"_a)
       .def("boundary", &PartCosts::boundary, "producer"_a, "consumer"_a)
       .def("tie", &PartCosts::tie, "instances"_a, "sizes"_a, "devices"_a, "all_reduces"_a)
-      .def("connected", &PartCosts::connected, "cuts"_a)
+      .def("connected", &PartCosts::connected, "cuts"_a, "homes"_a)
       .def("whole_bytes", &PartCosts::whole_bytes, "stage"_a);
 }
 

@@ -1,12 +1,6 @@
 #include "layers.hpp"
 
 namespace penstock {
-namespace {
-
-bool is_in(Run run, int layer) { return run.lo <= layer && layer < run.hi; }
-
-}  // namespace
-
 bool SharedParameter::is_used_in(Run run) const {
   return std::ranges::any_of(layers, [&](int layer) { return is_in(run, layer); });
 }
@@ -39,21 +33,19 @@ std::vector<double> Layers::two_layers_from(int lo) const {
   return most;
 }
 
-RunTensors Layers::tensors_of(Run run) const {
+RunTensors Layers::tensors_of(Run run, const std::vector<Run>& earlier) const {
   RunTensors found;
-  int last_read = -1, last_made = -1;
+  for_received_tensors(*this, run, earlier, [&](const Tensor& tensor) {
+    found.received = found.received + tensor.bytes;
+    found.received_gradients = found.received_gradients + tensor.gradient_bytes;
+  });
+  int last_made = -1;
   for (const Tensor& tensor : tensors) {
-    const bool is_made = is_in(run, tensor.producer), is_read = is_in(run, tensor.consumer);
-    if (is_read && tensor.producer < run.lo && tensor.number != last_read) {
-      last_read = tensor.number;
-      found.read = found.read + tensor.bytes;
-      found.read_gradients = found.read_gradients + tensor.gradient_bytes;
-    }
-    if (is_made && tensor.consumer >= run.hi && tensor.number != last_made) {
-      last_made = tensor.number;
-      found.made = found.made + tensor.bytes;
-      found.made_gradients = found.made_gradients + tensor.gradient_bytes;
-    }
+    if (!is_in(run, tensor.producer) || tensor.consumer < run.hi || tensor.number == last_made)
+      continue;
+    last_made = tensor.number;
+    found.made = found.made + tensor.bytes;
+    found.made_gradients = found.made_gradients + tensor.gradient_bytes;
   }
   return found;
 }
@@ -84,12 +76,10 @@ RunCosts run_costs(const Layers& layers, const std::vector<int>& cuts, Sharding 
   for (const int lo : cuts) {
     // What is read from earlier layers, each tensor where its first reader from `lo` on is.
     std::vector<Affine> read(layers.own_bytes.size());
-    int last = -1;
-    for (const Tensor& tensor : layers.tensors) {
-      if (tensor.producer >= lo || tensor.consumer < lo || tensor.number == last) continue;
-      last = tensor.number;
+    const Run rest = {lo, static_cast<int>(read.size()) - 1};
+    for_received_tensors(layers, rest, {}, [&](const Tensor& tensor) {
       read[tensor.consumer + 1] = read[tensor.consumer + 1] + tensor.bytes;
-    }
+    });
     for (std::size_t k = 1; k < read.size(); ++k) read[k] = read[k - 1] + read[k];
     std::vector<double> two(read.size());
     if (sharding == Sharding::parameters) two = layers.two_layers_from(lo);

@@ -29,10 +29,10 @@ struct SharedParameter {
   bool is_only_in(Run run) const;
 };
 
-/// Bytes of the tensors that a run of layers reads from earlier ones and makes for later ones, each
-/// once, and of their gradients.
+/// Bytes of the tensors that a run of layers receives and makes for later ones, each once, and of
+/// their gradients.
 struct RunTensors {
-  Affine read, read_gradients, made, made_gradients;
+  Affine received, received_gradients, made, made_gradients;
 };
 
 /// The costs of the layers of a profile. Tensors are sorted by number and consumer.
@@ -56,7 +56,8 @@ struct Layers : LayerSums {
   }
   /// For each cut the parameters of the two largest layers that follow one another from `lo` to it.
   std::vector<double> two_layers_from(int lo) const;
-  RunTensors tensors_of(Run run) const;
+  /// `earlier` are those of the same home as the run (`Plan.homes`).
+  RunTensors tensors_of(Run run, const std::vector<Run>& earlier) const;
   /// Bytes of the tensors that cross each cut, each once, and of their gradients.
   std::pair<std::vector<Affine>, std::vector<Affine>> crossing() const;
 };
@@ -91,20 +92,43 @@ void for_buckets(const std::vector<double>& sums, Run run, double bucket_bytes, 
   if (lowest < stop) each(lowest, sums[stop] - sums[lowest]);
 }
 
-/// Call `each(s, t, tensor)` for every tensor that stage s sends a later stage t: once, however many
-/// of its layers read it. `stage_of_layer` is overwritten.
+inline bool is_in(Run run, int layer) { return run.lo <= layer && layer < run.hi; }
+
+/// Call `each(tensor)` for every tensor that a run of layers receives from before it: once, however
+/// many of its layers read it, and not if one of the `earlier` runs has received it.
 template <class Each>
-void for_sent_tensors(const Layers& layers, const std::vector<int>& cuts,
+void for_received_tensors(const Layers& layers, Run run, const std::vector<Run>& earlier,
+                          Each each) {
+  int last_tensor = -1;
+  for (const Tensor& tensor : layers.tensors) {
+    const auto receives = [&](Run one) {
+      return tensor.producer < one.lo && is_in(one, tensor.consumer);
+    };
+    const bool here = receives(run);
+    if (tensor.number == last_tensor || !(here || std::ranges::any_of(earlier, receives))) continue;
+    last_tensor = tensor.number;
+    if (here) each(tensor);
+  }
+}
+
+/// Call `each(s, t, tensor)` for every tensor that stage s sends to the home of a later stage t:
+/// once, however many stages of that home read it (`Plan.senders`), and not within a home.
+/// `stage_of_layer` is overwritten.
+template <class HomeOf, class Each>
+void for_sent_tensors(const Layers& layers, const std::vector<int>& cuts, HomeOf home_of,
                       std::vector<int>& stage_of_layer, Each each) {
   stage_of_layer.resize(cuts.back());
   for (int s = 0; s + 1 < static_cast<int>(cuts.size()); ++s)
     std::fill(stage_of_layer.begin() + cuts[s], stage_of_layer.begin() + cuts[s + 1], s);
-  int last_tensor = -1, last_stage = -1;
+  int last_tensor = -1;
+  std::vector<int> reached;
   for (const Tensor& tensor : layers.tensors) {
     const int s = stage_of_layer[tensor.producer], t = stage_of_layer[tensor.consumer];
-    if (s == t || (tensor.number == last_tensor && t == last_stage)) continue;
+    if (s == t) continue;
+    if (tensor.number != last_tensor) reached.assign(1, home_of(s));
     last_tensor = tensor.number;
-    last_stage = t;
+    if (std::ranges::find(reached, home_of(t)) != reached.end()) continue;
+    reached.push_back(home_of(t));
     each(s, t, tensor);
   }
 }

@@ -183,13 +183,17 @@ class PartCosts:
     def stage(
         self,
         run: tuple[int, int],
+        earlier: Sequence[tuple[int, int]],
         devices: Sequence[int],
         rows: Sequence[int],
         sharding: int,
         use: tuple[bool, int, bool, int],
         all_reduces: Sequence[AllReduceCost],
     ) -> StageWork:
-        """The work of a stage; ``use`` is a `penstock.simulate.instances.StageUse`."""
+        """The work of a stage; ``use`` is a `penstock.simulate.instances.StageUse`.
+
+        ``earlier`` are the layers of the stages before it that share its home (`Plan.homes`).
+        """
     def boundary(self, producer: StageWork, consumer: StageWork) -> Boundary:
         """The messages between two stages for each micro-batch."""
     def tie(
@@ -200,7 +204,7 @@ class PartCosts:
         all_reduces: Sequence[AllReduceCost],
     ) -> TiedGroup:
         """Parameters of these sizes, summed over all devices of some instances."""
-    def connected(self, cuts: Sequence[int]) -> list[tuple[int, int]]:
+    def connected(self, cuts: Sequence[int], homes: Sequence[int]) -> list[tuple[int, int]]:
         """All stages between which messages pass: neighbours, and ends of skipping tensors."""
     def whole_bytes(self, stage: StageWork) -> float:
         """Bytes of the parameters that only the layers of a stage use."""

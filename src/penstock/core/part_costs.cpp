@@ -40,7 +40,7 @@ class ReplicaCosts {
   ReplicaCosts(const Layers& layers, const StageAsked& asked, const Group& group, double state,
                const std::vector<int>& segment_layers)
       : layers_(layers), asked_(asked), run_(asked.run), group_(group),
-        segment_layers_(segment_layers), tensors_(layers.tensors_of(run_)),
+        segment_layers_(segment_layers), tensors_(layers.tensors_of(run_, asked.earlier)),
         parameters_(layers.parameter_bytes(run_)) {
     const double two =
         asked.sharding == Sharding::parameters ? layers.two_layers_from(run_.lo)[run_.hi] : 0;
@@ -65,7 +65,7 @@ class ReplicaCosts {
     const double begins_back_s =
         layers_.begin_back_s / machine.speed + (layers_.again ? begins_s : 0);
     const double received_s = message(tensors_.made_gradients);
-    const double sent_s = message(tensors_.read_gradients);
+    const double sent_s = message(tensors_.received_gradients);
     const double forward_s =
         std::max(read_s, gathers() ? forward_s_ : seconds(layers_.forward, run_)) +
         layers_.norms_s(group_, run_, true) + begins_s;
@@ -74,7 +74,7 @@ class ReplicaCosts {
     const double weight_s = std::max(read_s, seconds(layers_.weight, run_));
     const double more_s =
         begins_back_s + received_s + sent_s + layers_.norms_s(group_, run_, false);
-    replica.seconds = {forward_s + message(tensors_.read) + message(tensors_.made),
+    replica.seconds = {forward_s + message(tensors_.received) + message(tensors_.made),
                        backward_s + more_s,
                        std::max(read_s, seconds(layers_.input, run_)) + more_s,
                        weight_s,
@@ -107,7 +107,7 @@ class ReplicaCosts {
   /// Without a flush several versions of the parameters are kept
   /// (`penstock.schedule.weight_rule`), and each micro-batch keeps its own in the autocast type.
   StageMemory memory(int rows) const {
-    const RunBytes bytes = run_bytes(layers_, run_, tensors_.read, rows);
+    const RunBytes bytes = run_bytes(layers_, run_, tensors_.received, rows);
     const double casts = layers_.cast_bytes[run_.hi] - layers_.cast_bytes[run_.lo];
     const double buffers = layers_.buffer_bytes[run_.hi] - layers_.buffer_bytes[run_.lo];
     const bool casts_once = asked_.versions == 1;
@@ -151,7 +151,7 @@ bool are_alike(const ReplicaWork& one, const ReplicaWork& other, const std::vect
 StageWork PartCosts::stage(const StageAsked& asked) const {
   const int replicas = static_cast<int>(asked.devices.size());
   Group group{{}, 1, replicas, layers_.step_s_per_byte, asked.all_reduces};
-  StageWork made{asked.run.lo, asked.run.hi, {}, {}, {}};
+  StageWork made{asked.run, asked.earlier, {}, {}, {}};
   for (int i = 0; i < replicas; ++i) {
     const Machine& machine = hardware_.devices.at(asked.devices[i]);
     const int rows = asked.rows.at(i);
@@ -207,15 +207,10 @@ Boundary PartCosts::boundary(const StageWork& producer, const StageWork& consume
     for_shared_rows(rows, {0, senders}, {senders, senders + receivers},
                     [&](int i, int j, int shared) { each(i, j - senders, shared); });
   };
-  if (producer.end_layer == consumer.first_layer)
+  if (producer.run.hi == consumer.run.lo)
     for_overlaps([&](int i, int j, int) { loads[{i, j}].returns = true; });
-  int last = -1;
-  for (const Tensor& tensor : layers_.tensors) {
-    if (tensor.producer < producer.first_layer || tensor.producer >= producer.end_layer ||
-        tensor.consumer < consumer.first_layer || tensor.consumer >= consumer.end_layer ||
-        tensor.number == last)
-      continue;
-    last = tensor.number;
+  for_received_tensors(layers_, consumer.run, consumer.earlier, [&](const Tensor& tensor) {
+    if (!is_in(producer.run, tensor.producer)) return;
     const auto add = [&](int i, int j, int shared) {
       Loads& pair = loads[{i, j}];
       pair.down.add(tensor.bytes.at(shared));
@@ -226,7 +221,7 @@ Boundary PartCosts::boundary(const StageWork& producer, const StageWork& consume
       for (int j = 0; j < receivers; ++j) add(j % senders, j, 1);
     else
       for_overlaps(add);
-  }
+  });
   Boundary made;
   const Links& links = hardware_.links;
   for (const auto& [ends, pair] : loads) {
@@ -255,11 +250,12 @@ TiedGroup PartCosts::tie(std::vector<int> instances, const std::vector<double>& 
   return made;
 }
 
-std::vector<std::pair<int, int>> PartCosts::connected(const std::vector<int>& cuts) const {
+std::vector<std::pair<int, int>> PartCosts::connected(const std::vector<int>& cuts,
+                                                      const std::vector<int>& homes) const {
   std::set<std::pair<int, int>> found;
   for (int s = 0; s + 2 < static_cast<int>(cuts.size()); ++s) found.emplace(s, s + 1);
   std::vector<int> stage_of_layer;
-  for_sent_tensors(layers_, cuts, stage_of_layer,
+  for_sent_tensors(layers_, cuts, [&](int s) { return homes.at(s); }, stage_of_layer,
                    [&](int s, int t, const Tensor&) { found.emplace(s, t); });
   return {found.begin(), found.end()};
 }

@@ -8,9 +8,11 @@
 namespace penstock {
 
 /// An instance of a stage on its devices, and how a schedule uses it
-/// (`penstock.simulate.instances.StageUse`).
+/// (`penstock.simulate.instances.StageUse`). `earlier` are the stages of its home before it, which
+/// receive tensors for it.
 struct StageAsked {
   Run run;
+  std::vector<Run> earlier;
   std::vector<int> devices, rows;
   Sharding sharding;
   bool split;
@@ -30,8 +32,9 @@ class PartCosts {
 
   /// The messages between two stages for each micro-batch.
   ///
-  /// The stage that makes a tensor sends it directly to each stage that reads it, once. Each replica
-  /// sends each replica the rows that both hold. A tensor without rows is sent whole; receiver j
+  /// The stage that makes a tensor sends it to the first stage of each home that reads it, once; the
+  /// others have it there. Each replica sends each replica the rows that both hold. A tensor
+  /// without rows is sent whole; receiver j
   /// gets it from sender j modulo the number of senders. The tensors of one pair and direction are
   /// one message, in which each tensor has its own latency. Neighbouring stages depend on each other
   /// even if they exchange no tensor (`penstock.schedule.action`); that message takes no time.
@@ -42,13 +45,14 @@ class PartCosts {
   TiedGroup tie(std::vector<int> instances, const std::vector<double>& sizes,
                 const std::vector<int>& devices, std::vector<ReduceCost> all_reduces) const;
 
-  /// All (producer, consumer) stages between which messages pass: neighbours, and those that a
-  /// tensor skips a stage between.
-  std::vector<std::pair<int, int>> connected(const std::vector<int>& cuts) const;
+  /// All (producer, consumer) stages between which messages pass: neighbours, and those of two
+  /// homes that a tensor skips a stage between.
+  std::vector<std::pair<int, int>> connected(const std::vector<int>& cuts,
+                                             const std::vector<int>& homes) const;
 
   /// Bytes of the parameters that only the layers of a stage use.
   double whole_bytes(const StageWork& stage) const {
-    return layers_.whole_bytes({stage.first_layer, stage.end_layer});
+    return layers_.whole_bytes(stage.run);
   }
 
  private:

@@ -100,7 +100,8 @@ void PlanLoad::set_ports(const Stage& stage) {
 void PlanLoad::carry_tensors(const std::vector<int>& cuts) {
   engines_.assign(now_.order.size(), {});
   ports_.assign(costs_.hosts.size(), {});
-  for_sent_tensors(costs_, cuts, stage_of_layer_, [&](int s, int t, const Tensor& tensor) {
+  const auto home_of = [&](int s) { return now_.stages[s].group; };
+  for_sent_tensors(costs_, cuts, home_of, stage_of_layer_, [&](int s, int t, const Tensor& tensor) {
     Stage &from = now_.stages[s], &to = now_.stages[t];
     const double down_s = carry(tensor.bytes, from, to);
     const double up_s = carry(tensor.gradient_bytes, to, from);

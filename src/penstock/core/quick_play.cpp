@@ -103,7 +103,8 @@ void QuickPlay::connect() {
   const int stages = point_->stages();
   pairs_.clear();
   for (int s = 0; s + 1 < stages; ++s) pairs_.push_back({s, s + 1, true});
-  for_sent_tensors(costs(), point_->cuts, stage_of_layer_, [&](int s, int t, const Tensor& tensor) {
+  const auto home_of = [&](int s) { return group_[s]; };
+  const auto carry = [&](int s, int t, const Tensor& tensor) {
     auto pair = pairs_.begin() + s;
     if (t != s + 1) {
       pair = std::find_if(pairs_.begin() + stages - 1, pairs_.end(),
@@ -118,7 +119,8 @@ void QuickPlay::connect() {
     };
     add(0, tensor.bytes);
     add(1, tensor.gradient_bytes);
-  });
+  };
+  for_sent_tensors(costs(), point_->cuts, home_of, stage_of_layer_, carry);
   messages_.clear();
   out_.assign(stages, {});
   in_.assign(stages, {});

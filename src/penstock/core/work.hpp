@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "costs.hpp"
+
 namespace penstock {
 
 /// What a stream does. `wait` and `hold` take no time and are only in streams of forwards that run
@@ -84,9 +86,11 @@ struct Gradients {
   }
 };
 
-/// One instance of a stage. Segment k of the last backward ends at layer `segment_layers[k]`.
+/// One instance of a stage. Segment k of the last backward ends at layer `segment_layers[k]`. The
+/// `earlier` stages of its home receive tensors for it.
 struct StageWork {
-  int first_layer, end_layer;
+  Run run;
+  std::vector<Run> earlier;
   std::vector<ReplicaWork> replicas;
   std::vector<int> segment_layers;
   Gradients gradients;

@@ -7,7 +7,8 @@ and all others carry ``passed`` bytes a second, both ways together.
 
 *Rows.* Say a host computes some layers of the core for a row, but not all. Then the path enters or
 leaves the host, so ``m`` bytes pass its links. If the host has neither the first layer nor the last
-one for this row, the path does both, with two tensors, and ``2 m`` bytes pass.
+one for this row, the path does both, with two tensors, and ``2 m`` bytes pass. A tensor counts once
+for a host here, as if one device there passed it on to all others.
 
 *Hosts that hold the whole core.* If they are ``k > 1``, every gradient of the core is summed over
 ``k`` hosts or more. That takes at least ``2 (k - 1) / k`` times its bytes at the rate of the
@@ -237,8 +238,8 @@ def cores_of(profile: ModelProfile, most_rows: int, work_s: Sequence[float]) -> 
 def sent_tensors(profile: ModelProfile, most_rows: int) -> list[tuple[float, int, int]]:
     """The least bytes of a row, its gradient included, producer and consumer of tensors with rows.
 
-    Sorted by consumers. A stage gets a tensor once, whichever of its layers read it, so the least
-    of all its readers counts.
+    Sorted by consumers. A device gets a tensor once, whichever layers of its stages read it, so the
+    least of all its readers counts.
     """
     least: dict[str, float] = {}
     for edge in profile.edges:

@@ -1,6 +1,6 @@
 """Which layers run where, on how many rows, in which order of work."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -177,6 +177,39 @@ class Plan:
         opposite = self.mirrored and micro_batch % 2
         return self.stages[len(self.stages) - 1 - stage if opposite else stage]
 
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """A number for each stage, the same for stages on the same devices with the same slices.
+
+        What such stages read is sent to their home once.
+        """
+        numbers: dict[object, int] = {}
+        held = (
+            tuple((holder.devices, holder.slices) for holder in self.holders(stage))
+            for stage in range(len(self.stages))
+        )
+        return tuple(numbers.setdefault(home, len(numbers)) for home in held)
+
+    def senders(self, maker: int, readers: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Pairs: the stage that sends a tensor of stage ``maker`` on, and each of its ``readers``.
+
+        The maker sends it to the first reader of each home but its own. That one passes it on
+        within the home, and adds the gradients that come back. ``readers`` are in ascending order.
+
+        >>> stages = tuple(Stage(range(s, s + 1), (s % 2,), (1,)) for s in range(6))
+        >>> list(Plan(stages, 2, 1, "interleaved").senders(0, (1, 2, 3, 5)))
+        [(0, 1), (0, 2), (1, 3), (1, 5)]
+        """
+        homes = self.homes
+        first = {homes[maker]: maker}
+        for reader in readers:
+            there = first.setdefault(homes[reader], reader)
+            yield (maker if there == reader else there), reader
+
+    def holders(self, stage: int) -> tuple[Stage, ...]:
+        """The different `holder`s of a stage; two in a mirrored schedule."""
+        return tuple(self.holder(stage, micro_batch) for micro_batch in range(1 + self.mirrored))
+
     def devices_of(self, stage: int) -> tuple[int, ...]:
         """All devices that hold ``stage``, those of its copy in a mirrored schedule after its own.
 
@@ -184,7 +217,7 @@ class Plan:
         >>> Plan(stages, 2, 1, "chimera").devices_of(1)
         (1, 2)
         """
-        holders = (self.holder(stage, micro_batch) for micro_batch in (0, 1))
+        holders = self.holders(stage)
         return tuple(dict.fromkeys(device for holder in holders for device in holder.devices))
 
     def shape(self) -> PipelineShape:

@@ -64,13 +64,18 @@ Crossings: TypeAlias = Mapping[tuple[int, int, str], Edge]
 
 
 def crossings_of(plan: Plan, profile: ModelProfile) -> Crossings:
-    """Each tensor that crosses between stages, once for every stage that reads it, sorted."""
+    """Each tensor that stages pass to one another, as `Plan.senders` says, sorted."""
     found: dict[tuple[int, int, str], Edge] = {}
     stage_of = [s for s, stage in enumerate(plan.stages) for _ in stage.layers]
-    for edge in profile.edges:
-        ends = stage_of[edge.producer], stage_of[edge.consumer]
-        if ends[0] != ends[1] and max(edge.bytes.at(1), edge.gradient_bytes.at(1)) > 0:
-            found.setdefault((*ends, f"{edge.producer}.{edge.tensor}"), edge)
+    readers: dict[tuple[int, str], dict[int, Edge]] = {}
+    for edge in sorted(profile.edges, key=lambda edge: edge.consumer):
+        maker, reader = stage_of[edge.producer], stage_of[edge.consumer]
+        if maker != reader and max(edge.bytes.at(1), edge.gradient_bytes.at(1)) > 0:
+            name = f"{edge.producer}.{edge.tensor}"
+            readers.setdefault((maker, name), {}).setdefault(reader, edge)
+    for (maker, name), edges in readers.items():
+        for sender, reader in plan.senders(maker, edges):
+            found[sender, reader, name] = edges[reader]
     return dict(sorted(found.items(), key=itemgetter(0)))
 
 

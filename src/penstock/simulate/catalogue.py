@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from math import lcm
 from typing import Generic, TypeVar
 
@@ -64,12 +64,13 @@ class Catalogue:
 
         Messages pass between neighbours and, for each skip connection, between its ends.
         """
-        stages = tuple(map(self.stage, stages_of_instances(plan), instances.uses))
+        earlier = chain(earlier_of_home(plan) if self.skips else (), repeat(()))
+        stages = tuple(map(self.stage, stages_of_instances(plan), instances.uses, earlier))
         ends: list[tuple[int, int]] = list(pairwise(range(len(plan.stages))))
         ties: tuple[TiedGroup, ...] = ()
         if self.skips or self.profile.shared or instances.in_turn:
             cuts = [0, *(stage.layers.stop for stage in plan.stages)]
-            ends = self.costs.connected(cuts)
+            ends = self.costs.connected(cuts, plan.homes)
             ties = self.ties_of(stages, cuts, instances)
         if instances.in_turn:
             ends = sorted(pair for both in ends for pair in copies_joined(both, instances.copies))
@@ -77,10 +78,15 @@ class Catalogue:
         in_order = self.cluster.messages_in_order
         return Parts(stages, boundaries, ties, self.hardware.hosts, in_order)
 
-    def stage(self, stage: Stage, use: StageUse) -> StageWork:
-        """The work of an instance of a stage; its devices are ``stage.devices``."""
+    def stage(
+        self, stage: Stage, use: StageUse, earlier: tuple[tuple[int, int], ...] = ()
+    ) -> StageWork:
+        """The work of an instance of a stage; its devices are ``stage.devices``.
+
+        ``earlier`` are the layers of the stages before it at its home.
+        """
         run, sharding = (stage.layers.start, stage.layers.stop), SHARDINGS.index(stage.sharding)
-        ways = (run, stage.devices, stage.slices, sharding, use)
+        ways = (run, earlier, stage.devices, stage.slices, sharding, use)
         costs = self.by_block if stage.by_block else self.costs
         return self.stages.find(
             (ways, stage.by_block),
@@ -124,6 +130,16 @@ class Catalogue:
 
         key = (users, tuple(stages[user] for user in users), tuple(sizes))
         return self.ties.find(key, make)
+
+
+def earlier_of_home(plan: Plan) -> list[tuple[tuple[int, int], ...]]:
+    """For each stage the layers of the stages before it at its home, which receive for it."""
+    before: dict[int, tuple[tuple[int, int], ...]] = {}
+    found: list[tuple[tuple[int, int], ...]] = []
+    for stage, home in zip(plan.stages, plan.homes, strict=True):
+        found.append(before.get(home, ()))
+        before[home] = (*found[-1], (stage.layers.start, stage.layers.stop))
+    return found
 
 
 def tied_parameters(

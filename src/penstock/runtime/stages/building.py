@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
@@ -14,7 +15,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import check_values, materialise, named_tensors
 from penstock.capture.stage.call import StageCall
-from penstock.capture.stage_program import Batch, Loss, StageProgram
+from penstock.capture.stage_program import Batch, Loss, StageProgram, TensorSpec
 from penstock.capture.tensor_parts import is_quantised
 from penstock.capture.user_lines import line_with_source
 from penstock.errors import BadInput, shortened
@@ -26,6 +27,7 @@ from penstock.runtime.program import places_of
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stages.runner import ModuleRunner
 from penstock.runtime.tables import Weights
+from penstock.runtime.transport.messages import boundaries_of
 from penstock.runtime.weights.pretrained import read_stage, sources_of
 from penstock.runtime.weights.safetensors_file import StoredTensor
 from penstock.words import numbered
@@ -153,8 +155,21 @@ def check_counts(plan: Plan, graph: LayerGraph) -> None:
 
 def stages_of(graph: LayerGraph, plan: Plan, rank: int) -> dict[int, StageProgram]:
     """The stages of a rank, on the tensors that the model has."""
-    places = places_of(plan, rank)
-    return {place.stage: graph.stage(plan.stages[place.stage].layers) for place in places}
+    boundaries = boundaries_of(graph, plan)
+    return {
+        stage: relaying(
+            graph.stage(plan.stages[stage].layers),
+            [spec for b in boundaries if b.producer == stage for spec in b.tensors],
+        )
+        for stage in (place.stage for place in places_of(plan, rank))
+    }
+
+
+def relaying(program: StageProgram, sent: Iterable[TensorSpec]) -> StageProgram:
+    """The stage where it also passes on what it has received of the tensors ``sent``."""
+    received = {spec.name: place for place, spec in enumerate(program.received)}
+    relayed = {received[spec.name]: spec for spec in sent if spec.name in received}
+    return replace(program, sent=(*program.sent, *relayed.values()), relayed=tuple(relayed))
 
 
 def build_stages(

@@ -293,6 +293,8 @@ class ModuleRunner:
         sent: list[torch.Tensor] = []
         for spec, output in zip(self.program.sent, outputs, strict=False):
             sent.append(output if output.dtype == spec.dtype else output.to(spec.dtype))
+        # As roots of the backward too: what comes back for them is added to this stage's own.
+        sent += [inputs[place] for place in self.program.relayed]
         if recording:
             kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in sent]
         if self.program.is_last:

@@ -27,7 +27,10 @@ from penstock.schedule.shape import PipelineShape
 
 @dataclass(frozen=True)
 class BoundaryTensors:
-    """The tensors that stage ``producer`` sends to stage ``consumer``, in a fixed order."""
+    """The tensors that stage ``producer`` sends to stage ``consumer``, in a fixed order.
+
+    Within a home the producer has made them, or received them from elsewhere.
+    """
 
     producer: int
     consumer: int
@@ -107,14 +110,14 @@ class RankMessages:
 
 
 def boundaries_of(graph: LayerGraph, plan: Plan) -> tuple[BoundaryTensors, ...]:
-    """The tensors sent between stages; each tensor goes once to every stage that reads it."""
+    """The tensors that stages pass to one another, each as `Plan.senders` says."""
     crossing: dict[tuple[int, int], list[TensorSpec]] = {}
     for spec, producer_layer, consumer_layers in graph.crossings:
         producer = plan.stage_of_layer(producer_layer)
         consumers = sorted({plan.stage_of_layer(layer) for layer in consumer_layers} - {producer})
-        for consumer in consumers:
-            ends = (producer, consumer)
-            replicas = [len(plan.devices_of(stage)) for stage in ends]
+        for ends in plan.senders(producer, consumers):
+            consumer = ends[1]
+            replicas = [len(plan.devices_of(stage)) for stage in (producer, consumer)]
             if spec.reduced and max(replicas) > 1:
                 raise BadInput(
                     f"tensor '{spec.name}' is computed from all samples of a micro-batch and "
@@ -196,8 +199,8 @@ def messages_across(
     senders, receivers = (plan.holder(stage, micro_batch).devices for stage in stages)
     have, need = (cut.slices[micro_batch][stage] for stage in stages)
     overlap = {(o.sender, o.receiver): o.rows for o in row_overlaps(have, need)}
-    active = [i for i, rows in enumerate(have) if rows]
-    shared = {(active[j % len(active)], j) for j, rows in enumerate(need) if rows}
+    active, needy = ([i for i, rows in enumerate(own) if rows] for own in (have, need))
+    shared = {(active[k % len(active)], j) for k, j in enumerate(needy)}
     for i, j in sorted(overlap.keys() | shared):
         parts: list[MessagePart] = []
         for spec in boundary.tensors:
