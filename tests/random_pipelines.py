@@ -112,8 +112,9 @@ def random_profile(random: Random, layers: int, *, ties: bool) -> ModelProfile:
         gradient = random.choice([tensor, Affine()])
         consumers = {i + 1, random.randrange(i + 1, layers)}
         edges += [Edge(i, j, f"tensor{i}", tensor, gradient) for j in sorted(consumers)]
-    # A tensor without gradients passes no time upwards: let every pair exchange one that does.
-    edges += [Edge(i, i + 1, f"also{i}", size(), size()) for i in range(layers - 1)]
+    # A tensor without gradients passes no time upwards: let every pair exchange one that does. All
+    # of them have one name, which tells no tensors of different layers apart.
+    edges += [Edge(i, i + 1, "also", size(), size()) for i in range(layers - 1)]
     shared: tuple[SharedParameter, ...] = ()
     if ties and random.random() < 0.5:
         users = tuple(sorted({random.randrange(layers), layers - 1}))

@@ -224,7 +224,7 @@ def earlier_at_home(stages: Sequence[Stage], number: int) -> tuple[range, ...]:
 def received_by(profile: ModelProfile, layers: range, earlier: Sequence[range]) -> tuple[Edge, ...]:
     """Each tensor that comes from before a stage, but for those that earlier stages received."""
     known = {
-        edge.tensor
+        edge.made
         for edge in profile.edges
         for other in earlier
         if edge.producer < other.start and edge.consumer in other
@@ -232,5 +232,5 @@ def received_by(profile: ModelProfile, layers: range, earlier: Sequence[range]) 
     return first_of_each_tensor(
         edge
         for edge in sorted(profile.edges, key=lambda edge: edge.consumer)
-        if edge.producer < layers.start and edge.consumer in layers and edge.tensor not in known
+        if edge.producer < layers.start and edge.consumer in layers and edge.made not in known
     )

@@ -345,16 +345,16 @@ class Model:
     def message_seconds(self, copy: Copy, j: int, kind: str) -> tuple[float, float]:
         """Seconds in which a device passes on what an action receives, and what it sends."""
         device, rows = self.cluster.devices[copy.devices[j]], copy.slices[j]
-        read: dict[str, float] = {}
-        made: dict[str, float] = {}
+        read: dict[object, float] = {}
+        made: dict[object, float] = {}
         for edge in self.profile.edges:
             size = edge.bytes if kind == "F" else edge.gradient_bytes
-            if edge.consumer in copy.layers and self.first_reader(edge, copy):
-                read[edge.tensor] = size.at(rows)
+            if edge.consumer in copy.layers and self.receives(edge, copy):
+                read[edge.made] = size.at(rows)
             if edge.producer in copy.layers and edge.consumer >= copy.layers.stop:
-                made[edge.tensor] = size.at(rows)
+                made[edge.made] = size.at(rows)
 
-        def seconds(sizes: dict[str, float]) -> float:
+        def seconds(sizes: dict[object, float]) -> float:
             if not sum(sizes.values()):
                 return 0.0
             rate = device.message_bytes_per_s or inf
@@ -363,22 +363,18 @@ class Model:
         ends = seconds(read), seconds(made)
         return ends if kind == "F" else ends[::-1]
 
-    def first_reader(self, edge: Edge, copy: Copy) -> bool:
-        """Whether no earlier stage with the devices and slices of ``copy`` has got a tensor."""
-        return (
-            not any(
-                other.way == copy.way
-                and (other.devices, other.slices) == (copy.devices, copy.slices)
-                and edge.producer < other.layers.start < copy.layers.start
-                and any(
-                    e.consumer in other.layers
-                    for e in self.profile.edges
-                    if e.tensor == edge.tensor
-                )
-                for other in self.copies.values()
-            )
-            and edge.producer < copy.layers.start
+    def receives(self, edge: Edge, copy: Copy) -> bool:
+        """Whether a tensor from before a copy comes to it: no earlier one of its home reads it."""
+        if edge.producer >= copy.layers.start:
+            return False
+        readers = {other.consumer for other in self.profile.edges if other.made == edge.made}
+        earlier = (
+            other
+            for other in self.copies.values()
+            if (other.way, other.devices, other.slices) == (copy.way, copy.devices, copy.slices)
+            and edge.producer < other.layers.start < copy.layers.start
         )
+        return not any(readers.intersection(other.layers) for other in earlier)
 
     def step(self, g: int, j: int, number: int, kinds: str) -> Process:
         """The optimizer's step of a device, once all gradients that it holds are summed."""
@@ -602,12 +598,12 @@ class Model:
             for i, j, _ in common_rows(here, there):
                 sizes[s, i, "F", s + 1, j] += []
                 sizes[s + 1, j, "B", s, i] += []
-        seen: set[tuple[str, int]] = set()
+        seen: set[tuple[object, int]] = set()
         for edge in self.profile.edges:
             s, t = plan.stage_of_layer(edge.producer), plan.stage_of_layer(edge.consumer)
-            if (edge.tensor, t) in seen or not self.first_reader(edge, self.copies[t, way]):
+            if (edge.made, t) in seen or not self.receives(edge, self.copies[t, way]):
                 continue
-            seen.add((edge.tensor, t))
+            seen.add((edge.made, t))
             for i, j, rows in self.paths(edge, self.copies[s, way], self.copies[t, way]):
                 sizes[s, i, "F", t, j].append(bytes_of(edge.bytes, rows))
                 if edge.gradient_bytes != Affine():

@@ -33,6 +33,7 @@ def layered(layers: int, *, tied: bool = False, skip: bool = False) -> ModelProf
     if skip:
         edges.append(Edge(0, layers - 1, "skip", Affine(0, 90_000), Affine(0, 90_000)))
         edges.append(Edge(0, layers - 2, "mask", Affine(5_000, 0), Affine()))
+        edges += [Edge(1, k, "far", Affine(0, 30_000), Affine(0, 30_000)) for k in (3, layers - 1)]
     shared = (SharedParameter("embedding", 40 * MIB, (0, layers - 1)),) if tied else ()
     return ModelProfile("layered", costs, tuple(edges), shared, batch_size=2, step_s_per_byte=1e-10)
 

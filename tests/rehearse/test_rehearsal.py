@@ -53,6 +53,7 @@ def test_a_plan_with_replicas_is_carried_out_as_planned(transport: str) -> None:
         pytest.param(straight("zb-h1"), True, False, id="split backwards, tied weights"),
         pytest.param(straight("1f1b", recompute=True), False, True, id="recompute, skips"),
         pytest.param(looped(), False, False, id="several stages a device"),
+        pytest.param(looped(), False, True, id="several stages a device, which share tensors"),
         pytest.param(straight("chimera"), True, False, id="every stage twice"),
     ],
 )

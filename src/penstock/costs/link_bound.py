@@ -7,8 +7,7 @@ and all others carry ``passed`` bytes a second, both ways together.
 
 *Rows.* Say a host computes some layers of the core for a row, but not all. Then the path enters or
 leaves the host, so ``m`` bytes pass its links. If the host has neither the first layer nor the last
-one for this row, the path does both, with two tensors, and ``2 m`` bytes pass. A tensor counts once
-for a host here, as if one device there passed it on to all others.
+one for this row, the path does both, with two tensors, and ``2 m`` bytes pass.
 
 *Hosts that hold the whole core.* If they are ``k > 1``, every gradient of the core is summed over
 ``k`` hosts or more. That takes at least ``2 (k - 1) / k`` times its bytes at the rate of the

@@ -61,14 +61,14 @@ def edge_table(profile: ModelProfile) -> tuple[Integers, Floats]:
 
     Then their bytes: the two parts of the activation's, and of its gradient's.
     """
-    number: dict[str, int] = {}
+    number: dict[tuple[int, str], int] = {}
     for edge in profile.edges:
-        number.setdefault(edge.tensor, len(number))
-    ordered = sorted(profile.edges, key=lambda edge: (number[edge.tensor], edge.consumer))
+        number.setdefault(edge.made, len(number))
+    ordered = sorted(profile.edges, key=lambda edge: (number[edge.made], edge.consumer))
     edges = np.zeros((3, len(ordered)), dtype=np.int64)
     sizes = np.zeros((4, len(ordered)))
     for i, edge in enumerate(ordered):
-        edges[:, i] = edge.producer, edge.consumer, number[edge.tensor]
+        edges[:, i] = edge.producer, edge.consumer, number[edge.made]
         sizes[:2, i] = edge.bytes.fixed, edge.bytes.per_sample
         sizes[2:, i] = edge.gradient_bytes.fixed, edge.gradient_bytes.per_sample
     return edges, sizes

@@ -181,13 +181,11 @@ class Plan:
     def homes(self) -> tuple[int, ...]:
         """A number for each stage, the same for stages on the same devices with the same slices.
 
-        What such stages read is sent to their home once.
+        What such stages read is sent to their home once. Mirrored or without a flush, each stage
+        has a home of its own.
         """
         numbers: dict[object, int] = {}
-        held = (
-            tuple((holder.devices, holder.slices) for holder in self.holders(stage))
-            for stage in range(len(self.stages))
-        )
+        held = ((stage.devices, stage.slices) for stage in self.stages)
         return tuple(numbers.setdefault(home, len(numbers)) for home in held)
 
     def senders(self, maker: int, readers: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -206,10 +204,6 @@ class Plan:
             there = first.setdefault(homes[reader], reader)
             yield (maker if there == reader else there), reader
 
-    def holders(self, stage: int) -> tuple[Stage, ...]:
-        """The different `holder`s of a stage; two in a mirrored schedule."""
-        return tuple(self.holder(stage, micro_batch) for micro_batch in range(1 + self.mirrored))
-
     def devices_of(self, stage: int) -> tuple[int, ...]:
         """All devices that hold ``stage``, those of its copy in a mirrored schedule after its own.
 
@@ -217,7 +211,7 @@ class Plan:
         >>> Plan(stages, 2, 1, "chimera").devices_of(1)
         (1, 2)
         """
-        holders = self.holders(stage)
+        holders = (self.holder(stage, micro_batch) for micro_batch in (0, 1))
         return tuple(dict.fromkeys(device for holder in holders for device in holder.devices))
 
     def shape(self) -> PipelineShape:

@@ -178,7 +178,7 @@ class Edge(Table):
     """One tensor that a later layer reads.
 
     A tensor with several consumers has one edge for each, all with the same ``tensor`` name; it is
-    sent once to each *stage* that reads it. ``gradient_bytes`` flow back (zero for integers and
+    sent once to each *device* that reads it. ``gradient_bytes`` flow back (zero for integers and
     masks).
     """
 
@@ -187,6 +187,11 @@ class Edge(Table):
     tensor: str
     bytes: Affine
     gradient_bytes: Affine
+
+    @property
+    def made(self) -> tuple[int, str]:
+        """What tells the tensor from all others: other layers may call theirs alike."""
+        return self.producer, self.tensor
 
     @property
     def goes_whole(self) -> bool:
@@ -364,9 +369,9 @@ def recomputed(layer: LayerCost, read: Affine) -> LayerCost:
 
 def first_of_each_tensor(edges: Iterable[Edge]) -> tuple[Edge, ...]:
     """The first edge of each tensor; a stage receives a tensor once."""
-    kept: dict[str, Edge] = {}
+    kept: dict[tuple[int, str], Edge] = {}
     for edge in edges:
-        kept.setdefault(edge.tensor, edge)
+        kept.setdefault(edge.made, edge)
     return tuple(kept.values())
 
 

@@ -28,7 +28,8 @@ def planned(
 ) -> Plan:
     """A model in as many stages as there are homes."""
     cuts = pairwise(CUTS[name, len(homes)])
-    stages = (Stage(range(*cut), *at) for cut, *at in zip(cuts, homes, slices, strict=True))
+    parts = zip(cuts, homes, slices, strict=True)
+    stages = (Stage(range(*cut), devices, rows) for cut, devices, rows in parts)
     return Plan(tuple(stages), MICRO_BATCHES, SIZE, schedule)
 
 

@@ -1,0 +1,49 @@
+"""The guide to layers that read far back: its script trains as one process, with its messages."""
+
+import re
+from pathlib import Path
+
+import pytest
+from docs.test_pages import DOCS, blocks_of, write_files
+from scripts import script_at
+from started_scripts import as_torchrun_would
+from torch import nn
+
+from penstock.plan.plan import Plan, Stage
+
+PAGE = DOCS / "guides" / "far-back.md"
+
+
+@pytest.mark.parametrize(("devices", "each"), [(2, 3), (3, 1), (8, 4)])
+def test_so_many_results_are_sent_where_each_stage_reads_all_earlier_ones(
+    devices: int, each: int
+) -> None:
+    count = devices * each
+    stages = tuple(Stage(range(s, s + 1), (s % devices,), (1,)) for s in range(count))
+    plan = Plan(stages, 1, 1, "interleaved")
+    sent = [
+        (sender, reader)
+        for maker in range(count)
+        for sender, reader in plan.senders(maker, range(maker + 1, count))
+        if plan.homes[sender] != plan.homes[reader]
+    ]
+    assert len(sent) == devices * (devices - 1) * (each - 1 / 2)
+
+
+def test_the_script_trains_as_one_process_does(tmp_path: Path) -> None:
+    write_files(PAGE, tmp_path)
+    texts = {block.language: block.text for block in blocks_of(PAGE)}
+    printed = as_torchrun_would(texts["console"].strip(), tmp_path)
+    assert printed.endswith(texts["text"])
+    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
+    script = script_at(str(tmp_path / "residuals.py"), "residuals_of_the_guide")
+    model = script.model()
+    optimizer = script.optimizer(model.parameters())
+    assert len(losses) == 10
+    for step, found in enumerate(losses):
+        inputs, targets = script.batch(step)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        assert found == pytest.approx(loss.item(), rel=1e-4, abs=2e-6)
