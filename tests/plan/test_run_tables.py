@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_strategies import profiles
+from reference.stage_formula import crossing_bytes
 
 from penstock.cluster.toml_file import local_cluster
 from penstock.costs.run_tables import at, run_tables, runs_at, workspace_table
 from penstock.plan.problem import PlanningProblem
-from penstock.profile.model_profile import ModelProfile, first_of_each_tensor
+from penstock.profile.model_profile import Affine, ModelProfile, first_of_each_tensor
 
 
 @given(profiles(max_layers=6), st.integers(1, 8))
@@ -18,6 +19,11 @@ def test_every_entry_is_the_profiles_sum_over_that_run(profile: ModelProfile, ro
     problem = PlanningProblem(profile, local_cluster(1, 1, 1e9), 8, (8,))
     tables = run_tables(problem)
     workspaces = workspace_table(profile, rows)
+    for cut in range(len(profile.layers) + 1):
+        for sizes, name in ((tables.down, "bytes"), (tables.up, "gradient_bytes")):
+            expected = crossing_bytes(profile, cut, name)
+            found = Affine(*sizes[:, cut].tolist())
+            assert found.at(rows) == pytest.approx(expected.at(rows))
     for lo, hi in combinations(range(len(profile.layers) + 1), 2):
         run = range(lo, hi)
         read = (edge for edge in profile.crossing[lo] if edge.consumer in run)

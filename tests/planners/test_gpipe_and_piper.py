@@ -8,15 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
+from reference.stage_formula import crossing_bytes
 from statistics_price import slowest_replica_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.costs.stage_costs import (
-    crossing_bytes,
-    device_memory_bytes,
-    estimate_s,
-    rows_by_speed,
-)
+from penstock.costs.stage_costs import device_memory_bytes, estimate_s, rows_by_speed
 from penstock.costs.tables import ChainCosts, whole_chain
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
@@ -125,7 +121,7 @@ def load(problem: PlanningProblem, size: int, layers: range, window: range) -> f
         seconds = slowest_replica_s(problem, stage, forwards=2 if in_flight > 1 else 1)
     for cut, i in ((layers.start, window.start), (layers.stop, window.stop)):
         if 0 < i < end:
-            crossing = crossing_bytes(profile, cut, lambda edge: edge.bytes).at(size)
+            crossing = crossing_bytes(profile, cut).at(size)
             seconds += 2 * crossing / d / cluster.bandwidth(i - 1, i)
     if d > 1:
         slowest = min(cluster.bandwidth(i, i + 1) for i in window[:-1])

@@ -6,11 +6,17 @@ from itertools import pairwise
 from penstock.cluster.collectives import all_reduce_s
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.profile.model_profile import LayerCost, ModelProfile, first_of_each_tensor
+from penstock.profile.model_profile import Affine, LayerCost, ModelProfile, first_of_each_tensor
 
 from .simpy_gathers import gathered_pass_s
 
 NUMBER_BYTES, SMALL_OPERATORS_S = 4, 1e-4
+
+
+def crossing_bytes(profile: ModelProfile, cut: int, size: str = "bytes") -> Affine:
+    """Bytes of all tensors from before ``cut`` to after it, or of gradients, each counted once."""
+    edges = first_of_each_tensor(profile.crossing[cut])
+    return sum((getattr(edge, size) for edge in edges), Affine())
 
 
 @dataclass(frozen=True)

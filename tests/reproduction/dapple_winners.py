@@ -9,10 +9,11 @@ from itertools import accumulate, pairwise
 from math import inf
 
 from reference.plain_dapple import plan_latency_s
+from reference.stage_formula import crossing_bytes
 from reproduction.published import TABLE
 
 from penstock.costs.fit import Assignment, fitted_plan
-from penstock.costs.stage_costs import crossing_bytes, rows_by_speed
+from penstock.costs.stage_costs import rows_by_speed
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.data_parallel import data_parallel
@@ -47,9 +48,7 @@ def straight_cuts(problem: PlanningProblem, size: int, slack: float) -> tuple[in
     times = [layer.forward_s.at(size) + layer.backward_s.at(size) for layer in profile.layers]
     done = list(accumulate(times, initial=0.0))
     limit_s = slack * max(done[-1] / DEVICES, max(times))
-    moved = [
-        crossing_bytes(profile, c, lambda edge: edge.bytes).at(size) for c in range(layers + 1)
-    ]
+    moved = [crossing_bytes(profile, c).at(size) for c in range(layers + 1)]
 
     @cache
     def best(lo: int, stages: int) -> tuple[float, tuple[int, ...]]:

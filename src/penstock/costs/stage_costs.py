@@ -11,12 +11,12 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs, message_resources
 from penstock.core import native
 from penstock.core.native import AllReduceCost, RunBytes, StageSeconds
-from penstock.costs.tables import costs_with
+from penstock.costs.tables import costs_with, whole_chain
 from penstock.errors import BadInput
 from penstock.plan.plan import SHARDINGS, Plan, Stage
-from penstock.plan.problem import PlanningProblem, recalled, remembered
+from penstock.plan.problem import PlanningProblem, recalled
 from penstock.plan.row_split import row_overlaps, split_rows
-from penstock.profile.model_profile import Affine, Edge, ModelProfile, first_of_each_tensor
+from penstock.profile.model_profile import Affine
 from penstock.schedule.family import DepthFunction
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape
@@ -105,11 +105,6 @@ def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
     return recalled(problem, stage_seconds, key, computed)
 
 
-def crossing_bytes(profile: ModelProfile, cut: int, of: Callable[[Edge], Affine]) -> Affine:
-    """Bytes of all tensors from before ``cut`` to after it, each counted once."""
-    return sum((of(edge) for edge in first_of_each_tensor(profile.crossing[cut])), Affine())
-
-
 def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transfer:
     """Seconds between two neighbouring stages, as if all that crosses the cut passed there.
 
@@ -121,7 +116,8 @@ def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transf
     up = (receiver.devices, receiver.slices, sender.devices, sender.slices)
 
     def computed() -> Transfer:
-        activations, gradients = known_crossings(problem)[cut]
+        runs = whole_chain(problem).runs
+        activations, gradients = (Affine(*sizes[:, cut].tolist()) for sizes in (runs.down, runs.up))
         return Transfer(
             forward_s=split_concat_s(cluster, *down, activations.at),
             backward_s=split_concat_s(cluster, *up, gradients.at),
@@ -161,19 +157,6 @@ def split_concat_s(
             for resource in message_resources(cluster, source, target):
                 busy_s[resource] += seconds
     return max(busy_s.values(), default=0.0)
-
-
-@remembered
-def known_crossings(problem: PlanningProblem) -> list[tuple[Affine, Affine]]:
-    """Bytes of activations and of gradients that cross each cut."""
-    profile = problem.profile
-    return [
-        (
-            crossing_bytes(profile, cut, lambda edge: edge.bytes),
-            crossing_bytes(profile, cut, lambda edge: edge.gradient_bytes),
-        )
-        for cut in range(len(profile.layers) + 1)
-    ]
 
 
 def device_memory_bytes(problem: PlanningProblem, stage: Stage, rows: int, in_flight: int) -> float:
