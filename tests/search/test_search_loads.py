@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.shape import PlacementStyle
 from penstock.search.arms import arms_of
-from penstock.search.points import plan_of
+from penstock.search.points import plan_of, point_of
 from penstock.search.search import KINDS
 from penstock.simulate.score import make_score
 
@@ -47,6 +48,31 @@ def plan_on(*devices: int, micro_batches: int = 16) -> Plan:
     each = 4 // len(devices)
     stages = [Stage(range(i * each, (i + 1) * each), (d,), (1,)) for i, d in enumerate(devices)]
     return Plan(tuple(stages), micro_batches, 1, "1f1b")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "style", "devices"),
+    [("interleaved", "looped", (0, 1, 0, 1)), ("zb-v", "folded", (0, 1, 1, 0))],
+)
+def test_a_tensor_goes_to_a_group_once_in_loads_quick_plays_and_simulations(
+    schedule: str, style: PlacementStyle, devices: tuple[int, ...]
+) -> None:
+    near = replace(problem(7.0 * MEGABYTE), schedules=(schedule,))
+    size, further = Affine(per_sample=7.0 * MEGABYTE), 3 if style == "looped" else 2
+    edges = (*near.profile.edges, Edge(0, further, "tensor0", size, size))
+    sent_once = replace(near, profile=replace(near.profile, edges=edges))
+    other = (*edges[:-1], Edge(0, further, "another", size, size))
+    sent_twice = replace(near, profile=replace(near.profile, edges=other))
+    plan = replace(plan_on(*devices), schedule=schedule)
+    found: list[list[float]] = []
+    for asked in (near, sent_once, sent_twice):
+        (arm, *_) = [arm for arm in arms_of(asked, (schedule,)) if arm.style == style]
+        point = point_of(asked, arm.rules, plan)
+        assert point is not None
+        load_s = native.load_s(search_costs(asked), arm.rules, point, question(asked))
+        found.append([load_s, arm.play.seconds(point, inf), make_score(asked)(plan)])
+    assert found[1] == pytest.approx(found[0])
+    assert all(twice > once for once, twice in zip(found[1], found[2], strict=True))
 
 
 def test_a_device_that_computes_all_the_time_is_the_load():

@@ -9,6 +9,7 @@ from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule
 from penstock.runtime.transport.messages import (
     BoundaryTensors,
     Message,
+    messages_across,
     messages_between_actions,
     messages_of_rank,
 )
@@ -87,3 +88,16 @@ def test_an_evaluation_sends_no_gradients() -> None:
     passed = messages_between_actions(plan, boundaries, schedule, cut)
     own = messages_of_rank(3, schedule, shape, passed)
     assert not own.outgoing and own.incoming
+
+
+def test_nothing_leaves_a_device_for_a_stage_that_shares_its_home() -> None:
+    """Also in a batch of which one replica has no rows, for tensors with samples and without."""
+    homes = [Stage(range(s, s + 1), (0, 1, 2), (1, 2, 2)) for s in range(2)]
+    plan, boundary = Plan(tuple(homes), 1, 5, "1f1b"), BoundaryTensors(0, 1, (HIDDEN, MASK))
+    for rows in (5, 2):
+        cut = cut_batch(plan, rows)
+        passed = list(messages_across(boundary, plan, cut, 0))
+        assert [message.sender for message in passed] == [message.receiver for message in passed]
+        own = {message.sender for message in passed}
+        assert own == {replica for replica, count in enumerate(cut.slices[0][0]) if count}
+    assert cut.slices[0][0] == (0, 1, 1)
