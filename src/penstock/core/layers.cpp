@@ -1,6 +1,7 @@
 #include "layers.hpp"
 
 namespace penstock {
+
 bool SharedParameter::is_used_in(Run run) const {
   return std::ranges::any_of(layers, [&](int layer) { return is_in(run, layer); });
 }
