@@ -210,14 +210,10 @@ class Options:
         names = ("autocast", "optimizer")
         of_update = ("on_non_finite", "meet_every")
         of_safety = ("verify_every", "transport")
-        divided = {"optimizer": 'sharding="optimizer"'} if self.shard_optimizer else {}
-        host = {"host state": 'state_on="host"'} if self.update.state_on == "host" else {}
-        return (
-            divided
-            | host
-            | uses_of_settings(
-                {name: getattr(self, name) for name in names}
-                | {name: getattr(self.update, name) for name in of_update}
-                | {name: getattr(self.safety, name) for name in of_safety}
-            )
+        return uses_of_settings(
+            {"constraints.sharding": "optimizer" * self.shard_optimizer}
+            | {"constraints.state_on": self.update.state_on}
+            | {name: getattr(self, name) for name in names}
+            | {name: getattr(self.update, name) for name in of_update}
+            | {name: getattr(self.safety, name) for name in of_safety}
         )
