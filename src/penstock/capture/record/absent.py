@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.capture.tensor_parts import become, give_scales, is_quantised, parts_of
+from penstock.capture.tensor_parts import give_scales, is_quantised, parts_of
 from penstock.device import DEVICE_NAMES, is_gpu
 from penstock.torch_internals import (
     FakeTensor,
@@ -262,7 +262,7 @@ def give_back(parameter: torch.Tensor, value: torch.Tensor) -> None:
         absent.__dict__.pop("whence", None)
         absent.__class__ = nn.Parameter
     if parameter.is_meta:  # it has never had values here
-        become(parameter, value)
+        torch.utils.swap_tensors(parameter, nn.Parameter(value, needs_grad))
     else:
         parameter.data = value
         parameter.requires_grad_(needs_grad)
