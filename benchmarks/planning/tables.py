@@ -8,7 +8,7 @@ from rows import CLUSTERS, EXPLAINED_GAP
 
 Row: TypeAlias = dict[str, Any]
 
-KINDS = {"data parallelism": "plain", "data parallelism by block": "by block"}
+KINDS = {"DDP": "plain", "DDP with activation checkpointing": "by block"}
 """Shorter names for two of the kinds of data parallelism."""
 
 CHOICE = 0.002

@@ -26,6 +26,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.materialise import named_tensors
 from penstock.capture.stage_program import Batch
 from penstock.capture.stand_ins import with_values
 from penstock.cluster.cluster import Cluster
@@ -129,7 +130,7 @@ class KeptPlans:
             "layers": str(graph.layer_names),
             "sent": digest(str([(spec, ends) for spec, *ends in graph.crossings])),
             "tensors": digest(
-                str([(n, tuple(t.shape), t.dtype) for n, t in graph.model.state_dict().items()])
+                str([(n, tuple(t.shape), t.dtype) for n, t in named_tensors(graph.model)])
             ),
         }
         self.path = cache_folder() / f"{digest(str(self.key))}.json"

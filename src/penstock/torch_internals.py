@@ -102,6 +102,9 @@ own_parameters: Callable[[nn.Module], dict[str, Any]] = operator.attrgetter("_pa
 own_buffers: Callable[[nn.Module], dict[str, Any]] = operator.attrgetter("_buffers")
 """What a module itself holds: read and written where `setattr` would check and register."""
 
+unsaved_buffers = operator.attrgetter("_non_persistent_buffers_set")
+"""The names of a module's own buffers that state dicts leave out."""
+
 
 def holder_of(module: nn.Module, name: str) -> dict[str, Any]:
     """The dict in which a module holds its own parameter or buffer of this name."""

@@ -307,3 +307,19 @@ def test_the_optimizer_decides_what_fits_and_is_recorded_with_the_plan(
     refused = penstock("plan", *problem, "--optimizer", "lion")
     assert refused.code == 2
     assert "optimizer 'lion' is not one of adamw" in refused.errors
+
+
+def test_pp_is_short_for_a_pin_of_the_number_of_stages(
+    problem: list[str], penstock: Callable[..., Any]
+) -> None:
+    problem = [*problem, "--planner", "search"]  # which keeps pins
+    told = [
+        json.loads(penstock("plan", *problem, *asked, "--json").output)
+        for asked in (["--pp", "2"], ["--pin", "stages: 2"])
+    ]
+    for answer in told:
+        answer.pop("planning_s")
+    assert told[0] == told[1]
+    assert len(told[0]["stages"]) == 2
+    refused = penstock("plan", *problem, "--pp", "3", "--pin", "stages: 2")
+    assert refused.code == 2 and "stages: 3" in refused.errors

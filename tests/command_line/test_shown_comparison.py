@@ -62,7 +62,7 @@ def test_a_comparison_shows_every_figure_and_reasons_apart(planned: PlannedPipel
         assert figure in search
     assert search.startswith(f"search   {plan.schedule}")
     assert "no plan" in other and "1.00 ms" in other and "too" not in text
-    assert parts([line_of(planned), REFUSED])[-1] == "a, b: too [big]"
+    assert "a, b: too [big]" in parts([line_of(planned), REFUSED])
     assert line_text(REFUSED) == "a: too [big] (planned in 1.00 ms)"
     assert "SPP's" not in text
     assert "SPP's" in text_of([line_of(replace(planned, spp_bound_s=0.3))])

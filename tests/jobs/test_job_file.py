@@ -4,6 +4,7 @@ import importlib
 import sys
 from dataclasses import replace
 from itertools import islice
+from operator import concat
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,12 @@ def test_weights_lie_beside_the_job_file(folder: Path) -> None:
     job = find_job(folder / "job.toml")
     assert job.weights == Weights(folder / "first")
     assert job.save_weights == Path("/last")
+    quantised = '[weights]\ndirectory = "first"\nquantise = "operator:concat"\n'
+    (folder / "job.toml").write_text(OWN + quantised)
+    assert find_job(folder / "job.toml").weights == Weights(folder / "first", quantise=concat)
+    (folder / "job.toml").write_text(OWN + quantised.replace("concat", "neg"))
+    with pytest.raises(BadInput, match=r"is called as quantise\(name, weight\)"):
+        find_job(folder / "job.toml")
     table = '[weights]\ndirectory = "first"\nnew = ["head.*"]\nunused = ["old.*"]\n'
     (folder / "job.toml").write_text(OWN + table)
     expected = Weights(folder / "first", ("head.*",), ("old.*",))

@@ -24,7 +24,7 @@ def test_data_parallelism_is_predicted_beside_a_pipeline(
     alike = Plan((Stage(range(8), (0, 1), (6, 6)),), 1, 12, "1f1b")
     step_s = simulate_plan(alike, small_profile, two).iteration_s
     words = other_words(job, half, problem_of(job, small_profile, two))
-    assert words == f"data parallelism over 2 workers would take {seconds_text(step_s)}"
+    assert words == f"DDP over 2 workers would take {seconds_text(step_s)}"
     assert other_words(job, alike, problem_of(job, small_profile, two)) == ""
 
 
@@ -36,7 +36,7 @@ def test_data_parallelism_without_room_is_no_choice(
     small = replace(host, devices=tuple(replace(d, memory_bytes=20e6) for d in host.devices))
     problem = problem_of(job, small_profile, Cluster("small", (small,)))
     words = other_words(job, small_plan, problem)
-    assert words == "data parallelism does not fit in memory"
+    assert words == "DDP does not fit in memory"
 
 
 def test_sums_in_float32_and_an_average_take_memory_as_the_weights_do(

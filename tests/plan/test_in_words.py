@@ -24,11 +24,11 @@ PAIRS = tuple((2 * k, 2 * k + 1) for k in range(4))
     ("given", "words"),
     [
         (plan((0,)), "the whole model on 1 device"),
-        (plan((0, 1)), "data parallelism over 2 devices"),
-        (plan((0, 1), again=(0,)), "data parallelism over 2 devices, activations recomputed"),
+        (plan((0, 1)), "DDP over 2 devices"),
+        (plan((0, 1), again=(0,)), "DDP over 2 devices, activations recomputed"),
         (
             plan((0, 1), (0, 1), (0, 1), schedule="interleaved"),
-            "data parallelism over 2 devices, gradients summed in 3 parts",
+            "DDP over 2 devices, gradients summed in 3 parts",
         ),
         (plan((0,), (1,)), "2 stages, 1f1b"),
         (plan(*PAIRS, schedule="zb-h1"), "4 stages x 2 replicas, zb-h1"),

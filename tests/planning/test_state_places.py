@@ -1,8 +1,10 @@
 """Where optimizers have their state: a choice of the plan for all its stages."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from penstock.planning.planning_problem import planning_problem
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.runtime.tables import Constraints
-from penstock.simulate.score import make_score, predict_plan
+from penstock.simulate.score import host_bytes, make_score, predict_plan
+from penstock.words import seconds_text
 
 MEGABYTE = 1_000_000
 PARAMETERS = 100 * MEGABYTE
@@ -125,6 +128,56 @@ def test_a_profile_that_does_not_know_is_refused() -> None:
         find_plan(own, "search", make_score(own))
     free = replace(own, state_on="auto")
     assert find_plan(free, "search", make_score(free)).state_on == "device"
+
+
+def host_of(megabytes: float, room_megabytes: float) -> Cluster:
+    (host,) = cluster(megabytes).hosts
+    return Cluster("two", (replace(host, memory_bytes=room_megabytes * MEGABYTE),))
+
+
+def test_a_plan_must_fit_the_memory_of_its_host() -> None:
+    """Weights, gradients and state of 400 MB of parameters are 1.6 GB, and twice that for DDP."""
+    ample = replace(problem(5000, "host", sharding="off"), micro_batch_sizes=(4,))
+    free = find_plan(ample, "search", make_score(ample))
+    assert len(free.device_groups) == 1
+    assert host_bytes(ample, free) == [2 * 4 * PARAMETERS * (2 + STATE)]
+    one_copy = replace(ample, cluster=host_of(5000, 1600))
+    plan = find_plan(one_copy, "search", make_score(one_copy))
+    assert host_bytes(one_copy, plan) == [1.6e9]
+    assert make_score(one_copy)(free) == inf
+    less = replace(ample, cluster=host_of(5000, 1599))
+    with pytest.raises(
+        Infeasible, match=r"takes 1\.60 GB .* cluster 'two' have 1\.60 GB"
+    ):
+        find_plan(less, "search", make_score(less))
+    stays = replace(less, state_on="auto")
+    assert find_plan(stays, "search", make_score(stays)).state_on == "device"
+    small = replace(stays, cluster=host_of(500, 1599))
+    with pytest.raises(Infeasible, match="key memory"):
+        find_plan(small, "search", make_score(small))
+
+
+def test_plan_and_compare_have_rows_for_each_way(
+    tmp_path: Path, penstock: Callable[..., Any]
+) -> None:
+    write_profile(profile(), tmp_path / "profile.json")
+    write_cluster(cluster(500), tmp_path / "two.toml")
+    inputs = [f"{tmp_path}/profile.json", "--cluster", f"{tmp_path}/two.toml", "--batch", "8"]
+    inputs += ["--sharding", "off", "--optimizer-state", "auto"]
+    for command in (["plan", *inputs], ["compare", *inputs, "--planners", "search"]):
+        shown = penstock(*command).output.splitlines()
+        told = json.loads(penstock(*command, "--json").output)
+        assert [way["name"] for way in told["best_plans"]] == [
+            "best plan, optimizer state on the cards",
+            "best plan, optimizer state in host memory",
+        ]
+        rows = {re.split(r"  +", line)[0]: re.split(r"  +", line.rstrip()) for line in shown}
+        assert rows["best plan, optimizer state on the cards"][1:] == ["does not fit"]
+        best = rows["best plan, optimizer state in host memory"]
+        assert best[1] == seconds_text(told["best_plans"][1]["iteration_s"])
+        assert rows["DDP"][1:] == ["does not fit"]
+        for name in ("naive split, one card at a time", "FSDP, optimizer state in host memory"):
+            assert name in rows
 
 
 def test_on_a_cpu_it_changes_nothing() -> None:

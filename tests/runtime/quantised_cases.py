@@ -13,6 +13,8 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.settings import Update
+from penstock.runtime.tables import Weights
 
 KINDS = ("int8", "int4", "nf4")
 """torchao's int8 and int4, weights only, and bitsandbytes' four bits."""
@@ -46,33 +48,48 @@ def quantise(model: nn.Module, kind: str) -> None:
         four = IntxWeightOnlyConfig(weight_dtype=torch.int4)
         quantize_(model, Int8WeightOnlyConfig() if kind == "int8" else four, filter_fn=is_of_base)
         return
+    from bitsandbytes.functional import quantize_blockwise
     from bitsandbytes.nn import Linear4bit, Params4bit
 
+    quantize_blockwise(torch.zeros(1))  # makes a table for all that follow, here and not on meta
     for name, module in list(model.named_modules()):
         if is_of_base(module, name):
             path, _, last = name.rpartition(".")
             sizes = module.in_features, module.out_features
-            new = Linear4bit(*sizes, bias=False, quant_type="nf4", compute_dtype=torch.float32)
+            kept: Any = {"compute_dtype": torch.float32, "device": "meta"}
+            new = Linear4bit(*sizes, bias=False, quant_type="nf4", **kept)
             new.weight = Params4bit(module.weight.data, requires_grad=False, quant_type="nf4")
             setattr(model.get_submodule(path), last, new)
-    model.to("cpu")
     for module in model.modules():
-        if isinstance(module, Linear4bit) and module.weight.quant_state is None:
-            module.weight = module.weight._quantize("cpu")
+        if isinstance(module, Linear4bit):
+            module.weight = module.weight._quantize(module.weight.device)
 
 
-def adapted(kind: str) -> nn.Module:
-    """A small Llama with a base of a kind, and adapters that are trained."""
+def adapted(kind: str, *, on_meta: bool = False, adapters: Path | None = None) -> nn.Module:
+    """A small Llama with a base of a kind, and adapters that are trained, perhaps saved ones."""
     import peft
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = base()
+        with torch.device("meta" if on_meta else "cpu"):
+            model = base()
         quantise(model, kind)
+        if adapters is not None:
+            return peft.PeftModel.from_pretrained(model, adapters, is_trainable=True)
         torch.manual_seed(1)
         targets = ["q_proj", "v_proj", "up_proj"]
         config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
-        return peft.get_peft_model(model, config)
+        with torch.device("meta" if on_meta else "cpu"):
+            return peft.get_peft_model(model, config)
+
+
+def quantised_weight(kind: str, weight: torch.Tensor) -> torch.Tensor:
+    """A weight as `quantise` leaves it in a model."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.weight.data = weight
+    model = nn.ModuleDict({"layer": layer})
+    quantise(model, kind)
+    return model.get_parameter("layer.weight")
 
 
 def captured(kind: str) -> LayerGraph:
@@ -83,9 +100,9 @@ def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def plain_losses(kind: str) -> list[float]:
+def plain_losses(kind: str, adapters: Path | None = None) -> list[float]:
     """The losses of the plain loop in this process."""
-    model, found = adapted(kind), list[float]()
+    model, found = adapted(kind, adapters=adapters), list[float]()
     stepper = make_optimizer([p for p in model.parameters() if p.requires_grad])
     for step in range(STEPS):
         stepper.zero_grad()
@@ -141,3 +158,36 @@ def trained(kind: str, replicas: bool, folder: Path) -> dict[str, Any]:
 def all_trained(replicas: bool, folder: Path) -> dict[str, dict[str, Any]]:
     dist.init_process_group("gloo")
     return {kind: trained(kind, replicas, folder / f"{kind}-{replicas}") for kind in KINDS}
+
+
+def trained_from_meta(kind: str, folder: Path) -> dict[str, Any]:
+    """A run whose base is read and quantised by ranks; resumed from a base with other weights."""
+    own: dict[str, Any] = {"optimizer": make_optimizer, "timeout_s": 100}
+    seen = list[str]()
+
+    def quantise_one(name: str, weight: torch.Tensor) -> torch.Tensor:
+        seen.append(name)
+        return quantised_weight(kind, weight)
+
+    def pipe_of(directory: str, quantise: Any = quantise_one) -> Pipeline:
+        graph = capture_model(adapted(kind, on_meta=True), tokens(0), granularity="block")
+        update = Update(weights=Weights(folder / directory, quantise=quantise))
+        return Pipeline(graph, tokens(0), plan=plan_for(graph, False), update=update, **own)
+
+    with pipe_of("base") as pipe:
+        quantised = tuple(seen)
+        pipe.save_adapters(folder / f"{kind}-adapters")
+        losses = [pipe.step(tokens(step)).loss for step in range(SAVED)]
+        pipe.save(folder / f"{kind}-checkpoint")
+        losses += [pipe.step(tokens(step)).loss for step in range(SAVED, STEPS)]
+        found = {"losses": losses, "verified": str(pipe.verified), "quantised": quantised}
+    with pipe_of("other") as pipe:
+        pipe.load(folder / f"{kind}-checkpoint")
+        resumed = [pipe.step(tokens(step)).loss for step in range(SAVED, STEPS)]
+    refusal = refused(lambda: pipe_of("base", lambda name, weight: weight))
+    return {**found, "resumed": resumed, "refusal": refusal}
+
+
+def all_from_meta(folder: Path) -> dict[str, dict[str, Any]]:
+    dist.init_process_group("gloo")
+    return {kind: trained_from_meta(kind, folder) for kind in KINDS}

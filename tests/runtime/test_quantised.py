@@ -6,9 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.quantised_cases import KINDS, ROWS, all_trained, captured, plain_losses, tokens
+from runtime.quantised_cases import (
+    KINDS,
+    ROWS,
+    SAVED,
+    adapted,
+    all_from_meta,
+    all_trained,
+    base,
+    captured,
+    plain_losses,
+    tokens,
+)
 from torch import nn
 
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
@@ -46,6 +58,44 @@ def test_whole_weights_are_refused_and_adapters_saved(kind: str, runs: Found) ->
             assert "is quantised" in said and "save_adapters()" in said
     saved = runs["folder"] / f"{kind}-{runs['replicas']}" / "adapters"
     assert {file.name for file in saved.iterdir()} >= {"adapter_model.safetensors"}
+
+
+@pytest.fixture(scope="module")
+def from_meta(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder: Path = tmp_path_factory.mktemp("weights")
+    for name, factor in (("base", 1.0), ("other", 1.5)):
+        model: Any = base()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(factor)
+        model.save_pretrained(folder / name)
+    ranks = launch_workers(all_from_meta, (folder,), workers=2, threads=1)
+    return {"ranks": ranks, "folder": folder}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_rank_quantises_what_it_holds(kind: str, from_meta: Found) -> None:
+    """A checkpoint has all of a quantised weight: that of the resumed run was another one."""
+    ranks = [rank[kind] for rank in from_meta["ranks"]]
+    expected = plain_losses(kind, from_meta["folder"] / f"{kind}-adapters")
+    for own in ranks:
+        assert own["losses"] == pytest.approx(expected, abs=1e-6)
+        assert own["verified"].startswith("equal to your module")
+        assert own["resumed"] == own["losses"][SAVED:]
+        assert "quantise weights as the model was quantised" in own["refusal"]
+    first, second = (set(own["quantised"]) for own in ranks)
+    assert len(first) == len(second) == 7
+    assert not first & second
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_meta_bytes_and_estimates_are_as_with_values(kind: str) -> None:
+    graph = captured(kind)
+    on_meta = capture_model(adapted(kind, on_meta=True), tokens(0), granularity="block")
+    assert on_meta.parameter_uses == graph.parameter_uses
+    asked: Any = (tokens(0), "H100-80GB")
+    found = estimate_profile(graph, *asked, batch_sizes=(ROWS,))
+    assert estimate_profile(on_meta, *asked, batch_sizes=(ROWS,)) == found
 
 
 @pytest.mark.parametrize("kind", KINDS)

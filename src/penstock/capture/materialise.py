@@ -19,6 +19,7 @@ from penstock.capture.record.absent import Absent
 from penstock.capture.record.user_program import UserProgram
 from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.stage_program import StageProgram
+from penstock.capture.tensor_parts import become
 from penstock.errors import BadInput
 from penstock.torch_internals import own_buffers, own_parameters
 
@@ -71,7 +72,8 @@ def _all_on_meta(user: UserProgram) -> Iterator[None]:
         for holder in holders:
             for name, tensor in holder.items():
                 if tensor is not None and not tensor.is_meta:
-                    blank = torch.empty_like(tensor, device="meta")
+                    like = tensor.shape, tensor.stride()  # quantised ones have no `empty_like`
+                    blank = torch.empty_strided(*like, dtype=tensor.dtype, device="meta")
                     is_parameter = isinstance(tensor, nn.Parameter)
                     holder[name] = nn.Parameter(blank, False) if is_parameter else blank
         yield
@@ -84,7 +86,7 @@ def put_tensor(stage: StageModule, name: str, before: torch.Tensor, value: torch
     """Replace ``before`` by ``value`` in a stage that holds it as ``name``."""
     if isinstance(before, nn.Parameter):
         # The user's own object gets the values, so that his references stay true.
-        torch.utils.swap_tensors(before, nn.Parameter(value, before.requires_grad))
+        become(before, value)
     else:
         path, _, last = name.rpartition(".")
         own_buffers(stage.get_submodule(path))[last] = value

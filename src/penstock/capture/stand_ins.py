@@ -7,6 +7,7 @@ from math import sqrt
 import torch
 from torch import nn
 
+from penstock.capture.tensor_parts import give_scales
 from penstock.torch_internals import own_buffers, own_parameters
 
 DRAWN_VALUES = 1 << 20
@@ -60,7 +61,8 @@ def standing_in(
         if id(tensor) not in made:
             value = make(tensor)
             if isinstance(tensor, nn.Parameter) and value is not tensor:
-                value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+                own = nn.Parameter(value, requires_grad=tensor.requires_grad)
+                value = give_scales(own, tensor, lambda _, scale: make(scale))
             made[id(tensor)] = value
         return made[id(tensor)]
 

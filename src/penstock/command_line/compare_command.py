@@ -49,6 +49,7 @@ def compare(
     collect_garbage_rarely()
     from penstock.command_line import shown_comparison as shown
     from penstock.plan.problem import other_kinds_words
+    from penstock.planning.rivals import best_plans
 
     check_endings(out, picture)
     terminal.check_places(out, picture, csv)
@@ -65,12 +66,17 @@ def compare(
             lambda found: shown.with_details(found, problem, explains, draws=on_page),
             progress,
         )
+    planned = lines[0].planned
+    ways = best_plans(problem, planned.plan) if planned else ()
     values: dict[str, object] = {"rows": [line.to_json(explain) for line in lines]}
+    if ways:
+        values["best_plans"] = [way.to_json() for way in ways]
     if explain:
         values["why"] = shown.reasons_of(lines)
     terminal.save(values, out)
     terminal.save_csv((line.to_json(with_explanation=False) for line in lines), csv)
-    terminal.show(values, *shown.parts(lines), *(shown.explained(lines) if explain else []))
+    words = shown.explained(lines) if explain else []
+    terminal.show(values, *shown.parts(lines, ways), *words)
     if picture:
         shown.draw(picture, lines, problem)
         terminal.note(f"wrote {picture}")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
+from rich.console import RenderableType
 from typer import Option
 
 from penstock.command_line import options
@@ -37,10 +38,11 @@ def plan(
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
     from penstock.cluster.cluster import unknown_memory_words
-    from penstock.command_line.shown_plan import show_planned, stage_rows
+    from penstock.command_line.shown_plan import rivals_table, show_planned, stage_rows
     from penstock.plan.problem import other_kinds_words
     from penstock.planning.plan_files import write_planned
     from penstock.planning.planning_problem import member_named
+    from penstock.planning.rivals import best_plans
     from penstock.planning.tensor_groups import sizes_of
     from penstock.search.search import PLANNERS
 
@@ -59,7 +61,11 @@ def plan(
     terminal.save_csv(stage_rows(planned, costs), csv)
     more, words = explained(assessed, own) if explain else (dict[str, object](), [])
     values = {**planned.to_json(planning_s), **more}
-    show_planned(terminal, planned, costs, own.cluster, values, words)
+    parts: list[RenderableType] = [*words]
+    if ways := best_plans(problem, assessed.plan):
+        values["best_plans"] = [way.to_json() for way in ways]
+        parts += ["", rivals_table(ways, planned)]
+    show_planned(terminal, planned, costs, own.cluster, values, parts)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
 
 

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from penstock.command_line.progress import PlanningProgress
-from penstock.command_line.shown_plan import bound_words, reserve_lines
+from penstock.command_line.shown_plan import bound_words, reserve_lines, rivals_table
 from penstock.document import write_text
 from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Plan
@@ -33,7 +33,7 @@ from penstock.planning.explanation import (
     why_slower,
 )
 from penstock.planning.planning_problem import AUTO, synchronous_schedules
-from penstock.planning.rivals import rivals_line
+from penstock.planning.rivals import Rival
 from penstock.report.tables import NarrowTable, plain_table, stages_text
 from penstock.report.timelines_html import (
     TIMELINE_SCRIPTS,
@@ -137,8 +137,11 @@ def line_text(line: ComparedLine) -> str:
     return f"{found.planner}: {words} (planned in {seconds_text(found.planning_s)})"
 
 
-def parts(lines: Sequence[ComparedLine]) -> list[RenderableType]:
-    """The fastest plan, the bound that all gaps refer to, the table, and reasons without a plan."""
+def parts(lines: Sequence[ComparedLine], best_plans: Sequence[Rival] = ()) -> list[RenderableType]:
+    """The fastest plan, the bound that all gaps refer to, the table, and reasons without a plan.
+
+    Then the ways to train without a pipeline, after ``best_plans``.
+    """
     refused = (line.comparison for line in lines if not line.planned)
     refusals = (f"{found.planner}, {found.schedule}: {found.words}" for found in refused)
     shown: list[RenderableType] = [NarrowTable(comparison_table(lines), keys=2), *refusals]
@@ -146,8 +149,9 @@ def parts(lines: Sequence[ComparedLine]) -> list[RenderableType]:
     if planned is None:
         return shown
     bound = f"no plan takes less than {seconds_text(planned.lower_bound_s)}{bound_words(planned)}"
-    rivals = rivals_line(planned.baselines.rivals)
-    return [line_text(lines[0]), bound, rivals, *reserve_lines(planned.memory_reserve), "", *shown]
+    ways = rivals_table(best_plans, planned)
+    reserve = reserve_lines(planned.memory_reserve)
+    return [line_text(lines[0]), bound, *reserve, "", *shown, "", ways]
 
 
 def comparison_table(lines: Sequence[ComparedLine]) -> Table:
@@ -155,7 +159,7 @@ def comparison_table(lines: Sequence[ComparedLine]) -> Table:
     plans = [line.planned for line in lines if line.planned]
     has_spp = any(planned.spp_bound_s < inf for planned in plans)
     rates = [head for head, *cells in rate_columns([p.throughput for p in plans]) if any(cells)]
-    heads = ["iteration", *rates, "x data\npar.", "x 1\ndevice", "above\nbound", "bubble"]
+    heads = ["iteration", *rates, "x DDP", "x 1\ndevice", "above\nbound", "bubble"]
     heads += ["peak\nmemory", *(["SPP's\nbound"] if has_spp else []), "planned\nin"]
     table = plain_table(("planner", "schedule"), heads)
     for column in table.columns[:2]:

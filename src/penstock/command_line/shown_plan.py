@@ -1,7 +1,7 @@
 """How commands print a plan: its main numbers in a few lines, and its stages in a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -11,7 +11,7 @@ from penstock.cluster.cluster import Cluster
 from penstock.command_line.terminal import Terminal
 from penstock.plan.in_words import plan_words
 from penstock.planning.assessment import PlannedPipeline
-from penstock.planning.rivals import rivals_line
+from penstock.planning.rivals import Rival
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.tables import plain_table, plan_table
 from penstock.simulate.by_length import expected_s
@@ -34,6 +34,16 @@ def show_planned(
     prediction = planned.prediction
     table = plan_table(planned.plan, profile, cluster, prediction.peak_memory_bytes)
     terminal.show(values, *headline(planned), table, *parts)
+
+
+def rivals_table(best_plans: Sequence[Rival], planned: PlannedPipeline) -> Table:
+    """Ways to train the same: ``best_plans``, and a plan's baselines without a pipeline."""
+    table = plain_table(("way to train",), ("iteration", "peak\nmemory"))
+    for way in (*best_plans, *planned.baselines.rivals):
+        fits = way.iteration_s < inf
+        time, peak = seconds_text(way.iteration_s), size_text(way.peak_memory_bytes)
+        table.add_row(way.name, *((time, peak) if fits else ("does not fit", "")))
+    return table
 
 
 def stage_rows(planned: PlannedPipeline, profile: ModelProfile) -> Iterator[dict[str, object]]:
@@ -95,8 +105,6 @@ def headline(planned: PlannedPipeline) -> list[str]:
         lines.append(groups_line(plan.tensor_groups))
     if planned.on_host is not None:
         lines.append(f"{planned.on_host} an iteration")
-    if any(rival.name.startswith("naive") for rival in planned.baselines.rivals):
-        lines.append(rivals_line(planned.baselines.rivals))
     lines += reserve_lines(planned.memory_reserve)
     if planned.by_length:
         mean_s = seconds_text(expected_s(planned.by_length))

@@ -284,6 +284,7 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "loss": ("output", "target"),
     "metrics": ("output", "target"),
     "callbacks": ("pipe", "event"),
+    "quantise": ("name", "weight"),
 }
 """The keys of a job file that name functions, each with the arguments that these are given."""
 
@@ -291,6 +292,14 @@ CALLS: Mapping[str, tuple[str, ...]] = {
 def named_function(key: str) -> PlainValidator:
     """The field of a job that is a function of this key, which a file names."""
     return PlainValidator(partial(as_function, key))
+
+
+def as_weights(value: object) -> object:
+    """The weights of a job, whose table may name a function."""
+    table: Any = value
+    if isinstance(table, dict) and "quantise" in table:
+        return {**table, "quantise": as_function("quantise", table["quantise"])}
+    return table
 
 
 def as_function(key: str, value: object) -> object:
@@ -417,7 +426,7 @@ class Job:
     average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     on_non_finite: Literal["stop", "skip", "roll-back"] = "stop"
     batch_limit_s: Amount = 600.0
-    weights: Annotated[Weights | None, short_for("directory")] = None
+    weights: Annotated[Weights | None, short_for("directory"), BeforeValidator(as_weights)] = None
     save_weights: Annotated[Path | None, Field(strict=False)] = None
     constraints: Constraints = Constraints()
     tensor_parallel: Annotated[TensorSettings, BeforeValidator(as_groups)] = TensorSettings()

@@ -149,6 +149,8 @@ def checked_table(
             )
         own = {key: value for key, value in table.items() if key not in MadeOf.model_fields}
         unread = {key: without_functions(own[key]) for key in CALLS if key in own}
+        if isinstance(weights := own.get("weights"), dict) and "quantise" in weights:
+            unread["weights"] = {**weights, "quantise": without_functions(weights["quantise"])}
         Job(**{"data": len, **own, **unread})
     return table, path
 

@@ -180,8 +180,11 @@ def other_words(job: Job, plan: Plan, problem: PlanningProblem) -> str:
         try:
             other = find_plan(problem, "data-parallel", make_score(problem))
         except Infeasible:
-            return "data parallelism does not fit in memory"
-        words = parallel_words(other, "worker")[0] + " by block" * other.stages[0].by_block
+            return "DDP does not fit in memory"
+        words = (
+            parallel_words(other, "worker")[0]
+            + " with activation checkpointing" * other.stages[0].by_block
+        )
     if plan_words(other) == plan_words(plan):
         return ""
     step_s = predict_step(job, other, problem)[0].iteration_s

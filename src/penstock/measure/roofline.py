@@ -27,7 +27,6 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch, StageProgram
 from penstock.capture.stand_ins import standing_in
-from penstock.capture.tensor_parts import is_quantised, is_wrapper
 from penstock.capture.torch_calls import CountedNorms
 from penstock.errors import BadInput
 from penstock.measure.fused_attention import (
@@ -77,6 +76,11 @@ def _experts(rows: Any, weights: Any, *_: Any, **__: Any) -> float:
     return 2 * rows.numel() * weights.shape[-1]
 
 
+def _four_bits(x: Any, _: Any, shape: Any, *__: Any, **___: Any) -> float:
+    """A linear layer of bitsandbytes, whose weights are dequantised within the product."""
+    return 2 * x.numel() * shape[0]
+
+
 def _attention(query: Any, key: Any, value: Any, is_causal: bool, **_: Any) -> float:
     return attention_operations(query, key, value, is_causal)
 
@@ -97,6 +101,9 @@ OPERATIONS: dict[Any, Callable[..., float]] = {
     ATTENTION_BACKWARD: _attention_backward,
 }
 """For each operator that multiplies matrices, the number of its operations from its arguments."""
+
+OF_LIBRARIES: dict[str, Callable[..., float]] = {"bitsandbytes.gemm_4bit": _four_bits}
+"""The same for operators of libraries that may not be there, by name."""
 
 PRODUCTS = frozenset(getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm"))
 """Products of matrices: results of rows and columns, perhaps several."""
@@ -172,14 +179,15 @@ class OperatorSeconds(TorchDispatchMode):
         kwargs: dict[str, Any],
         result: Any,
     ) -> float:
-        formula = OPERATIONS.get(func.overloadpacket)
+        packet = func.overloadpacket
+        formula = OPERATIONS.get(packet) or OF_LIBRARIES.get(str(packet))
         operations = formula(*args, **kwargs, out_val=result) if formula else 0
         self.flops += operations
         half = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
         hardware = self._hardware
         peak = hardware.half_flops_per_s if half else hardware.flops_per_s
         share = self._share(func)
-        if func.overloadpacket in PRODUCTS:
+        if packet in PRODUCTS:
             *counts, rows, columns = result.shape
             share *= hardware.filled(rows, columns, prod(counts))
         computing_s = operations / (peak * hardware.sustained_share * share)
@@ -330,8 +338,6 @@ def estimate(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def without_values(tensor: torch.Tensor) -> torch.Tensor:
-        if is_quantised(tensor) and not is_wrapper(tensor):
-            return tensor  # its layer reads what is kept beside it
         shape = tensor.shape, tensor.stride()  # of a wrapper as if it were not quantised
         with mode:
             return torch.empty_strided(*shape, dtype=tensor.dtype, device=HOME)

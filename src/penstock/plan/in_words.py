@@ -5,8 +5,8 @@ from collections import Counter
 from penstock.plan.plan import Plan
 from penstock.words import counted, html_table
 
-DIVIDED = {"optimizer": "optimizer state", "parameters": "parameters"}
-"""What devices divide, in words."""
+SHARDED = {"": "DDP", "optimizer": "ZeRO-1", "parameters": "FSDP"}
+"""The field's words for replicas that divide nothing, or what `Stage.sharding` names."""
 
 MOST_NAMED = 6
 """Up to so many numbers of replicas are named one by one."""
@@ -18,7 +18,7 @@ def plan_words(plan: Plan, device: str = "device") -> str:
     >>> from penstock.plan.plan import Stage
     >>> parts = tuple(Stage(range(k, k + 1), (0, 1), (8, 8)) for k in range(3))
     >>> plan_words(Plan(parts, 1, 16, "interleaved"), "worker")
-    'data parallelism over 2 workers, gradients summed in 3 parts; 1 micro-batch of 16 samples'
+    'DDP over 2 workers, gradients summed in 3 parts; 1 micro-batch of 16 samples'
     >>> one = Stage(range(1), (0,), (2,))
     >>> plan_words(Plan((one, Stage(range(1, 2), (1, 2), (1, 1), True)), 8, 2, "1f1b"))
     '2 stages on 1 + 2 devices, 1f1b, activations recomputed in 1; 8 micro-batches of 2 samples'
@@ -36,7 +36,8 @@ def plan_words(plan: Plan, device: str = "device") -> str:
     divided = Counter(stage.sharding for stage in plan.stages if stage.sharding)
     for sharding, stages in sorted(divided.items()):
         where = "" if stages == len(plan.stages) else f" in {stages}"
-        words.append(f"{DIVIDED[sharding]} divided{where}")
+        if where or len(plan.device_groups) > 1:
+            words.append(f"{SHARDED[sharding]}{where}")
     if plan.state_on == "host":
         words.append("optimizer state in host memory")
     if turns := sum(stage.in_turn for stage in plan.stages):
@@ -76,7 +77,8 @@ def parallel_words(plan: Plan, device: str) -> list[str]:
         count, summed = len(plan.devices), f"gradients summed in {stages} parts"
         if count == 1:
             return [f"the whole model on 1 {device}", *of_ranks]
-        over = f"data parallelism over {counted(count, device)}"
+        kinds = {stage.sharding for stage in plan.stages}
+        over = f"{SHARDED[min(kinds)]} over {counted(count, device)}"
         return [over, *([summed] if stages > 1 else []), *of_ranks]
     sizes = [len(group) for group in groups]
     on = f" x {sizes[0]} replicas" if sizes[0] > 1 else ""

@@ -19,6 +19,7 @@ from penstock.schedule.registry import FAMILIES
 from penstock.search.judge import SearchStep
 from penstock.search.search import PLANNERS, rescheduled, search_steps
 from penstock.simulate.score import make_score
+from penstock.words import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ def find_plan(
 
         def find_at(place: StateOn) -> Plan:
             own = problem.with_state_on(place)
+            if place == "host":
+                check_hosts(problem)
 
             def scored(plan: Plan) -> float:
                 return score(with_state_on(plan, place))
@@ -106,6 +109,21 @@ def find_plan(
         if not problem.pins:
             raise
         raise pins_refused(problem, planner, refusal) from None
+
+
+def check_hosts(problem: PlanningProblem) -> None:
+    """Raise `Infeasible` if hosts cannot hold one copy of what optimizers need there."""
+    hosts, profile = problem.cluster.hosts, problem.profile
+    room = sum(host.memory_bytes for host in hosts)
+    needed = profile.parameter_bytes(range(len(profile.layers))) * (
+        2 + problem.optimizer_bytes_per_parameter_byte
+    )
+    if profile.device != "cpu" and all(host.memory_bytes for host in hosts) and needed > room:
+        raise Infeasible(
+            f"optimizer state in host memory takes {size_text(needed)} with weights and gradients, "
+            f"and the hosts of cluster '{problem.cluster.name}' have {size_text(room)} (key "
+            f"memory); use more memory, or an optimizer with less state"
+        )
 
 
 def best_found(

@@ -111,7 +111,7 @@ class PlannedPipeline:
     def rival_words(self) -> str:
         """How the plan compares with plain data parallelism, and with the best of its kinds."""
         plain, best = self.speedup_over_data_parallel, best_rival(self.baselines.rivals)
-        words = f"{plain:.2f}x data parallelism" if plain < inf else "data parallelism does not fit"
+        words = f"{plain:.2f}x DDP" if plain < inf else "DDP does not fit"
         if best and best != self.baselines.rivals[0]:
             factor = best.iteration_s / self.prediction.iteration_s
             words += f", {factor:.2f}x {best}"

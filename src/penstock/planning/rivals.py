@@ -6,7 +6,6 @@ computes at a time, and FSDP with the optimizer's state in host memory.
 A plan is compared with all of them, so that it is not praised for beating only the weakest.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -19,8 +18,8 @@ from penstock.planners.data_parallel import dividing_plan
 from penstock.planning.answers import find_plan
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.compiled import play
-from penstock.simulate.score import make_score, predict_plan
-from penstock.words import seconds_text, size_text
+from penstock.simulate.score import fits_hosts, make_score, predict_plan
+from penstock.words import size_text
 
 PLAIN = "1f1b"
 """The schedule of plans of one stage, for which all synchronous schedules are the same."""
@@ -56,17 +55,6 @@ def best_rival(rivals: tuple[Rival, ...]) -> Rival | None:
     return next((rival for rival in rivals if rival.iteration_s <= limit_s < inf), None)
 
 
-def rivals_line(rivals: Iterable[Rival]) -> str:
-    """The times and the memory of all of them, in a line."""
-    words = [
-        f"{seconds_text(rival.iteration_s)} by {rival}"
-        if rival.iteration_s < inf
-        else f"{rival.name} does not fit"
-        for rival in rivals
-    ]
-    return f"without a pipeline: {'; '.join(words)}"
-
-
 def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
     """Data parallelism in five kinds, whatever recompute the problem allows, and those of cards.
 
@@ -79,10 +67,10 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
     free = replace(plain, recompute="auto", blocks="allowed")
     found = [planned(plain, score), planned(replace(plain, blocks="always"), score)]
     found += [dividing_plan(free, score, sharding)[1] for sharding in ("optimizer", "parameters")]
-    names = ("data parallelism", "data parallelism by block", "ZeRO-1", "FSDP")
+    names = ("DDP", "DDP with activation checkpointing", "ZeRO-1", "FSDP")
     rivals = [rival(problem, name, plan) for name, plan in zip(names, found, strict=True)]
     late_s = without_overlap_s(problem, found[0]) if found[0] else inf
-    late = replace(rivals[0], name="data parallelism without overlap", iteration_s=late_s)
+    late = replace(rivals[0], name="DDP without overlap", iteration_s=late_s)
     rivals.append(late)
     if is_host_of_cards(problem):
         rivals.append(naive_split(free))
@@ -122,15 +110,38 @@ def naive_split(problem: PlanningProblem) -> Rival:
 
 def sharded_on_host(problem: PlanningProblem) -> Rival:
     """FSDP whose optimizer steps in host memory, where that holds weights, gradients and state."""
-    name = "FSDP, optimizer state in host memory"
-    profile, room = problem.profile, problem.cluster.hosts[0].memory_bytes
-    parameters = profile.parameter_bytes(range(len(profile.layers)))
-    kept = parameters * (2 + problem.optimizer_bytes_per_parameter_byte)
-    if 0 < room < kept:
-        return Rival(name)
     own = problem.with_state_on("host")
     plan = dividing_plan(own, make_score(own), "parameters")[1]
-    return rival(problem, name, with_state_on(plan, "host") if plan else None)
+    if plan and not fits_hosts(problem, plan):
+        plan = None
+    return rival(problem, f"FSDP, {ON_HOST}", with_state_on(plan, "host") if plan else None)
+
+
+ON_HOST = "optimizer state in host memory"
+
+QUICK = 0.1
+"""The share of its usual effort with which `search` looks for a plan to compare with."""
+
+
+def best_plans(problem: PlanningProblem, best: Plan) -> tuple[Rival, ...]:
+    """The best plan for each place of the optimizer's state: ``best``, and what a search finds.
+
+    Empty unless the problem has one host of cards, and a profile that knows a step in host memory.
+    """
+    known = replace(problem, state_on="auto")
+    if not is_host_of_cards(problem) or len(known.places) == 1:
+        return ()
+    names = {"device": "optimizer state on the cards", "host": ON_HOST}
+    found: list[Rival] = []
+    for place in known.places:
+        own, plan = replace(problem, state_on=place), best
+        if place != best.state_on:
+            try:
+                plan = find_plan(own, "search", make_score(own), effort=QUICK)
+            except Infeasible:
+                plan = None
+        found.append(rival(problem, f"best plan, {names[place]}", plan))
+    return tuple(found)
 
 
 def without_overlap_s(problem: PlanningProblem, plan: Plan) -> float:

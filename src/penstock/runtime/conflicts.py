@@ -218,7 +218,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[..., bool]]] = {
 
 
 def uses_of_settings(settings: Mapping[str, object], *, toml: bool = False) -> dict[str, str]:
-    """The uses of settings by name, in words as in Python, or as in a job file.
+    """The uses of settings by name, in words as in Python (without a table's), or as in a job file.
 
     >>> uses_of_settings({"accumulate": 2, "compile": False})
     {'accumulate': 'accumulate=2'}
@@ -229,7 +229,7 @@ def uses_of_settings(settings: Mapping[str, object], *, toml: bool = False) -> d
     for use, (name, is_use) in SETTINGS.items():
         if name in settings and is_use(value := settings[name]):
             text = json.dumps(value) if toml or isinstance(value, str) else str(value)
-            uses[use] = f"{name} = {text}" if toml else f"{name}={text}"
+            uses[use] = f"{name} = {text}" if toml else f"{name.rpartition('.')[2]}={text}"
     return uses
 
 

@@ -5,7 +5,7 @@ it reads one `Options`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -207,17 +207,10 @@ class Options:
     @property
     def uses(self) -> dict[str, str]:
         """What these options use, for `check_conflicts`."""
-        names = ("autocast", "optimizer")
-        of_update = ("on_non_finite", "meet_every")
-        of_safety = ("verify_every", "transport")
-        divided = {"optimizer": 'sharding="optimizer"'} if self.shard_optimizer else {}
-        host = {"host state": 'state_on="host"'} if self.update.state_on == "host" else {}
-        return (
-            divided
-            | host
-            | uses_of_settings(
-                {name: getattr(self, name) for name in names}
-                | {name: getattr(self.update, name) for name in of_update}
-                | {name: getattr(self.safety, name) for name in of_safety}
-            )
-        )
+        parts = (self, self.update, self.safety)
+        own = {known.name: getattr(part, known.name) for part in parts for known in fields(part)}
+        constrained = {
+            "constraints.sharding": "optimizer" * self.shard_optimizer,
+            "constraints.state_on": self.update.state_on,
+        }
+        return uses_of_settings(own | constrained)

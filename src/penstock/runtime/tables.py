@@ -2,13 +2,17 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from penstock.document import Table
 from penstock.errors import BadInput
 from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, ShardingChoice, StateChoice
+
+Quantise: TypeAlias = Callable[[str, Any], Any]
+"""Makes a quantised weight of a name in the model, and the weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,14 @@ class Weights(Table):
 
     ``new`` are patterns (``"classifier.*"``) of tensors of the model that may be missing in the
     directory; they are initialised. ``unused`` are patterns of tensors in the directory that the
-    model may lack.
+    model may lack. ``quantise(name, weight)`` makes the quantised weight of a model that is
+    quantised on the meta device: each rank calls it for what it holds, on its own device.
     """
 
     directory: Path | str
     new: Sequence[str] = ()
     unused: Sequence[str] = ()
+    quantise: Quantise | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

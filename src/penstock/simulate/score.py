@@ -38,6 +38,24 @@ def predict_plan(
     )
 
 
+def host_bytes(problem: PlanningProblem, plan: Plan) -> list[float]:
+    """The bytes on each host where a plan's optimizers have weights, gradients and state there."""
+    each = 2 + problem.optimizer_bytes_per_parameter_byte
+    held = [0.0] * len(problem.cluster.hosts)
+    for stage in plan.stages:
+        share = len(stage.devices) if stage.sharding else 1
+        for device in stage.devices:
+            own = problem.profile.parameter_bytes(stage.layers) * each / share
+            held[problem.cluster.host_index[device]] += own
+    return held
+
+
+def fits_hosts(problem: PlanningProblem, plan: Plan) -> bool:
+    """Whether a plan with optimizers in host memory fits there, as far as that is known."""
+    pairs = zip(host_bytes(problem, plan), problem.cluster.hosts, strict=True)
+    return all(held <= host.memory_bytes for held, host in pairs if host.memory_bytes)
+
+
 def make_score(problem: PlanningProblem) -> Score:
     """A function that predicts the iteration time of a plan; infinite if the plan does not fit.
 
@@ -59,6 +77,8 @@ def make_score(problem: PlanningProblem) -> Score:
 
     def score(plan: Plan) -> float:
         if plan.state_on == "host":
+            if profile.device != "cpu" and not fits_hosts(problem, plan):
+                return inf
             return score_on_host()(with_state_on(plan, "device"))
         return plans.find(plan, lambda: simulated_s(plan))
 

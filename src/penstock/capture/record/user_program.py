@@ -15,7 +15,7 @@ from penstock.capture.batch_call import BatchCall, WeightedLosses, loss_in_resul
 from penstock.capture.record.absent import RUNS, Absent, absent_like
 from penstock.capture.record.closures import CopiedFunctions
 from penstock.capture.stage_program import LossFunction
-from penstock.capture.tensor_parts import is_quantised
+from penstock.capture.tensor_parts import give_scales, is_quantised
 from penstock.capture.user_lines import line_of_user, line_with_source
 from penstock.errors import BadInput, CaptureFailed
 from penstock.torch_internals import InOneProcess, holder_of
@@ -211,7 +211,9 @@ class UserProgram:
             elif is_parameter or tensor.is_meta:
                 shape = tuple(tensor.shape)
                 found = absent_like(shape, tensor.dtype, trains, is_parameter=is_parameter)
-                memo[id(tensor)] = found
+                memo[id(tensor)] = give_scales(
+                    found, tensor, lambda _, t: absent_like(t.shape, t.dtype)
+                )
         for _, module in self.named_modules():
             for value in module.__dict__.values():  # what forward has left, as weight norms do
                 if isinstance(value, torch.Tensor) and value.grad_fn is not None:

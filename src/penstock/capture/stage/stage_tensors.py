@@ -17,7 +17,7 @@ from penstock.capture.record.user_program import IN_ONE_PROCESS
 from penstock.capture.stage.checked_run import checked
 from penstock.capture.stage.stage import ProgramPart, ProgramStage, Purpose, RunContext, StageRun
 from penstock.capture.stage_program import TensorSpec
-from penstock.capture.tensor_parts import is_quantised
+from penstock.capture.tensor_parts import become, is_quantised
 from penstock.errors import BadInput
 from penstock.torch_internals import without_modes
 
@@ -336,25 +336,19 @@ class StageModule(nn.Module):
         """Move or cast this stage's tensors; parameters stay the same objects."""
         with torch.no_grad():
             for _, parameter in self.named_parameters():
-                if is_quantised(parameter):
-                    move(parameter, fn)
+                quantised = is_quantised(parameter)  # its class moves what is beside the values
+                old = parameter if quantised else parameter.data
+                value = fn(old)
+                if value is old:
                     continue
-                value = fn(parameter.data)
-                if value is not parameter.data:
+                if quantised:
+                    become(parameter, value)
+                else:
                     parameter.data = value
             for name, buffer in list(self.named_buffers(remove_duplicate=False)):
                 place = self.graph.program.places(name)
                 place[0][place[1]] = fn(buffer)
         return self
-
-
-def move(parameter: nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Move a quantised weight by its class's own methods, with what it keeps beside its values."""
-    moved = fn(parameter)
-    if moved is not parameter:
-        if not isinstance(moved, nn.Parameter):
-            moved = nn.Parameter(moved, requires_grad=parameter.requires_grad)
-        torch.utils.swap_tensors(parameter, moved)
 
 
 def each_once(

@@ -26,7 +26,7 @@ from penstock.runtime.processes.world import World
 from penstock.runtime.program import places_of
 from penstock.runtime.stages.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stages.runner import ModuleRunner
-from penstock.runtime.tables import Weights
+from penstock.runtime.tables import Quantise, Weights
 from penstock.runtime.transport.messages import boundaries_of
 from penstock.runtime.weights.pretrained import read_stage, sources_of
 from penstock.runtime.weights.safetensors_file import StoredTensor
@@ -186,9 +186,10 @@ def build_stages(
 
     def own_stages() -> dict[int, StageProgram]:
         sources = sources_of(weights, graph) if weights is not None else {}
+        quantise = weights.quantise if isinstance(weights, Weights) else None
         programs = stages_of(graph, plan, world.rank)
         for program in programs.values():
-            give_values(program, graph, sources, world.device, seed)
+            give_values(program, graph, sources, world.device, seed, quantise)
         share_tied(programs.values(), graph.tied_names)
         return programs
 
@@ -201,16 +202,19 @@ def give_values(
     sources: Mapping[str, StoredTensor],
     device: torch.device,
     seed: int,
+    quantise: Quantise | None = None,
 ) -> None:
     """Read a stage's tensors from ``sources``, initialise those without values, move the others."""
     module = program.module
     for name, parameter in module.named_parameters():
-        if is_quantised(parameter) and (parameter.is_meta or sources):
+        own = quantise is not None and graph.tied_names.get(name, name) in sources
+        if is_quantised(parameter) and (parameter.is_meta or sources) and not own:
             raise BadInput(
                 f"'{name}' is quantised and has no values yet, which it gets only from its own "
-                f"library; give the model its weights before it is quantised, without weights=..."
+                f"library; give Weights(DIRECTORY, quantise=...) a function that quantises a "
+                f"weight, or give the model its weights before it is quantised, without weights=..."
             )
-    read_stage(module, sources, graph.tied_names, device)
+    read_stage(module, sources, graph.tied_names, device, quantise)
     check_values(program)
     if any(tensor.is_meta for _, tensor in named_tensors(module)):
         materialise(program, device=device, seed=seed)

@@ -40,7 +40,7 @@ from penstock.capture.record.outside_state import (
 )
 from penstock.capture.record.recording import tensors_in
 from penstock.capture.restored import kept_attributes, kept_buffers
-from penstock.capture.tensor_parts import is_wrapper, parts_of, rebuilt
+from penstock.capture.tensor_parts import give_scales, is_quantised, parts_of, rebuilt
 from penstock.capture.torch_calls import TorchCalls, backward_seen
 from penstock.capture.user_lines import line_in_words, line_of_user
 from penstock.runtime.verify.cause import cause_of
@@ -373,17 +373,19 @@ def own_tensors(
             holder = holder_of(owner, last)
             is_buffer, old = holder is own_buffers(owner), holder[last]
             assert old is not None
-            elsewhere = old.is_meta or type(old) is Absent or is_wrapper(old)
+            elsewhere = old.is_meta or type(old) is Absent or is_quantised(old)
             parts = parts_of(first, old)
-            value = rebuilt(first, old, values) if parts.keys() <= values.keys() else old
-            value = value.detach()
+            if parts.keys() <= values.keys():
+                value = rebuilt(first, old, {part: values[part].to(device) for part in parts})
+            else:
+                value = old.detach().to(device)
             if first not in held and (is_buffer or elsewhere or double):
-                held[first] = replacement(old, value.to(device), copied=is_buffer)
+                held[first] = replacement(old, value, copied=is_buffer)
             elif first not in held:
                 assert isinstance(old, nn.Parameter)
                 undo.callback(put_back, old, old.data, old.grad)
                 old.grad = None
-                old.data = value.to(device)
+                old.data = value
                 held[first] = old
             if held[first] is not old:
                 # By `setattr`, with which recurrent modules update their lists of weights.
@@ -402,6 +404,7 @@ def replacement(old: torch.Tensor, value: torch.Tensor, *, copied: bool) -> torc
     if not isinstance(old, nn.Parameter):
         return value.clone() if copied else value
     new = nn.Parameter(value, requires_grad=old.requires_grad)
+    give_scales(new, value, lambda _, scale: scale)
     before, after = gradient_hooks(old)
     for hook in (before or {}).values():
         new.register_hook(hook)

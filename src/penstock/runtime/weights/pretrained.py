@@ -23,9 +23,17 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.materialise import named_tensors, put_tensor
 from penstock.capture.record.absent import Absent
 from penstock.capture.stage.stage_tensors import StageModule
+from penstock.capture.tensor_parts import (
+    become,
+    is_quantised,
+    parts_of,
+    unquantised,
+    wrapper_of,
+)
 from penstock.errors import BadInput
-from penstock.runtime.tables import Weights
+from penstock.runtime.tables import Quantise, Weights
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
+from penstock.torch_internals import unsaved_buffers
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -46,7 +54,7 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
     directory, model = Path(weights.directory), graph.model
     stored = tensors_in(directory)
     check_architecture(directory, model)
-    held = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+    held = stored_tensors(model)
     renamed = own_names(model, stored, held)
     check_merged(directory, [name for name, own in renamed.items() if own is None])
     found = {own: stored[name] for name, own in renamed.items() if own is not None}
@@ -77,6 +85,13 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
             check_tensor(directory, name, tensor, of_loss[name])
             sources[name] = tensor
     return sources
+
+
+def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers as in a state dict, without what classes add, as scales of bytes."""
+    modules = model.named_modules(remove_duplicate=False)
+    left = {f"{path}.{n}".removeprefix(".") for path, m in modules for n in unsaved_buffers(m)}
+    return {name: tensor for name, tensor in named_tensors(model) if name not in left}
 
 
 def tensors_in(directory: Path) -> dict[str, StoredTensor]:
@@ -227,14 +242,15 @@ def check_names(directory: Path, model: str, missing: Sequence[str], left: Seque
 
 def check_tensor(directory: Path, name: str, stored: StoredTensor, own: torch.Tensor) -> None:
     """Raise `BadInput` unless a stored tensor has the shape and kind of type of the model's."""
-    if stored.shape != tuple(own.shape):
+    shape, dtype = unquantised(own)
+    if stored.shape != shape:
         raise BadInput(
-            f"tensor '{name}' has shape {stored.shape} in '{directory}' and {tuple(own.shape)} in "
+            f"tensor '{name}' has shape {stored.shape} in '{directory}' and {shape} in "
             f"the model; build the model with the configuration that was saved"
         )
-    if stored.dtype.is_floating_point != own.dtype.is_floating_point:
+    if stored.dtype.is_floating_point != dtype.is_floating_point:
         raise BadInput(
-            f"tensor '{name}' is {stored.dtype} in '{directory}' and {own.dtype} in the model; it "
+            f"tensor '{name}' is {stored.dtype} in '{directory}' and {dtype} in the model; it "
             f"cannot be converted: build the model that was saved"
         )
 
@@ -244,10 +260,12 @@ def read_stage(
     sources: Mapping[str, StoredTensor],
     tied_names: Mapping[str, str],
     device: torch.device,
+    quantise: Quantise | None = None,
 ) -> None:
     """Fill the tensors of one stage that are in ``sources``, with memory for one more at a time.
 
-    Tensors on the meta device are created on ``device``.
+    Tensors on the meta device are created on ``device``; quantised ones are what ``quantise`` makes
+    of theirs.
     """
     filled: set[int] = set()
     targets: list[tuple[StoredTensor, torch.Tensor]] = []
@@ -256,13 +274,43 @@ def read_stage(
         if source is None or id(tensor) in filled:
             continue
         filled.add(id(tensor))
-        if tensor.is_meta or type(tensor) is Absent:  # (an earlier pipeline had it elsewhere)
+        if quantise is not None and is_quantised(tensor):
+            become(tensor, read_quantised(name, tensor, source, quantise, device))
+        elif tensor.is_meta or type(tensor) is Absent:  # (an earlier pipeline had it elsewhere)
             value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             put_tensor(module, name, tensor, value)
             targets.append((source, value))
         else:
             targets.append((source, tensor))
     read_into(targets)
+
+
+def read_quantised(
+    name: str, like: torch.Tensor, source: StoredTensor, quantise: Quantise, device: torch.device
+) -> torch.Tensor:
+    """Read a weight and quantise it as ``like`` is.
+
+    Raises:
+        BadInput: ``quantise`` makes one of another kind.
+    """
+    shape, dtype = unquantised(like)
+    weight = torch.empty(shape, dtype=dtype, device=device)
+    read_into([(source, weight)])
+    with torch.no_grad():
+        made = quantise(name, weight)
+    found, wanted = kind_of(made), kind_of(like)
+    if found != wanted:
+        raise BadInput(
+            f"quantise('{name}', weight) made {found}, and the model has {wanted} there; quantise "
+            f"weights as the model was quantised"
+        )
+    return made
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """The class of a quantised weight, with the types and shapes of its parts."""
+    parts = (f"{part.dtype}{list(part.shape)}" for part in parts_of("", tensor).values())
+    return f"{wrapper_of(tensor).__name__} of {', '.join(parts)}"
 
 
 def fits(name: str, patterns: Iterable[str | re.Pattern[str]]) -> bool:
