@@ -6,12 +6,17 @@ from dataclasses import replace
 import pytest
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
-from penstock.cluster.tensor_groups import grouped_cluster
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planning.planning_problem import planning_problem
-from penstock.planning.tensor_groups import groupings, on_groups, plan_with_groups, profile_on
+from penstock.planning.tensor_groups import (
+    grouped_cluster,
+    groupings,
+    on_groups,
+    plan_with_groups,
+    profile_on,
+)
 from penstock.profile.model_profile import (
     Affine,
     Edge,

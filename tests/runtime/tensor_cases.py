@@ -344,7 +344,8 @@ def unusual_refusal() -> str:
     stages = (Stage(range(len(graph.layer_names)), (0,), (4,)),)
     plan = Plan(stages, 2, 4, "gpipe", tensor_groups=((0, 1),))
     try:
-        Pipeline(graph, batch, plan=plan, timeout_s=60).close()
+        with Pipeline(graph, batch, plan=plan, timeout_s=60) as pipe:
+            pipe.step(batch)
     except PenstockError as refusal:
         return f"{type(refusal).__name__}: {refusal}"
     return "nothing"
@@ -416,7 +417,8 @@ def refusals(plan: Plan, settings: Sequence[dict[str, Any]]) -> list[str]:
             model = small_gpt(**{n: v for n, v in options.items() if n in MODEL})
             graph = captured_gpt(model, **{n: v for n, v in options.items() if n in GRAPH})
             own = {n: v for n, v in options.items() if n not in MODEL + GRAPH}
-            Pipeline(graph, batch_of(0), plan=plan, **{**SETTINGS, **own}).close()
+            with Pipeline(graph, batch_of(0), plan=plan, **{**SETTINGS, **own}) as pipe:
+                pipe.step(batch_of(0))
         except PenstockError as refusal:
             found.append(f"{type(refusal).__name__}: {refusal}")
         else:

@@ -43,11 +43,11 @@ def test_gradients_that_a_hook_would_sum_twice_are_refused() -> None:
 
 REFUSED = {
     "another tensor": "another tensor that is no DTensor of the mesh that it was given",
-    "another module": "tensor_parallel=with_another_module replaces modules, but layers were",
-    "another model": "tensor_parallel=with_another_model returns a GPT, but it must change",
+    "another module": "tensor_parallel=with_another_module returns another model, or replaces mo",
+    "another model": "tensor_parallel=with_another_model returns another model, or replaces modu",
     "one of two tied": "does not run on its shards",
     "batch norm": "has batch normalisation, which a tensor group cannot run",
-    "a cut": "has the shape (1, 6, 8), and by the example (1, 6, 16), which the next stage rec",
+    "a cut": "has the shape (4, 6, 8), and by the example (4, 6, 16), which the next stage rec",
 }
 
 
