@@ -134,7 +134,7 @@ def captured(job: Job, model: nn.Module) -> LayerGraph:
         dynamic=lengths.dynamic if lengths else None,
         rows=job.rows,
         compile=job.compile,
-        tensor_parallel=job.tensor_parallel.layers,
+        tensor_parallel=job.tensor_parallel.function or job.tensor_parallel.layers,
     )
     if job.weights is not None:
         sources_of(job.weights, graph)

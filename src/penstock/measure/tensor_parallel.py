@@ -56,8 +56,11 @@ def with_tensor_parallel(profile: ModelProfile, graph: LayerGraph, batch: Batch)
         sums[first.get(path, 0)] += 2 * number
         sum_bytes[first.get(path, 0)] += 2 * size
     shares = tuple(part / (every or 1) for part, every in zip(shared, whole, strict=True))
-    joined = joined_layers(graph, dims)
-    costs = TensorParallelCosts(shares, tuple(sums), tuple(sum_bytes), (), joined)
+    costs = TensorParallelCosts(
+        *(shares, tuple(sums), tuple(sum_bytes)),
+        joined=joined_layers(graph, dims),
+        experts=-3 in dims.values(),
+    )
     return replace(profile, tensor_parallel=costs)
 
 
@@ -66,8 +69,9 @@ def divided_of(
 ) -> tuple[dict[str, int], dict[str, tuple[float, float]]]:
     """What the graph's function divides, found without values, and without other processes.
 
-    The first are the dimensions of divided parameters, from the last (-1) on. The second are, by
-    paths of modules, the number of all-reduces of a forward, and their bytes for one sample.
+    The first are the dimensions of divided parameters, from the last (-1) on; that of experts is
+    -3. The second are, by paths of modules, the number of all-reduces of a forward, and their bytes
+    for one sample.
     """
     from torch.distributed.tensor import DTensor
 
