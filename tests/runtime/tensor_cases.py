@@ -454,5 +454,18 @@ def with_a_failure(plan: Plan) -> str:
     return "nothing"
 
 
+def with_shards_left_out(plan: Plan) -> str:
+    """How a first step ends in which the norm counts none of the second rank's gradients."""
+    join()
+    with Pipeline(captured_gpt(small_gpt()), batch_of(0), plan=plan, **SETTINGS) as pipe:
+        if dist.get_rank() == 1:
+            pipe._engine.buckets.not_counted = frozenset(pipe.parameters())
+        try:
+            pipe.step(batch_of(0))
+        except PenstockError as failure:
+            return f"{type(failure).__name__}: {failure}"
+    return "nothing"
+
+
 def fail(_: torch.Tensor) -> None:
     raise ZeroDivisionError("a hook of the user's")

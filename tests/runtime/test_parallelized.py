@@ -7,6 +7,7 @@ from runtime.parallelized_cases import (
     refused,
     rows_that_run,
     summed_twice,
+    two_groups,
     with_dropout,
 )
 
@@ -17,6 +18,11 @@ pytestmark = pytest.mark.timeout(280)
 
 def test_styles_sequences_contexts_and_checkpoints_train_as_one_device() -> None:
     for found in launch_workers(rows_that_run, workers=3, threads=1):
+        assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def test_two_stages_of_two_ranks_each_train_as_one_device() -> None:
+    for found in launch_workers(two_groups, workers=4, threads=1):
         assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 

@@ -19,6 +19,7 @@ from runtime.tensor_cases import (
     unequal_with_settings,
     unusual_refusal,
     with_a_failure,
+    with_shards_left_out,
 )
 
 from penstock.errors import BadInput
@@ -52,6 +53,23 @@ def interleaved() -> Plan:
     return Plan(stages, 4, 3, "interleaved", tensor_groups=((0, 2), (1, 3)))
 
 
+def group_of_four() -> Plan:
+    return Plan((Stage(range(LAYERS), (0,), (4,)),), 3, 4, "1f1b", tensor_groups=((0, 1, 2, 3),))
+
+
+def replicas_of_groups() -> Plan:
+    """Two replicas of two ranks each hold the whole model."""
+    stages = (Stage(range(LAYERS), (0, 1), (3, 1)),)
+    return Plan(stages, 3, 4, "gpipe", tensor_groups=((0, 2), (1, 3)))
+
+
+def zero_bubble_v() -> Plan:
+    """Stages go down and up again over two groups."""
+    cuts = ((0, 1, 0), (1, 2, 1), (2, 3, 1), (3, 5, 0))
+    stages = tuple(Stage(range(lo, hi), (device,), (3,)) for lo, hi, device in cuts)
+    return Plan(stages, 4, 3, "zb-v", tensor_groups=((0, 1), (2, 3)))
+
+
 @pytest.mark.parametrize(
     "plans",
     [
@@ -70,6 +88,24 @@ def test_other_transports_and_stages_of_one_group() -> None:
     transports = ("shared-memory", "process-groups")
     for found in launch_workers(compared, (plans, transports, "block"), workers=4, threads=1):
         assert found == [[]] * len(plans)
+
+
+@pytest.mark.parametrize(
+    ("plans", "granularity"),
+    [((group_of_four(), replicas_of_groups()), "module"), ((zero_bubble_v(),), "block")],
+    ids=["one stage", "several"],
+)
+def test_four_ranks_as_a_group_as_replicas_and_as_stages_equal_one_device(
+    plans: tuple[Plan, ...], granularity: str
+) -> None:
+    for found in launch_workers(compared, (plans, (), granularity), workers=4, threads=1):
+        assert found == [[]] * len(plans)
+
+
+def test_a_norm_that_leaves_out_shards_is_found_in_the_first_step() -> None:
+    for found in launch_workers(with_shards_left_out, (one_group(),), workers=2, threads=1):
+        assert found.startswith("RunFailed: the first step is not that of your module, and nothing")
+        assert "gradient norm is" in found
 
 
 def test_a_model_of_hugging_face_is_divided_by_its_own_plan() -> None:

@@ -222,6 +222,7 @@ class ParallelizedCall(ProgramCall):
         self._places = shards.places_of(program)
         held, own = {id(held) for held, _ in self._places.values()}, program.module.own_modules()
         super().__init__(program.module, {id(m) for m in own if id(own_parameters(m)) in held})
+        self._held = list(program.module.parameters())  # while it runs, some are DTensors
 
     def run(
         self,
@@ -253,12 +254,15 @@ class ParallelizedCall(ProgramCall):
         hooks have no part. Numbers of a stage that draws, as for dropout, are not compared here.
         """
         module, device, drawn = self._module, self._shards.world.device, set[bool]()
-        context, whole = module.context, super().run
+        context, whole, kind = module.context, super().run, device.type
+        # Casts that are kept would outlive the weights left whole.
+        now = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        casting = torch.autocast(kind, *now, cache_enabled=False)
 
         def run(call: Callable[..., Any]) -> list[torch.Tensor]:
             state = random_state(device)
             module.tell(RunContext(trial=True))
-            with replayed(module, device, state), torch.enable_grad():
+            with replayed(module, device, state), torch.enable_grad(), casting:
                 found = call(leaves, [tensor.detach() for tensor in inputs])
                 drawn.add(not same_state(state, random_state(device)))
             return [t.detach() for t in pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
