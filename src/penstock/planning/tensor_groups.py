@@ -11,7 +11,7 @@ That all activations count as whole is more than what a rank really keeps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby, islice, permutations, product
 from math import inf
 
@@ -31,19 +31,6 @@ Groups = tuple[tuple[int, ...], ...]
 
 MOST_GROUPINGS = 24
 """The most ways to divide a cluster into groups that are planned for."""
-
-
-@dataclass(frozen=True)
-class GroupedPlan:
-    """A plan with its prediction.
-
-    ``problem`` is that of its groups: they are the devices of ``problem.cluster``, and the costs of
-    ``problem.profile`` are those of each layer on its groups. There the plan has no tensor groups.
-    """
-
-    plan: Plan
-    problem: PlanningProblem
-    prediction: Prediction
 
 
 def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProblem]:
@@ -252,7 +239,7 @@ def ways_of_host(cluster: Cluster, host: int, sizes: Sequence[int]) -> Iterator[
     return divide(0, max({1, *sizes}))
 
 
-def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Planner) -> GroupedPlan:
+def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Planner) -> Plan:
     """The fastest plan by simulation, with tensor groups of the given sizes or without any.
 
     ``find`` is called for each of `groupings`, with a problem whose devices are the groups. Where
@@ -261,7 +248,8 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
     plans are scored with the costs that their layers really have.
     """
     divided_of(problem.profile)
-    best: GroupedPlan | None = None
+    best: Plan | None = None
+    limit_s = inf
     refused: Infeasible | None = None
     for groups in groupings(problem.cluster, sizes):
         score = score_on(problem, groups)
@@ -276,10 +264,9 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
             grouped = groups != one_each(problem.cluster)
             plan, own = on_groups(replace(found, tensor_groups=groups * grouped), problem)
             prediction = predict_plan(own, without_groups(plan), with_timeline=False)
-            limit = best.prediction.iteration_s if best is not None else inf
             # A plan must be so much faster that it is worth its groups.
-            if prediction.fits and prediction.iteration_s < limit * (1 - own.as_fast * grouped):
-                best = GroupedPlan(plan, own, prediction)
+            if prediction.fits and prediction.iteration_s < limit_s * (1 - own.as_fast * grouped):
+                best, limit_s = plan, prediction.iteration_s
     if best is None:
         raise refused or Infeasible("no plan with these tensor groups fits; allow other sizes")
     return best

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from penstock.capture.deferred_weights import DeferredGradients
@@ -44,7 +44,6 @@ from penstock.runtime.stages.shards import Shards, copy_values
 from penstock.torch_internals import (
     forget_groups,
     gradient_hooks,
-    is_strided,
     own_buffers,
     own_parameters,
     pytree,
@@ -102,8 +101,13 @@ class ParallelizedShards(Shards):
             return
         own, values = set[int](), dict[int, torch.Tensor]()
         for stage, each in programs.items():
-            check_stage(stage, each, len(self.ranks))
-            own |= {id(held) for _, m in each.module.own for held in dicts_of(m)}
+            if why := stage_refusal(norms=uses_batch_norm(each.module), ranks=len(self.ranks)):
+                raise BadInput(
+                    f"stage {stage} {why}, which a tensor group cannot run; plan without tensor "
+                    f"groups, or give the stage a device of one rank"
+                )
+            for _, module in each.module.own:
+                own |= {*map(id, (module.__dict__, own_parameters(module), own_buffers(module)))}
             values |= {id(tensor): tensor for _, tensor in named_tensors(each.module)}
         for tensor in values.values():
             copy_values(tensor, self.ranks[0], self.group, self.world)
@@ -116,9 +120,8 @@ class ParallelizedShards(Shards):
         now = [module for _, module in program.named_modules()]
         if made not in (None, model) or now != modules:
             raise BadInput(
-                f"{self._called} returns another model, or replaces modules, but "
-                f"layers were captured with these; let it change parameters and forwards of the "
-                f"modules that are there"
+                f"{self._called} returns another model, or replaces modules, but layers were "
+                f"captured with these; let it change parameters and forwards of those there are"
             )
         for name, (held, key), tensor in tensors:
             new, held[key] = held.get(key), tensor
@@ -184,7 +187,8 @@ class ParallelizedShards(Shards):
     def _strided(self, name: str) -> Placement | None:
         """The placement of packed weights, whose rows on a rank are no neighbours in the whole."""
         found = self._divisions.get(self.tied.get(name, name))
-        return found.placement if found is not None and is_strided(found.placement) else None
+        placement = found.placement if found is not None else None
+        return None if type(placement) in (Replicate, Shard) else placement
 
     def leave(self) -> None:
         """Leave the group, so that after a failure its other ranks do not wait for this one."""
@@ -254,15 +258,12 @@ class ParallelizedCall(ProgramCall):
         hooks have no part. Numbers of a stage that draws, as for dropout, are not compared here.
         """
         module, device, drawn = self._module, self._shards.world.device, set[bool]()
-        context, whole, kind = module.context, super().run, device.type
-        # Casts that are kept would outlive the weights left whole.
-        now = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        casting = torch.autocast(kind, *now, cache_enabled=False)
+        context, whole = module.context, super().run
 
         def run(call: Callable[..., Any]) -> list[torch.Tensor]:
             state = random_state(device)
             module.tell(RunContext(trial=True))
-            with replayed(module, device, state), torch.enable_grad(), casting:
+            with replayed(module, device, state), torch.enable_grad():
                 found = call(leaves, [tensor.detach() for tensor in inputs])
                 drawn.add(not same_state(state, random_state(device)))
             return [t.detach() for t in pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
@@ -287,21 +288,18 @@ class ParallelizedCall(ProgramCall):
         if True not in drawn and any(map(differ, found, expected)):
             raise self._refusal("gives other numbers on its shards than left whole")
 
-    @contextmanager
-    def _gathered(self) -> Iterator[None]:
-        """Within, the tensors of the stage are whole."""
-        shards = self._shards
-        held = {
-            n: held[key] for n, (held, key) in self._places.items() if shards.dim_of(n) is not None
-        }
-        own = {name: tensor.data for name, tensor in held.items()}
-        try:
-            for name, shard in own.items():
-                held[name].data = shards.gathered(name, name, shard)
-            yield
-        finally:
-            for name, shard in own.items():
-                held[name].data = shard
+    def _gathered(self) -> AbstractContextManager[None]:
+        """Within, modules hold all of the tensors of which this rank has shards."""
+        shards, whole = self._shards, dict[str, torch.Tensor]()
+        parts: list[tuple[Place, torch.Tensor]] = []
+        for name, (held, key) in self._places.items():
+            if shards.dim_of(name) is not None:
+                shard, first = held[key], shards.tied.get(name, name)
+                if first not in whole:
+                    found = shards.gathered(name, name, shard.detach())
+                    whole[first] = found.requires_grad_(shard.requires_grad)
+                parts.append(((held, key), whole[first]))
+        return exchanged(parts)
 
     def _refusal(self, why: str) -> BadInput:
         """The stage cannot run on shards; with the numbers of the first module around some."""
@@ -320,11 +318,6 @@ class ParallelizedCall(ProgramCall):
             f"widths by the size of the mesh, in a function tensor_parallel=parallelize(model, "
             f"mesh), or plan without tensor groups"
         )
-
-
-def dicts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    """The dicts of a module that hold its attributes, parameters and buffers."""
-    return module.__dict__, own_parameters(module), own_buffers(module)
 
 
 def kept(value: Any) -> Any:
@@ -370,16 +363,6 @@ def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether more is between two results than rounding makes in any type."""
     a, b = one.double(), other.double()
     return a.shape != b.shape or bool((a - b).norm() > LIMIT * b.norm())
-
-
-def check_stage(stage: int, program: StageProgram, ranks: int) -> None:
-    """Raise `BadInput` for a stage that a tensor group of so many ranks cannot run."""
-    why = stage_refusal(norms=uses_batch_norm(program.module), ranks=ranks)
-    if why:
-        raise BadInput(
-            f"stage {stage} {why}, which a tensor group cannot run; plan without tensor groups, "
-            f"or give the stage a device of one rank"
-        )
 
 
 def check_ties(graph: LayerGraph, plan: Plan) -> None:
