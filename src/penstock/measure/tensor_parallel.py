@@ -56,11 +56,8 @@ def with_tensor_parallel(profile: ModelProfile, graph: LayerGraph, batch: Batch)
         sums[first.get(path, 0)] += 2 * number
         sum_bytes[first.get(path, 0)] += 2 * size
     shares = tuple(part / (every or 1) for part, every in zip(shared, whole, strict=True))
-    costs = TensorParallelCosts(
-        *(shares, tuple(sums), tuple(sum_bytes)),
-        joined=joined_layers(graph, dims),
-        experts=-3 in dims.values(),
-    )
+    joined, experts = joined_layers(graph, dims), -3 in dims.values()
+    costs = TensorParallelCosts(shares, tuple(sums), tuple(sum_bytes), (), joined, experts)
     return replace(profile, tensor_parallel=costs)
 
 

@@ -494,11 +494,10 @@ class Engine:
         """Give replicas equal values; compile stages, if chosen, for the size of ``batch``."""
         self.held.share_first_values(self.groups, self.world)
         share_attributes(self.graph, self.world)
-        leaves = self.graph.batch_leaves(batch)
-        if compiler is None:
-            return
-        lengths = self.graph.lengths_of(dict(enumerate(leaves)))
-        compiler.prepare(self.plan, self.world, leaves, self.autocast, lengths)
+        if compiler is not None:
+            leaves = self.graph.batch_leaves(batch)
+            lengths = self.graph.lengths_of(dict(enumerate(leaves)))
+            compiler.prepare(self.plan, self.world, leaves, self.autocast, lengths)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The autocast context of a forward."""

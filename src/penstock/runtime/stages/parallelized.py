@@ -15,7 +15,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 import torch
@@ -51,9 +51,6 @@ from penstock.torch_internals import (
 
 MESHES = count()
 """Numbers the meshes of this process."""
-
-LIMIT = 0.05
-"""How much of a result may be different on shards; heads that are mixed up change more."""
 
 MISSING: Any = object()
 
@@ -138,21 +135,18 @@ class ParallelizedShards(Shards):
 
     def _take(self, name: str, tensor: torch.Tensor, new: object) -> None:
         """Keep the shard of this rank in the user's tensor, in whose place is a ``new`` one."""
-        where = f"{self._called} gives '{name}'"
+        first = self.tied.get(name, name)
+        if first in self._divisions:
+            return
         placed = new if isinstance(new, DTensor) and new.device_mesh == self._mesh else None
         if placed is None or placed.placements[0].is_partial():
             raise BadInput(
-                f"{where} another tensor that is no DTensor of the mesh that it was given, with "
-                f"Shard or Replicate; use distribute_tensor(tensor, mesh, placements)"
+                f"{self._called} gives '{name}' another tensor that is no DTensor of the mesh that "
+                f"it was given, with Shard or Replicate; use distribute_tensor(tensor, mesh, "
+                f"placements)"
             )
         (placement,) = placed.placements
-        first = self.tied.get(name, name)
-        found = Division(placement, placed.shape, placed.stride())
-        if self._divisions.setdefault(first, found) != found:
-            raise BadInput(
-                f"{where} the placement {placement}, and '{first}', which is the same parameter, "
-                f"{self._divisions[first].placement}; divide both alike"
-            )
+        found = self._divisions[first] = Division(placement, placed.shape, placed.stride())
         tensor.grad = None
         tensor.data = placed.to_local().detach().clone()
         if not placement.is_replicate():
@@ -285,7 +279,8 @@ class ParallelizedCall(ProgramCall):
                 f"gets a hook on the gradient of '{min(added)}', which would sum again what other "
                 f"micro-batches have summed (as replicated_with_grad_allreduce of transformers)"
             )
-        if True not in drawn and any(map(differ, found, expected)):
+        limits = repeat(limit_of((*self.others(), *found), device))
+        if True not in drawn and any(map(differ, found, expected, limits)):
             raise self._refusal("gives other numbers on its shards than left whole")
 
     def _gathered(self) -> AbstractContextManager[None]:
@@ -359,10 +354,18 @@ def hooked_in(module: nn.Module) -> set[str]:
     return {name for name, p in module.named_parameters() if gradient_hooks(p)[1]}
 
 
-def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether more is between two results than rounding makes in any type."""
+def limit_of(tensors: Iterable[torch.Tensor], device: torch.device) -> float:
+    """The share of a result that sums in another order may change, in the coarsest type in use."""
+    cast = torch.is_autocast_enabled(device.type)
+    types = {torch.float32, *([torch.get_autocast_dtype(device.type)] if cast else [])}
+    types |= {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    return max(torch.finfo(dtype).eps ** 0.5 for dtype in types)
+
+
+def differ(one: torch.Tensor, other: torch.Tensor, limit: float) -> bool:
+    """Whether two results differ in shape, or by more than a share of the second."""
     a, b = one.double(), other.double()
-    return a.shape != b.shape or bool((a - b).norm() > LIMIT * b.norm())
+    return a.shape != b.shape or bool((a - b).norm() > limit * b.norm())
 
 
 def check_ties(graph: LayerGraph, plan: Plan) -> None:
