@@ -25,10 +25,11 @@ def function_of(graph: LayerGraph) -> Parallelize:
 def parallelize_layers(model: nn.Module, mesh: Any, *, layers: Mapping[str, str]) -> None:
     """Divide layers by `parallelize_module`; between a colwise and a rowwise one run shards.
 
-    That is so where both are parts of one module; other layers take and give whole tensors. A norm
-    of heads is whole, and the gradients of the ranks' heads are summed.
+    That is so where both are parts of one module; other colwise layers give whole tensors. Rowwise
+    layers take whole tensors, too, as those that a stage has received. A norm of heads is whole,
+    and the gradients of the ranks' heads are summed.
     """
-    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -36,17 +37,23 @@ def parallelize_layers(model: nn.Module, mesh: Any, *, layers: Mapping[str, str]
         parallelize_module,
     )
 
+    def take_whole(module: nn.Linear, args: tuple[Any, ...]) -> Any:
+        if isinstance(args[0], DTensor) or args[0].shape[-1] != module.in_features:
+            return None
+        placed = DTensor.from_local(args[0], mesh, [Replicate()], run_check=False)
+        return placed.redistribute(placements=[Shard(-1)]), *args[1:]
+
     known = {(name.rpartition(".")[0], kind) for name, kind in layers.items()}
     styles: dict[str, Any] = {}
     for name, kind in layers.items():
         parent = name.rpartition(".")[0]
-        other = "rowwise" if kind == "colwise" else "colwise"
-        between = Shard(-1) if (parent, other) in known else Replicate()
         if kind == "colwise":
-            styles[name] = ColwiseParallel(output_layouts=between)
+            local = (parent, "rowwise") in known
+            styles[name] = ColwiseParallel(output_layouts=Shard(-1) if local else Replicate())
         elif kind == "rowwise":
-            styles[name] = RowwiseParallel(input_layouts=between)
-        elif between.is_shard():
+            model.get_submodule(name).register_forward_pre_hook(take_whole)
+            styles[name] = RowwiseParallel()
+        elif (parent, "colwise") in known:
             styles[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
     parallelize_module(model, mesh, styles)
 
