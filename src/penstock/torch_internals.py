@@ -69,11 +69,6 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def is_strided(placement: Any) -> bool:
-    """Whether a shard's rows are no neighbours in the whole, as those of packed weights."""
-    return type(placement).__name__ == "_StridedShard"
-
-
 def has_other_users(tensor: torch.Tensor) -> bool:
     """Whether other tensors share the memory; what detaches tells of no view."""
     return internals._storage_Use_Count(storage_id(tensor)) > OWN_USES

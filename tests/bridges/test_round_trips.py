@@ -17,9 +17,16 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from penstock.bridges.formats import Exported, export_layout, read_layout
 from penstock.bridges.layout import AskedLayout, layout_of_plan, plan_of_layout
 from penstock.bridges.modules import with_whole_blocks
+from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
-from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
+from penstock.profile.model_profile import (
+    Affine,
+    Edge,
+    LayerCost,
+    ModelProfile,
+    TensorParallelCosts,
+)
 from penstock.schedule.shape import folded, looped
 
 LOOPED = ("interleaved", "breadth-first")
@@ -210,3 +217,25 @@ def test_light_entries_of_a_sequential_are_counted() -> None:
     plan = Plan((Stage(range(2), (0,), (1,)), Stage(range(2, 5), (1,), (1,))), 2, 1, "1f1b")
     exported = export_layout("deepspeed", plan, profile, Path("layout.json"), {})
     assert json.loads(exported.text)["parts"] == [0, 4, 8]
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_degrees_of_tensor_groups_and_their_experts_are_written(experts: bool) -> None:
+    layers = 11
+    none = (0.0,) * layers
+    costs = TensorParallelCosts(none, none, none, experts=experts)
+    profile = replace(profile_of(8, ("",)), tensor_parallel=costs)
+    stages = Stage(range(5), (0,), (2,)), Stage(range(5, layers), (1,), (2,))
+    plan = Plan(stages, 4, 2, "1f1b", tensor_groups=((0, 1, 2, 3), (4, 5, 6, 7)))
+    given = (profile, Path("a.toml"), {})
+    titan = export_layout("torchtitan", plan, *given)
+    degrees = tomllib.loads(titan.text)["parallelism"]
+    assert degrees["tensor_parallel_degree"] == 4
+    assert degrees.get("expert_parallel_degree", 1) == (4 if experts else 1)
+    assert "each pipeline rank is a tensor group of 4 ranks" in titan.notes[-1]
+    megatron = export_layout("megatron", plan, *given).text.splitlines()
+    assert "--tensor-model-parallel-size 4" in megatron
+    assert ("--expert-model-parallel-size 4" in megatron) == experts
+    unequal = replace(plan, tensor_groups=((0, 1, 2, 3), (4, 5)))
+    with pytest.raises(BadInput, match=r"has tensor groups of \[2, 4\] ranks; torchtitan has grou"):
+        export_layout("torchtitan", unequal, *given)

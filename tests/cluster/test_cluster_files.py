@@ -11,7 +11,6 @@ from planning_strategies import clusters
 from penstock.cluster import toml_file
 from penstock.cluster.cluster import Cluster, Device, Host, Link, unknown_memory_words
 from penstock.cluster.collectives import best_ring
-from penstock.cluster.tensor_groups import grouped_cluster, one_each
 from penstock.cluster.toml_file import (
     CLUSTERS,
     cluster_from_toml,
@@ -23,6 +22,7 @@ from penstock.cluster.toml_file import (
 )
 from penstock.errors import BadInput
 from penstock.measure.hardware import hardware_named
+from penstock.planning.tensor_groups import grouped_cluster, one_each
 
 TWO_HOSTS = """
 name = "two hosts"

@@ -4,8 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from runtime.parallelized_cases import by_transformers, of_transformers
+from runtime.pipeline_cases import tokens
 from runtime.tensor_cases import SEQUENCE, WIDTH, batch_of, captured_gpt, small_gpt
 
+from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.measure.roofline import estimate_profile
 from penstock.measure.tensor_parallel import with_tensor_parallel
@@ -53,3 +56,20 @@ def test_a_profile_of_another_model_is_refused() -> None:
     profile = estimate_profile(coarse, batch, "cpu")
     with pytest.raises(BadInput, match="profile this captured model"):
         with_tensor_parallel(profile, graph, batch)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "experts"])
+def test_experts_of_mixtral_are_seen_where_its_expert_plan_divides_them(kind: str) -> None:
+    batch = tokens(8)
+    graph = capture_model(
+        of_transformers("mixtral").bfloat16(),  # estimates of grouped_mm have no other type
+        batch,
+        granularity="block",
+        tensor_parallel=by_transformers(kind),
+    )
+    found = with_tensor_parallel(estimate_profile(graph, batch, "cpu"), graph, batch)
+    costs = found.tensor_parallel
+    assert costs is not None and costs.experts == (kind == "experts")
+    # Tensor parallelism divides the embedding and the head, too.
+    mostly = [share > 0.5 for share in costs.divided]
+    assert sum(mostly) == (4 if kind == "experts" else 6), costs.divided

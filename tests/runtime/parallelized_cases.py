@@ -1,7 +1,7 @@
 """What the worker processes of the tests of functions that divide models run.
 
-A group of two ranks holds the first stage, and a rank by itself the second, unless a case says
-otherwise. Every rank trains the user's own module by itself, and compares.
+A group of two ranks holds the first stage, and the other ranks (one, or another group) the second.
+Every rank trains the user's own module by itself, and compares.
 """
 
 import copy
@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from runtime.pipeline_cases import SINGLE_PRECISION, different, join, tokens
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -189,7 +190,8 @@ def with_one_of_two_tied(model: Any, mesh: DeviceMesh) -> None:
 
 def plan_of(cut: int, layers: int, schedule: str = "1f1b") -> Plan:
     stages = Stage(range(cut), (0,), (4,)), Stage(range(cut, layers), (1,), (4,))
-    return Plan(stages, 2, 4, schedule, tensor_groups=((0, 1), (2,)))
+    last = tuple(range(2, dist.get_world_size()))
+    return Plan(stages, 2, 4, schedule, tensor_groups=((0, 1), last))
 
 
 def trained(
@@ -270,6 +272,17 @@ def rows_that_run() -> dict[str, list[str]]:
         "context, halves of backwards": trained(by_context, "zb-h1"),
         "checkpoints": trained(by_checkpoints),
         "tied": trained(by_styles, model={"tied": True}),
+    }
+
+
+def two_groups() -> dict[str, list[str]]:
+    """The same where both stages are divided."""
+    join()
+    return {
+        "sequence": trained(by_sequence, "gpipe"),
+        "context, halves of backwards": trained(by_context, "zb-h1"),
+        "mixtral, experts": transformers_differences("mixtral", by_transformers("experts")),
+        "mixtral, packed": transformers_differences("mixtral", by_transformers("tensor")),
     }
 
 

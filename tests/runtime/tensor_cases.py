@@ -344,7 +344,8 @@ def unusual_refusal() -> str:
     stages = (Stage(range(len(graph.layer_names)), (0,), (4,)),)
     plan = Plan(stages, 2, 4, "gpipe", tensor_groups=((0, 1),))
     try:
-        Pipeline(graph, batch, plan=plan, timeout_s=60).close()
+        with Pipeline(graph, batch, plan=plan, timeout_s=60) as pipe:
+            pipe.step(batch)
     except PenstockError as refusal:
         return f"{type(refusal).__name__}: {refusal}"
     return "nothing"
@@ -416,7 +417,8 @@ def refusals(plan: Plan, settings: Sequence[dict[str, Any]]) -> list[str]:
             model = small_gpt(**{n: v for n, v in options.items() if n in MODEL})
             graph = captured_gpt(model, **{n: v for n, v in options.items() if n in GRAPH})
             own = {n: v for n, v in options.items() if n not in MODEL + GRAPH}
-            Pipeline(graph, batch_of(0), plan=plan, **{**SETTINGS, **own}).close()
+            with Pipeline(graph, batch_of(0), plan=plan, **{**SETTINGS, **own}) as pipe:
+                pipe.step(batch_of(0))
         except PenstockError as refusal:
             found.append(f"{type(refusal).__name__}: {refusal}")
         else:
@@ -448,6 +450,19 @@ def with_a_failure(plan: Plan) -> str:
         try:
             pipe.step(batch_of(1))
         except (PenstockError, ZeroDivisionError) as failure:
+            return f"{type(failure).__name__}: {failure}"
+    return "nothing"
+
+
+def with_shards_left_out(plan: Plan) -> str:
+    """How a first step ends in which the norm counts none of the second rank's gradients."""
+    join()
+    with Pipeline(captured_gpt(small_gpt()), batch_of(0), plan=plan, **SETTINGS) as pipe:
+        if dist.get_rank() == 1:
+            pipe._engine.buckets.not_counted = frozenset(pipe.parameters())
+        try:
+            pipe.step(batch_of(0))
+        except PenstockError as failure:
             return f"{type(failure).__name__}: {failure}"
     return "nothing"
 

@@ -7,6 +7,7 @@ from runtime.parallelized_cases import (
     refused,
     rows_that_run,
     summed_twice,
+    two_groups,
     with_dropout,
 )
 
@@ -17,6 +18,11 @@ pytestmark = pytest.mark.timeout(280)
 
 def test_styles_sequences_contexts_and_checkpoints_train_as_one_device() -> None:
     for found in launch_workers(rows_that_run, workers=3, threads=1):
+        assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def test_two_stages_of_two_ranks_each_train_as_one_device() -> None:
+    for found in launch_workers(two_groups, workers=4, threads=1):
         assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
@@ -43,11 +49,11 @@ def test_gradients_that_a_hook_would_sum_twice_are_refused() -> None:
 
 REFUSED = {
     "another tensor": "another tensor that is no DTensor of the mesh that it was given",
-    "another module": "tensor_parallel=with_another_module replaces modules, but layers were",
-    "another model": "tensor_parallel=with_another_model returns a GPT, but it must change",
+    "another module": "tensor_parallel=with_another_module returns another model, or replaces mo",
+    "another model": "tensor_parallel=with_another_model returns another model, or replaces modu",
     "one of two tied": "does not run on its shards",
     "batch norm": "has batch normalisation, which a tensor group cannot run",
-    "a cut": "has the shape (1, 6, 8), and by the example (1, 6, 16), which the next stage rec",
+    "a cut": "has the shape (4, 6, 8), and by the example (4, 6, 16), which the next stage rec",
 }
 
 

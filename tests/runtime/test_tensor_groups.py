@@ -19,6 +19,7 @@ from runtime.tensor_cases import (
     unequal_with_settings,
     unusual_refusal,
     with_a_failure,
+    with_shards_left_out,
 )
 
 from penstock.errors import BadInput
@@ -52,6 +53,23 @@ def interleaved() -> Plan:
     return Plan(stages, 4, 3, "interleaved", tensor_groups=((0, 2), (1, 3)))
 
 
+def group_of_four() -> Plan:
+    return Plan((Stage(range(LAYERS), (0,), (4,)),), 3, 4, "1f1b", tensor_groups=((0, 1, 2, 3),))
+
+
+def replicas_of_groups() -> Plan:
+    """Two replicas of two ranks each hold the whole model."""
+    stages = (Stage(range(LAYERS), (0, 1), (3, 1)),)
+    return Plan(stages, 3, 4, "gpipe", tensor_groups=((0, 2), (1, 3)))
+
+
+def zero_bubble_v() -> Plan:
+    """Stages go down and up again over two groups."""
+    cuts = ((0, 1, 0), (1, 2, 1), (2, 3, 1), (3, 5, 0))
+    stages = tuple(Stage(range(lo, hi), (device,), (3,)) for lo, hi, device in cuts)
+    return Plan(stages, 4, 3, "zb-v", tensor_groups=((0, 1), (2, 3)))
+
+
 @pytest.mark.parametrize(
     "plans",
     [
@@ -72,6 +90,24 @@ def test_other_transports_and_stages_of_one_group() -> None:
         assert found == [[]] * len(plans)
 
 
+@pytest.mark.parametrize(
+    ("plans", "granularity"),
+    [((group_of_four(), replicas_of_groups()), "module"), ((zero_bubble_v(),), "block")],
+    ids=["one stage", "several"],
+)
+def test_four_ranks_as_a_group_as_replicas_and_as_stages_equal_one_device(
+    plans: tuple[Plan, ...], granularity: str
+) -> None:
+    for found in launch_workers(compared, (plans, (), granularity), workers=4, threads=1):
+        assert found == [[]] * len(plans)
+
+
+def test_a_norm_that_leaves_out_shards_is_found_in_the_first_step() -> None:
+    for found in launch_workers(with_shards_left_out, (one_group(),), workers=2, threads=1):
+        assert found.startswith("RunFailed: the first step is not that of your module, and nothing")
+        assert "gradient norm is" in found
+
+
 def test_a_model_of_hugging_face_is_divided_by_its_own_plan() -> None:
     for found in launch_workers(llama_differences, workers=3, threads=1):
         assert found == []
@@ -88,7 +124,7 @@ def test_lengths_metrics_and_autocast_are_as_on_one_device(autocast: torch.dtype
 def test_code_that_torch_cannot_run_on_shards_is_refused_with_its_line() -> None:
     for found in launch_workers(unusual_refusal, workers=2, threads=1):
         assert found.startswith("BadInput: the stage of layers 0 to 3 does not run on its shards")
-        assert "`y *= 0.9`" in found and "in '0' change what tensor_parallel divides" in found
+        assert "`y *= 0.9`" in found and "in '0' (no numbers) divide what counts heads" in found
 
 
 @pytest.mark.parametrize(
@@ -129,13 +165,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "compiled": ({"compile": True}, "compile=True does not work with the tensor groups of a plan"),
     "no table": ({"tensor_parallel": None}, "model SmallGPT does not say how its layers are div"),
-    "no layer": ({"tensor_parallel": {"blocks.*.x": "colwise"}}, "names 'blocks.*.x', and the"),
-    "no linear layer": ({"tensor_parallel": {"words": "colwise"}}, "names 'words', a Embedding;"),
-    "no such split": ({"tensor_parallel": {"head": "both"}}, "says \"both\" for 'head'; it must"),
+    "no layer": ({"tensor_parallel": {"blocks.*.x": "colwise"}}, "for 'blocks.*.x', which must"),
+    "no linear layer": ({"tensor_parallel": {"words": "colwise"}}, "for 'words', which must be"),
+    "no such split": ({"tensor_parallel": {"head": "both"}}, "says \"both\" for 'head', which"),
     "adafactor": ({"optimizer": torch.optim.Adafactor}, "Adafactor does not work with the tensor"),
     "heads": (
         {"tensor_parallel": TABLE},
-        "in 'blocks.0' its forward reads self.heads = 4: divide what counts heads or widths by",
+        "in 'blocks.0' (self.heads = 4) divide what counts heads or widths by the size of the",
     ),
 }
 

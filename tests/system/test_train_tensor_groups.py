@@ -134,8 +134,11 @@ def test_the_planner_chooses_groups_where_they_are_faster(
     assert [row["loss"] for row in rows if "loss" in row] == pytest.approx(losses, rel=1e-5)
 
 
-def test_ranks_that_torchrun_has_started_measure_groups_and_train(tmp_path: Path) -> None:
-    job = job_file(tmp_path, steps=2, tensor_parallel=f"{{ layers = {LAYERS} }}")
+def test_ranks_that_torchrun_has_started_measure_groups_and_train_by_the_jobs_function(
+    tmp_path: Path,
+) -> None:
+    function = '{ function = "training_jobs:parallelize" }'
+    job = job_file(tmp_path, steps=2, tensor_parallel=function)
     whole = Plan((Stage(range(4), (0,), (4,)),), 4, 4, "1f1b", tensor_groups=((0, 1),))
     plan, run = tmp_path / "plan.json", tmp_path / "run"
     write_plan(whole, plan)
@@ -150,7 +153,13 @@ def test_ranks_that_torchrun_has_started_measure_groups_and_train(tmp_path: Path
         timeout=200,
     )
     costs = RunDirectory(run).read_costs()[0].tensor_parallel
-    assert costs is not None and [ranks for ranks, _ in costs.factors] == [2]
+    assert costs is not None and [share > 0.9 for share in costs.divided] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [ranks for ranks, _ in costs.factors] == [2]
     losses, _ = on_one_device(find_job(job))
     assert [row["loss"] for row in rows_of(run)] == pytest.approx(losses, rel=1e-5)
 
@@ -166,6 +175,14 @@ def test_ranks_that_torchrun_has_started_measure_groups_and_train(tmp_path: Path
         ),
         ({"tensor_parallel": "{ rank = 2 }"}, "tensor_parallel: unknown key 'rank'; did you mean"),
         ({"tensor_parallel": '{ layers = { "0" = "both" } }'}, "tensor_parallel.layers.0"),
+        (
+            {"tensor_parallel": f'{{ layers = {LAYERS}, function = "training_jobs:parallelize" }}'},
+            "tensor_parallel has both layers and function; leave one of them out",
+        ),
+        (
+            {"tensor_parallel": '{ function = "training_jobs:build" }'},
+            "it takes (), but is called as tensor_parallel(model, mesh): too many",
+        ),
     ],
 )
 def test_what_does_not_work_is_refused_before_anything_starts(

@@ -9,6 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Event
@@ -169,6 +175,11 @@ def wider_after_three(
     """The fourth batch has one column more."""
     for step, (x, y) in enumerate(regression(split, seed, start_step, batch_size), start_step):
         yield (torch.cat([x, x[:, :1]], 1), y) if step == 3 else (x, y)
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Divide the first two linear layers of `build`."""
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
 def job_file(

@@ -96,8 +96,8 @@ def export_layout(
         )
     if layout.group_size > 1:
         notes.append(
-            f"each pipeline rank is a tensor group of {layout.group_size} ranks; what it divides, "
-            f"tensors or experts, is {form.title}'s to say"
+            f"each pipeline rank is a tensor group of {layout.group_size} ranks; which tensors it "
+            f"divides is {form.title}'s to say"
         )
     return Exported(layout, names, text, actions, tuple(notes))
 

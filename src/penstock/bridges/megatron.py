@@ -62,6 +62,8 @@ def megatron_arguments(given: NamedPlan) -> tuple[str, list[str]]:
     }
     if layout.group_size > 1:
         arguments["tensor-model-parallel-size"] = layout.group_size
+    if given.expert_size > 1:
+        arguments["expert-model-parallel-size"] = given.expert_size
     own_order = f"{TARGET} runs 1F1B, or its interleaved form, and not the plan's"
     notes = [] if layout.schedule in OWN_SCHEDULES else [f"{own_order} '{layout.schedule}'"]
     text = "".join(f"--{name} {shlex.quote(str(value))}\n" for name, value in arguments.items())

@@ -60,6 +60,12 @@ class NamedPlan:
     modules: tuple[tuple[ModuleLayers, ...], ...]
     names: tuple[tuple[str, ...], ...]
 
+    @property
+    def expert_size(self) -> int:
+        """The ranks among which experts are divided."""
+        costs = self.profile.tensor_parallel
+        return self.layout.group_size if costs is not None and costs.experts else 1
+
 
 def module_of(layer: str) -> str:
     """The module that holds a layer: its block, if it is in one.

@@ -32,6 +32,10 @@ SCHEDULES = {
 def torchtitan_config(given: NamedPlan) -> tuple[str, list[str]]:
     """The fields of torchtitan's configuration, and notes; TOML if the path ends so, else JSON."""
     layout = given.layout
+    degrees = {
+        "tensor_parallel_degree": layout.group_size,
+        "expert_parallel_degree": given.expert_size,
+    }
     document: dict[str, dict[str, object]] = {
         "parallelism": {
             "pipeline_parallel_degree": layout.pipeline_size,
@@ -39,7 +43,7 @@ def torchtitan_config(given: NamedPlan) -> tuple[str, list[str]]:
             "pipeline_parallel_schedule_csv": given.path.with_suffix(".csv").name,
             "num_pp_microbatches": layout.micro_batches,
             "data_parallel_replicate_degree": layout.replicas,
-            **({"tensor_parallel_degree": layout.group_size} if layout.group_size > 1 else {}),
+            **{name: degree for name, degree in degrees.items() if degree > 1},
             "module_fqns_per_model_part": [list(names) for names in given.names],
         },
         "training": {"local_batch_size": layout.micro_batches * layout.rows},

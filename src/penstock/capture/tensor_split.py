@@ -37,23 +37,23 @@ def parallelize_layers(model: nn.Module, mesh: Any, *, layers: Mapping[str, str]
         parallelize_module,
     )
 
-    def take_whole(module: nn.Linear, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def take_whole(module: nn.Linear, args: tuple[Any, ...]) -> Any:
         if isinstance(args[0], DTensor) or args[0].shape[-1] != module.in_features:
             return None
         placed = DTensor.from_local(args[0], mesh, [Replicate()], run_check=False)
         return placed.redistribute(placements=[Shard(-1)]), *args[1:]
 
-    parents = {(name.rpartition(".")[0], kind) for name, kind in layers.items()}
+    known = {(name.rpartition(".")[0], kind) for name, kind in layers.items()}
     styles: dict[str, Any] = {}
     for name, kind in layers.items():
         parent = name.rpartition(".")[0]
         if kind == "colwise":
-            local = (parent, "rowwise") in parents
+            local = (parent, "rowwise") in known
             styles[name] = ColwiseParallel(output_layouts=Shard(-1) if local else Replicate())
         elif kind == "rowwise":
             model.get_submodule(name).register_forward_pre_hook(take_whole)
             styles[name] = RowwiseParallel()
-        elif (parent, "colwise") in parents:
+        elif (parent, "colwise") in known:
             styles[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
     parallelize_module(model, mesh, styles)
 
@@ -63,12 +63,19 @@ def divided_layers(model: nn.Module, table: SplitTable | None) -> dict[str, str]
     modules = dict(model.named_modules())
     layers: dict[str, str] = {}
     for pattern, split in (own_table(model) if table is None else table).items():
-        found = matching(modules, pattern)
-        if table is not None:
-            check_pattern(modules, found, pattern, split)
-        for name in found:
-            if isinstance(modules[name], nn.Linear) != (split == PER_HEAD):
-                layers[name] = split
+        expression = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
+        found = [
+            name
+            for name, module in modules.items()
+            if expression.fullmatch(name) and isinstance(module, nn.Linear) != (split == PER_HEAD)
+        ]
+        if table is not None and not (found and split in ("colwise", "rowwise")):
+            raise BadInput(
+                f'tensor_parallel says "{split}" for \'{pattern}\', which must be "colwise" or '
+                f'"rowwise" for linear layers (torch.nn.Linear) of the model; they are named as in '
+                f"named_modules(), with * for any one part"
+            )
+        layers |= dict.fromkeys(found, split)
     return layers
 
 
@@ -88,34 +95,3 @@ def own_table(model: nn.Module) -> Mapping[str, str]:
             f'{{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}}'
         )
     return found
-
-
-def matching(modules: Mapping[str, nn.Module], pattern: str) -> list[str]:
-    """The names that match; ``*`` stands for one part of a name.
-
-    >>> matching({"a.0.q": nn.Linear(1, 1), "a.0.b.q": nn.Linear(1, 1)}, "a.*.q")
-    ['a.0.q']
-    """
-    expression = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
-    return [name for name in modules if expression.fullmatch(name)]
-
-
-def check_pattern(
-    modules: Mapping[str, nn.Module], found: list[str], pattern: str, split: str
-) -> None:
-    """Raise `BadInput` for an entry of the user's table that cannot be followed."""
-    if split not in ("colwise", "rowwise"):
-        raise BadInput(
-            f'tensor_parallel says "{split}" for \'{pattern}\'; it must be "colwise" or "rowwise"'
-        )
-    if not found:
-        raise BadInput(
-            f"tensor_parallel names '{pattern}', and the model has no such layer; layers are named "
-            f"as in named_modules(), with * for any one part"
-        )
-    for name in found:
-        if not isinstance(modules[name], nn.Linear):
-            raise BadInput(
-                f"tensor_parallel names '{name}', a {type(modules[name]).__name__}; only linear "
-                f"layers (torch.nn.Linear) can be divided, so leave it out"
-            )

@@ -211,27 +211,6 @@ class OptimizerSettings(Table):
             )
 
 
-@dataclass(frozen=True)
-class TensorSettings(Table):
-    """Which tensor groups a plan may have, and which layers they divide.
-
-    ``ranks`` are the sizes of groups that a planner may choose, beside single ranks. ``layers`` is
-    the table of `Pipeline` (None: the model's own ``base_model_tp_plan``).
-    """
-
-    ranks: Annotated[tuple[GroupSize, ...], Field(strict=False)] = ()
-    layers: Mapping[str, Literal["colwise", "rowwise"]] | None = None
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether costs on groups are wanted."""
-        return bool(self.ranks) or self.layers is not None
-
-
-class GivenGroups(TensorSettings):
-    """The groups of a given plan, so the whole model need not be divisible."""
-
-
 def as_optimizer(value: object) -> object:
     """The ``[optimizer]`` table; without a word on ``fused``, ``foreach`` takes its place."""
     table: Any = value
@@ -285,6 +264,7 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "metrics": ("output", "target"),
     "callbacks": ("pipe", "event"),
     "quantise": ("name", "weight"),
+    "tensor_parallel": ("model", "mesh"),
 }
 """The keys of a job file that name functions, each with the arguments that these are given."""
 
@@ -347,6 +327,33 @@ def check_call(function: Any, kind: str) -> None:
             f"it takes ({own}), but is called as {called}: {problem}; write a function with these "
             f"arguments around it, and name that"
         ) from None
+
+
+@dataclass(frozen=True)
+class TensorSettings(Table):
+    """Which tensor groups a plan may have, and what they divide.
+
+    ``ranks`` are the sizes of groups that a planner may choose, beside single ranks. ``layers`` or
+    a ``function`` is the ``tensor_parallel`` of `capture_model` (neither: that of the model's own
+    ``base_model_tp_plan``).
+    """
+
+    ranks: Annotated[tuple[GroupSize, ...], Field(strict=False)] = ()
+    layers: Mapping[str, Literal["colwise", "rowwise"]] | None = None
+    function: Annotated[Callable[..., object] | None, named_function("tensor_parallel")] = None
+
+    def __post_init__(self) -> None:
+        if self.layers is not None and self.function is not None:
+            raise BadInput("tensor_parallel has both layers and function; leave one of them out")
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether costs on groups are wanted."""
+        return bool(self.ranks) or self.layers is not None or self.function is not None
+
+
+class GivenGroups(TensorSettings):
+    """The groups of a given plan, so the whole model need not be divisible."""
 
 
 def file_name(name: str) -> str:

@@ -22,7 +22,8 @@ A job file names the functions that make the job:
 
     [tensor_parallel]                          # or only: tensor_parallel = 2
     ranks = [2, 4]                             # groups that the plan may have
-    layers = { "*.up" = "colwise", "*.down" = "rowwise" }   # unless the model says it itself
+    layers = { "*.up" = "colwise", "*.down" = "rowwise" }   # unless the model says it itself,
+    # or function = "my_package.model:parallelize"           # parallelize(model, mesh)
 
     [metrics]
     accuracy = "my_package.model:accuracy"     # accuracy(output, target)

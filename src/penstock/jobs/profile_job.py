@@ -24,7 +24,6 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.stage_program import Batch
 from penstock.capture.stand_ins import is_on_meta
 from penstock.cluster.cluster import Cluster, Host, with_devices
-from penstock.cluster.tensor_groups import Groups
 from penstock.cluster.toml_file import local_cluster
 from penstock.device import check_gpu_is_here
 from penstock.errors import SIGNALLED, BadInput, PenstockError, exit_code_of
@@ -47,7 +46,7 @@ from penstock.plan_here import (
     sizes_to_measure,
     tokens_per_sample,
 )
-from penstock.planning.tensor_groups import profile_on
+from penstock.planning.tensor_groups import Groups, profile_on
 from penstock.profile.model_profile import GroupFactor, ModelProfile
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.world import World
@@ -135,7 +134,7 @@ def captured(job: Job, model: nn.Module) -> LayerGraph:
         dynamic=lengths.dynamic if lengths else None,
         rows=job.rows,
         compile=job.compile,
-        tensor_parallel=job.tensor_parallel.layers,
+        tensor_parallel=job.tensor_parallel.function or job.tensor_parallel.layers,
     )
     if job.weights is not None:
         sources_of(job.weights, graph)

@@ -300,7 +300,8 @@ def keep_schedule(directory: RunDirectory, job: Job, request: TrainRequest, say:
 def with_groups_of(plan: Plan, job: Job) -> Job:
     """The job with the sizes of the tensor groups of ``plan``, so that their costs are measured."""
     sizes = tuple(sorted({len(group) for group in plan.tensor_groups} - {1}))
-    return replace(job, tensor_parallel=GivenGroups(sizes, job.tensor_parallel.layers))
+    own = job.tensor_parallel
+    return replace(job, tensor_parallel=GivenGroups(sizes, own.layers, own.function))
 
 
 def goes_on(request: TrainRequest) -> bool:

@@ -88,7 +88,7 @@ def find_plan(
             view = view if view is problem else replace(view, sharding="off")
             return find_plan(view, planner, own, limit=part, effort=effort, on_step=told)
 
-        return plan_with_groups(problem, sizes, find).plan
+        return plan_with_groups(problem, sizes, find)
     until_s = limit.clock() + limit.seconds if limit else inf
 
     def is_over() -> bool:

@@ -1,21 +1,22 @@
 """Plans whose devices are tensor groups: what they cost, and which groups are worth it.
 
+A group is planned for as one larger device, of a cluster that has groups as devices. What its ranks
+do together is in the costs of the layers; its memory and its links are in the cluster.
+
 The costs of a layer on a group of t ranks are computed: the share of the layer that the group
 divides takes 1/t of its time, and the group's all-reduces over its own links are added (the time of
 a ring, `penstock.cluster.collectives`). If groups of t ranks were measured, all times are
-multiplied by one factor. A rank holds 1/t of the divided parameters,
-and all other tensors whole. That all activations count as whole is more than what a rank really
-keeps.
+multiplied by one factor. A rank holds 1/t of the divided parameters, and all other tensors whole.
+That all activations count as whole is more than what a rank really keeps.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice, product
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, islice, permutations, product
 from math import inf
 
-from penstock.cluster.cluster import Cluster
+from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.collectives import all_reduce_costs
-from penstock.cluster.tensor_groups import Groups, grouped_cluster, one_each
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.ordering import schedule_refusal, stage_refusal
 from penstock.plan.plan import MOST_RANKS, Plan, rank_pairs
@@ -25,21 +26,11 @@ from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction
 from penstock.timeline.timeline import Event, MemorySample, Timeline
 
+Groups = tuple[tuple[int, ...], ...]
+"""The devices of a cluster in each group; together all devices, each in one group."""
+
 MOST_GROUPINGS = 24
 """The most ways to divide a cluster into groups that are planned for."""
-
-
-@dataclass(frozen=True)
-class GroupedPlan:
-    """A plan with its prediction.
-
-    ``problem`` is that of its groups: they are the devices of ``problem.cluster``, and the costs of
-    ``problem.profile`` are those of each layer on its groups. There the plan has no tensor groups.
-    """
-
-    plan: Plan
-    problem: PlanningProblem
-    prediction: Prediction
 
 
 def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProblem]:
@@ -52,10 +43,10 @@ def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProbl
     if not plan.tensor_groups:
         return plan, problem
     cluster = problem.cluster
-    highest = max(rank for group in plan.tensor_groups for rank in group)
-    if highest >= len(cluster.devices):
+    known = {rank for group in plan.tensor_groups for rank in group}
+    if max(known) >= len(cluster.devices):
         raise BadInput(
-            f"the plan's tensor groups use rank {highest} and cluster '{cluster.name}' has "
+            f"the plan's tensor groups use rank {max(known)} and cluster '{cluster.name}' has "
             f"{len(cluster.devices)} devices; plan again for this cluster"
         )
     if len(problem.profile.layers) != plan.stages[-1].layers.stop:
@@ -63,7 +54,6 @@ def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProbl
             f"the plan covers {plan.stages[-1].layers.stop} layers and profile "
             f"'{problem.profile.name}' has {len(problem.profile.layers)}; plan again with it"
         )
-    known = {rank for group in plan.tensor_groups for rank in group}
     left = [(rank,) for rank in range(len(cluster.devices)) if rank not in known]
     every = tuple(sorted((*plan.tensor_groups, *left)))
     place = {group: number for number, group in enumerate(every)}
@@ -71,15 +61,10 @@ def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProbl
         replace(stage, devices=tuple(place[plan.ranks_of(d)] for d in stage.devices))
         for stage in plan.stages
     )
-    of_layer = [
-        tuple(plan.ranks_of(device) for device in stage.devices)
-        for stage in plan.stages
-        for _ in stage.layers
-    ]
+    of_layer = [[*map(plan.ranks_of, stage.devices)] for stage in plan.stages for _ in stage.layers]
     profile = profile_on(problem.profile, cluster, of_layer)
-    grouped = grouped_cluster(cluster, every)
     renumbered = replace(plan, stages=stages, tensor_groups=every)
-    return renumbered, replace(problem, profile=profile, cluster=grouped)
+    return renumbered, replace(problem, profile=profile, cluster=grouped_cluster(cluster, every))
 
 
 def without_groups(plan: Plan) -> Plan:
@@ -143,14 +128,81 @@ def slowest_sums(
     return max(map(seconds, groups), key=lambda cost: cost.at(1))
 
 
-def speed_up_of(profile: ModelProfile, cluster: Cluster, group: tuple[int, ...]) -> float:
-    """How many times faster than one of its devices a group runs the whole model."""
-    if len(group) == 1:
-        return 1.0
-    samples, every = profile.batch_size, range(len(profile.layers))
-    divided = profile_on(profile, cluster, [[group]] * len(every))
-    before, after = profile.work_s(every, samples), divided.work_s(every, samples)
-    return before / after if after > 0 else 1.0
+def one_each(cluster: Cluster) -> Groups:
+    """Every device as a group of its own."""
+    return tuple((device,) for device in range(len(cluster.devices)))
+
+
+def grouped_cluster(
+    cluster: Cluster, groups: Groups, speed_up: Callable[[tuple[int, ...]], float] = lambda _: 1.0
+) -> Cluster:
+    """The cluster with each group as one device, in the order of ``groups``.
+
+    A group has the speed of its slowest device times ``speed_up(group)``, and the memory of its
+    smallest: what each of its ranks holds is in the profile. Every rank of a group receives whole
+    activations, from one rank of the sending group. So a port of a host carries them as often as
+    the host's largest group has ranks. A rank that sends to several ranks of a larger group on its
+    host takes as many times as long.
+    """
+    every, host_of = range(len(cluster.devices)), cluster.host_index
+    is_complete = sorted(device for group in groups for device in group) == [*every]
+    found = [sorted({host_of[device] for device in group}) for group in groups if is_complete]
+    if not found or any(len(on) != 1 for on in found) or found != sorted(found):
+        raise BadInput(
+            f"tensor groups {[list(group) for group in groups]} do not have each device of cluster "
+            f"'{cluster.name}' once, host by host; a group needs devices of one host"
+        )
+
+    def on_groups_of(index: int) -> Host:
+        host, own = cluster.hosts[index], [g for g in groups if host_of[g[0]] == index]
+        largest = max(map(len, own), default=1)
+        return replace(
+            host,
+            devices=tuple(merged(cluster, group, speed_up(group)) for group in own),
+            port_bytes_per_s=host.port_bytes_per_s / largest,
+            full_speed_devices=-(-host.full_speed_devices // largest),
+        )
+
+    name = cluster.name if groups == one_each(cluster) else f"{cluster.name}, in groups"
+    hosts = tuple(map(on_groups_of, range(len(cluster.hosts))))
+    return replace(cluster, name=name, hosts=hosts, links=tuple(links_between(cluster, groups)))
+
+
+def merged(cluster: Cluster, group: tuple[int, ...], speed_up: float) -> Device:
+    """A group as a device."""
+    devices = [cluster.devices[device] for device in group]
+    if len(devices) == 1:
+        return devices[0]
+    kinds = sorted({device.kind for device in devices})
+    if len(kinds) > 1:
+        raise BadInput(
+            f"tensor group {list(group)} has devices of the kinds {', '.join(kinds)}; its ranks "
+            f"wait for one another, so give it devices of one kind"
+        )
+    slowest = min(device.speed for device in devices)
+    return replace(
+        devices[0],
+        kind=f"{len(group)} x {kinds[0]}",
+        speed=slowest * speed_up,
+        memory_bytes=min(device.memory_bytes for device in devices),
+        peak_flops_per_s=len(group) * min(device.peak_flops_per_s for device in devices),
+    )
+
+
+def links_between(cluster: Cluster, groups: Groups) -> Iterator[Link]:
+    """The links between groups whose devices have links of their own, or that differ in size."""
+    group_of = {device: number for number, group in enumerate(groups) for device in group}
+    linked = {(group_of[a], group_of[b]) for a, b in cluster.special_links}
+    of_host = groupby(range(len(groups)), lambda number: cluster.host_index[groups[number][0]])
+    on_hosts = {pair for _, own in of_host for pair in permutations(own, 2)}
+    for source, target in sorted(linked | on_hosts):
+        pairs = [(a, b) for a in groups[source] for b in groups[target]]
+        copies = -(-len(groups[target]) // len(groups[source]))
+        own_link = any(pair in cluster.special_links for pair in pairs)
+        if source != target and (own_link or copies > 1):
+            rate = min(cluster.bandwidth(a, b) for a, b in pairs)
+            delay_s = max(cluster.latency(a, b) for a, b in pairs)
+            yield Link(source, target, rate / copies, delay_s)
 
 
 def groupings(cluster: Cluster, sizes: Sequence[int]) -> Iterator[Groups]:
@@ -187,7 +239,7 @@ def ways_of_host(cluster: Cluster, host: int, sizes: Sequence[int]) -> Iterator[
     return divide(0, max({1, *sizes}))
 
 
-def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Planner) -> GroupedPlan:
+def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Planner) -> Plan:
     """The fastest plan by simulation, with tensor groups of the given sizes or without any.
 
     ``find`` is called for each of `groupings`, with a problem whose devices are the groups. Where
@@ -196,7 +248,8 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
     plans are scored with the costs that their layers really have.
     """
     divided_of(problem.profile)
-    best: GroupedPlan | None = None
+    best: Plan | None = None
+    limit_s = inf
     refused: Infeasible | None = None
     for groups in groupings(problem.cluster, sizes):
         score = score_on(problem, groups)
@@ -208,11 +261,12 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
                 continue
             if score(found) == inf:
                 continue
-            ungrouped = groups == one_each(problem.cluster)
-            plan = found if ungrouped else replace(found, tensor_groups=groups)
-            grouped = predicted(plan, problem)
-            if grouped.prediction.fits and (best is None or is_faster(grouped, best)):
-                best = grouped
+            grouped = groups != one_each(problem.cluster)
+            plan, own = on_groups(replace(found, tensor_groups=groups * grouped), problem)
+            prediction = predict_plan(own, without_groups(plan), with_timeline=False)
+            # A plan must be so much faster that it is worth its groups.
+            if prediction.fits and prediction.iteration_s < limit_s * (1 - own.as_fast * grouped):
+                best, limit_s = plan, prediction.iteration_s
     if best is None:
         raise refused or Infeasible("no plan with these tensor groups fits; allow other sizes")
     return best
@@ -235,11 +289,7 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
     Infinite for what cannot be divided alike: replicas of a stage on groups of different sizes, or
     layers that share a parameter; and for cuts between layers whose groups pass on shards.
     """
-    cluster = problem.cluster
-    grouped = grouped_cluster(cluster, groups)
-    by_size = {
-        size: [group for group in groups if len(group) == size] for size in set(map(len, groups))
-    }
+    cluster, grouped = problem.cluster, grouped_cluster(problem.cluster, groups)
     scores: dict[tuple[int, ...], Score] = {}
     joined = divided_of(problem.profile).joined
 
@@ -256,7 +306,8 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
         if any(stage_refusal(norms=layer.norms > 0, ranks=ranks) for layer, ranks in layers):
             return inf
         if sizes not in scores:
-            profile = profile_on(problem.profile, cluster, [by_size[size] for size in sizes])
+            on = [[group for group in groups if len(group) == size] for size in sizes]
+            profile = profile_on(problem.profile, cluster, on)
             scores[sizes] = make_score(replace(problem, profile=profile, cluster=grouped))
         return scores[sizes](plan)
 
@@ -265,40 +316,33 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
 
 def views_of(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProblem]:
     """The problem as a planner sees it that knows nothing of tensor groups."""
-    sizes = sorted({len(group) for group in groups}, reverse=True)
-    cluster, layers = problem.cluster, len(problem.profile.layers)
+    sizes, whole = sorted({len(group) for group in groups}, reverse=True), problem.profile
     if sizes == [1]:
         yield problem
         return
     names = [n for n in problem.schedules if not schedule_refusal(n, tensor_groups=True)]
-    for size in sizes:
+    every = range(len(whole.layers))
+
+    def speed_up(group: tuple[int, ...]) -> float:
+        """How many times faster than one of its devices a group runs the whole model."""
+        both = (
+            profile_on(whole, problem.cluster, [[on]] * len(every)) for on in (group[:1], group)
+        )
+        alone_s, together_s = (profile.work_s(every, whole.batch_size) for profile in both)
+        return alone_s / together_s if together_s > 0 else 1.0
+
+    for size in sizes if names else ():
         of_size = [group for group in groups if len(group) == size]
-        profile = profile_on(problem.profile, cluster, [of_size] * layers)
-        grouped = grouped_cluster(cluster, groups)
+        profile = profile_on(whole, problem.cluster, [of_size] * len(every))
+        cluster = grouped_cluster(problem.cluster, groups)
         if len(sizes) > 1:
-            speed_up = {group: speed_up_of(problem.profile, cluster, group) for group in groups}
-            grouped = grouped_cluster(cluster, groups, speed_up.__getitem__)
-            whole = problem.profile.layers
+            cluster = grouped_cluster(problem.cluster, groups, speed_up)
             own = tuple(
                 replace(layer, parameter_bytes=divided.parameter_bytes)
-                for layer, divided in zip(whole, profile.layers, strict=True)
+                for layer, divided in zip(whole.layers, profile.layers, strict=True)
             )
             profile = replace(profile, layers=own)
-        if names:
-            yield replace(problem, profile=profile, cluster=grouped, schedules=tuple(names))
-
-
-def predicted(plan: Plan, problem: PlanningProblem) -> GroupedPlan:
-    """A plan, simulated with the costs that its layers have on their groups."""
-    plan, own = on_groups(plan, problem)
-    prediction = predict_plan(own, without_groups(plan), with_timeline=False)
-    return GroupedPlan(plan, own, prediction)
-
-
-def is_faster(one: GroupedPlan, other: GroupedPlan) -> bool:
-    """Whether a plan is so much faster that it is worth its groups."""
-    margin = 1 - one.problem.as_fast if one.plan.tensor_groups else 1.0
-    return one.prediction.iteration_s < other.prediction.iteration_s * margin
+        yield replace(problem, profile=profile, cluster=cluster, schedules=tuple(names))
 
 
 def on_ranks(prediction: Prediction, plan: Plan, ranks: int) -> Prediction:
@@ -310,38 +354,32 @@ def on_ranks(prediction: Prediction, plan: Plan, ranks: int) -> Prediction:
     """
     if not plan.tensor_groups:
         return prediction
-    whole = prediction.timeline
-    of_device = dict(enumerate(plan.tensor_groups))
+    whole, groups = prediction.timeline, plan.tensor_groups
     events = sorted(
-        (own for event in whole.events for own in copies(event, plan)),
+        (own for event in whole.events for own in copies(event, groups)),
         key=lambda event: (event.start_s, event.device, event.end_s),
     )
     memory = tuple(
         MemorySample(rank, sample.time_s, sample.bytes)
         for sample in whole.memory
-        for rank in of_device[sample.device]
+        for rank in groups[sample.device]
     )
-    peaks = [0.0] * ranks
-    for device, group in of_device.items():
-        for rank in group:
-            peaks[rank] = prediction.peak_memory_bytes[device]
+    each = zip(groups, prediction.peak_memory_bytes, strict=False)
+    peaks = {rank: peak for group, peak in each for rank in group}
     return replace(
         prediction,
         timeline=Timeline(tuple(events), ranks, memory, whole.title),
-        peak_memory_bytes=tuple(peaks),
-        too_full=tuple(rank for device in prediction.too_full for rank in of_device[device]),
+        peak_memory_bytes=tuple(peaks.get(rank, 0.0) for rank in range(ranks)),
+        too_full=tuple(rank for device in prediction.too_full for rank in groups[device]),
     )
 
 
-def copies(event: Event, plan: Plan) -> Iterator[Event]:
+def copies(event: Event, groups: Groups) -> Iterator[Event]:
     """An event of a device on each of its ranks."""
-    own = plan.tensor_groups[event.device]
+    own, others = groups[event.device], groups[event.peer]
     if event.peer < 0:
-        for rank in own:
-            yield replace(event, device=rank)
-        return
-    others = plan.tensor_groups[event.peer]
-    if event.kind == "SEND":
+        yield from (replace(event, device=rank) for rank in own)
+    elif event.kind == "SEND":
         for sender, receiver in rank_pairs(own, others):
             yield replace(event, device=sender, peer=receiver)
     else:

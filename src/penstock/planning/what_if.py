@@ -7,7 +7,6 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.tensor_groups import Groups
 from penstock.costs.schedule_costs import priced
 from penstock.document import Json
 from penstock.errors import BadInput
@@ -16,7 +15,7 @@ from penstock.plan.problem import PlanningProblem, Score, micro_batch_sizes_of
 from penstock.planning.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.planning.explanation import Explanation, explain_plan
 from penstock.planning.planning_problem import member_named, problem_of_plan
-from penstock.planning.tensor_groups import on_groups
+from penstock.planning.tensor_groups import Groups, on_groups
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PlacementStyle, placement_of_style

@@ -27,7 +27,8 @@ class TensorParallelCosts(Table):
     divide by t. One forward and backward of the layer takes ``sums[i]`` all-reduces over the group,
     of ``sum_bytes_per_sample[i]`` bytes together for each sample; half of them in the forward.
     Groups that are not in ``factors`` take as long as computed from these numbers. No stage of a
-    group ends after one of the layers ``joined``, whose results are divided.
+    group ends after one of the layers ``joined``, whose results are divided. ``experts``: among
+    what is divided are experts, of which a rank has some.
     """
 
     divided: tuple[float, ...]
@@ -35,6 +36,7 @@ class TensorParallelCosts(Table):
     sum_bytes_per_sample: tuple[float, ...]
     factors: tuple[GroupFactor, ...] = ()
     joined: tuple[int, ...] = ()
+    experts: bool = False
 
     def factor(self, ranks: int) -> float:
         """How many times as long as computed a group of ``ranks`` takes."""

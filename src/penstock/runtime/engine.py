@@ -44,7 +44,6 @@ from penstock.runtime.stages.building import runner_of, stages_of
 from penstock.runtime.stages.compiled_call import StageCompiler
 from penstock.runtime.stages.parallelized import ParallelizedShards
 from penstock.runtime.stages.parameter_shards import ParameterShards
-from penstock.runtime.stages.partial_recompute import single_layers
 from penstock.runtime.stages.random_stream import RandomStream
 from penstock.runtime.stages.runner import LossTerm, ModuleRunner
 from penstock.runtime.stages.whole_loss import EndOfPipeline
@@ -492,30 +491,13 @@ class Engine:
             self.world.leave()
 
     def prepare(self, batch: Batch, compiler: StageCompiler | None) -> None:
-        """Give replicas equal values; compile stages, if they are to be, for the size of ``batch``.
-
-        Stages of tensor groups are compared on one sample of it with themselves left whole.
-        """
+        """Give replicas equal values; compile stages, if chosen, for the size of ``batch``."""
         self.held.share_first_values(self.groups, self.world)
         share_attributes(self.graph, self.world)
-        leaves = self.graph.batch_leaves(batch)
-        if self.plan.tensor_groups:
-            self.world.all_succeed(lambda: self._try_shards(leaves))
-        if compiler is None:
-            return
-        lengths = self.graph.lengths_of(dict(enumerate(leaves)))
-        compiler.prepare(self.plan, self.world, leaves, self.autocast, lengths)
-
-    def _try_shards(self, leaves: Sequence[torch.Tensor]) -> None:
-        if isinstance(self.shards, ParallelizedShards) and self.shards.is_divided:
+        if compiler is not None:
+            leaves = self.graph.batch_leaves(batch)
             lengths = self.graph.lengths_of(dict(enumerate(leaves)))
-            with self.random.set_aside():
-                for number, program in self.stages.programs.items():
-                    stage, parts = self.plan.stages[number], [program]
-                    if stage.by_block:
-                        parts = [p.program for p in single_layers(self.graph, stage, program)]
-                    for part in parts:
-                        self.shards.attempt(part, leaves, lengths, self.autocast)
+            compiler.prepare(self.plan, self.world, leaves, self.autocast, lengths)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The autocast context of a forward."""

@@ -11,22 +11,21 @@ calls `parallelize_module`, or what else makes parameters DTensors, in place. Af
 So gradient buckets, optimizer, clipping and checkpoints see plain tensors of this rank alone.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import count
-from types import CodeType
+from itertools import count, repeat
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from penstock.capture.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.lengths import LengthsOf
 from penstock.capture.materialise import named_tensors
 from penstock.capture.record.outside_state import random_state, same_state
 from penstock.capture.stage.call import ProgramCall
@@ -45,7 +44,6 @@ from penstock.runtime.stages.shards import Shards, copy_values
 from penstock.torch_internals import (
     forget_groups,
     gradient_hooks,
-    is_strided,
     own_buffers,
     own_parameters,
     pytree,
@@ -54,8 +52,10 @@ from penstock.torch_internals import (
 MESHES = count()
 """Numbers the meshes of this process."""
 
+MISSING: Any = object()
+
 Place = tuple[dict[str, Any], str]
-"""The dict of a module that holds a tensor, and its key there."""
+"""A dict of a module, such as that of its parameters or its attributes, and a key there."""
 
 
 @dataclass(frozen=True)
@@ -67,92 +67,24 @@ class Division:
     stride: tuple[int, ...]
 
 
-class Changes:
-    """The attributes of modules, hooks among them, that a function has changed.
-
-    Those of parameters and buffers are none: their places are kept, and values change in steps.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._before = [(module, copied(module.__dict__)) for module in modules]
-        self._changed: list[tuple[dict[str, Any], str, Any]] = []
-
-    def find(self, own: set[int]) -> None:
-        """Note what has changed since, and undo it in modules that are not among ``own``."""
-        for module, before in self._before:
-            place, tensors = module.__dict__, (own_parameters(module), own_buffers(module))
-            for name in place.keys() | before.keys():
-                is_held = any(place.get(name) is held for held in tensors)
-                if not is_held and is_changed(name, place, before):
-                    self._changed.append((place, name, before.get(name, MISSING)))
-        foreign = [change for change in self._changed if id(change[0]) not in own]
-        self._put(foreign)
-        self._changed = [change for change in self._changed if id(change[0]) in own]
-        self._before.clear()
-
-    @contextmanager
-    def undone(self) -> Iterator[None]:
-        """Within, modules are as they were before the function."""
-        now = [(place, name, kept(place.get(name, MISSING))) for place, name, _ in self._changed]
-        self._put(self._changed)
-        try:
-            yield
-        finally:
-            self._put(now)
-
-    def undo(self) -> None:
-        """Leave modules as they were before the function."""
-        self._put(self._changed)
-        self._changed.clear()
-
-    def _put(self, changes: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
-        for place, name, value in changes:
-            if value is MISSING:
-                place.pop(name, None)
-            elif isinstance(value, dict) and isinstance(place.get(name), dict):
-                place[name].clear()  # torch's handles, and what was recorded, hold this dict
-                place[name].update(value)
-            else:
-                place[name] = value
-
-
-MISSING = object()
-
-
-def kept(value: Any) -> Any:
-    """The contents of a dict, as of hooks, or the value itself."""
-    return dict(value) if isinstance(value, dict) else value
-
-
-def copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: kept(value) for name, value in attributes.items()}
-
-
-def is_changed(name: str, now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Whether an attribute is another object, or a dict with other contents."""
-    one, other = now.get(name, MISSING), before.get(name, MISSING)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) != list(other) or any(one[key] is not other[key] for key in one)
-    return one is not other
-
-
 class ParallelizedShards(Shards):
     """The shards of a tensor group (one rank: nothing is divided here)."""
 
     def __init__(self, graph: LayerGraph, plan: Plan, world: World) -> None:
         device = plan.device_of(world.rank)
-        super().__init__(
-            world, plan.ranks_of(device) if device >= 0 else (world.rank,), graph.tied_names
-        )
+        ranks = plan.ranks_of(device) if device >= 0 else (world.rank,)
+        super().__init__(world, ranks, graph.tied_names)
         self._graph = graph
         self._divisions: dict[str, Division] = {}
-        self._changes = Changes(())
-        if plan.tensor_groups:
-            check_ties(graph, plan)
-            self._parallelize = function_of(graph)
-            groups = make_groups(world, [plan.ranks_of(device) for device in plan.devices])
-            self.group = groups.get(self.ranks)
+        self._changed: list[tuple[Place, Any]] = []
+        """The attributes that the function has changed, with what they were before."""
         self._mesh: DeviceMesh | None = None
+        if not plan.tensor_groups:
+            return
+        check_ties(graph, plan)
+        self._parallelize = function_of(graph)
+        self._called = f"tensor_parallel={getattr(graph.tensor_parallel, '__name__', 'a table')}"
+        self.group = make_groups(world, [*map(plan.ranks_of, plan.devices)]).get(self.ranks)
         if self.group is not None:
             # DTensor keeps what it found out for meshes of the same ranks and names, so the mesh of
             # a pipeline that was closed must not look like this one.
@@ -164,105 +96,98 @@ class ParallelizedShards(Shards):
         """Give all ranks of the group the values of its first, then keep this rank's shards."""
         if self.group is None or self._mesh is None:
             return
-        done, own = set[int](), set[int]()
-        for stage, program in programs.items():
-            check_stage(stage, program, len(self.ranks))
-            own |= {id(module.__dict__) for _, module in program.module.own}
-            for _, tensor in named_tensors(program.module):
-                if id(tensor) not in done:  # stages of a rank share the user's parameters
-                    done.add(id(tensor))
-                    copy_values(tensor, self.ranks[0], self.group, self.world)
-        modules = dict(self._graph.program.named_modules())
-        tensors = {name: dict(own_tensors(module)) for name, module in modules.items()}
-        self._changes = Changes(modules.values())
-        made = self._parallelize(self._graph.model, self._mesh)
-        if made is not None and made is not self._graph.model:
+        own, values = set[int](), dict[int, torch.Tensor]()
+        for stage, each in programs.items():
+            if why := stage_refusal(norms=uses_batch_norm(each.module), ranks=len(self.ranks)):
+                raise BadInput(
+                    f"stage {stage} {why}, which a tensor group cannot run; plan without tensor "
+                    f"groups, or give the stage a device of one rank"
+                )
+            for _, module in each.module.own:
+                own |= {*map(id, (module.__dict__, own_parameters(module), own_buffers(module)))}
+            values |= {id(tensor): tensor for _, tensor in named_tensors(each.module)}
+        for tensor in values.values():
+            copy_values(tensor, self.ranks[0], self.group, self.world)
+        program, model = self._graph.program, self._graph.model
+        modules = [module for _, module in program.named_modules()]
+        before = [(m.__dict__, {n: kept(v) for n, v in m.__dict__.items()}) for m in modules]
+        named = (*program.named_parameters(), *program.named_buffers())
+        tensors = [(name, program.places(name), tensor) for name, tensor in named]
+        made = self._parallelize(model, self._mesh)
+        now = [module for _, module in program.named_modules()]
+        if made not in (None, model) or now != modules:
             raise BadInput(
-                f"{called(self._parallelize)} returns a {type(made).__name__}, but it must change "
-                f"the model in place; let it return the model that it was given, or nothing"
+                f"{self._called} returns another model, or replaces modules, but layers were "
+                f"captured with these; let it change parameters and forwards of those there are"
             )
-        if list(modules.values()) != [m for _, m in self._graph.program.named_modules()]:
-            raise BadInput(
-                f"{called(self._parallelize)} replaces modules, but layers were captured with "
-                f"them; let it change parameters and forwards of the modules that are there"
-            )
-        self._changes.find(own)
-        for name, module in modules.items():
-            self._take_tensors(name, module, tensors[name], keeps=id(module.__dict__) in own)
+        for name, (held, key), tensor in tensors:
+            new, held[key] = held.get(key), tensor
+            if new is not tensor and id(held) in own:
+                self._take(name, tensor, new)
+        changed = [
+            ((place, name), old.get(name, MISSING))
+            for place, old in before
+            for name in place.keys() | old.keys()
+            if marks(place.get(name, MISSING)) != marks(old.get(name, MISSING))
+        ]
+        put(each for each in changed if id(each[0][0]) not in own)
+        self._changed = [each for each in changed if id(each[0][0]) in own]
 
-    def _take_tensors(
-        self, path: str, module: nn.Module, before: Mapping[str, torch.Tensor], *, keeps: bool
-    ) -> None:
-        """Put the user's own tensors back into a module, with shards as values if it ``keeps``."""
-        for place, key, new in places_in(module):
-            old, name = before.get(key), f"{path}.{key}".removeprefix(".")
-            if old is None or new is old:
-                continue
-            if keeps:
-                self._take(name, old, new)
-            place[key] = old
-
-    def _take(self, name: str, old: torch.Tensor, new: torch.Tensor) -> None:
-        where = f"{called(self._parallelize)} gives '{name}'"
-        if not isinstance(new, DTensor) or new.device_mesh != self._mesh:
-            raise BadInput(
-                f"{where} another tensor that is no DTensor of the mesh that it was given; use "
-                f"distribute_tensor(tensor, mesh, placements)"
-            )
-        (placement,) = new.placements
-        if placement.is_partial():
-            raise BadInput(f"{where} the placement {placement}; use Shard or Replicate")
+    def _take(self, name: str, tensor: torch.Tensor, new: object) -> None:
+        """Keep the shard of this rank in the user's tensor, in whose place is a ``new`` one."""
         first = self.tied.get(name, name)
-        found = Division(placement, new.shape, new.stride())
-        if self._divisions.setdefault(first, found) != found:
+        if first in self._divisions:
+            return
+        placed = new if isinstance(new, DTensor) and new.device_mesh == self._mesh else None
+        if placed is None or placed.placements[0].is_partial():
             raise BadInput(
-                f"{where} the placement {placement}, and '{first}', which is the same parameter, "
-                f"{self._divisions[first].placement}; divide both alike"
+                f"{self._called} gives '{name}' another tensor that is no DTensor of the mesh that "
+                f"it was given, with Shard or Replicate; use distribute_tensor(tensor, mesh, "
+                f"placements)"
             )
-        old.grad = None
-        old.data = new.to_local().detach().clone()
+        (placement,) = placed.placements
+        found = self._divisions[first] = Division(placement, placed.shape, placed.stride())
+        tensor.grad = None
+        tensor.data = placed.to_local().detach().clone()
         if not placement.is_replicate():
-            dim: int = getattr(placement, "dim", 0) % len(new.shape)
-            self.dims[first], self.sizes[first] = dim, new.shape[dim]
+            dim: int = getattr(placement, "dim", 0) % len(found.shape)
+            self.dims[first], self.sizes[first] = dim, found.shape[dim]
 
     def left_whole(self) -> AbstractContextManager[None]:
         """Within, modules are as the user made them, without what the function has changed."""
-        return self._changes.undone()
+        return exchanged(self._changed)
 
     def as_dtensor(self, name: str, shard: torch.Tensor) -> DTensor:
         """A shard of this rank as a part of the whole."""
         found = self._divisions[self.tied.get(name, name)]
-        return DTensor.from_local(
-            shard,
-            self._mesh,
-            (found.placement,),
-            run_check=False,
-            shape=found.shape,
-            stride=found.stride,
-        )
+        whole: Any = {"shape": found.shape, "stride": found.stride}
+        return DTensor.from_local(shard, self._mesh, (found.placement,), run_check=False, **whole)
 
     def gathered(self, key: str, name: str, shard: torch.Tensor) -> torch.Tensor:
         """The whole of a shard; that of packed weights by torch, without a limit of time."""
-        if is_strided(self._division_of(name)):
-            return self.as_dtensor(name, shard).full_tensor().contiguous()
-        return super().gathered(key, name, shard)
+        if self._strided(name) is None:
+            return super().gathered(key, name, shard)
+        return self.as_dtensor(name, shard).full_tensor().contiguous()
 
     def own_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's shard of a tensor that belongs to the parameter ``name``, or all of it."""
-        placement, dim = self._division_of(name), self.dim_of(name)
-        if placement is None or not is_strided(placement) or dim is None or tensor.dim() <= dim:
+        placement, dim = self._strided(name), self.dim_of(name)
+        if placement is None or dim is None or tensor.dim() <= dim:
             return super().own_part(name, tensor)
         assert self._mesh is not None
         placed = distribute_tensor(tensor, self._mesh, (placement,), src_data_rank=None)
         return placed.to_local().contiguous()
 
-    def _division_of(self, name: str) -> Placement | None:
+    def _strided(self, name: str) -> Placement | None:
+        """The placement of packed weights, whose rows on a rank are no neighbours in the whole."""
         found = self._divisions.get(self.tied.get(name, name))
-        return found and found.placement
+        placement = found.placement if found is not None else None
+        return None if type(placement) in (Replicate, Shard) else placement
 
     def leave(self) -> None:
         """Leave the group, so that after a failure its other ranks do not wait for this one."""
-        self._changes.undo()
+        put(self._changed)
+        self._changed.clear()
         # Its connections are closed when nothing refers to it any more, and the mesh does.
         forget_groups(self._mesh)
         super().leave()
@@ -271,94 +196,17 @@ class ParallelizedShards(Shards):
         """Whether this rank has shards of a stage: of all, or of none."""
         return self.is_divided
 
-    def places_of(self, program: StageProgram) -> list[tuple[Place, str]]:
+    def places_of(self, program: StageProgram) -> dict[str, Place]:
         """Where the tensors of a stage are that the function has made DTensors, by name."""
         module, whole = program.module, program.module.graph.program
         named = (*module.named_parameters(), *module.named_buffers())
         own = {self.tied.get(name, name) for name, _ in named} & self._divisions.keys()
         every = (n for n, _ in (*whole.named_parameters(), *whole.named_buffers()))
-        return [(whole.places(name), name) for name in every if self.tied.get(name, name) in own]
+        return {name: whole.places(name) for name in every if self.tied.get(name, name) in own}
 
     def call_of(self, program: StageProgram) -> "ParallelizedCall":
         """How a stage of this rank's group, or a part of it, is called."""
         return ParallelizedCall(self, program)
-
-    def attempt(
-        self,
-        program: StageProgram,
-        leaves: Sequence[torch.Tensor],
-        lengths: LengthsOf,
-        precision: Callable[[], AbstractContextManager[object]],
-    ) -> None:
-        """Compare a stage on one sample with itself left whole; all ranks of the group call this.
-
-        The run of the stage left whole is also the first, in which calls are compared with the
-        record: the function's hooks are no part of that. Numbers of a stage that draws, as for
-        dropout, are compared in the first step only.
-        """
-        device, inputs = self.world.device, sample_of(program, leaves, lengths, self.world.device)
-        hooks, drawn = hooks_of(program), set[bool]()
-
-        def run(call: ProgramCall) -> list[torch.Tensor]:
-            program.module.tell(RunContext(trial=True))
-            state, around = random_state(device), precision()
-            with replayed(program.module, device, state), around, torch.enable_grad():
-                found = call.run(*inputs)
-                drawn.add(not same_state(state, random_state(device)))
-            return [each for each in pytree.tree_leaves(found) if isinstance(each, torch.Tensor)]
-
-        with self.left_whole(), self._gathered_in(program):
-            program.module.check_next_run()
-            expected = run(ProgramCall(program.module))
-        try:
-            found = run(self.call_of(program))
-        except (NotImplementedError, RuntimeError, TypeError, ValueError, BadInput) as cause:
-            why, line = str(cause).partition("\n")[0], line_of(cause.__traceback__)
-            at = f" at {line}" if line else ""
-            raise self._refusal(program, f"does not run on its shards{at} ({why})") from cause
-        if added := hooks_of(program) - hooks:
-            raise self._refusal(
-                program,
-                f"gets a hook on the gradient of '{min(added)}', which would sum again what other "
-                f"micro-batches have summed (as replicated_with_grad_allreduce of transformers)",
-            )
-        gaps = map(gap_of, found, expected)
-        most = max(gaps, default=0.0)
-        if True not in drawn and not most <= tolerance_of(program, found):
-            raise self._refusal(
-                program, f"gives other numbers on its shards (by {most:.1e}) than left whole"
-            )
-
-    @contextmanager
-    def _gathered_in(self, program: StageProgram) -> Iterator[None]:
-        """Within, the tensors of a stage are whole."""
-        named = {name: held[key] for (held, key), name in self.places_of(program)}
-        shards = {name: t.data for name, t in named.items() if self.dim_of(name) is not None}
-        try:
-            for name, shard in shards.items():
-                named[name].data = self.gathered(name, name, shard)
-            yield
-        finally:
-            for name, shard in shards.items():
-                named[name].data = shard
-
-    def _refusal(self, program: StageProgram, why: str) -> BadInput:
-        divided = {name.rpartition(".")[0] for _, name in self.places_of(program)}
-        around = divided | {name.rpartition(".")[0] for name in divided}
-        modules = dict(program.module.graph.program.named_modules())
-        own = [n for n in modules if n in around and not is_torchs(modules[n])]
-        reads = next((n for n in own if numbers_read(modules[n])), "")
-        remedy = "change what tensor_parallel divides"
-        if reads:
-            numbers = numbers_read(modules[reads]).items()
-            listed = ", ".join(f"self.{key} = {value}" for key, value in numbers)
-            remedy = (
-                f"its forward reads {listed}: divide what counts heads or widths by the size of "
-                f"the mesh, in a function tensor_parallel=parallelize(model, mesh)"
-            )
-        layers = f"the stage of layers {program.layers.start} to {program.layers.stop - 1}"
-        where = reads or next(iter(own), "")
-        return BadInput(f"{layers} {why}; in '{where}' {remedy}, or plan without tensor groups")
 
 
 class ParallelizedCall(ProgramCall):
@@ -368,12 +216,11 @@ class ParallelizedCall(ProgramCall):
     """
 
     def __init__(self, shards: ParallelizedShards, program: StageProgram) -> None:
-        places = shards.places_of(program)
-        held = {id(place) for (place, _), _ in places}
-        own = program.module.own_modules()
+        self._shards, self._program = shards, program
+        self._places = shards.places_of(program)
+        held, own = {id(held) for held, _ in self._places.values()}, program.module.own_modules()
         super().__init__(program.module, {id(m) for m in own if id(own_parameters(m)) in held})
-        self._shards = shards
-        self._places, self._names = [place for place, _ in places], [name for _, name in places]
+        self._held = list(program.module.parameters())  # while it runs, some are DTensors
 
     def run(
         self,
@@ -382,7 +229,8 @@ class ParallelizedCall(ProgramCall):
         deferred: DeferredGradients | None = None,
     ) -> Any:
         """Run the stage on plain tensors."""
-        self._module.unchecked = False  # `attempt` has compared its calls, without hooks
+        if self._module.unchecked:
+            self._check(leaves, inputs)
         with self.in_backward():
             found = super().run(leaves, inputs, deferred)
         return pytree.tree_map_only(DTensor, DTensor.full_tensor, found)
@@ -390,101 +238,134 @@ class ParallelizedCall(ProgramCall):
     @contextmanager
     def in_backward(self) -> Iterator[None]:
         """Within, modules hold DTensors: checkpoints run forwards again in the backward."""
-        shards = zip(self._places, self._names, strict=True)
-        parts = [self._shards.as_dtensor(name, held[key]) for (held, key), name in shards]
-        with exchanged(self._places, parts):
+        parts = [
+            ((held, key), self._shards.as_dtensor(name, held[key]))
+            for name, (held, key) in self._places.items()
+        ]
+        with exchanged(parts):
             yield
+
+    def _check(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """Compare the stage with itself left whole, in runs that leave nothing behind.
+
+        In the first of the two its calls are compared with the record, in which the function's
+        hooks have no part. Numbers of a stage that draws, as for dropout, are not compared here.
+        """
+        module, device, drawn = self._module, self._shards.world.device, set[bool]()
+        context, whole = module.context, super().run
+
+        def run(call: Callable[..., Any]) -> list[torch.Tensor]:
+            state = random_state(device)
+            module.tell(RunContext(trial=True))
+            with replayed(module, device, state), torch.enable_grad():
+                found = call(leaves, [tensor.detach() for tensor in inputs])
+                drawn.add(not same_state(state, random_state(device)))
+            return [t.detach() for t in pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
+
+        with self._shards.left_whole(), self._gathered():
+            expected = run(whole)
+        module.unchecked = False
+        hooked = hooked_in(module)
+        try:
+            found = run(self.run)
+        except (RuntimeError, TypeError, ValueError, BadInput) as cause:
+            why, line = str(cause).partition("\n")[0], line_of(cause.__traceback__)
+            at = f" at {line}" if line and line not in why else ""
+            raise self._refusal(f"does not run on its shards{at} ({why})") from cause
+        module.tell(context)
+        gc.collect()  # compiled code keeps nodes of autograd, which have the shapes of shards
+        if added := hooked_in(module) - hooked:
+            raise self._refusal(
+                f"gets a hook on the gradient of '{min(added)}', which would sum again what other "
+                f"micro-batches have summed (as replicated_with_grad_allreduce of transformers)"
+            )
+        limits = repeat(limit_of((*self.others(), *found), device))
+        if True not in drawn and any(map(differ, found, expected, limits)):
+            raise self._refusal("gives other numbers on its shards than left whole")
+
+    def _gathered(self) -> AbstractContextManager[None]:
+        """Within, modules hold all of the tensors of which this rank has shards."""
+        shards, whole = self._shards, dict[str, torch.Tensor]()
+        parts: list[tuple[Place, torch.Tensor]] = []
+        for name, (held, key) in self._places.items():
+            if shards.dim_of(name) is not None:
+                shard, first = held[key], shards.tied.get(name, name)
+                if first not in whole:
+                    found = shards.gathered(name, name, shard.detach())
+                    whole[first] = found.requires_grad_(shard.requires_grad)
+                parts.append(((held, key), whole[first]))
+        return exchanged(parts)
+
+    def _refusal(self, why: str) -> BadInput:
+        """The stage cannot run on shards; with the numbers of the first module around some."""
+        divided = {name.rpartition(".")[0] for name in self._places}
+        around = divided | {name.rpartition(".")[0] for name in divided}
+        numbers = {
+            name: [f"self.{n} = {v}" for n, v in vars(m).items() if type(v) is int and v > 1]
+            for name, m in self._module.graph.program.named_modules()
+            if name in around and not type(m).__module__.startswith("torch.")
+        }
+        where = next((n for n, found in numbers.items() if found), next(iter(numbers), ""))
+        layers = self._program.layers
+        return BadInput(
+            f"the stage of layers {layers.start} to {layers.stop - 1} {why}; in '{where}' "
+            f"({', '.join(numbers.get(where, ())) or 'no numbers'}) divide what counts heads or "
+            f"widths by the size of the mesh, in a function tensor_parallel=parallelize(model, "
+            f"mesh), or plan without tensor groups"
+        )
+
+
+def kept(value: Any) -> Any:
+    """The contents of a dict, as of hooks, or the value itself."""
+    return dict(value) if isinstance(value, dict) else value
+
+
+def marks(value: Any) -> Any:
+    """What changes if an attribute becomes another object, or a dict gets other contents."""
+    return [(n, id(v)) for n, v in value.items()] if isinstance(value, dict) else id(value)
+
+
+def put(values: Iterable[tuple[Place, Any]]) -> None:
+    """Put values in their places; a dict keeps its identity, which torch's handles refer to."""
+    for (held, key), value in values:
+        own = held.get(key)
+        if value is MISSING:
+            held.pop(key, None)
+        elif isinstance(value, dict) and isinstance(own, dict):
+            own.clear()
+            own.update(value)
+        else:
+            held[key] = value
 
 
 @contextmanager
-def exchanged(places: Sequence[Place], values: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within, these places hold other tensors."""
-    own = [held[key] for held, key in places]
+def exchanged(values: Sequence[tuple[Place, Any]]) -> Iterator[None]:
+    """Within, other values are in these places."""
+    own = [((held, key), kept(held.get(key, MISSING))) for (held, key), _ in values]
+    put(values)
     try:
-        for (held, key), value in zip(places, values, strict=True):
-            held[key] = value
         yield
     finally:
-        for (held, key), value in zip(places, own, strict=True):
-            held[key] = value
+        put(own)
 
 
-def places_in(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
-    """The places of a module's own tensors, with what they hold now."""
-    both = (own_parameters(module), own_buffers(module))
-    return [(held, key, t) for held in both for key, t in held.items() if t is not None]
+def hooked_in(module: nn.Module) -> set[str]:
+    """The parameters with hooks on the accumulation of their gradients."""
+    return {name for name, p in module.named_parameters() if gradient_hooks(p)[1]}
 
 
-def own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((key, tensor) for _, key, tensor in places_in(module))
+def limit_of(tensors: Iterable[torch.Tensor], device: torch.device) -> float:
+    """The share of a result that sums in another order may change, in the coarsest type in use."""
+    cast = torch.is_autocast_enabled(device.type)
+    types = {torch.float32, *([torch.get_autocast_dtype(device.type)] if cast else [])}
+    types |= {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    return max(torch.finfo(dtype).eps ** 0.5 for dtype in types)
 
 
-def called(function: Callable[..., Any]) -> str:
-    """A function for messages."""
-    return f"tensor_parallel={getattr(function, '__name__', type(function).__name__)}"
-
-
-def sample_of(
-    program: StageProgram, leaves: Sequence[torch.Tensor], lengths: LengthsOf, device: torch.device
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """One sample of a batch for a stage, with numbers drawn alike for what it receives."""
-    drawn = torch.Generator().manual_seed(0)
-    received: list[torch.Tensor] = []
-    for spec in program.received:
-        found = torch.zeros(spec.at(lengths).shape_for(1), dtype=spec.dtype)
-        if spec.dtype.is_floating_point:
-            found.normal_(generator=drawn)
-        received.append(found.to(device).requires_grad_(spec.requires_grad))
-    return [leaves[index][:1].to(device) for index in program.batch_inputs], received
-
-
-def hooks_of(program: StageProgram) -> set[str]:
-    """The parameters of a stage with hooks on the accumulation of their gradients."""
-    return {name for name, p in program.module.named_parameters() if gradient_hooks(p)[1]}
-
-
-def gap_of(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference relative to the largest of the expected numbers."""
-    a, b = one.detach().double(), other.detach().double()
-    if a.shape != b.shape or not b.numel():
-        return 0.0 if a.shape == b.shape else float("inf")
-    gap, largest = float((a - b).abs().max()), float(b.abs().max())
-    return gap / largest if largest else gap
-
-
-def tolerance_of(program: StageProgram, found: Sequence[torch.Tensor]) -> float:
-    """The gap that sums in another order make; parts of many models run in float32."""
-    own = (*program.module.parameters(), *found)
-    types = {torch.float32, *(tensor.dtype for tensor in own)}
-    return max(torch.finfo(t).eps ** 0.5 for t in types if t.is_floating_point)
-
-
-def is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.")
-
-
-def numbers_read(module: nn.Module) -> dict[str, int]:
-    """The whole numbers above 1 that a module has as attributes and its forward reads."""
-    code = getattr(type(module).forward, "__code__", None)
-    names = names_in(code) if code is not None else set[str]()
-    own = {n: v for n, v in vars(module).items() if type(v) is int and v > 1}
-    return {name: value for name, value in own.items() if name in names}
-
-
-def names_in(code: CodeType) -> set[str]:
-    """The names that code reads, that of functions within it, too."""
-    inner = (names_in(each) for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*inner)
-
-
-def check_stage(stage: int, program: StageProgram, ranks: int) -> None:
-    """Raise `BadInput` for a stage that a tensor group of so many ranks cannot run."""
-    why = stage_refusal(norms=uses_batch_norm(program.module), ranks=ranks)
-    if why:
-        raise BadInput(
-            f"stage {stage} {why}, which a tensor group cannot run; plan without tensor groups, "
-            f"or give the stage a device of one rank"
-        )
+def differ(one: torch.Tensor, other: torch.Tensor, limit: float) -> bool:
+    """Whether two results differ in shape, or by more than a share of the second."""
+    a, b = one.double(), other.double()
+    return a.shape != b.shape or bool((a - b).norm() > limit * b.norm())
 
 
 def check_ties(graph: LayerGraph, plan: Plan) -> None:
