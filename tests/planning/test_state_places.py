@@ -146,9 +146,7 @@ def test_a_plan_must_fit_the_memory_of_its_host() -> None:
     assert host_bytes(one_copy, plan) == [1.6e9]
     assert make_score(one_copy)(free) == inf
     less = replace(ample, cluster=host_of(5000, 1599))
-    with pytest.raises(
-        Infeasible, match=r"takes 1\.60 GB .* cluster 'two' have 1\.60 GB"
-    ):
+    with pytest.raises(Infeasible, match=r"takes 1\.60 GB .* cluster 'two' have 1\.60 GB"):
         find_plan(less, "search", make_score(less))
     stays = replace(less, state_on="auto")
     assert find_plan(stays, "search", make_score(stays)).state_on == "device"
