@@ -1,4 +1,4 @@
-"""How a batch is passed to a model and its loss: the conventions for batches, in one place."""
+"""Conventions for passing a batch to a model and its loss, in one place."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ from penstock.torch_internals import NoFunctionCalls
 
 @dataclass(frozen=True)
 class BatchCall:
-    """Which entries of a batch go to the model, how, and what the loss function gets.
+    """Arguments of the model, and of the loss function, that are made of a batch.
 
     =============  =======================================  ==============================
     batch          without a loss function                  with one
@@ -68,7 +68,7 @@ class BatchCall:
         return model(inputs)
 
     def target(self, leaves: Mapping[int, torch.Tensor]) -> Any:
-        """What the loss function gets besides the output; without one, the whole batch."""
+        """Return what the loss function gets besides the output; without one, the whole batch."""
         if self.targets.structure == ():
             return self.layout.rebuild(leaves)
         targets = self.targets.rebuild(leaves)
@@ -187,7 +187,7 @@ class WeightedLosses(nn.Module):
 
 
 def is_term(entry: Any) -> TypeGuard[tuple[float, LossFunction]]:
-    """Whether an entry of the list is a pair of a number and a callable."""
+    """Return whether an entry of the list is a pair of a number and a callable."""
     pair = isinstance(entry, tuple | list) and len(entry) == 2
     return pair and isinstance(entry[0], int | float) and callable(entry[1])
 

@@ -329,7 +329,7 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
 
 
 def entry_at(batch: Any, key: LeafKey) -> Any:
-    """What a batch, or its structure, has at ``key``; None if there is nothing."""
+    """Return the entry of a batch, or of its structure, at ``key``; None if there is nothing."""
     for step in key if isinstance(key, tuple) else (key,):
         try:
             batch = batch[step]
@@ -520,7 +520,7 @@ class KeyedSlots:
 
 
 def filling(structure: Any, leaves: Sequence[LeafSpec]) -> Callable[[Mapping[int, Any]], Any]:
-    """A function that puts tensors, and stand-ins, into the slots of a batch's structure."""
+    """A function that puts tensors, and placeholders, into the slots of a batch's structure."""
     if isinstance(structure, Slot):
         index, leaf = structure.index, leaves[structure.index]
         return itemgetter(index) if leaf.rows == 1 else lambda given: leaf.as_given(given[index])

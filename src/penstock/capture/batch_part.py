@@ -20,9 +20,9 @@ batch is itself a tensor."""
 
 @dataclass(frozen=True)
 class BatchPart:
-    """What one rank reads of a batch; `Pipeline.needs` says which leaves and rows that must be.
+    """Part of a batch that one rank reads; `Pipeline.needs` lists the required leaves and rows.
 
-    ``number`` tells batches apart: a count of steps, for example. ``samples`` is the number of
+    ``number`` identifies the batch: a count of steps, for example. ``samples`` is the number of
     samples of the whole batch. ``leaves`` are tensors by their keys in the batch; each has all rows
     of the batch, or exactly the rows that this rank needs, in order. What is not named is absent.
     ``lengths`` are the lengths of the whole batch by name, for models that have any. ``indices``
@@ -85,7 +85,7 @@ class PartialLeaf:
         return self.held if self.rows == (range(self.shape[0]),) else None
 
     def holds(self, rows: range) -> bool:
-        """Whether all these rows are here."""
+        """Return whether all these rows are here."""
         return any(own.start <= rows.start and rows.stop <= own.stop for own in self.rows)
 
     def to(self, device: torch.device) -> "PartialLeaf":
@@ -107,7 +107,7 @@ class PartialLeaf:
         return self.without_values(rows.stop - rows.start)
 
     def without_values(self, rows: int) -> torch.Tensor:
-        """A tensor of so many rows for code that reads only sizes; it has no memory for them."""
+        """Return a tensor of ``rows`` rows, without memory, for code that reads only sizes."""
         one = torch.zeros((), dtype=self.dtype, device=self.device)
         return one.expand(rows, *self.shape[1:])
 

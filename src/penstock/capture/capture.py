@@ -33,7 +33,7 @@ from penstock.errors import BadInput, CaptureFailed, PenstockError
 from penstock.torch_internals import COMPILED_CALL
 
 MOST_PATHS = 16
-"""So many paths of a loss are recorded; more say that it takes another one in every step."""
+"""Limit of the recorded paths of a loss; more mean that it takes another in every step."""
 
 
 def capture_model(
@@ -74,7 +74,7 @@ def capture_model(
     Raises:
         BadInput: the batch does not fit the model, an object in it is read that is no tensor, the
             loss is not a scalar or cannot be computed from slices of a batch, the granularity is
-            unknown, two examples are of one kind, or it cannot be told which tensors are shared.
+            unknown, two examples are of one kind, or it is ambiguous which tensors are shared.
         CaptureFailed: the model does not run on the example, or cannot be recorded.
     """
     if granularity not in get_args(Granularity):
@@ -256,7 +256,7 @@ def the_only_one(
 def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:
     """The entries without tensors that must be constants, since the program has read them.
 
-    If it ``failed`` without that, a kernel may have refused a stand-in: then these are all that
+    If it ``failed`` without that, a kernel may have refused a placeholder: then these are all that
     can be constants.
     """
     read = [entry for entry in layout.unread if entry.readers]

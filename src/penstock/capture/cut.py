@@ -59,7 +59,7 @@ class LayerCrossing:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the samples of a value are: dimension ``dim`` (-1: none) has ``each`` rows a sample."""
+    """Place of the samples of a value: dimension ``dim`` (-1: none) has ``each`` rows a sample."""
 
     dim: int
     each: Size
@@ -93,7 +93,7 @@ class Cut:
     # Values.
 
     def _find_readers(self) -> None:
-        """For each value that depends on stages: the calls that read it, or ask for its values."""
+        """Find the calls that read, or request contents of, each value that depends on stages."""
         record = self.record
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.asked: dict[int, list[int]] = defaultdict(list)
@@ -111,7 +111,7 @@ class Cut:
 
     @cached_property
     def _rows(self) -> list[Rows | None]:
-        """Where the samples of each value are; None if its size is no multiple of the samples."""
+        """Place of the samples of each value; None if its size is no multiple of the samples."""
         return [self._rows_of(formulas) for formulas in self.recorded.sizes.formulas]
 
     def _rows_of(self, formulas: tuple[Size, ...] | None) -> Rows | None:
@@ -126,11 +126,11 @@ class Cut:
         return None if each is None else Rows(found[0][0], each)
 
     def can_cross(self, value: int) -> bool:
-        """Whether a value can be sent: known size, and made where it can be taken."""
+        """Return whether a value can be sent: known size, and made where it can be taken."""
         return self.record.values[value].crossable and self.has_rows(value)
 
     def has_rows(self, value: int) -> bool:
-        """Whether a value has its samples along one dimension, or none."""
+        """Return whether a value has its samples along one dimension, or none."""
         return self._rows[value] is not None
 
     @cached_property
@@ -146,7 +146,7 @@ class Cut:
         return found
 
     def _keeps_order(self, event: RecordedCall, rows: Rows, ordered: set[int]) -> bool:
-        """Whether a call takes rows in order, and gives as many; or flattens samples in order."""
+        """Return whether a call keeps order and number of rows, or flattens samples in order."""
         for value in event.reads:
             own = self._rows[value]
             if own is None or own.dim != 0:
@@ -188,7 +188,7 @@ class Cut:
 
     @cached_property
     def _trained(self) -> tuple[bool, ...]:
-        """Which parameters require a gradient now."""
+        """True for each parameter that requires a gradient now."""
         return self._flags()
 
     def _flags(self) -> tuple[bool, ...]:
@@ -201,12 +201,12 @@ class Cut:
 
     @cached_property
     def _places(self) -> list[tuple[dict[str, Any], str]]:
-        """Where the parameters are; a model from the meta device gets others than it had."""
+        """Places of the parameters; a model from the meta device gets others than it had."""
         return [self.program.places(name) for name in self.program.tensors.parameters]
 
     @cached_property
     def _needs_grad(self) -> list[bool]:
-        """Which values require a gradient: those that would, and are made of what is trained."""
+        """True for each value that requires a gradient: it would, and is made of trained ones."""
         tensors = self.program.tensors
         trained = dict(zip(tensors.parameters, self._trained, strict=True))
         of_unit: dict[str, bool] = {}
@@ -269,13 +269,13 @@ class Cut:
         return distinct(names), (*bounds, self.end)
 
     def _is_trained(self, event: RecordedCall) -> bool:
-        """Whether a call reads parameters."""
+        """Return whether a call reads parameters."""
         module = self.program.module(event.address[0]) if event.is_unit else None
         return bool(event.params) or (module is not None and any(True for _ in module.parameters()))
 
     @property
     def has_whole_loss(self) -> bool:
-        """Whether the last layer is a loss that can be computed once, on all samples of a step.
+        """Return whether the last layer is a loss, computable once on all samples of a step.
 
         What enters it has its samples one after another, or is no matter of samples. Nothing in it
         is trained, drawn or changed.
@@ -314,7 +314,7 @@ class Cut:
         return None
 
     def _heavy_events(self) -> list[tuple[int, str]]:
-        """Where layers may begin, each with its name."""
+        """Return the events at which layers may begin, each with its name."""
         found: list[tuple[int, str]] = []
         looked_up = False
         is_chain = isinstance(self.program.model, Chain)
@@ -374,13 +374,13 @@ class Cut:
 
     @cached_property
     def crossings(self) -> tuple[LayerCrossing, ...]:
-        """What layers after its maker read, in order of execution."""
+        """Values that layers after the maker's read, in order of execution."""
         return self.crossings_for(frozenset(range(self.end)), ())
 
     def crossings_for(
         self, needed: frozenset[int], returned: Iterable[int]
     ) -> tuple[LayerCrossing, ...]:
-        """What the calls ``needed`` read of earlier layers, and the last layer of ``returned``."""
+        """Return the crossings that calls ``needed`` read; the last layer reads ``returned``."""
         layers = len(self.names)
         wanted = set(returned)
         found: list[LayerCrossing] = []
@@ -401,7 +401,7 @@ class Cut:
         return frozenset(leaf for n in events for leaf in self.record.events[n].leaves)
 
     def place_of(self, layer: int, other: "Cut") -> int | None:
-        """Where ``layer`` of another kind of batch begins here: between the same calls of units.
+        """Return where ``layer`` of another kind of batch begins: between the same calls of units.
 
         None if layers cannot be cut there. What only this kind calls goes with the layer before.
         """

@@ -37,7 +37,7 @@ class Product:
 
 
 class DeferredGradients:
-    """What the first half of one backward leaves to the second half.
+    """Work that the first half of one backward leaves to the second half.
 
     ``products`` are layers that ran on detached weights (`deferred_linear`), so autograd does not
     know these weights.
@@ -142,7 +142,7 @@ def finish(
 
 
 def adds_directly(parameter: nn.Parameter) -> bool:
-    """Whether a product may be added to the parameter's gradient without autograd."""
+    """Return whether a product may be added to the parameter's gradient without autograd."""
     alike = parameter.grad is not None and parameter.grad.dtype == parameter.dtype
     return alike and not any(gradient_hooks(parameter))
 
@@ -194,7 +194,7 @@ def note(
 
 
 def can_wait(x: torch.Tensor, weight: Any, bias: Any) -> bool:
-    """Whether the second half can compute the gradients: of parameters, without autocast.
+    """Return whether the second half can compute the gradients: of parameters, without autocast.
 
     In a checkpoint the backward runs the layer again, by itself.
     """

@@ -45,7 +45,7 @@ def joined(graphs: Sequence[LayerGraph], examples: Sequence[Batch]) -> LayerGrap
 def named_in(
     named: Mapping[LeafKey, T] | None, example: Batch, every: Sequence[Batch]
 ) -> dict[LeafKey, T]:
-    """What is ``named`` of an example; not what only other kinds of batches have."""
+    """Return ``named`` without keys that the example lacks and other kinds of batches have."""
 
     def is_elsewhere(key: LeafKey) -> bool:
         known = [entry_at(batch, key) is not None for batch in (example, *every)]

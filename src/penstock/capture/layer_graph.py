@@ -82,7 +82,7 @@ class LayerGraph:
 
     @classmethod
     def of(cls, program: UserProgram, recorded: Recorded, *, kinds: int = 1) -> "LayerGraph":
-        """The graph of a recorded program, of so many ``kinds`` of batches."""
+        """Return the graph of a recorded program, for this number of ``kinds`` of batches."""
         state = KeptState(program, recorded.changes)
         why = recorded.parts.mixing
         if recorded.whole_from is not None and kinds == 1:
@@ -139,7 +139,7 @@ class LayerGraph:
 
     @property
     def call(self) -> BatchCall:
-        """How a batch goes to model and loss."""
+        """Conventions by which a batch goes to model and loss."""
         return self.program.call
 
     @property
@@ -207,7 +207,7 @@ class LayerGraph:
 
     @contextmanager
     def untouched_state(self) -> Iterator[None]:
-        """Within, stages may run; afterwards what forward changes besides buffers is as before."""
+        """Restore on exit what forward changes besides buffers; stages may run meanwhile."""
         put_back = self.state_snapshot()
         try:
             yield
@@ -278,7 +278,7 @@ class LayerGraph:
     def follow_flags(self) -> bool:
         """Take up ``requires_grad`` of all parameters; returns whether any has changed.
 
-        Then specs, and stages made of them, are to be made anew.
+        Then specs, and stages made of them, are to be made again.
         """
         return self.cut.follow_flags()
 
@@ -330,7 +330,7 @@ class LayerGraph:
 
     @cached_property
     def loss_mode(self) -> str:
-        """How slices are weighted; a cross entropy before the last layer counts part by part."""
+        """Weighting of slices; a cross entropy before the last layer counts part by part."""
         mode = self.recorded.parts.mode
         last = len(self.layer_names) - 1
         if mode == "targets" and any(
@@ -361,7 +361,7 @@ class LayerGraph:
         return self.step_values.of_each_part(leaves[: len(self.call.layout.leaves)], cut)
 
     def follows_path(self, batch: Batch) -> bool:
-        """Whether the loss of ``batch`` takes the recorded path, as far as the batch shows it."""
+        """Return whether the batch shows no reason for its loss to leave the recorded path."""
         leaves = dict(enumerate(self.call.layout.flatten(batch)))
         size = BatchSize(leaves[0].shape[0], self.lengths_of(leaves))
         device = self.recorded.device
@@ -413,7 +413,7 @@ class LayerGraph:
         )
 
     def _adds_up(self, number: int, action: LossAction) -> bool:
-        """Whether the value of two batches together is the sum of theirs."""
+        """Return whether the value of two batches together is the sum of theirs."""
         if action.kind != "whole":
             return action.kind != "result"
         record = self.recorded.record
@@ -429,7 +429,7 @@ class LayerGraph:
         return self._needs.leaves
 
     def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
-        """What the loss function gets besides the output; without one, the whole batch."""
+        """Return what the loss function gets besides the output; without one, the whole batch."""
         return self.call.target(leaves)
 
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
@@ -456,7 +456,7 @@ class LayerGraph:
 
     @cached_property
     def outputs(self) -> StructuredOutputs:
-        """What the model returns."""
+        """Outputs of the model, with their structure."""
         found = self.recorded.outputs
         if found.problem:
             return StructuredOutputs(None, (), found.problem)
@@ -562,7 +562,7 @@ class LayerGraph:
         inputs = self._inputs(part, is_last=is_last)
         received = tuple(self.spec(value) for value in part.received)
         sized: frozenset[int] = frozenset()
-        # A stage must be told the number of samples, and lengths, by some tensor.
+        # A stage needs the number of samples, and lengths, from some tensor.
         sizes = self._leaves_of_sizes(inputs, received)
         if sizes:
             sized = frozenset(sizes)

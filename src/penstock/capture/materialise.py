@@ -64,7 +64,7 @@ def named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def _all_on_meta(user: UserProgram) -> Iterator[None]:
-    """Within, the program has no real tensors, so that initialisers cannot change them."""
+    """Hold meta tensors in the program meanwhile, so that initialisers change no real ones."""
     parts = [part for _, part in user.named_modules()]
     holders = [held(part) for part in parts for held in (own_parameters, own_buffers)]
     before = [dict(holder) for holder in holders]

@@ -1,4 +1,4 @@
-"""What a model returns besides its loss, as tensors and the structure around them."""
+"""Outputs of a model besides its loss, as tensors and the structure around them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What of a recorded program a stage needs, for training or for the model's outputs alone.
+"""Parts of a recorded program that a stage needs, for training or for the model's outputs alone.
 
 loss = cross_entropy(scores, labels)        for outputs alone: not needed, nor are the labels
 if labels.max() >= classes: raise           answered as on the example: the labels may be missing
@@ -25,7 +25,7 @@ class Needs:
 
 
 def needs_of_outputs(cut: Cut, values: Sequence[int]) -> Needs:
-    """What makes these values, and decides about the way there."""
+    """Return what makes these values, and decides about the way there."""
     record = cut.record
     needed = record.behind(record.values[value].maker for value in values)
     with_loss = record.behind([record.values[cut.recorded.loss].maker])

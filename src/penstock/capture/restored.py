@@ -13,9 +13,9 @@ CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
 
 @contextmanager
 def kept_attributes(module: nn.Module) -> Iterator[None]:
-    """Within, code may change attributes of modules, also lists and dicts; restored afterwards.
+    """Restore on exit the attributes of modules, also lists and dicts; code may change them.
 
-    So are the training modes, and which tensors the modules hold.
+    Training modes, and which tensors the modules hold, are restored, too.
     """
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     contents: dict[int, tuple[Any, Any]] = {}

@@ -51,7 +51,7 @@ class TensorSpec:
 
     @property
     def has_plain_rows(self) -> bool:
-        """Whether the shape alone shows the number of samples."""
+        """Return whether the shape alone shows the number of samples."""
         return self.batch_dim >= 0 and self.varying_rows is None
 
     def at(self, lengths: LengthsOf) -> "TensorSpec":

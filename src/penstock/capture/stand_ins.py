@@ -15,7 +15,7 @@ DRAWN_VALUES = 1 << 20
 
 
 def is_on_meta(module: nn.Module) -> bool:
-    """Whether any parameter or buffer of a module is on the meta device."""
+    """Return whether any parameter or buffer of a module is on the meta device."""
     tensors = (*module.parameters(), *module.buffers())
     return any(tensor.device.type == "meta" for tensor in tensors)
 

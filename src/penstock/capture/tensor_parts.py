@@ -22,12 +22,12 @@ def wrapper_of(tensor: torch.Tensor) -> Any:
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has its values in others."""
+    """Return whether a tensor has its values in others."""
     return hasattr(wrapper_of(tensor), "__tensor_flatten__")
 
 
 def is_quantised(parameter: torch.Tensor) -> bool:
-    """Whether a parameter is a quantised weight: a wrapper, or bytes of a class of their own."""
+    """Return whether a parameter is a quantised weight: a wrapper, or bytes of their own class."""
     own = wrapper_of(parameter) is not nn.Parameter
     return is_wrapper(parameter) or (own and parameter.dtype in (torch.uint8, torch.int8))
 

@@ -1,4 +1,4 @@
-"""Which linear layers of a model tensor parallelism divides, and along which dimension."""
+"""Linear layers of a model that tensor parallelism divides, and the dimension of each."""
 
 import re
 from collections.abc import Mapping

@@ -21,13 +21,13 @@ class TorchCalls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """What torch calls instead of ``func``; calls of other stages' tensors stay as they are."""
+        """Pass a call of ``func`` to `call`; calls of other stages' tensors stay as they are."""
         if Absent in types:
             return func(*args, **(kwargs or {}))
         return self.call(func, args, kwargs or {})
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the call ``func(*args, **kwargs)`` gives. The mode is off meanwhile."""
+        """Return the result of the call ``func(*args, **kwargs)``. The mode is off meanwhile."""
         raise NotImplementedError
 
 

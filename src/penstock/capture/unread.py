@@ -1,7 +1,7 @@
 """Entries of a batch without tensors, such as file names, which the program must not read.
 
-The program gets a stand-in for each of them. It may pass that on, compare it with None and ask for
-its class. Any other use is noted and refused.
+The program gets a placeholder for each of them. It may pass that on, compare it with None and
+query its class. Any other use is noted and refused.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ _OF_EVERY_CLASS = frozenset(
 
 
 class StandIn:
-    """What a program gets for an entry; a subclass has the special methods of the entry's class."""
+    """Placeholder for an entry; a subclass has the special methods of the entry's class."""
 
 
 @dataclass(frozen=True)
 class UnreadEntry:
     """The place of such an entry in the structure of a batch; ``value`` is that of the example.
 
-    ``readers`` are the lines that have read its stand-in.
+    ``readers`` are the lines that have read its placeholder.
     """
 
     name: str
@@ -37,7 +37,7 @@ class UnreadEntry:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it could be a constant of the program: a word, a number, or several numbers.
+        """Return whether it could be a constant of the program: a word, or one or more numbers.
 
         Several words are mostly one for each sample, so no micro-batch could have them all.
         """
@@ -64,7 +64,7 @@ class UnreadEntry:
         def attribute(_: Any, name: str) -> Any:
             if name == "__class__":
                 return kind
-            getattr(self.value, name)  # what it does not have is asked for, not read
+            getattr(self.value, name)  # a query of what it does not have is no read
             return read()
 
         special = {name: read for name in dir(kind) if name[:2] == "__" == name[-2:]}
