@@ -1,1 +1,1 @@
-"""How the parts of a loss count over micro-batches."""
+"""Weighting of the parts of a loss over micro-batches."""

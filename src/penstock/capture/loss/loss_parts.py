@@ -1,4 +1,4 @@
-"""How the parts of a loss count over micro-batches of unequal size.
+"""Weighting of the parts of a loss over micro-batches of unequal size.
 
     loss      = sum_t c_t num_t / den_t                      of a whole batch
     a step    = sum_m sum_t c_t num_tm / den_t(whole step)   over its micro-batches m
@@ -85,21 +85,21 @@ REMEDY = (
 
 
 Counting: TypeAlias = Literal["loss", "rows", "lost", ""]
-"""How a number in an output is put together from those of slices: as the loss, of which it is a
+"""Rule that merges a number in an output from those of slices: as the loss, of which it is a
 part; by samples; not at all, since it is computed from weighed parts; or by samples, inexactly.
 """
 
 
 @dataclass(frozen=True)
 class LossAction:
-    """What is different about a call in a micro-batch; ``position`` counts leaves of arguments."""
+    """Change to a call in a micro-batch; ``position`` counts leaves of arguments."""
 
     kind: Literal["rows", "targets", "count", "whole", "addend", "result"]
     position: int = -1
 
     @property
     def needs_step(self) -> bool:
-        """Whether a value of the whole step is needed besides its number of samples."""
+        """Return whether a value of the whole step is needed besides its number of samples."""
         return self.kind != "rows"
 
 
@@ -118,7 +118,7 @@ class LossParts:
 
     @property
     def mode(self) -> Literal["rows", "targets", "step"]:
-        """How slices are weighted: by samples, by targets, or part by part."""
+        """Weighting of slices: by samples, by targets, or part by part."""
         every = [action.kind for found in self.actions.values() for action in found]
         if self.has_sums:
             return "step"
@@ -156,7 +156,7 @@ def loss_parts(
     taken: RecordedCall | None = None,
     sized: Sequence[ProgramRecording] = (),
 ) -> LossParts:
-    """How the parts of the loss, a value of ``record``, count.
+    """Return how the parts of the loss, a value of ``record``, count.
 
     ``others`` are recordings of other samples: a number that differs there is of the batch.
     ``sized`` are those of all other sizes. ``terms`` are values of terms that the user has listed:
@@ -192,7 +192,7 @@ def counting_of(
     value: int | None,
     parts: LossParts,
 ) -> Counting:
-    """How a number beside the loss counts, which is made of ``parts``."""
+    """Return how a number counts that is returned with the loss, which has these ``parts``."""
     if value is None or sizes.has_samples(value) or value not in record.dependent:
         return ""
     own = _Walk(record, others, sizes)
@@ -229,7 +229,7 @@ class _Walk:
             for event in record.events
             if event.asks and not event.depends and type(event.answer) in (int, float)
         }
-        # Ones and zeros that a program asks for are equal to flags and dimensions.
+        # Ones and zeros that a program requests are equal to flags and dimensions.
         self._numbers = {answer for answer in self._answers if isinstance(answer, float)}
         self.found: dict[int, list[LossAction]] = {}
         self.deciding: set[int] = set()
@@ -266,9 +266,9 @@ class _Walk:
         )
 
     def values_asked_for(self) -> None:
-        """What decides about a branch of the loss, as in ``if (y == 4).any()``, is the step's.
+        """Take what decides about a branch of the loss, as ``if (y == 4).any()``, from the step.
 
-        The same holds of ``y.unique()``, whose size programs read. A number that a program asks for
+        The same holds of ``y.unique()``, whose size programs read. A number that a program requests
         may be the size of something in its micro-batch, so it stays that of the micro-batch.
         """
         events = self.record.events
@@ -294,7 +294,7 @@ class _Walk:
             own.append(action)
 
     def _of_samples(self, entry: Any) -> bool:
-        """Whether an argument depends on samples through stages."""
+        """Return whether an argument depends on samples through stages."""
         return (
             isinstance(entry, TensorReference)
             and isinstance(entry.value, int)
@@ -498,7 +498,7 @@ class _Walk:
 
 
 def _has_own_size(event: RecordedCall) -> bool:
-    """Whether the values of its argument decide about the size of a result."""
+    """Return whether the values of its argument decide about the size of a result."""
     if event.address[1] not in ("unique", "unique_consecutive") or event.args is None:
         return False
     args, kwargs = event.args
@@ -511,7 +511,7 @@ def varies(
     position: int,
     entry: Any,
 ) -> bool:
-    """Whether an argument is a number, and another one in the same call for other samples."""
+    """Return whether an argument is a number that differs in the same call for other samples."""
     if isinstance(entry, bool) or not isinstance(entry, int | float):
         return False
     for events in others:
@@ -538,7 +538,7 @@ def target_count(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
 def measured(
     actions: Sequence[LossAction], func: Callable[..., Any], args: Any, kwargs: Any
 ) -> list[Any]:
-    """What a micro-batch must know of a call in the whole step: one value for each action."""
+    """Return the values of a call in the whole step that micro-batches need: one an action."""
     found: list[Any] = []
     for action in actions:
         match action.kind:
@@ -558,11 +558,11 @@ def measured(
 
 
 _OLD_ARGUMENTS = ("size_average", "reduce")
-"""Where one of them is given to a loss of torch, its ``reduction`` is not read."""
+"""Arguments of losses of torch that replace ``reduction``, which then is not read."""
 
 
 def reduction_of(kwargs: Mapping[str, Any]) -> str:
-    """How a loss of torch that is called so is reduced."""
+    """Return the reduction of a loss of torch that is called with ``kwargs``."""
     if all(kwargs.get(name) is None for name in _OLD_ARGUMENTS):
         return kwargs.get("reduction", "mean")
     if kwargs.get("reduce") is False:

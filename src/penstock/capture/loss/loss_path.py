@@ -118,8 +118,8 @@ def calls_behind(record: ProgramRecording, loss: Address) -> dict[int, tuple[Add
 
 
 def constants_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Constants:
-    """What of a call's arguments decides over what it goes: words, flags, dimensions, and how many
-    tensors there are."""
+    """Return the arguments that decide over what a call goes: words, flags, dimensions, and how
+    many tensors there are."""
     if name.startswith("__"):  # arithmetic and indices
         return ()
     over = name in OVER_DIMENSIONS
@@ -150,7 +150,7 @@ class PathGuard:
 
     @property
     def is_on(self) -> bool:
-        """Whether the calls that come now are compared."""
+        """Return whether the calls that come now are compared."""
         return self._segment is not None
 
     def begin(self, anchor: Address | None) -> None:

@@ -180,13 +180,13 @@ class _Search:
         return any(dim % count in samples for dim in dims if count)
 
     def _rows_of_a_sample(self, value: int, dim: int) -> int:
-        """How many entries of a dimension are of one sample; 0 where that is not known."""
+        """Return how many entries of a dimension are of one sample; 0 if that is unknown."""
         size = (self.sizes.formulas[value] or ())[dim]
         each = size.each_sample() if isinstance(size, Formula) else None
         return each.at(BatchSize(1)) if each is not None and each.is_constant else 0
 
     def _takes_by_place(self, event: RecordedCall) -> bool:
-        """Whether an index takes some samples only, or takes them in another order."""
+        """Return whether an index takes some samples only, or takes them in another order."""
         first, index = event.args[0][:2] if event.args is not None else (None, None)
         if not isinstance(first, TensorReference) or not isinstance(first.value, int):
             return False
@@ -208,14 +208,14 @@ class _Search:
         return False
 
     def _picks(self, index: TensorReference) -> bool:
-        """Whether an index is of numbers, and not made by ``arange`` of all samples."""
+        """Return whether an index is of numbers, and not made by ``arange`` of all samples."""
         if index.dtype == torch.bool or not isinstance(index.value, int):
             return False
         event = self.record.events[self.record.values[index.value].maker]
         return event.address[1] != "arange" or event.args is None or len(event.args[0]) != 1
 
     def _counts_in(self, name: str, event: RecordedCall) -> bool:
-        """Whether a call computes with a number or value of all samples of the batch."""
+        """Return whether a call computes with a number or value of all samples of the batch."""
         if name not in ARITHMETIC or event.args is None:
             return False
         leaves = pytree.tree_leaves(event.args)
@@ -228,7 +228,7 @@ class _Search:
 
 
 def dimensions(entry: Any) -> int:
-    """How many dimensions an entry of an index takes."""
+    """Return the number of dimensions that an entry of an index takes."""
     if isinstance(entry, TensorReference) and entry.dtype == torch.bool:
         return len(entry.shape)
     return int(entry is not None and entry is not Ellipsis)

@@ -24,7 +24,7 @@ Found = Mapping[Address, list[Any]]
 
 @dataclass(frozen=True)
 class _Layout:
-    """How values lie in a row, for batches of some lengths.
+    """Layout of values in a row, for batches of some lengths.
 
     ``tensors`` has shape and type of each value that is a tensor, and None for numbers.
     """

@@ -1,1 +1,1 @@
-"""What one run of the user's program does: its calls, what they read and what they make."""
+"""Record of one run of the user's program: its calls, what they read and what they make."""

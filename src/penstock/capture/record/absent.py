@@ -6,7 +6,7 @@ run as if nothing were absent.
 
     here    + here        computed as always
     absent  + here        absent; the shape follows from a tensor without values (meta device)
-    absent.item()         raises `NeedsValues`: the program asks for a value that is elsewhere
+    absent.item()         raises `NeedsValues`: the program requests a value that is elsewhere
     zeros_like(absent)    here: only the shape is read
 
 That is so within a run of the user's program. What his loop does with a weight that this rank has
@@ -38,7 +38,7 @@ META = torch.device("meta")
 
 
 class NeedsValues(BaseException):
-    """Code between units asks for values, or sizes that depend on values, of another stage.
+    """Code between units requests values, or sizes that depend on values, of another stage.
 
     No `Exception`, so that a handler in the user's code does not swallow it.
     """
@@ -49,7 +49,7 @@ class UnknownSize(NeedsValues):
 
 
 RUNS: list[object] = []
-"""The runs of users' programs that are going on; none in the user's loop."""
+"""The runs of users' programs that are in progress; none in the user's loop."""
 
 
 class Absent(torch.Tensor):
@@ -67,7 +67,7 @@ class Absent(torch.Tensor):
     """The tensor that a call in place has made of it, where that was received (``h.relu_()``)."""
 
     any_became = False
-    """Whether any absent tensor has become another in the run that is going on."""
+    """True if any absent tensor has become another in the run that is in progress."""
 
     plain: torch.Tensor
     needs_grad: bool
@@ -146,7 +146,7 @@ class Absent(torch.Tensor):
         return iter(torch.Tensor.unbind(self, 0))
 
     def is_floating_point(self) -> bool:
-        """Whether the elements are floating-point numbers."""
+        """Return whether the elements are floating-point numbers."""
         return self.plain.dtype.is_floating_point
 
     def requires_grad_(self, requires_grad: bool = True) -> "Absent":  # pyright: ignore
@@ -286,7 +286,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> int | None:
-    """What tells memory apart; None for tensors without any of their own."""
+    """Return an identity of the memory; None for tensors without any of their own."""
     plain = tensor.plain if type(tensor) is Absent else tensor
     try:
         with NoFunctionCalls():
@@ -304,7 +304,7 @@ def into_absent(tensor: torch.Tensor, plain: torch.Tensor, needs_grad: bool) -> 
 
 @contextlib.contextmanager
 def scripts_seen(note: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Within, calls of functions of ``torch.jit.script`` are calls of torch functions, like others.
+    """Make calls of ``torch.jit.script`` functions calls of torch functions, like others.
 
     They are C++, which would take absent tensors for some with values. ``note`` is called at each.
     """
@@ -329,7 +329,7 @@ def scripts_seen(note: Callable[[], object] = lambda: None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def functions_through(see: Callable[..., Any]) -> Iterator[None]:
-    """Within, a call of an autograd function is ``see(class, call, args, kwargs)``.
+    """Replace each call of an autograd function by ``see(class, call, args, kwargs)``.
 
     Replaced is the method that ``apply`` calls: users may hold ``MyFunction.apply`` itself.
     """
@@ -425,7 +425,7 @@ def call_name(func: Any) -> str:
 
 
 def writes_first(name: str) -> bool:
-    """Whether a call of this name writes to its first argument."""
+    """Return whether a call of this name writes to its first argument."""
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
@@ -440,7 +440,7 @@ _remember = True
 
 @contextlib.contextmanager
 def fresh_results() -> Iterator[None]:
-    """Within, every result has memory of its own, so that views and writes can be told."""
+    """Give every result memory of its own, so that views and writes can be detected."""
     global _remember
     before, _remember = _remember, False
     try:
@@ -494,7 +494,7 @@ class _Here:
 
 
 def _key(value: Any) -> Any:
-    """What of an argument decides about shapes (TypeError if that is unknown)."""
+    """Return the part of an argument that decides about shapes (TypeError if it is unknown)."""
     kind = type(value)
     if kind is Absent:
         if value.is_unknown:
@@ -572,7 +572,7 @@ def _absent_result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _gradients(outputs: Any, inputs: Any, *others: Any, **named: Any) -> tuple[Any, ...]:
-    """What ``torch.autograd.grad`` returns: a gradient for each input."""
+    """Return what ``torch.autograd.grad`` does: a gradient for each input."""
     needs_grad = named.get("create_graph", others[2] if len(others) > 2 else False)
     every = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     return tuple(absent_like(tensor.shape, tensor.dtype, needs_grad) for tensor in every)
@@ -646,7 +646,7 @@ def _with_numbers(
 def _packed(
     func: Callable[..., Any], name: str, given: Absent, sizes: torch.Tensor, *others: Any
 ) -> tuple[Absent, torch.Tensor]:
-    """Sequences packed, or padded, by lengths that are here: one column of zeros tells the sizes.
+    """Sequences packed, or padded, by lengths that are here: one column of zeros gives the sizes.
 
     That is ``(batch, time, ...)``, or time first, from and to ``(all steps, ...)``.
     """

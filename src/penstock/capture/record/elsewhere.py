@@ -37,7 +37,7 @@ ASKING = VALUES | {"__format__", "__array__", "backward", "data_ptr", "storage",
 
 @dataclass(frozen=True, eq=False)
 class Whence:
-    """Where the weight ``name`` is: on the ranks ``holders``, and not on this ``rank``.
+    """Place of the weight ``name``: on the ranks ``holders``, and not on this ``rank``.
 
     ``here`` gives the weights and buffers of this rank, by name.
     """
@@ -123,7 +123,7 @@ class StateLoads:
             self._relies |= len(absent) == 2
 
     def taken(self) -> float:
-        """The count, below 0 where none was of another rank; it begins anew."""
+        """Return the count, below 0 where none was of another rank, and reset it."""
         found = self._count if self._relies else -self._count
         self._count, self._relies = 0, False
         return float(found)

@@ -77,7 +77,7 @@ from penstock.torch_internals import Norm, eagerly, own_buffers, pytree
 
 INSTANCES = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _OTHER_ANSWERS = 1.25, 1e-4, 1e4
-"""What the numbers that a loss takes from its own values are multiplied with, to see what it does.
+"""Factors of the numbers that a loss takes from its own values, to see what it does.
 
 Thresholds are passed by the large factors, where they do not make it fail.
 """
@@ -135,24 +135,24 @@ class Recorded:
     moved: dict[str, str] = field(default_factory=dict[str, str])
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     is_steady: bool = True
-    """Whether other numbers of samples make the same calls that depend on parameters."""
+    """True if other numbers of samples make the same calls that depend on parameters."""
     is_steady_in_lengths: bool = True
     """The same of other lengths."""
     whole_from: int | None = None
     refusal: BadInput | None = None
     evaluates_alike: bool = True
-    """Whether evaluation mode makes the same calls, of which the same is returned."""
+    """True if evaluation mode makes the same calls, of which the same is returned."""
     taken: str = ""
 
     def has_calls_of(self, size: BatchSize) -> bool:
-        """Whether a batch of this size makes the recorded calls that depend on parameters."""
+        """Return whether such a batch makes the recorded calls that depend on parameters."""
         same = self.is_steady_in_lengths or size.lengths == self.size.lengths
         return self.is_steady and same
 
 
 @dataclass
 class _Attempt:
-    """What is known of the units so far.
+    """Findings about the units so far.
 
     ``opened`` and ``closed`` have reasons; ``varying`` are called more often in other batches.
     """
@@ -285,7 +285,7 @@ class _Recorder:
         layout = program.call.layout
         lengths = layout.lengths_of(dict(enumerate(leaves))) if layout.lengths else ()
         self._example = BatchSize(leaves[0].shape[0], lengths)
-        # Of one sample it could not be told which sizes are the samples.
+        # With one sample it would be ambiguous which sizes are the samples.
         self._leaves = [torch.cat([t, t]) for t in leaves] if leaves[0].shape[0] == 1 else leaves
         self._size = BatchSize(self._leaves[0].shape[0], lengths)
 
@@ -426,7 +426,7 @@ class _Recorder:
             raise _Again
 
     def _calls_some(self, record: ProgramRecording, path: str) -> bool:
-        """Whether a module has called some of its modules; no list of modules calls any."""
+        """Return whether a module has called some of its modules; no list of modules calls any."""
         module = self._program.module(path)
         called = any(n and unit.startswith(f"{path}.") for unit, n in record.counts.items())
         return called and not isinstance(module, nn.ModuleList | nn.ModuleDict)
@@ -515,7 +515,7 @@ class _Recorder:
         return copied
 
     def evaluates_alike(self, first: Recorded) -> bool:
-        """Whether one run in evaluation mode makes the calls of the record, and returns the same.
+        """Return whether a run in evaluation mode makes the recorded calls, and returns the same.
 
         It may open units, which is not for this record.
         """
@@ -621,7 +621,7 @@ class _Recorder:
         raise _Again
 
     def _on_question(self, asked: NeedsValues, program: UserProgram) -> NoReturn:
-        """Values are asked for between units: close the module that asks, or give it values."""
+        """Close the module that requests values between units, or give it values."""
         path = innermost_module(asked.__traceback__, program)
         attempt = self._attempt
         no_values = not attempt.with_values and not self._is_on_meta
@@ -774,7 +774,7 @@ class _Recorder:
         )
 
     def _counts_calls(self, place: StatePlace, states: Sequence[dict[StatePlace, Any]]) -> bool:
-        """Whether an attribute is a number that grows with calls; not one that counts samples."""
+        """Return whether an attribute is a number that grows with calls, but not with samples."""
         before: Any = states[1].get(place)
         after: Any = states[2].get(place)
         numbers = type(before) in (int, float) and type(after) in (int, float)
@@ -868,7 +868,7 @@ def buffer_at(program: UserProgram, place: StatePlace) -> torch.Tensor | None:
 
 
 def observes(path: str, module: nn.Module) -> bool:
-    """Whether a module of torch keeps the range of activations, as for quantisation."""
+    """Return whether a module of torch keeps the range of activations, as for quantisation."""
     of_weights = "weight_fake_quant" in path.split(".")
     return type(module).__module__.startswith("torch.ao.quantization.") and not of_weights
 
@@ -919,13 +919,13 @@ def hidden_in(record: ProgramRecording, tensor: torch.Tensor) -> str | None:
 
 
 def results_agree(one: RecordedCall, other: RecordedCall) -> bool:
-    """Whether two calls of a unit returned the same but for tensors."""
+    """Return whether two calls of a unit returned the same but for tensors."""
     assert one.result is not None and other.result is not None
     return one.result[1] == other.result[1] and templates_agree(one.result[0], other.result[0])
 
 
 def templates_agree(one: Sequence[Made], other: Sequence[Made]) -> bool:
-    """Whether two results have the same constants, and tensors from the same places."""
+    """Return whether two results have the same constants, and tensors from the same places."""
     return len(one) == len(other) and all(
         a.kind == b.kind and (a.kind != "constant" or same_value(a.what, b.what))
         for a, b in zip(one, other, strict=True)
@@ -933,7 +933,7 @@ def templates_agree(one: Sequence[Made], other: Sequence[Made]) -> bool:
 
 
 def blocks_agree(one: Sequence[BlockCall], other: Sequence[BlockCall]) -> bool:
-    """Whether all calls of a block returned the same but for tensors."""
+    """Return whether all calls of a block returned the same but for tensors."""
     return len(one) == len(other) and all(
         a.spec == b.spec and templates_agree(a.template, b.template)
         for a, b in zip(one, other, strict=True)

@@ -1,4 +1,4 @@
-"""What a forward changes of a model besides tensors: plain attributes and buffers.
+"""State of a model that a forward changes besides tensors: plain attributes and buffers.
 
 A stage runs the user's own Python. If that counts, switches or remembers something in the model,
 each stage of a process must find what *its* last run left (`penstock.capture.stage.kept_state`).
@@ -32,7 +32,7 @@ MISSING: Any = object()
 
 
 class StatePlace(NamedTuple):
-    """Where a piece of state is: an ``attribute`` or a ``buffer`` of the module at ``path``."""
+    """Place of a piece of state: an ``attribute`` or a ``buffer`` of the module at ``path``."""
 
     kind: str
     path: str
@@ -45,7 +45,7 @@ class StatePlace(NamedTuple):
 
 
 def place_of(program: UserProgram, place: StatePlace) -> Place:
-    """Where a piece of state is in the user's own model."""
+    """Return the place of a piece of state in the user's own model."""
     module = program.module(place.path)
     return (own_buffers(module) if place.kind == "buffer" else module.__dict__), place.key
 
@@ -107,17 +107,17 @@ def changed_places(
 
 
 def hook_counts(program: UserProgram) -> dict[str, int]:
-    """How many hooks on its forward each module has, by name."""
+    """Return the number of hooks on its forward that each module has, by name."""
     return {path: forward_hooks(module) for path, module in program.named_modules()}
 
 
 def module_tree(program: UserProgram) -> dict[str, int]:
-    """Which object each module is, by name."""
+    """Return the identity of each module, by name."""
     return {path: id(module) for path, module in program.named_modules()}
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two results that are no tensors are the same; objects count as the same."""
+    """Return whether two results that are no tensors are the same; objects count as the same."""
     if type(one) is not type(other):
         return False
     if one is other or not isinstance(one, int | float | str | bool | bytes):

@@ -57,7 +57,7 @@ def random_state(device: torch.device) -> RandomState:
 
 
 def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:
-    """Whether the states are equal, so no random number was drawn in between."""
+    """Return whether the states are equal, so no random number was drawn in between."""
     return all(
         (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
         for a, b in zip(before, after, strict=True)
@@ -72,7 +72,7 @@ def restore_random_state(device: torch.device, state: RandomState) -> None:
 
 @contextmanager
 def kept_random_state(device: torch.device) -> Iterator[None]:
-    """Within, random numbers may be drawn; all generators are restored afterwards."""
+    """Restore all generators on exit; random numbers may be drawn meanwhile."""
     state, plain = random_state(device), generators_state()
     try:
         yield
@@ -82,12 +82,12 @@ def kept_random_state(device: torch.device) -> Iterator[None]:
 
 
 def same_generators(one: GeneratorsState, other: GeneratorsState) -> bool:
-    """Whether nothing was drawn between two states."""
+    """Return whether nothing was drawn between two states."""
     return repr(one) == repr(other)
 
 
 def contents_of(value: Any, depth: int = 0) -> Any:
-    """What tells that a container or a generator was changed in place; None for other objects."""
+    """Return a fingerprint of a container or generator to detect changes in place, else None."""
     kind = type(value)
     if isinstance(value, random.Random):
         return value.getstate()
@@ -113,7 +113,7 @@ def _entry(value: Any, depth: int) -> Any:
 
 
 def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) -> list[Any]:
-    """What lists, dicts and objects in arguments hold, to see whether a unit changes them."""
+    """Return what lists, dicts and objects in arguments hold, to detect changes by a unit."""
     found = [] if found is None else found
     if isinstance(value, (torch.Tensor, nn.Module, StandIn, *PLAIN)):
         return found
@@ -156,7 +156,7 @@ class Globals:
         ]
 
     def _watched(self) -> Iterator[tuple[str, str, Any, Any]]:
-        """Space, name, value, and what tells that it was changed."""
+        """Yield space, name, value, and the fingerprint that detects a change."""
         for space, held in self._spaces.items():
             for name, value in list(held.items()):
                 own = repr(value) if isinstance(value, PLAIN) else contents_of(value)
@@ -164,7 +164,7 @@ class Globals:
                     yield space, name, value, own
 
     def state(self) -> dict[str, Any]:
-        """What tells that one of them was changed, by name."""
+        """Return the fingerprints that detect changes, by name."""
         return {f"{space}.{name}": own for space, name, _, own in self._watched()}
 
     def restore(self) -> None:
@@ -177,7 +177,7 @@ class Globals:
 
 
 def contents_in(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """What tells that a container in an attribute of these modules was changed, by name."""
+    """Return a fingerprint of each container in an attribute of these modules, by name."""
     found: dict[str, Any] = {}
     for path, module in modules.items():
         for key, value in module.__dict__.items():

@@ -224,7 +224,7 @@ class _Memory:
 def forwards_replaced(
     program: UserProgram, wrappers: Mapping[str, Callable[[Any], Any]]
 ) -> Iterator[None]:
-    """Within, modules by path have another ``forward``; hooks and all around it stay."""
+    """Replace the ``forward`` of modules by path; hooks and all around it stay."""
     kept: list[tuple[dict[str, Any], Any]] = []
     try:
         for path, wrap in wrappers.items():
@@ -243,7 +243,7 @@ def forwards_replaced(
 
 @contextlib.contextmanager
 def hooks_muted(program: UserProgram, paths: Collection[str]) -> Iterator[None]:
-    """Within, modules have no hooks on their backward, which take tensors with values."""
+    """Mute hooks on the backward of modules, which take tensors with values."""
     places = [(program.module(path).__dict__, key) for path in paths for key in BACKWARD_HOOKS]
     kept = [place[key] for place, key in places]
     for place, key in places:
@@ -269,7 +269,7 @@ RANDOM_NAMES = frozenset(
 
 
 def draws(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call draws random numbers, as far as its name and arguments show."""
+    """Return whether a call draws random numbers, as far as its name and arguments show."""
     if name == "scaled_dot_product_attention":
         return bool((args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0)
     if name not in RANDOM_NAMES:
@@ -288,7 +288,7 @@ class ProgramRecording(TorchFunctionMode):
     """Records what ``program`` does while it is active; ``units`` are paths of modules.
 
     ``blocks`` are modules that hold several units. ``originals`` are the user's own parameters by
-    name. Units in ``valued`` run on made-up values, since they ask for values inside; a unit that
+    name. Units in ``valued`` run on made-up values, since they read values inside; a unit that
     turns out to do so is added; with None all units run as they are. Units in ``varying`` have
     more calls in other batches, so what follows one of their calls is found by the unit.
     """
@@ -304,11 +304,11 @@ class ProgramRecording(TorchFunctionMode):
     has_unknown = False
     """A call between units makes a tensor whose size is not known without values."""
     on_function: Callable[[Any, Callable[..., Any], tuple[Any, ...]], None] | None = None
-    """Told of each call of an autograd function before it is made: class, call and arguments."""
+    """Callback before each call of an autograd function, with its class, call and arguments."""
     is_temporary = False
     """The program changes its own state between units, and may take that back later."""
     answered: Mapping[Address, Callable[[Any], Any]] = {}
-    """What questions are answered with, made of the right answer."""
+    """Functions that make the answer to a question out of the right one, by its address."""
 
     def __init__(
         self,
@@ -342,9 +342,9 @@ class ProgramRecording(TorchFunctionMode):
         self.tensor_hooks: dict[Address, int] = {}
         """Values on which code between units registers hooks, by the address of that call."""
         self.norms: list[str] = []
-        """Where samples are normalised over the batch."""
+        """Places at which samples are normalised over the batch."""
         self.frequencies: list[str] = []
-        """Where gradients of a table are divided by how often the batch has an index."""
+        """Places at which gradients of a table are divided by how often the batch has an index."""
         self.current, self.batch = _ByTensor(), _ByTensor()
         self._hidden, self._memory = _ByTensor(), _Memory()
         self.carried = _ByTensor()
@@ -352,7 +352,7 @@ class ProgramRecording(TorchFunctionMode):
         self.carried_reads: dict[StatePlace, dict[Address, Line]] = defaultdict(dict)
         """The calls that read something carried with their lines, by place."""
         self._apart = _ByTensor()
-        """Whether a tensor is apart from the batch: made of parameters and sizes alone."""
+        """True if a tensor is independent of the batch: made of parameters and sizes alone."""
         self._originals = originals
         self._inside: str | None = None
         self._implicit: list[int] = []
@@ -407,7 +407,7 @@ class ProgramRecording(TorchFunctionMode):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Within, the program's calls are recorded."""
+        """Record the calls of the program that runs meanwhile."""
         # A cut inside of a module with hooks on its backward would break them.
         own = [path for path in self.between if path in self.has_hooks]
         wrappers = {path: partial(self._around_hooked, path) for path in own}
@@ -663,7 +663,7 @@ class ProgramRecording(TorchFunctionMode):
         self.tensor_hooks[self._next_address(self._anchor, name, line)] = value
 
     def _record_sizes(self, name: str, args: Any, kwargs: Any, line: Line) -> None:
-        """Values that decide about the size of a result: every stage asks for them.
+        """Record values that decide about the size of a result: every stage requests them.
 
         These are bounds of slices; and masks and repeats, if they are of the batch alone. Results
         of masks that stages make have no known size.
@@ -927,7 +927,7 @@ class ProgramRecording(TorchFunctionMode):
         event.result = (kept, spec)
 
     def _run_unit(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
-        """Run a unit as it is, or on made-up values if it asks for values inside."""
+        """Run a unit as it is, or on made-up values if it reads values inside."""
         if self.valued is None:
             return plain(*args, **kwargs)
         if path in self.valued:

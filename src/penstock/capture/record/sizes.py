@@ -52,12 +52,12 @@ class Formula:
 
     @cached_property
     def has_samples(self) -> bool:
-        """Whether the size depends on the number of samples."""
+        """Return whether the size depends on the number of samples."""
         return any(0 in which for which, _ in self.terms)
 
     @cached_property
     def is_constant(self) -> bool:
-        """Whether the size is the same for all batches."""
+        """Return whether the size is the same for all batches."""
         return all(not which for which, _ in self.terms)
 
     def each_sample(self) -> "Formula | None":
@@ -88,7 +88,7 @@ class SizeAtLengths:
 
     @property
     def has_samples(self) -> bool:
-        """Whether the size depends on the number of samples."""
+        """Return whether the size depends on the number of samples."""
         return self.samples > 0 and not self.each
 
     def each_sample(self) -> "SizeAtLengths | None":
@@ -214,13 +214,13 @@ class ValueSizes:
         return None if formulas is None else tuple(formula.at(size) for formula in formulas)
 
     def has_samples(self, value: int) -> bool:
-        """Whether a size of the value depends on the number of samples, or is unknown."""
+        """Return whether a size of the value depends on the number of samples, or is unknown."""
         formulas = self.formulas[value]
         return formulas is None or any(formula.has_samples for formula in formulas)
 
     @property
     def any_shrinks(self) -> bool:
-        """Whether a size becomes smaller with more samples: the batch was taken apart wrongly."""
+        """Return whether a size shrinks with more samples: the batch was taken apart wrongly."""
         known = (size for sizes in self.formulas if sizes is not None for size in sizes)
         return any(
             isinstance(size, Formula) and any(0 in which and n < 0 for which, n in size.terms)
@@ -228,7 +228,7 @@ class ValueSizes:
         )
 
     def is_proportional(self, value: int) -> bool:
-        """Whether the number of elements is a multiple of the samples."""
+        """Return whether the number of elements is a multiple of the samples."""
         formulas = self.formulas[value]
         if formulas is None or value in self.decided:
             return False
@@ -323,7 +323,7 @@ def _decided_dim(event: RecordedCall, slot: Any, of_batch: Collection[int]) -> i
     if name == "where" and len(args) + len(kwargs) > 1:
         return None
     if name == "unique":
-        return None if slot == 1 else 0  # the second result tells where each entry is
+        return None if slot == 1 else 0  # the second result is the place of each entry
     return 0 if name in ("nonzero", "argwhere", "where", "masked_select") else None
 
 

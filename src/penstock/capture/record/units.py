@@ -1,4 +1,4 @@
-"""Which modules are units: the smallest parts that a stage runs, or leaves out, as a whole.
+"""Modules that are units: the smallest parts that a stage runs, or leaves out, as a whole.
 
     granularity   units inside ``layers.3`` of a list of blocks
     block         layers.3
@@ -83,12 +83,12 @@ def blocks_around(
 
 
 def is_torchs(module: nn.Module) -> bool:
-    """Whether the class is one of torch's own, whose code calls its children in its own way."""
+    """Return whether the class is torch's own, whose code calls its children in its own way."""
     return type(module).__module__.startswith("torch.nn.")
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """Whether there is a list inside whose entries have children: blocks."""
+    """Return whether there is a list inside whose entries have children: blocks."""
     return any(
         any(True for _ in entry.children())
         for part in module.modules()

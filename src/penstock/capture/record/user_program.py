@@ -36,11 +36,11 @@ def refuse_ranks(function: str, rank: int | None) -> NoReturn:
 
 
 IN_ONE_PROCESS = InOneProcess(refuse_ranks)
-"""Within, the user's program runs: it finds no other ranks."""
+"""Context in which the user's program runs: it finds no other ranks."""
 
 
 class Returned(NamedTuple):
-    """What a program gave: the loss (None without), the model's output, and the loss's terms."""
+    """Results of a program: the loss (None without), the model's output, and the loss's terms."""
 
     loss: Any
     output: Any
@@ -87,7 +87,7 @@ class UserProgram:
 
     @property
     def _has_loss_module(self) -> bool:
-        """Whether the loss has modules of its own: not if it is a part of the model."""
+        """Return whether the loss has modules of its own: not if it is a part of the model."""
         loss = self.loss
         return isinstance(loss, nn.Module) and all(
             part is not loss for part in self.model.modules()
@@ -165,7 +165,7 @@ class UserProgram:
 
     @property
     def loss_state(self) -> dict[str, Any]:
-        """What a loss that is a module would save, by its names here."""
+        """State that a loss that is a module would save, by its names here."""
         if not self._has_loss_module:
             return {}
         assert isinstance(self.loss, nn.Module)
@@ -241,7 +241,7 @@ class UserProgram:
 
     @contextmanager
     def without_caches(self) -> Iterator[None]:
-        """Within, Hugging Face models keep no keys and values, which training does not use."""
+        """Keep Hugging Face models from caching keys and values, which training does not use."""
         configs = [config for config in self.configs if config.use_cache]
         for config in configs:
             config.use_cache = False

@@ -1,4 +1,4 @@
-"""How a stage's module is called in training.
+"""Calls of a stage's module in training.
 
 A stage runs the user's own forward on his own modules. While it runs, linear layers may have
 another ``forward``, with the same results: for backwards in two halves, they defer the gradients of
@@ -27,7 +27,7 @@ from penstock.torch_internals import own_parameters
 def casts_kept(
     device: torch.device, autocast: torch.dtype | None
 ) -> AbstractContextManager[object]:
-    """Within, forwards share what autocast has cast; no weight may change.
+    """Share what autocast has cast between forwards; no weight may change meanwhile.
 
     Else autograd would keep one copy of each weight for every forward in flight. Autocast drops
     its copies at the end of its outermost context, which this is, and in which it is off.
@@ -57,7 +57,7 @@ class StageCall(Protocol):
 
     @property
     def in_evaluation(self) -> "StageCall":
-        """How the stage is called in evaluation, in which nothing is compiled or deferred."""
+        """Call of the stage in evaluation, in which nothing is compiled or deferred."""
         return self
 
     def run(
@@ -78,7 +78,7 @@ class StageCall(Protocol):
         ...
 
     def in_backward(self) -> AbstractContextManager[None]:
-        """Within, modules hold what they hold while this calls them."""
+        """Put into modules what they hold during a call, for the backward."""
         return nullcontext()
 
 
@@ -156,7 +156,7 @@ class ProgramCall(StageCall):
 
 @contextmanager
 def forwards_put(forwards: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[None]:
-    """Within, modules (given by their dicts) have other forwards; those of the user's own stay."""
+    """Put other forwards into modules (given by their dicts); those of the user's own stay."""
     put: list[dict[str, Any]] = []
     for place, forward in forwards:
         if "forward" not in place:

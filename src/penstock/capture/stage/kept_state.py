@@ -52,15 +52,15 @@ class KeptState:
         self.starts_training = not program.model.training
         """The model was captured in evaluation mode, and has not been trained since."""
         self.again: Any = None
-        """What last stages are to keep for a second run of the loss, if it is to have one."""
+        """Values that last stages keep for a second run of the loss, if it is to have one."""
         self.ends: dict[tuple[int, ...], Any] = {}
-        """What they have kept, by micro-batch."""
+        """Values that they have kept, by micro-batch."""
         self.any_path = False
         """Batches run in one piece, of which any path of the loss is right."""
         self.undoes = False
         """A step in which the loss takes another path than recorded is undone when it ends."""
         self.other_path = ""
-        """How the loss took another path in the iteration that runs."""
+        """Description of another path that the loss took in this iteration; empty if none."""
         self._left: list[tuple[Any, int] | None] = [None] * len(self.places)
         self._of_user: list[Any] = [MISSING] * len(self.places)
         self._of_stage: dict[Hashable, list[Any]] = {}
@@ -89,7 +89,7 @@ class KeptState:
         return put_back
 
     def value_of(self, stage: Hashable, place: StatePlace) -> Any:
-        """What a run of this stage would find at a place, also at one that only one stage has."""
+        """Return what a run of this stage would find at a place, also if only one stage has it."""
         now, number = value_at(place_of(self.program, place)), self._numbers.get(place)
         if number is None or not _is_as_left(now, self._left[number]):
             return now

@@ -28,7 +28,7 @@ Ends: TypeAlias = tuple[Mapping[int, torch.Tensor], Mapping[int, torch.Tensor]]
 
 @dataclass(frozen=True)
 class LossAgain:
-    """What is to be kept of a micro-batch: ``ends``, each with the address of its maker and slot.
+    """Values to be kept of a micro-batch: ``ends``, each with the address of its maker and slot.
 
     The stage begins at event ``start``. ``why``: they cannot run by themselves, because of this.
     """

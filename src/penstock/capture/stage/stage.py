@@ -76,7 +76,7 @@ Costs: TypeAlias = Literal["", "measured", "estimated"]
 """For which costs a stage runs, if it runs for these."""
 
 Purpose: TypeAlias = Literal["training", "probing", "checking", "measured", "estimated"]
-"""What a stage runs for; see `ProgramStage`."""
+"""Purpose of a stage's run; see `ProgramStage`."""
 
 KEEP_TOGETHER = "keep these layers in one stage"
 REMEDY = (
@@ -95,12 +95,12 @@ class PathChanged(BaseException):
 
 @dataclass(frozen=True)
 class ProgramPart:
-    """What of a record is a stage's: events ``first`` to ``last``, and the calls of ``units``.
+    """Part of a record that is a stage's: events ``first`` to ``last``, and the calls of ``units``.
 
     ``received`` and ``sent`` are values, each with the address of its maker and its slot there;
     ``held`` are names of parameters and buffers. ``answers``, by address, are those of the example
-    to questions whose tensors may be missing. ``to_end``: forward goes on when all that is sent is
-    made.
+    to questions whose tensors may be missing. ``to_end``: forward continues when all that is
+    sent is made.
     """
 
     first: int
@@ -120,16 +120,16 @@ class ProgramPart:
         return frozenset(path for path, _ in self.units)
 
     def makes(self, number: int, event: RecordedCall) -> bool:
-        """Whether the stage makes a call: its own, or one before that depends on no stage."""
+        """Return whether the stage makes a call: its own, or an earlier one that needs no stage."""
         return number < self.last and (number >= self.first or not event.depends)
 
 
 @dataclass(slots=True)
 class RunContext:
-    """Which run of a stage it is.
+    """Identity of a run of a stage.
 
-    ``name`` tells this micro-batch from all others of the run, ``micro_batch`` from those that are
-    kept at the same time. ``keep``: it will run again (``replay``), with the state that this run
+    ``name`` is unique to this micro-batch in the run, ``micro_batch`` among those that are kept
+    at the same time. ``keep``: it will run again (``replay``), with the state that this run
     began with. ``returns``: its backward will run, with the state that this run leaves. ``trial``:
     what it changes of the model's state is put back.
     """
@@ -144,7 +144,7 @@ class RunContext:
 
 @dataclass(slots=True)
 class StageRun:
-    """What one run of a stage is told.
+    """Inputs of one run of a stage.
 
     ``seed`` makes equal what all stages draw between units in one micro-batch. ``own_seed`` is for
     what this stage alone draws then, and comes from the rank's own generator. ``whole`` are the
@@ -179,7 +179,7 @@ class _Watch(TorchFunctionMode):
 
 
 class _WithoutHooks(TorchFunctionMode):
-    """Within, hooks on tensors without gradients are none, instead of an error."""
+    """Mode that ignores hooks on tensors without gradients, instead of an error."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if call_name(func) in ("register_hook", "retain_grad") and not args[0].requires_grad:
@@ -189,7 +189,7 @@ class _WithoutHooks(TorchFunctionMode):
 
 @dataclass(slots=True)
 class _Call:
-    """What this stage does at one call of a unit, or of a block that is left out."""
+    """Role of this stage in one call of a unit, or of a block that is left out."""
 
     own: bool
     anchor: Address | None
@@ -204,7 +204,7 @@ class _Call:
 
     @property
     def is_single(self) -> bool:
-        """Whether the result is one tensor that the unit made."""
+        """Return whether the result is one tensor that the unit made."""
         return len(self.template) == 1 and self.spec.is_leaf() and self.template[0].kind == "made"
 
 
@@ -240,7 +240,7 @@ class ProgramStage:
 
     With ``costs`` it runs to find these: from `on_begin` on it makes all calls of its range, and no
     others; it does not end when all is made that is sent, but where the next stage begins. If they
-    are "estimated", activations have no values, so who asks for some is answered as on the example.
+    are "estimated", activations have no values, so requests for them get the example's answers.
     """
 
     on_begin: Callable[[], None] | None = None
@@ -430,7 +430,7 @@ class ProgramStage:
         return watched <= results and self._hides_only(block, self.part.sent)
 
     def _hides_only(self, block: BlockCall, crossing: Mapping[int, Any]) -> bool:
-        """Whether what crosses of a block is what it returns, and no later place is renumbered."""
+        """Return whether only the block's result crosses, and no later place is renumbered."""
         record, inside = self.record, numbers_in([block])
         results = {made.what for made in block.template if made.kind == "made"}
         if any(record.values[v].maker in inside and v not in results for v in crossing):
@@ -513,7 +513,7 @@ class ProgramStage:
         read_ids = {id(parameter) for name, parameter in named if name in read}
         self._exchanged: list[tuple[Place, Absent]] = []
         self.stand_ins: dict[str, torch.Tensor] = {}
-        """What stands for parameters of other stages while this one runs, by name."""
+        """Placeholders for parameters of other stages while this one runs, by name."""
         places: set[tuple[int, str]] = set()
         for name, parameter in named:
             if id(parameter) in here or type(parameter) is Absent:
@@ -558,7 +558,7 @@ class ProgramStage:
 
     @contextmanager
     def in_backward(self, name: Any) -> Iterator[None]:
-        """Within, the state is as the run that left it under this name did, if one has.
+        """Put back the state that a run has left under this name, if one has.
 
         The user's code also runs in a backward: autograd functions, hooks, checkpoints. It finds
         what its own forward has left, however many others have run since. What it changes stays.
@@ -580,7 +580,7 @@ class ProgramStage:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Within a run, calls of modules are none of this forward's, and run on copies of state."""
+        """Exclude calls of modules from this forward, within a run; they run on copies of state."""
         before = self._state_now()
         self.inside = True
         try:
@@ -674,7 +674,7 @@ class ProgramStage:
         return forward
 
     def _left_out(self, call: _Call, args: Any, kwargs: Any) -> Any:
-        """What a unit of another stage returns: what was received, or absent tensors."""
+        """Return the result of another stage's unit: what was received, or absent tensors."""
         received = call.received
         if call.is_single:
             (made,) = call.template
@@ -712,7 +712,7 @@ class ProgramStage:
         return Absent.of(known[0], made.grad and torch.is_grad_enabled(), known[1])
 
     def _by_sample(self, path: str) -> bool:
-        """Whether the number of calls goes with the size of the batch; all are of one stage."""
+        """Return whether the number of calls grows with the batch; all are of one stage."""
         counts = {counts.get(path, 0) for counts in self.recorded.calls}
         own = sum(unit == path for unit, _ in self.part.units)
         return len(counts) > 1 and own in (0, self.record.counts[path])
@@ -877,7 +877,7 @@ class ProgramStage:
         except Exception as problem:
             problem.add_note(f"{at_line(problem)}{self._few()}")
             raise
-        finally:  # what it was given is let go of
+        finally:  # release what it was given
             self.received, self._run = {}, _NO_RUN
             if Absent.any_became:  # each write to a class makes what is looked up in it slower
                 Absent.any_became = False
@@ -899,7 +899,7 @@ class ProgramStage:
         return BadInput(f"forward {what} {problem}{at_line(problem)}{remedy}")
 
     def _few(self) -> str:
-        """What to know of a micro-batch of one sample; empty for others."""
+        """Return a hint about a micro-batch of one sample; empty for others."""
         if self._run.size.samples != 1:
             return ""
         return (
@@ -965,7 +965,7 @@ class ProgramStage:
         return result
 
     def _surroundings(self) -> AbstractContextManager[object]:
-        """What must be around a run of this program."""
+        """Return the context that must be around a run of this program."""
         without_hooks = self.record.has_tensor_hooks and not torch.is_grad_enabled()
         sees_checkpoints = CheckpointFunction.__name__ in self.watched_names
         if not (self.record.has_scripts or without_hooks or sees_checkpoints):
@@ -980,7 +980,7 @@ class ProgramStage:
         return found
 
     def _seeded(self) -> tuple[RandomState, GeneratorsState | None] | None:
-        """Seed what all stages draw alike between units; returns the states to restore."""
+        """Seed what all stages draw equally between units; return the states to restore."""
         if not self.draws_alike:
             return None
         draws_python = self.recorded.draws_python
@@ -1066,7 +1066,7 @@ class ProgramStage:
 
 
 def has_absent(values: Sequence[Any]) -> bool:
-    """Whether a tensor among the values, or in structures among them, is absent."""
+    """Return whether a tensor among the values, or in structures among them, is absent."""
     for value in values:
         if type(value) is Absent:
             return True

@@ -113,7 +113,7 @@ class StageModule(nn.Module):
         self.__dict__["context"] = context  # not as a module sets attributes, which takes longer
 
     def in_backward(self, micro_batch: int) -> AbstractContextManager[None]:
-        """Within, the model's state is as the forward of this micro-batch has left it."""
+        """Put the model's state back to what the forward of this micro-batch has left."""
         stage = self.stage
         return stage.in_backward(micro_batch) if stage.has_state else IN_ONE_PROCESS
 
@@ -128,7 +128,7 @@ class StageModule(nn.Module):
         return list(found.values())
 
     def has_checkpoints(self, *, reentrant: bool = False) -> bool:
-        """Whether checkpoints of the user's (``reentrant`` ones) run some of its calls again."""
+        """Return whether the user's (``reentrant``) checkpoints run some of its calls again."""
         record, part = self.graph.recorded.record, self.part
         firsts = set(record.reentrant)
         if not reentrant:
@@ -143,7 +143,7 @@ class StageModule(nn.Module):
     def run(
         self, leaves: Sequence[torch.Tensor], received: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """What is sent; then loss and weight, and outputs."""
+        """Return what is sent; then loss and weight, and outputs."""
         graph, stage, context = self.graph, self.stage, self.context
         if context.keep and graph.recorded.record.has_gradients and not torch.is_grad_enabled():
             return self._run_with_gradients(leaves, received)
@@ -324,7 +324,7 @@ class StageModule(nn.Module):
 
     @property
     def normalises(self) -> bool:
-        """Whether calls of this stage normalise samples over the batch, as modules or functions."""
+        """Return whether modules or functions of this stage normalise samples over the batch."""
         record, own = self.graph.recorded.record, self.part.paths
         return any(where in own or where not in record.counts for where in record.norms)
 

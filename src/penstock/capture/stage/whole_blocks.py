@@ -33,6 +33,6 @@ def numbers_in(blocks: Iterable[BlockCall]) -> set[int]:
 
 
 def units_in(record: ProgramRecording, blocks: Iterable[BlockCall]) -> Counter[str]:
-    """How often units are called within these calls of blocks."""
+    """Count the calls of units within these calls of blocks."""
     events = (record.events[number] for number in numbers_in(blocks))
     return Counter(event.address[0] for event in events if event.is_unit)
